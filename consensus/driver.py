@@ -117,6 +117,7 @@ class RaftDriver:
         links: PeerLinks,
         settings: ConsensusSettings | None = None,
         after_work: Callable[[], None] = lambda: None,
+        clock_refusal: Callable[[Plain], str | None] = lambda _command: None,
     ) -> None:
         """Start the node; ``after_work`` is called when a snapshot was encoded or decoded."""
         self._clock = clock
@@ -141,6 +142,7 @@ class RaftDriver:
             settings=settings,
             incarnation=1 + int.from_bytes(randomness.randbytes(7), "little"),
             run_work=self._run_work,
+            clock_refusal=clock_refusal,
         )
 
     # --- ReplicatedLog ----------------------------------------------------------------------------

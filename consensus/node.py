@@ -116,6 +116,7 @@ class RaftNode:
         settings: ConsensusSettings | None = None,
         incarnation: int = 0,
         run_work: RunWork = run_at_once,
+        clock_refusal: Callable[[Plain], str | None] = lambda _command: None,
     ) -> None:
         """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot.
 
@@ -165,6 +166,7 @@ class RaftNode:
             is_connected=self._frames.__contains__,
             is_handing_over=lambda: self._voter_changes.is_handing_over,
             resolved=self._resolve,
+            clock_refusal=clock_refusal,
         )
         self._handlers = self._handlers_by_type()
 

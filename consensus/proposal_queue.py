@@ -25,7 +25,8 @@ What is never true.
   the leader's own clock, and errs on the early side.
 - A proposal that was sent is called ``NotCommitted`` on the word of the clock: once it is appended
   or forwarded, only the log or the leader can rule it out.
-- A command enters the log on a peer's word without being readable here.
+- A command enters the log on a peer's word without being readable here, or with a time that
+  ``clock_refusal`` does not take.
 """
 
 import heapq
@@ -58,6 +59,7 @@ class ForwardRefusal(Enum):
     NOT_LEADER = "the server asked does not lead any more"
     LATE = "the time was up before it could be appended"
     UNREADABLE = "the command cannot be read"
+    CLOCK = "the command's time is ahead of the voters' clocks"
 
 
 class _Leadership(NamedTuple):
@@ -70,10 +72,11 @@ class _Leadership(NamedTuple):
 class _Proposal:
     """A command of this server until its outcome is known."""
 
-    __slots__ = ("callback", "command", "decided", "expires_at", "sent")
+    __slots__ = ("callback", "command", "decided", "expires_at", "plain", "sent")
 
-    def __init__(self, command: bytes, expires_at: float, callback: Callback) -> None:
+    def __init__(self, command: bytes, plain: Plain, expires_at: float, callback: Callback) -> None:
         self.command = command
+        self.plain = plain
         self.expires_at = expires_at
         self.callback = callback
         self.sent = False  # Appended here, or forwarded: it may be committed one day.
@@ -92,6 +95,7 @@ class ProposalQueue:
         is_connected: Callable[[ServerId], bool],
         is_handing_over: Callable[[], bool],
         resolved: Callable[[Callback, Outcome], None],
+        clock_refusal: Callable[[Plain], str | None],
     ) -> None:
         """Make an empty queue.
 
@@ -102,6 +106,7 @@ class ProposalQueue:
             is_connected: whether there is a connection with a peer.
             is_handing_over: whether nothing may be appended, because another server is to lead.
             resolved: takes each outcome, for the callback that it is for.
+            clock_refusal: why a leader must not append a command for the time that it carries.
         """
         self._core = core
         self._journal = journal
@@ -109,6 +114,7 @@ class ProposalQueue:
         self._is_connected = is_connected
         self._is_handing_over = is_handing_over
         self._resolved = resolved
+        self._clock_refusal = clock_refusal
         self._queue: deque[_Proposal] = deque()
         self._undecided = 0
         self._expiries: list[tuple[float, int, _Proposal]] = []
@@ -137,18 +143,20 @@ class ProposalQueue:
             reason = f"the command has {len(data)} bytes; at most {COMMAND_BYTES_MAX} are allowed"
             self._resolved(callback, NotCommitted(reason, Refusal.COMMAND))
             return
-        self._enqueue(COMMAND_TYPE + data, now, ttl_s, callback)
+        self._enqueue(COMMAND_TYPE + data, command, now, ttl_s, callback)
 
     def barrier(self, now: float, ttl_s: float, callback: Callback) -> None:
         """Queue an entry without effect."""
-        self._enqueue(BARRIER_TYPE, now, ttl_s, callback)
+        self._enqueue(BARRIER_TYPE, None, now, ttl_s, callback)
 
-    def _enqueue(self, command: bytes, now: float, ttl_s: float, callback: Callback) -> None:
+    def _enqueue(
+        self, command: bytes, plain: Plain, now: float, ttl_s: float, callback: Callback
+    ) -> None:
         if self._undecided >= QUEUE_COMMANDS_MAX:
             reason = f"{QUEUE_COMMANDS_MAX} commands of this server are waiting already"
             self._resolved(callback, NotCommitted(reason))
             return
-        proposal = _Proposal(command, now + ttl_s, callback)
+        proposal = _Proposal(command, plain, now + ttl_s, callback)
         self._undecided += 1
         self._queue.append(proposal)
         heapq.heappush(self._expiries, (proposal.expires_at, next(self._numbers), proposal))
@@ -188,6 +196,9 @@ class ProposalQueue:
         if (reason := self._refusal()) is not None:
             self._decide(proposal, NotCommitted(reason))
             return
+        if (reason := self._clock_refusal(proposal.plain)) is not None:
+            self._decide(proposal, NotCommitted(reason, Refusal.CLOCK))
+            return
         proposal.sent = True
         self._core.append(proposal.command, lambda outcome: self._decide(proposal, outcome))
 
@@ -218,8 +229,8 @@ class ProposalQueue:
             refused = ForwardRefusal.NOT_LEADER.value
         elif message["deadline_ms"] <= core.clock_ms():
             refused = ForwardRefusal.LATE.value
-        elif not _is_command(message["command"]):
-            refused = ForwardRefusal.UNREADABLE.value
+        elif refused is None:
+            refused = self._content_refusal(message["command"])
         index, term = (0, 0) if refused else core.append(message["command"], None)
         answer: Message = {
             "type": "forward_response",
@@ -238,8 +249,7 @@ class ProposalQueue:
         if proposal is None:
             return
         if message["refused"] is not None:
-            unreadable = message["refused"] == ForwardRefusal.UNREADABLE.value
-            kind = Refusal.COMMAND if unreadable else Refusal.NOT_NOW
+            kind = _REFUSALS.get(message["refused"], Refusal.NOT_NOW)
             self._decide(proposal, NotCommitted(message["refused"], kind))
             return
         self._core.await_commit(
@@ -247,6 +257,18 @@ class ProposalQueue:
             message["log_term"],
             lambda outcome: self._decide(proposal, outcome),
         )
+
+    def _content_refusal(self, command: bytes) -> str | None:
+        """Return why one command, or barrier, must not enter the log on a peer's behalf."""
+        if command == BARRIER_TYPE:
+            return None
+        if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:
+            return ForwardRefusal.UNREADABLE.value
+        try:
+            plain = closed_cbor.decode_command(command[1:])
+        except RemoteProtocolError:
+            return ForwardRefusal.UNREADABLE.value
+        return ForwardRefusal.CLOCK.value if self._clock_refusal(plain) is not None else None
 
     def _refusal(self) -> str | None:
         waiting = self._journal.last_index - self._core.commit_index
@@ -257,14 +279,7 @@ class ProposalQueue:
         return None
 
 
-def _is_command(command: bytes) -> bool:
-    """Tell what may enter the log on a peer's behalf: one readable command, or a barrier."""
-    if command == BARRIER_TYPE:
-        return True
-    if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:
-        return False
-    try:
-        closed_cbor.decode_command(command[1:])
-    except RemoteProtocolError:
-        return False
-    return True
+_REFUSALS = {
+    ForwardRefusal.UNREADABLE.value: Refusal.COMMAND,
+    ForwardRefusal.CLOCK.value: Refusal.CLOCK,
+}

@@ -132,6 +132,8 @@ def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
         found.append(f"lease {lease.id}: freed everywhere, and still there")
     if lease.held and PartStatus.ENDING in parts:
         found.append(f"lease {lease.id}: held, with a part ending")
+    if max(lease.granted_at, lease.ended_at) > state.now:
+        found.append(f"lease {lease.id}: granted or ended after the table's time")
     if len({p.gpu for p in lease.partitions}) != len(lease.partitions):
         found.append(f"lease {lease.id}: two partitions on one GPU")
     return found

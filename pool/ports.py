@@ -27,6 +27,7 @@ class Refusal(Enum):
 
     NOT_NOW = "not now"  # no leader, a full queue, an attempt's time is up: another may succeed
     COMMAND = "command"  # no log takes this command: it is not plain, or too large
+    CLOCK = "clock"  # its time is ahead of the voters' clocks: another stamp may be taken
     STOPPED = "stopped"  # this server proposes nothing any more
 
 
@@ -40,7 +41,7 @@ class NotCommitted:
     @property
     def final(self) -> bool:
         """True when no other attempt at this server changes the answer."""
-        return self.kind is not Refusal.NOT_NOW
+        return self.kind in (Refusal.COMMAND, Refusal.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ NOTHING_TO_DO = HostPlan((), ())
 
 
 def plan_leader(
-    state: PoolState, contact_age_s: Mapping[ServerId, float], wall_ms: int, self_id: ServerId
+    state: PoolState, contact_age_s: Mapping[ServerId, float], now_ms: int, self_id: ServerId
 ) -> tuple[Command, ...]:
     """Return what the leader should propose: contact lost or regained, time, ends by the policy."""
     plan: list[Command] = []
@@ -50,9 +50,9 @@ def plan_leader(
             plan.append(ServerContact(server.id, server.incarnation, reachable=False))
         elif server.status is ServerStatus.UNREACHABLE and age < REACHABLE_WITHIN_S:
             plan.append(ServerContact(server.id, server.incarnation, reachable=True))
-    if wall_ms > state.now and state.waiting.renewed_before(wall_ms - WAITING_LAPSE_MS):
+    if now_ms > state.now and state.waiting.renewed_before(now_ms - WAITING_LAPSE_MS):
         plan.append(Tick())
-    plan += notices.due(state, max(wall_ms, state.now))
+    plan += notices.due(state, now_ms)
     return tuple(plan)
 
 

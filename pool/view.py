@@ -7,6 +7,8 @@ itself, and is joined in by the program that shows it. Nothing secret is in eith
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gpupool.pool.clock_view import ClockView
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.state import Event, Partition, PoolState, Server, ServerStatus
 from gpupool.pool.policy.rulebook import rulebook
@@ -130,7 +132,7 @@ class PoolView:
     name: str
     cluster_id: str
     answered_by: ServerId
-    now: Milliseconds  # wall clock of the answering server
+    now: Milliseconds  # the pool's time
     data_encryption: str
     raft: RaftView
     servers: tuple[ServerView, ...]
@@ -139,6 +141,7 @@ class PoolView:
     events: tuple[Event, ...]
     warnings: tuple[str, ...] = ()
     policy_version: int = 0  # in force; 0: the pool has no policy
+    clock: ClockView | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +204,14 @@ def build_view(
     state: PoolState,
     health: RaftHealth,
     answered_by: ServerId,
-    wall_ms: int,
+    now_ms: int,
     violations: Sequence[str] = (),
+    clock: ClockView | None = None,
 ) -> PoolView:
-    """Return the view of ``state`` that the server ``answered_by`` gives at ``wall_ms``.
+    """Return the view of ``state`` that the server ``answered_by`` gives.
 
-    ``violations`` are invariants that the server has found broken.
+    ``now_ms`` is the pool's time, ``violations`` are invariants that the server has found broken,
+    and ``clock`` is what it knows of the time.
     """
     leader = state.servers.get(health.leader) if health.leader else None
     raft = RaftView(
@@ -231,15 +236,16 @@ def build_view(
         name=state.name,
         cluster_id=state.cluster_id,
         answered_by=answered_by,
-        now=Milliseconds(wall_ms),
+        now=Milliseconds(now_ms),
         data_encryption=state.data_encryption,
         raft=raft,
         servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
-        leases=_lease_views(state, wall_ms),
-        waiting=_waiting_views(state, wall_ms),
+        leases=_lease_views(state, now_ms),
+        waiting=_waiting_views(state, now_ms),
         events=tuple(_visible_event(event) for event in state.events),
-        warnings=_warnings(state, health, violations),
+        warnings=(*_warnings(state, health, violations), *(clock.problems if clock else ())),
         policy_version=state.policy.version,
+        clock=clock,
     )
 
 
@@ -310,7 +316,7 @@ def _visible_event(event: Event) -> Event:
     return replace(event, subject=visible(event.subject), text=visible(event.text))
 
 
-def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
+def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
     views: list[LeaseView] = []
     book = rulebook(state.policy)
     for lease in state.leases.values():
@@ -328,14 +334,14 @@ def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
                 reason=visible(lease.end_reason),
                 partitions=lease.partitions,
                 granted_at=lease.granted_at,
-                age_s=max(0.0, (wall_ms - lease.granted_at) / 1000),
+                age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
                 user_class=book.group_of(lease.user),
             )
         )
     return tuple(views)
 
 
-def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
+def _waiting_views(state: PoolState, now_ms: int) -> tuple[WaitingView, ...]:
     ordered = sorted(state.waiting.values(), key=lambda w: (-w.priority, w.since))
     book = rulebook(state.policy)
     return tuple(
@@ -347,7 +353,7 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
             count=w.request.count,
             fraction=w.request.fraction,
             memory=w.request.memory,
-            waited_s=max(0.0, (wall_ms - w.since) / 1000),
+            waited_s=max(0.0, (now_ms - w.since) / 1000),
             reason=visible(w.reason),
             filters=tuple(filter_text(each) for each in w.request.filters),
             across=w.request.across,

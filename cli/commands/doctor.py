@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from gpupool.remoting.protocol.addresses import Address
 
 SKEW_MAX_S = 5.0
-"""Servers refuse to move the table's time when their clocks differ by more than this."""
+"""A clock that is further off is called wrong, as servers have it among themselves."""
+
+CLOCKS_HINT = "gpupool clock shows the clocks of all servers"
 
 GOOD, WARN, FAIL = "ok", "warn", "fail"
 
@@ -99,12 +101,12 @@ async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, li
     if view is not None:
         findings.append(_quorum(view))
         findings.append(_clock(view.now))
-        findings += [
-            Finding(
-                "pool", FAIL if warning.startswith(ALARM) else WARN, warning.removeprefix(ALARM)
-            )
-            for warning in view.warnings[:5]
-        ]
+        wrong = view.clock.problems if view.clock is not None else ()
+        findings += [Finding("clocks", FAIL, problem, CLOCKS_HINT) for problem in wrong]
+        others = [warning for warning in view.warnings if warning not in wrong]
+        for warning in others[:5]:
+            result = FAIL if warning.startswith(ALARM) else WARN
+            findings.append(Finding("pool", result, warning.removeprefix(ALARM)))
     return any(f.check == "server" and f.result == GOOD for f in findings), findings
 
 

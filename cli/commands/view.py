@@ -29,6 +29,8 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
             found.append(f"server {row.server.name} is down: {row.server.reason}")
         elif row.stale:
             found.append(f"server {row.server.name} does not answer")
+    if snapshot.view.clock is not None:
+        found += snapshot.view.clock.problems
     return found
 
 
@@ -37,8 +39,8 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
 def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -> int:
     """Show servers, GPUs, leases and the health of the pool.
 
-    Exits with 3 when the pool answers and is not healthy: no quorum, a server is down, or a voter
-    does not count.
+    Exits with 3 when the pool answers and is not healthy: no quorum, a server is down, a voter
+    does not count, or something is wrong with the time.
     """
     snapshot = fetch_snapshot(credentials)
     wrong = problems(snapshot)

@@ -50,6 +50,7 @@ from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import PartStatus, PoolState
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.pool_client import SystemClock, SystemRng
@@ -150,6 +151,12 @@ class _Server:
             address_of=self._address_of,
             log=logging.getLogger("gpupool.links"),
         )
+        self._table_clock = TableClock(
+            lambda: self.machine.state,
+            self_id=self._identity.server,
+            clock=self._clock,
+            sample=links.clock_sample,
+        )
         replicated_log = self._replicated_log(storage, links)
         runtime_dir = make_runtime_dir(self._identity.server)
         host = HostSupervisor(
@@ -183,6 +190,7 @@ class _Server:
             settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
             follow=lambda servers, voters: self._follow(replicated_log, servers, voters),
             save_key=lambda pem: self._state.write(CA_KEY, pem),
+            table_clock=self._table_clock,
         )
         try:
             await self._run_parts(
@@ -332,6 +340,7 @@ class _Server:
             randomness=self._rng,
             links=links,
             after_work=exempt,
+            clock_refusal=self._table_clock.refusal,
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
         return replicated_log
@@ -357,7 +366,9 @@ class _Server:
     # --- stopping ------------------------------------------------------------------------------
 
     def _committer(self, replicated_log: RaftDriver) -> Committer:
-        return Committer(replicated_log, self.machine, clock=self._clock, rng=self._rng)
+        return Committer(
+            replicated_log, clock=self._clock, rng=self._rng, table_clock=self._table_clock
+        )
 
     async def _commit(self, replicated_log: RaftDriver, command: Command) -> None:
         await self._committer(replicated_log).commit(command, timeout_s=LAST_COMMANDS_S)

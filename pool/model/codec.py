@@ -4,7 +4,9 @@ A dataclass becomes a dict of its fields, an enum its value, a tuple a list, and
 pairs, because keys need not be strings. Decoding checks the type of every field, refuses unknown
 and missing ones, and raises ``CodecError`` for whatever is not exactly right, so a decoder never
 hands on a half-checked value. Only who reads what a newer program may have written asks to pass
-over unknown fields; a field that is added for such readers has a default.
+over unknown fields; a field that is added for such readers has a default. A field with the metadata
+``OPTIONAL`` is left out while it has its default, so that what was written before it was added, and
+what does not use it, has the same bytes.
 """
 
 import dataclasses
@@ -22,6 +24,9 @@ from gpupool.pool.model.persistent_map import PersistentMap
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
 Encoder = Callable[[Any], Any]
+
+OPTIONAL = {"optional": True}
+"""Metadata of a field that is left out while it has its default."""
 
 INTEGER_MAX = 2**64
 """No integer of ours is larger; CBOR would carry bignums of any size otherwise."""
@@ -73,6 +78,11 @@ def _encoder(kind: Any) -> Encoder:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         names = [field.name for field in dataclasses.fields(kind)]
+        optional = [
+            (field.name, field.default)
+            for field in dataclasses.fields(kind)
+            if field.metadata.get("optional")
+        ]
         # Most fields are plain already, and are taken all at once.
         encoders = [
             (name, encoder) for name in names if (encoder := _encoder(hints[name])) is not _identity
@@ -86,6 +96,9 @@ def _encoder(kind: Any) -> Encoder:
                 plain = dict(zip(names, values(value), strict=True))
             for name, encoder in encoders:
                 plain[name] = encoder(plain[name])
+            for name, default in optional:
+                if getattr(value, name) == default:
+                    del plain[name]
             return plain
 
         return encode_dataclass

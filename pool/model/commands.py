@@ -253,6 +253,18 @@ class Tick:
     """Advance table time, so that what lapses with time lapses."""
 
 
+@dataclass(frozen=True, slots=True)
+class SetClock:
+    """Set the table's time, also back: to where the voters' clocks are.
+
+    ``era`` is that of the table as its author saw it: a repetition that comes late sets nothing.
+    """
+
+    to: Milliseconds
+    era: int
+    by: str
+
+
 Command = (
     CreatePool
     | JoinServer
@@ -275,6 +287,7 @@ Command = (
     | RestoreBackup
     | GiveNotice
     | Tick
+    | SetClock
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -299,28 +312,35 @@ KINDS: dict[str, type[Command]] = {
     "restore-backup": RestoreBackup,
     "give-notice": GiveNotice,
     "tick": Tick,
+    "set-clock": SetClock,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A command with the proposer's wall clock, and the table time after which it is refused."""
+    """A command with the pool's time, and the table time after which it is refused.
+
+    ``era`` is that of the table by which its proposer knew the time; see ``PoolState``.
+    """
 
     command: Command
     at: Milliseconds
     expires: Milliseconds  # 0: never
+    era: int = 0
 
 
-def wrap(command: Command, *, at_ms: int, ttl_ms: int) -> Plain:
+def wrap(command: Command, *, at_ms: int, ttl_ms: int, era: int = 0) -> Plain:
     """Return the plain value that goes into the log for ``command``."""
-    return {
+    envelope: dict[str, Plain] = {
         "v": VERSION,
         "t": at_ms,
         "x": at_ms + ttl_ms if ttl_ms else 0,
         "k": NAMES[type(command)],
         "c": encode(command),
     }
+    # Left out of a table whose time was never set, as from every envelope before there were eras.
+    return {**envelope, "e": era} if era else envelope
 
 
 def unwrap(plain: Plain) -> Envelope:
@@ -329,15 +349,18 @@ def unwrap(plain: Plain) -> Envelope:
     Raises:
         CodecError: when it is not exactly one of our envelopes.
     """
-    if not isinstance(plain, dict) or plain.keys() != {"v", "t", "x", "k", "c"}:
+    if not isinstance(plain, dict) or plain.keys() - {"e"} != {"v", "t", "x", "k", "c"}:
         raise CodecError("not an envelope")
     version, at, expires, name = plain["v"], plain["t"], plain["x"], plain["k"]
+    era = plain.get("e", 0)
     if version != VERSION:
         raise CodecError(f"envelope version {version}, this server knows {VERSION}")
-    if type(at) is not int or type(expires) is not int or not isinstance(name, str):
+    if type(at) is not int or type(expires) is not int or type(era) is not int:
+        raise CodecError("envelope fields of the wrong type")
+    if not isinstance(name, str):
         raise CodecError("envelope fields of the wrong type")
     kind = KINDS.get(name)
     if kind is None:
         raise CodecError(f"unknown command {name[:40]!r}")
     command = decode(kind, plain["c"])
-    return Envelope(command, Milliseconds(at), Milliseconds(expires))
+    return Envelope(command, Milliseconds(at), Milliseconds(expires), era)

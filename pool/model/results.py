@@ -20,6 +20,7 @@ class RefusalKind(StrEnum):
     CONFLICT = "conflict"  # the table has changed: ask again
     CLOSED = "closed"  # the request was cancelled, or its lease is over
     EXPIRED = "expired"  # the command came after its deadline
+    CLOCK = "clock"  # the leader's voters' clocks forbid it
     INVALID = "invalid"  # the command is malformed
     NO_QUORUM = "no-quorum"  # the server is not in touch with a majority, so it proposes nothing
 

@@ -8,6 +8,7 @@ time (``ids.Milliseconds``).
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -339,6 +340,9 @@ class PoolState:
     labels_awaited: dict[str, dict[str, str]] = field(  # by name of a server that is to join
         default_factory=dict[str, dict[str, str]]
     )
+
+    era: int = field(default=0, metadata=OPTIONAL)
+    """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

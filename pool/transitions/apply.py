@@ -29,6 +29,7 @@ from gpupool.pool.model.commands import (
     RevokeToken,
     ServerContact,
     ServerUp,
+    SetClock,
     StagePart,
     Tick,
     Wait,
@@ -38,14 +39,25 @@ from gpupool.pool.model.ids import Milliseconds, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.policy import notices
-from gpupool.pool.transitions import leases, policy_versions, servers, tokens, uploads
+from gpupool.pool.transitions import (
+    clock_setting,
+    leases,
+    policy_versions,
+    servers,
+    tokens,
+    uploads,
+)
 from gpupool.pool.transitions.audit import emit_event, record
 from gpupool.pool.transitions.backup import restore_backup
 
 
 def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     """Return the state after ``envelope``, committed at ``index``, and its result."""
-    # Time never goes back along the log, whatever the clock of a proposer shows.
+    if envelope.era != state.era:
+        # Its stamp and its deadline are of a time that the pool does not have any more.
+        why = "the pool's time was set after the command was stamped"
+        return with_changes(state, index=index), refuse(RefusalKind.EXPIRED, why)
+    # Time goes back by ``SetClock`` alone, whatever the clock of a proposer shows.
     now = Milliseconds(max(state.now, envelope.at))
     state = with_changes(state, index=index, now=now)
     state = uploads.lapse_staged(leases.lapse_waiting(state))
@@ -118,4 +130,5 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RestoreBackup: restore_backup,
     GiveNotice: give_notice,
     Tick: tick,
+    SetClock: clock_setting.set_clock,
 }

@@ -4,9 +4,9 @@ Every user sees the whole pool and ends their own leases; operators do everythin
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
 """
 
-from dataclasses import replace
 from functools import partial
 
+from gpupool.pool.clock_view import clock_view
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -21,7 +21,6 @@ from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.server.proposer import CLOCK_OFFSET_MAX_S
 from gpupool.remoting.server.rights import check_unexpired
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
@@ -73,19 +72,14 @@ class AdminService:
     def _view(self) -> PoolView:
         """Return the pool as this server sees it."""
         context = self._context
-        wall_ms = context.clock.wall_ms()
-        view = build_view(
-            context.state, context.health(), context.self_id, wall_ms, context.machine.violations
+        return build_view(
+            context.state,
+            context.health(),
+            context.self_id,
+            context.now_ms(),
+            context.machine.violations,
+            clock_view(context.state, context.table_clock.reading()),
         )
-        offset_s = context.clock_offset_s()
-        if abs(offset_s) <= CLOCK_OFFSET_MAX_S:
-            return view
-        ahead = "behind" if offset_s > 0 else "ahead of"
-        warning = (
-            f"the clock of this server is {abs(offset_s):.0f} s {ahead} the leader's; "
-            "set it with chrony or systemd-timesyncd"
-        )
-        return replace(view, warnings=(*view.warnings, warning))
 
     def _telemetry(self) -> Telemetry:
         """Return this server's own measurements."""
@@ -144,7 +138,7 @@ class AdminService:
     # --- operating -------------------------------------------------------------------------------
 
     def _list_tokens(self, client: Client, call: int, _message: m.ListTokens) -> None:
-        now_ms = self._context.clock.wall_ms()
+        now_ms = self._context.now_ms()
         tokens = tuple(_token_view(t, now_ms) for t in self._context.state.tokens.values())
         self._context.answer(client, call, m.Tokens(tokens))
 
@@ -175,8 +169,10 @@ class AdminService:
         issue = m.Issue(
             by=client.user,
             operator=client.kind is TokenKind.OPERATOR,
-            at=Milliseconds(self._context.clock.wall_ms()),
+            at=self._context.now_ms(),
             server=server,
+            era=self._context.state.era,
+            target=self._context.table_clock.target_ms(),
         )
         self._context.propose_for(client, call, order.command(issue), _done)
 

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.ports import Clock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.pki import Authority, Identity, check_authority, sign_server
 
@@ -14,14 +13,14 @@ from gpupool.remoting.transport.pki import Authority, Identity, check_authority,
 class AuthoritySigner:
     """Signs server certificates with the CA's key."""
 
-    def __init__(self, authority: Authority, clock: Clock) -> None:
+    def __init__(self, authority: Authority, now_ms: Callable[[], int]) -> None:
         check_authority(authority)
         self._authority = authority
-        self._clock = clock
+        self._now_ms = now_ms
 
     def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
         """Return a certificate for ``server``."""
-        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
         return sign_server(self._authority, csr_pem, server, now)
 
     def key_pem(self) -> bytes:
@@ -38,17 +37,17 @@ class CaKey:
         authority: Authority | None,
         *,
         machine: PoolMachine,
-        clock: Clock,
+        now_ms: Callable[[], int],
         log: logging.Logger,
         save: Callable[[bytes], None],
     ) -> None:
         """Start with the key of ``authority``, or without one; ``save`` keeps one that comes."""
         self._identity = identity
         self._machine = machine
-        self._clock = clock
+        self._now_ms = now_ms
         self._log = log
         self._save = save
-        self._signer = AuthoritySigner(authority, clock) if authority else None
+        self._signer = AuthoritySigner(authority, now_ms) if authority else None
 
     @property
     def signer(self) -> AuthoritySigner | None:
@@ -68,7 +67,7 @@ class CaKey:
         if self._signer is not None:
             return
         try:
-            signer = AuthoritySigner(Authority(self._identity.ca_pem, key_pem), self._clock)
+            signer = AuthoritySigner(Authority(self._identity.ca_pem, key_pem), self._now_ms)
         except AuthenticationError as error:
             self._log.warning("server %s sent a CA key that is none: %s", peer, error)
             return

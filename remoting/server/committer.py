@@ -10,7 +10,7 @@ import trio
 
 from gpupool.pool.model.commands import Command
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 
 
@@ -20,14 +20,14 @@ class Committer:
     def __init__(
         self,
         replicated_log: ReplicatedLog,
-        machine: PoolMachine,
         *,
         clock: Clock,
         rng: Randomness,
+        table_clock: TableClock,
     ) -> None:
-        """Make a committer; ``machine`` is the table that ``replicated_log`` replicates."""
+        """Make a committer to the table that ``replicated_log`` replicates."""
         self._replicated_log = replicated_log
-        self._machine = machine
+        self._table_clock = table_clock
         self._clock = clock
         self._rng = rng
 
@@ -36,10 +36,9 @@ class Committer:
         attempts: deque[Propose] = deque()
         decisions: list[Decision] = []
         proposer = Proposer(
-            self._machine,
             clock=self._clock,
             rng=self._rng,
-            clock_offset_s=lambda: 0.0,
+            table_clock=self._table_clock,
             emit=attempts.append,
         )
         proposer.propose(command, decisions.append, timeout_s=timeout_s, bounded=False)

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 
 import trio
 
+from gpupool.pool.clock_view import clock_problems
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
@@ -54,6 +56,7 @@ from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity
 
 ACCEPT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+CLOCKS_EVERY_S = 1.0
 ACCEPT_PAUSE_S = 0.1
 """What trio's own server does when the process is out of descriptors: wait, and go on."""
 
@@ -89,6 +92,7 @@ class ControlServer:
         compile_policy: Callable[[bytes, int], Awaitable[Draft]] | None = None,
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
         save_key: Callable[[bytes], None] = lambda _pem: None,
+        table_clock: TableClock | None = None,
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
         self._machine = machine
@@ -100,9 +104,19 @@ class ControlServer:
         self._log = log
         self._settings = settings or ServerSettings()
         self._follow = follow
-        self.ca_key = CaKey(
-            identity, authority, machine=machine, clock=clock, log=log, save=save_key
+        self._table_clock = table_clock or TableClock(
+            lambda: machine.state, self_id=identity.server, clock=clock, sample=links.clock_sample
         )
+        self.ca_key = CaKey(
+            identity,
+            authority,
+            machine=machine,
+            now_ms=self._table_clock.now_ms,
+            log=log,
+            save=save_key,
+        )
+        self._clock_problems: dict[str, str] = {}
+        self._clocks_at = float("-inf")
         self._loop_lag_s = 0.0
         self._numbers = itertools.count(1)
         self._served: dict[int, _Served] = {}
@@ -112,7 +126,9 @@ class ControlServer:
         self._nursery: trio.Nursery | None = None
         self._rate_limited_log = RateLimitedLog(log, clock)
         self._compile_policy = compile_policy or PolicyCompiler().compile
-        self._committer = Committer(replicated_log, machine, clock=clock, rng=rng)
+        self._committer = Committer(
+            replicated_log, clock=clock, rng=rng, table_clock=self._table_clock
+        )
         self.controller = Controller(
             machine,
             self_id=identity.server,
@@ -126,7 +142,7 @@ class ControlServer:
             health=replicated_log.health,
             majority_age_s=replicated_log.majority_age_s,
             role=replicated_log.role,
-            clock_offset_s=self._clock_offset_s,
+            table_clock=self._table_clock,
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.controller,
         )
@@ -181,6 +197,7 @@ class ControlServer:
                 followed = state.servers
                 self._follow(tuple(state.servers), state.voters())
             self._do(self.controller.poll())
+            self._report_clocks()
             self._asleep_until = self.controller.wake_at()
             wait_s = max(0.0, self._asleep_until - self._clock.monotonic())
             before = trio.current_time()
@@ -189,6 +206,19 @@ class ControlServer:
             if scope.cancelled_caught:
                 self._loop_lag_s = max(0.0, trio.current_time() - before - wait_s)
             await trio.lowlevel.checkpoint()
+
+    def _report_clocks(self) -> None:
+        """Log what is wrong with the time, once, and that it is right again."""
+        now = self._clock.monotonic()
+        if now < self._clocks_at:
+            return
+        self._clocks_at = now + CLOCKS_EVERY_S
+        wrong = clock_problems(self._machine.state, self._table_clock.reading())
+        for key in wrong.keys() - self._clock_problems.keys():
+            self._log.error("%s", wrong[key])
+        for key in self._clock_problems.keys() - wrong.keys():
+            self._log.warning("no longer so: %s", self._clock_problems[key])
+        self._clock_problems = wrong
 
     def _do(self, actions: list[Action]) -> None:
         """Carry out the controller's actions, without waiting; at the end, do nothing."""
@@ -277,12 +307,6 @@ class ControlServer:
             self._killing.discard(action.lease)
         # The workers are gone, so the lease can be freed at once.
         self._do(self.controller.reconcile_now())
-
-    def _clock_offset_s(self) -> float:
-        leader = self._replicated_log.health().leader
-        if leader is None or leader == self._identity.server:
-            return 0.0
-        return self._links.clock_offset_s(leader) or 0.0
 
     # --- connections -----------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
@@ -121,14 +122,12 @@ class Controller:
         health: Callable[[], RaftHealth],
         majority_age_s: Callable[[], float],
         role: Callable[[], Role],
-        clock_offset_s: Callable[[], float] = lambda: 0.0,
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: ControllerSettings | None = None,
+        table_clock: TableClock,
     ) -> None:
         actions: list[Action] = []
-        self.proposer = Proposer(
-            machine, clock=clock, rng=rng, clock_offset_s=clock_offset_s, emit=actions.append
-        )
+        self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
         context = ServiceContext(
             machine=machine,
             self_id=self_id,
@@ -141,7 +140,7 @@ class Controller:
             health=health,
             majority_age_s=majority_age_s,
             role=role,
-            clock_offset_s=clock_offset_s,
+            table_clock=table_clock,
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             clients=ClientTable(),
@@ -150,6 +149,7 @@ class Controller:
             actions=actions,
         )
         self._context = context
+        self.table_clock = table_clock
         self._clients = context.clients
         self._actions = actions
         self._seen: PoolState | None = None

@@ -37,7 +37,7 @@ def authenticate(context: ServiceContext, hello: m.Hello) -> Token:
         raise AuthenticationError(
             "the pool does not know this token", hint="log in again with a new token"
         )
-    if why := token.refusal(context.clock.wall_ms()):
+    if why := token.refusal(context.now_ms()):
         raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
     return token
 

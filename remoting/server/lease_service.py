@@ -145,7 +145,7 @@ class LeaseService:
             if lease is None or not lease.ends_at or not lease.held:
                 continue
             if now_ms is None:
-                now_ms = self._context.proposer.at_ms()
+                now_ms = self._context.now_ms()
             if lease.notice_at > now_ms:
                 continue
             for connection in sorted(connections):
@@ -256,7 +256,7 @@ class LeaseService:
             context.answer(client, call, refusal)
 
     def _granted(self, lease: Lease) -> m.Claimed:
-        left_ms = lease.ends_at - self._context.proposer.at_ms() if lease.ends_at else 0
+        left_ms = lease.ends_at - self._context.now_ms() if lease.ends_at else 0
         return m.Claimed(
             m.ClaimOutcome.GRANTED.value,
             lease=lease.id,

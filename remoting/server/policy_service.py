@@ -73,7 +73,7 @@ class PolicyService:
 
         def explained(policy: Policy | None) -> None:
             context = self._context
-            state = replace(context.state, now=Milliseconds(context.proposer.at_ms()))
+            state = replace(context.state, now=context.now_ms())
             if policy is not None:
                 digest = sha256(message.packed).digest()
                 version = state.policy.version + 1
@@ -143,7 +143,7 @@ class PolicyService:
             raise NotNowError(REFUSED, why=f"{COMPILE_COUNT_MAX} documents wait to be read")
         number = next(self._numbers)
         self._compiling[number] = _Compiling(client, call, then)
-        now_ms = self._context.proposer.at_ms()
+        now_ms = self._context.now_ms()
         self._context.actions.append(CompilePolicy(number, packed, now_ms))
 
     def compiled(self, number: int, result: Draft | GpupoolError) -> None:

@@ -24,9 +24,13 @@ What is always true.
 - ``then`` is called exactly once for each command, and never from within ``propose``.
 - One attempt of a command is under way at a time, and has a deadline of its own, after which
   consensus appends it nowhere.
-- No attempt expires before an earlier one: once a later one is refused as expired, no earlier one
-  can be applied any more. An earlier one may have been applied in time, though, so that the
-  refusal alone does not make the decision certain.
+- No attempt of one era expires before an earlier one: once a later one is refused as expired, no
+  earlier one can be applied any more. An earlier one may have been applied in time, though, so
+  that the refusal alone does not make the decision certain. A new era of the table's time, which
+  an operator's ``SetClock`` begins, refuses all attempts of the former one.
+- A leader that finds a stamp ahead of the voters' clocks (``Refusal.CLOCK``) refuses one attempt:
+  the next ones carry the table's own time, which every leader takes. One that refuses that too
+  refuses the command: then this is the decision.
 - A decision without a result is uncertain exactly when an attempt ended as ``Unknown``.
 - By the table's time, a bounded command is not applied later than ``TTL_SLACK_S`` after its
   caller's deadline.
@@ -38,9 +42,17 @@ from dataclasses import dataclass
 from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.commands import Command, wrap
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.results import RefusalKind, Result
-from gpupool.pool.ports import Clock, Committed, NotCommitted, Outcome, Randomness, Unknown
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.model.results import RefusalKind, Result, refuse
+from gpupool.pool.ports import (
+    Clock,
+    Committed,
+    NotCommitted,
+    Outcome,
+    Randomness,
+    Refusal,
+    Unknown,
+)
+from gpupool.pool.table_clock import TableClock
 
 ATTEMPT_S = 0.8
 """One attempt: more than the 0.5 s in which a new leader is found after a crash."""
@@ -48,8 +60,9 @@ ATTEMPT_S = 0.8
 TTL_SLACK_S = 2.0
 """A command outlives its caller's deadline by so much at most; see ``wrap``."""
 
-CLOCK_OFFSET_MAX_S = 5.0
-"""A server whose clock is further off the leader's does not move the table's time."""
+CLOCK_REFUSALS_MAX = 4
+"""From the second on a stamp cannot be why, so that it is the command itself: a ``SetClock``. A new
+leader that has not applied all yet may refuse another one."""
 
 RETRY_BASE_S = 0.02
 """The pause is at most twice this after the first attempt: an election takes ten times as long."""
@@ -91,6 +104,8 @@ class _Pending:
     why: str = "no leader"
     retry_at: float | None = None
     expires_ms: int = 0  # table time
+    era: int = 0  # of that time
+    clock_refusals: int = 0
 
 
 class Proposer:
@@ -98,17 +113,15 @@ class Proposer:
 
     def __init__(
         self,
-        machine: PoolMachine,
         *,
         clock: Clock,
         rng: Randomness,
-        clock_offset_s: Callable[[], float],
+        table_clock: TableClock,
         emit: Callable[[Propose], None],
     ) -> None:
-        self._machine = machine
         self._clock = clock
         self._rng = rng
-        self._clock_offset_s = clock_offset_s
+        self._table_clock = table_clock
         self._emit = emit
         self._pending: dict[int, _Pending] = {}
         self._number = 0
@@ -150,6 +163,12 @@ class Proposer:
         else:
             pending.uncertain |= isinstance(outcome, Unknown)
             pending.why = outcome.reason
+            if isinstance(outcome, NotCommitted) and outcome.kind is Refusal.CLOCK:
+                pending.clock_refusals += 1
+                if pending.clock_refusals == CLOCK_REFUSALS_MAX:
+                    result = None if pending.uncertain else refuse(RefusalKind.CLOCK, pending.why)
+                    self._decide(number, Decision(result, pending.uncertain, pending.why))
+                    return
             if isinstance(outcome, NotCommitted) and outcome.final:
                 self._decide(number, Decision(None, pending.uncertain, pending.why))
                 return
@@ -181,21 +200,22 @@ class Proposer:
         pending.retry_at = None
         pending.attempts += 1
         left_s = pending.deadline - self._clock.monotonic()
-        at_ms, ttl_ms = self.at_ms(), 0
+        era = self._table_clock.era
+        at_ms = self._table_clock.known_ms() if pending.clock_refusals else self.at_ms()
+        ttl_ms = 0
+        if era != pending.era:
+            pending.era, pending.expires_ms = era, 0
         if pending.bounded:
             # No attempt expires before an earlier one, so the last to expire ends them all.
             fresh_ms = at_ms + int((max(0.0, left_s) + TTL_SLACK_S) * 1000)
             pending.expires_ms = max(pending.expires_ms, fresh_ms)
             ttl_ms = pending.expires_ms - at_ms
-        plain = wrap(pending.command, at_ms=at_ms, ttl_ms=ttl_ms)
+        plain = wrap(pending.command, at_ms=at_ms, ttl_ms=ttl_ms, era=era)
         self._emit(Propose(number, plain, timeout_s=min(ATTEMPT_S, max(0.05, left_s))))
 
     def at_ms(self) -> int:
-        """Return the table time that it is now: by our clock, unless that is plainly wrong."""
-        known = self._machine.state.now
-        if abs(self._clock_offset_s()) > CLOCK_OFFSET_MAX_S:
-            return known
-        return max(known, self._clock.wall_ms())
+        """Return the pool's time, as this server knows it."""
+        return self._table_clock.now_ms()
 
     def _decide(self, number: int, decision: Decision) -> None:
         self._pending.pop(number).then(decision)

@@ -76,8 +76,8 @@ class Reconciler:
             self._once(command)
         self._end_idle(state, attached, now)
         if health is not None and health.role is Role.LEADER:
-            wall_ms = self._clock.wall_ms()
-            for command in plan_leader(state, health.contact_age_s, wall_ms, self._self):
+            now_ms = self._context.now_ms()
+            for command in plan_leader(state, health.contact_age_s, now_ms, self._self):
                 self._once(command)
         server = state.servers.get(self._self)
         if server is not None:

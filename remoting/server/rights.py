@@ -37,6 +37,6 @@ def check_unexpired(context: ServiceContext, client: Client) -> None:
         AuthenticationError: when it has.
     """
     token = context.state.tokens.get(client.token)
-    why = token.refusal(context.clock.wall_ms()) if token else "it is not known any more"
+    why = token.refusal(context.now_ms()) if token else "it is not known any more"
     if why:
         raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")

@@ -17,6 +17,7 @@ from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId,
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Clock, RaftHealth, Role
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting.protocol import messages as m
@@ -136,7 +137,7 @@ class ServiceContext:
     health: Callable[[], RaftHealth]
     majority_age_s: Callable[[], float]
     role: Callable[[], Role]
-    clock_offset_s: Callable[[], float]
+    table_clock: TableClock
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
     clients: ClientTable
@@ -151,8 +152,12 @@ class ServiceContext:
 
     def state_now(self) -> PoolState:
         """Return the table as of now: windows of the policy open though nothing is committed."""
-        state, now = self.state, Milliseconds(self.proposer.at_ms())
+        state, now = self.state, self.now_ms()
         return state if now == state.now else with_changes(state, now=now)
+
+    def now_ms(self) -> Milliseconds:
+        """Return the pool's time: the one by which everything here is stamped and judged."""
+        return Milliseconds(self.table_clock.now_ms())
 
     def members(self) -> tuple[m.Member, ...]:
         """Return the address of every server."""

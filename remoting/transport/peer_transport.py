@@ -5,11 +5,13 @@ with the smaller id dials; the other one only when that has not worked for a whi
 firewall which is open in one direction is enough. A newer connection always replaces an older one,
 because the side that opened it evidently has none.
 
-A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock, repeated
-every ``CLOCK_EVERY_S``; and the CA's key, which a newly promoted voter asks another voter for.
+A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock; a question
+for the wall clock, asked every ``CLOCK_EVERY_S``, with its answer; and the CA's key, which a newly
+promoted voter asks another voter for. A server whose wall clock is set greets again at once, and a
+greeting makes its receiver ask: only a question measures a clock, because it has bounds.
 
 Public: ``PeerTransport(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
-``send``, ``set_peers``, ``clock_offset_s(peer)``, ``ask_key(peer)``.
+``send``, ``set_peers``, ``clock_sample(peer)``, ``ask_key(peer)``.
 """
 
 import contextlib
@@ -26,9 +28,17 @@ import trio
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
+from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
 from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.link_clock import (
+    CLOCK_EVERY_S,
+    STEP_EVERY_S,
+    WALL,
+    LinkClock,
+    WallSteps,
+)
 from gpupool.remoting.transport.pki import Identity, peer_client_context, server_name, server_of
 from gpupool.remoting.transport.socket_options import tune
 
@@ -52,9 +62,8 @@ FALLBACK_DIAL_S = 0.5
 """How long the server with the larger id waits to be dialled before it dials itself. Short, since a
 restarted server may not know any address before its table has caught up with somebody's."""
 
-CLOCK_EVERY_S = 20.0
 GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds
-VERSION = 2
+VERSION = 3
 """Grows with every change that another server would read, or carry out, differently: of these
 frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
 
@@ -72,6 +81,8 @@ class Kind(IntEnum):
     KEY_ASK = 2
     KEY_GIVE = 3
     REMOVED = 4  # the receiver is not a member of the pool any more
+    CLOCK_ASK = 5
+    CLOCK_GIVE = 6
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +91,7 @@ class _Link:
 
     peer: ServerId
     stream: trio.abc.Stream
+    clock: LinkClock
     queue: deque[bytes] = field(default_factory=deque[bytes])
     queue_size: int = 0
     more: trio.Event = field(default_factory=trio.Event)
@@ -148,7 +160,6 @@ class PeerTransport:
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
         self._links: dict[ServerId, _Link] = {}
-        self._offsets: dict[ServerId, float] = {}
         self.give_key: Callable[[ServerId], bytes] = lambda _peer: b""
         """Returns the CA's key for a peer that may have it, else nothing."""
         self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
@@ -167,7 +178,6 @@ class PeerTransport:
         wanted = set(peers) - {self._self}
         for peer in [p for p in self._peers if p not in wanted]:
             self._peers.pop(peer).scope.cancel()
-            self._offsets.pop(peer, None)
             if (link := self._links.get(peer)) is not None:
                 self._drop(link)
         for peer in sorted(wanted - self._peers.keys()):
@@ -195,7 +205,8 @@ class PeerTransport:
                 self._nursery = nursery
                 for peer, state in self._peers.items():
                     nursery.start_soon(self._keep, peer, state)
-                nursery.start_soon(self._tell_time)
+                nursery.start_soon(self._ask_clocks)
+                nursery.start_soon(self._tell_steps)
                 task_status.started()
                 await trio.sleep_forever()
         finally:
@@ -208,7 +219,7 @@ class PeerTransport:
         is welcome: a server that was away may hear first from a voter that it does not know yet.
         """
         if self._nursery is not None:
-            await self._converse(_Link(peer, stream))
+            await self._converse(_Link(peer, stream, LinkClock(self._clock)))
         else:
             await trio.aclose_forcefully(stream)
 
@@ -228,9 +239,10 @@ class PeerTransport:
         """Return whether consensus wants to stay connected to ``peer``."""
         return peer in self._peers
 
-    def clock_offset_s(self, peer: ServerId) -> float | None:
-        """Return by how much the wall clock of ``peer`` is ahead of ours, when last heard."""
-        return self._offsets.get(peer)
+    def clock_sample(self, peer: ServerId) -> ClockSample | None:
+        """Return the latest measurement of the wall clock of ``peer`` over the link that is up."""
+        link = self._links.get(peer)
+        return link.clock.sample if link is not None else None
 
     def connected(self) -> tuple[ServerId, ...]:
         """Return the peers with a live connection."""
@@ -265,7 +277,7 @@ class PeerTransport:
                 stream = await self._try_dial(peer, state)
                 if stream is not None:
                     started = trio.current_time()
-                    await self._converse(_Link(peer, stream))
+                    await self._converse(_Link(peer, stream, LinkClock(self._clock)))
                     # A peer that greets and hangs up at once must not be dialled in a hot loop.
                     failures = 0 if trio.current_time() - started > BACKOFF_MAX_S else failures + 1
                 else:
@@ -328,6 +340,7 @@ class PeerTransport:
             peer.other_version = VERSION
         self._log.info("link to server %s is up", link.peer)
         self._tell_change(link.peer)
+        self._ask_clock(link)
         self._events.connected(link.peer)
 
     def _drop(self, link: _Link) -> None:
@@ -375,6 +388,11 @@ class PeerTransport:
                 self._events.received(link.peer, body)
             case Kind.GREETING:
                 self._take_greeting(link, kind, body)
+                self._ask_clock(link)
+            case Kind.CLOCK_ASK:
+                self._put(link.peer, Kind.CLOCK_GIVE, WALL.pack(self._clock.wall_ms()))
+            case Kind.CLOCK_GIVE if len(body) == WALL.size:
+                link.clock.answered(*WALL.unpack(body))
             case Kind.KEY_ASK:
                 if key := self.give_key(link.peer):
                     link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
@@ -389,7 +407,7 @@ class PeerTransport:
     def _take_greeting(self, link: _Link, kind: int, body: bytes) -> None:
         if kind != Kind.GREETING or len(body) != GREETING.size:
             raise RemoteProtocolError("a peer did not greet")
-        version, wall_ms = GREETING.unpack(body)
+        version, _wall_ms = GREETING.unpack(body)
         if version != VERSION:
             what = f"server {link.peer} has another version of gpupool"
             why = f"it speaks version {version} of the links, this server {VERSION}"
@@ -397,14 +415,29 @@ class PeerTransport:
                 peer.other_version = version
                 self._log.warning("%s: %s; install the same version on both", what, why)
             raise RemoteProtocolError(what, why=why)
-        self._offsets[link.peer] = (wall_ms - self._clock.wall_ms()) / 1000
 
-    async def _tell_time(self) -> None:
+    # --- clocks --------------------------------------------------------------------------------
+
+    def _ask_clock(self, link: _Link) -> None:
+        link.clock.asked()
+        self._put(link.peer, Kind.CLOCK_ASK, b"")
+
+    async def _ask_clocks(self) -> None:
         while True:
             await trio.sleep(CLOCK_EVERY_S)
-            body = GREETING.pack(VERSION, self._clock.wall_ms())
-            for peer in list(self._links):
-                self._put(peer, Kind.GREETING, body)
+            for link in list(self._links.values()):
+                self._ask_clock(link)
+
+    async def _tell_steps(self) -> None:
+        """Greet again when this machine's wall clock was set, so that all peers ask for it."""
+        steps = WallSteps(self._clock)
+        while True:
+            await trio.sleep(STEP_EVERY_S)
+            if step_s := steps.step_s():
+                self._log.warning("this machine's wall clock was set by %+.1f s", step_s)
+                body = GREETING.pack(VERSION, self._clock.wall_ms())
+                for peer in list(self._links):
+                    self._put(peer, Kind.GREETING, body)
 
 
 class _TlsDialler:

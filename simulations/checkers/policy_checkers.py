@@ -204,10 +204,16 @@ class PlacesInLine:
         self._failures = failures
         self._before: Mapping[RequestId, Waiting] = {}
         self._without_since: dict[RequestId, float] = {}
+        self._era = 0
 
     def applied(self, state: PoolState) -> None:
         """Check the places after a command was applied, in spite of any faults."""
         before, self._before = self._before, state.waiting
+        era, self._era = self._era, state.era
+        # An operator who sets the table's time moves the entries with it, in their order.
+        if era != state.era:
+            self._check_order(before, state.waiting)
+            return
         if before is state.waiting:
             return
         for request, entry in state.waiting.items():
@@ -216,6 +222,14 @@ class PlacesInLine:
             if known is not None and not lapsed and entry.since != known.since:
                 text = f"{entry.user} has waited since {known.since}, and now since {entry.since}"
                 self._failures.fail("keeps-its-place", text)
+
+    def _check_order(
+        self, before: dict[RequestId, Waiting], after: dict[RequestId, Waiting]
+    ) -> None:
+        stayed = sorted(before.keys() & after.keys(), key=lambda each: before[each].since)
+        since = [after[each].since for each in stayed]
+        if since != sorted(since):
+            self._failures.fail("keeps-its-place", "setting the time has changed the line's order")
 
     def observe(self, waiting: Iterable[RequestId], state: PoolState, now: float) -> None:
         """Look at the requests of clients that wait while nothing is disturbed."""

@@ -116,7 +116,7 @@ class Cluster:
         ]
         committer = SimulatedCommitter(
             process,
-            process.table,
+            process.table_clock,
             clock=self.environment.machines["s1"].clock,
             rng=self.scheduler.random("bootstrap"),
             propose=process.propose,

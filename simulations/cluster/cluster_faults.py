@@ -9,6 +9,9 @@ from gpupool.simulations.kernel.machines import RACKS
 from gpupool.simulations.kernel.quiescence import between
 from gpupool.simulations.workload.drawn_policies import USERS
 
+WRONG_CLOCK_PAUSE_S = 20.0
+"""Between two wrong clocks: for so long the first may be believed where it cannot be asked."""
+
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
 
@@ -25,6 +28,8 @@ class ClusterFaults:
         self._quiescence = cluster.quiescence
         self._healing = False
         self._turn = 0
+        self._wrong_clock = ""
+        self._wrong_by_ms = 0
 
     # --- targets ----------------------------------------------------------------------------------
 
@@ -129,7 +134,36 @@ class ClusterFaults:
     def clock_jump(self, server: str, by_ms: int) -> None:
         """Set a wall clock."""
         self._trace.note("nemesis", "clock-jump", f"{server} by {by_ms} ms")
-        self._environment.machines[server].clock.jump_wall(by_ms)
+        self._jump(server, by_ms)
+
+    def clock_wrong(self, server: str, by_ms: int, for_s: float) -> None:
+        """Set a wall clock wrong, and right again after ``for_s``; one at a time.
+
+        The time of the pool is that of a majority: with more wrong clocks it would be theirs.
+        """
+        if self._wrong_clock:
+            return
+        self._trace.note("nemesis", "clock-wrong", f"{server} by {by_ms} ms for {for_s:.2f} s")
+        self._wrong_clock, self._wrong_by_ms = server, by_ms
+        self._jump(server, by_ms)
+        self._scheduler.after(for_s, self._set_clock_right)
+        self._scheduler.after(for_s + WRONG_CLOCK_PAUSE_S, self._clock_was_wrong)
+
+    def _set_clock_right(self) -> None:
+        if self._wrong_by_ms:
+            self._trace.note("nemesis", "clock-right", self._wrong_clock)
+            self._jump(self._wrong_clock, -self._wrong_by_ms)
+            self._wrong_by_ms = 0
+
+    def _clock_was_wrong(self) -> None:
+        self._wrong_clock = ""
+
+    def _jump(self, server: str, by_ms: int) -> None:
+        # Before it too: a clock may be measured and set between two commands.
+        environment = self._environment
+        environment.checkers.time.observe(environment.wall_clocks(), self._scheduler.now)
+        environment.machines[server].clock.jump_wall(by_ms)
+        environment.checkers.time.observe(environment.wall_clocks(), self._scheduler.now)
 
     def disk(self, server: str, what: str, for_s: float) -> None:
         """Make a disk slow, full or broken."""
@@ -210,6 +244,8 @@ class ClusterFaults:
         elif what == "relabel":
             server = self._draw_server(random)
             self._cluster.operator.relabel(server, {"rack": random.choice(RACKS)})
+        elif what == "set-clock":
+            self._cluster.operator.set_clock()
         elif what == "replace":
             self._cluster.replace(random.choice(self.server_names()))
 
@@ -222,6 +258,7 @@ class ClusterFaults:
         """Undo every fault that is still in force."""
         self._healing = True
         self._trace.note("nemesis", "heal", "")
+        self._set_clock_right()
         names = [*self._environment.machines, *self._cluster.clients, "operator"]
         for source in names:
             for target in names:

@@ -104,6 +104,10 @@ class Operator:
         """End a lease by order."""
         self._order(m.EndLease(lease, "by order"), lambda _at: None)
 
+    def set_clock(self) -> None:
+        """Set the table's time to where the voters' clocks are."""
+        self._order(m.SetClock(), lambda _at: None)
+
     def remove(self, server: ServerId, removed: Callable[[bool], None]) -> None:
         """Take a server out of the pool for good; ``removed`` gets whether the pool agreed."""
         self._order(

@@ -24,6 +24,7 @@ from gpupool.simulations.checkers.safety_checkers import (
     RevokedMeansRevoked,
     TableSound,
 )
+from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.cluster.shared_tables import SharedTables
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
@@ -53,6 +54,7 @@ class Checkers:
         self.places = PlacesInLine(failures)
         self.asked = GrantedAsAsked(failures)
         self.ends = LeasesEnd(failures)
+        self.time = TableTime(failures)
         self.linearizable = Linearizable(failures)
 
 
@@ -80,6 +82,7 @@ class Environment:
         """Look at the table after a command was applied for the first time anywhere."""
         checkers = self.checkers
         checkers.table.applied(index, state)
+        checkers.time.applied(state, self.wall_clocks(), self.scheduler.now)
         checkers.memory.applied(index, state, self.machines.values())
         self.history.pool_holds(state.leases.values(), self.scheduler.now)
         lease = state.leases.get(LeaseId(index))
@@ -93,6 +96,10 @@ class Environment:
                 checkers.asked.granted(lease, state, request)
             wanted = lease.request not in self.abandoned_requests
             checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
+
+    def wall_clocks(self) -> dict[ServerId, int]:
+        """Return what the wall clock of each server's machine shows."""
+        return {each.server: each.clock.wall_ms() for each in self.machines.values()}
 
     def locate(self, server: ServerId) -> str | None:
         """Return the machine of a server."""

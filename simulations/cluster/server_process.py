@@ -14,6 +14,7 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
+from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
@@ -106,12 +107,14 @@ class ServerProcess(Process):
         self._poll_at = float("inf")
         self._seen: PoolState | None = None
         self._followed: object = None
-        self._offset_s = 0.0
         self.server = machine.server
         self.table = WatchedMachine(environment, machine.name)
         self.links: SimulatedTransport | None = None
         self.replicated_log: SimulatedDriver | None = None
         self.controller: Controller | None = None
+        self.table_clock = TableClock(
+            lambda: self.table.state, self_id=self.server, clock=machine.clock
+        )
         self.host = SimulatedHost(machine, self, start_s=environment.options.worker_start_s)
 
     # --- life -------------------------------------------------------------------------------------
@@ -136,6 +139,13 @@ class ServerProcess(Process):
             locate=environment.locate,
             identify=environment.identify,
             is_removed=lambda peer: peer in self.table.state.removed,
+            clock=machine.clock,
+        )
+        self.table_clock = TableClock(
+            lambda: self.table.state,
+            self_id=self.server,
+            clock=machine.clock,
+            sample=self.links.clock_sample,
         )
         self.replicated_log = SimulatedDriver(
             self.server,
@@ -150,6 +160,7 @@ class ServerProcess(Process):
                 snapshot_entries=environment.options.snapshot_entries,
                 compare_entries=COMPARE_ENTRIES,
             ),
+            clock_refusal=self.table_clock.refusal,
             after_step=self._stepped,
             guard=self._guard,
         )
@@ -175,7 +186,7 @@ class ServerProcess(Process):
             health=replicated_log.health,
             majority_age_s=replicated_log.majority_age_s,
             role=replicated_log.role,
-            clock_offset_s=self._clock_offset_s,
+            table_clock=self.table_clock,
         )
         self._poll()
 
@@ -233,22 +244,6 @@ class ServerProcess(Process):
             )
             replicated_log.submit(lambda _now: replicated_log.node.reconcile_voters(state.voters()))
         self._poll()
-
-    def _clock_offset_s(self) -> float:
-        """Return how far the leader's wall clock is ahead, as the links last heard."""
-        assert self.replicated_log is not None
-        leader = self.replicated_log.node.core.leader
-        if leader == self.server:
-            return 0.0
-        machine = (
-            self._environment.machines.get(self._environment.locate(leader) or "")
-            if (leader is not None)
-            else None
-        )
-        if machine is not None and self.links is not None and self.links.is_connected(leader):
-            ahead_ms = machine.clock.wall_ms() - self._host_machine.clock.wall_ms()
-            self._offset_s = ahead_ms / 1000
-        return self._offset_s
 
     # --- the controller ---------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome, RaftHealth, Randomness, Role, StateMachine
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
@@ -46,6 +46,7 @@ class SimulatedDriver:
         random: Random,
         links: SimulatedTransport,
         settings: ConsensusSettings,
+        clock_refusal: Callable[[Plain], str | None],
         after_step: Callable[["SimulatedDriver"], None],
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -61,6 +62,7 @@ class SimulatedDriver:
             random: for elections.
             links: to the peers; they report here.
             settings: of consensus.
+            clock_refusal: why a leader must not append a command for its time.
             after_step: for checkers.
             guard: runs a step, and ends the process when the disk or the power fails.
         """
@@ -83,6 +85,7 @@ class SimulatedDriver:
             now=clock.monotonic(),
             settings=settings,
             run_work=self._run_work,
+            clock_refusal=clock_refusal,
         )
         links.events = self
         disk.take_latency()
@@ -210,7 +213,7 @@ class SimulatedCommitter:
     def __init__(
         self,
         process: Process,
-        machine: PoolMachine,
+        table_clock: TableClock,
         *,
         clock: DriftingClock,
         rng: Randomness,
@@ -219,9 +222,7 @@ class SimulatedCommitter:
         self._process = process
         self._clock = clock
         self._propose = propose
-        self._proposer = Proposer(
-            machine, clock=clock, rng=rng, clock_offset_s=lambda: 0.0, emit=self._attempt
-        )
+        self._proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=self._attempt)
 
     def commit(
         self, command: Command, timeout_s: float, decided: Callable[[Decision], None]

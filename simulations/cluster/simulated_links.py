@@ -6,10 +6,18 @@ failures back off.
 """
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from random import Random
 
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.ports import PeerEvents
+from gpupool.pool.ports import Clock, PeerEvents
+from gpupool.pool.table_clock import ClockSample
+from gpupool.remoting.transport.link_clock import (
+    CLOCK_EVERY_S,
+    STEP_EVERY_S,
+    LinkClock,
+    WallSteps,
+)
 from gpupool.remoting.transport.peer_transport import (
     BACKOFF_BASE_S,
     BACKOFF_MAX_S,
@@ -20,6 +28,13 @@ from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_network import End, Endpoint, Network
 
 KIND = "peer"
+
+
+class Clocks(Enum):
+    """What servers say of their clocks; the answer to ``ASK`` is the wall clock itself."""
+
+    ASK = "ask"
+    STEPPED = "stepped"
 
 
 class SimulatedTransport:
@@ -35,6 +50,7 @@ class SimulatedTransport:
         locate: Callable[[ServerId], str | None],
         identify: Callable[[str], ServerId | None],
         is_removed: Callable[[ServerId], bool],
+        clock: Clock,
     ) -> None:
         self._server = server
         self._process = process
@@ -43,6 +59,11 @@ class SimulatedTransport:
         self._locate = locate
         self._identify = identify
         self._is_removed = is_removed
+        self._clock = clock
+        self._link_clocks: dict[ServerId, LinkClock] = {}
+        self._steps = WallSteps(clock)
+        process.after(CLOCK_EVERY_S, self._ask_clocks)
+        process.after(STEP_EVERY_S, self._tell_steps)
         self._peers: dict[ServerId, int] = {}
         self._links: dict[ServerId, End] = {}
         self._dialling: set[ServerId] = set()
@@ -80,9 +101,10 @@ class SimulatedTransport:
         """Return the peers with a live connection."""
         return tuple(self._links)
 
-    def is_connected(self, peer: ServerId | None) -> bool:
-        """Return whether there is a live connection with ``peer``."""
-        return peer in self._links
+    def clock_sample(self, peer: ServerId) -> ClockSample | None:
+        """Return the latest measurement of the wall clock of ``peer`` over the link that is up."""
+        link_clock = self._link_clocks.get(peer)
+        return link_clock.sample if link_clock is not None else None
 
     # --- for the ends -----------------------------------------------------------------------------
 
@@ -105,12 +127,40 @@ class SimulatedTransport:
         self._links[peer] = end
         if peer in self._peers:
             self._peers[peer] = 0
+        self._link_clocks[peer] = LinkClock(self._clock)
+        self._ask_clock(peer)
         self.events.connected(peer)
 
-    def received(self, peer: ServerId, end: End, frame: bytes) -> None:
+    def received(self, peer: ServerId, end: End, payload: "bytes | Clocks | int") -> None:
         """Hand a frame on, unless its connection was replaced."""
-        if self._links.get(peer) is end and self.events is not None:
-            self.events.received(peer, frame)
+        if self._links.get(peer) is not end or self.events is None:
+            return
+        match payload:
+            case bytes():
+                self.events.received(peer, payload)
+            case Clocks.STEPPED:
+                self._ask_clock(peer)
+            case Clocks.ASK:
+                end.send(self._clock.wall_ms())
+            case int():
+                self._link_clocks[peer].answered(payload)
+
+    # --- clocks -----------------------------------------------------------------------------------
+
+    def _ask_clock(self, peer: ServerId) -> None:
+        self._link_clocks[peer].asked()
+        self._links[peer].send(Clocks.ASK)
+
+    def _ask_clocks(self) -> None:
+        for peer in list(self._links):
+            self._ask_clock(peer)
+        self._process.after(CLOCK_EVERY_S, self._ask_clocks)
+
+    def _tell_steps(self) -> None:
+        if self._steps.step_s():
+            for end in list(self._links.values()):
+                end.send(Clocks.STEPPED)
+        self._process.after(STEP_EVERY_S, self._tell_steps)
 
     def lost(self, peer: ServerId, end: End | None) -> None:
         """Note the end of a connection or of an attempt, and dial again in time."""
@@ -124,6 +174,7 @@ class SimulatedTransport:
     def _lost(self, peer: ServerId, end: End) -> None:
         if self._links.get(peer) is end:
             del self._links[peer]
+            del self._link_clocks[peer]
             if self.events is not None:
                 self.events.disconnected(peer)
 
@@ -165,7 +216,7 @@ class _PeerEnd:
         self._links.lost(self._peer, None)
 
     def received(self, end: End, payload: object) -> None:
-        assert isinstance(payload, bytes)
+        assert isinstance(payload, bytes | Clocks | int)
         self._links.received(self._peer, end, payload)
 
     def closed(self, end: End, reason: str) -> None:

@@ -82,6 +82,10 @@ class FaultTarget(Protocol):
         """Set a wall clock."""
         ...
 
+    def clock_wrong(self, server: str, by_ms: int, for_s: float) -> None:
+        """Set a wall clock wrong for a while, unless another one is wrong."""
+        ...
+
     def disk(self, server: str, what: str, for_s: float) -> None:
         """Make a disk "slow", "full" or "broken"."""
         ...
@@ -103,7 +107,7 @@ class FaultTarget(Protocol):
         ...
 
     def operate(self, what: str, random: Random) -> None:
-        """Let an operator do something: "end-lease", "revoke", "drain", "relabel", "replace"."""
+        """Let an operator do something: what ``operate`` of ``EFFECTS`` names."""
         ...
 
 
@@ -236,6 +240,14 @@ def _clock_step(target: FaultTarget, random: Random) -> None:
     target.clock_jump(random.choice(target.server_names()), random.choice((-4500, 4500)))
 
 
+def _clock_wrong(target: FaultTarget, random: Random) -> None:
+    server = random.choice(target.server_names())
+    if random.random() < 0.6:
+        server = target.leader_name() or server
+    by_ms = random.choice((-1, 1, 1)) * int(_span(random, 60.0, 400 * 86400.0) * 1000)
+    target.clock_wrong(server, by_ms, _span(random, 0.5, 8.0))
+
+
 def _disk(what: str) -> Callable[[FaultTarget, Random], None]:
     def effect(target: FaultTarget, random: Random) -> None:
         target.disk(random.choice(target.server_names()), what, _span(random, 0.5, 6.0))
@@ -305,6 +317,7 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "clock-rate": _clock_rate,
     "clock-jump": _clock_jump,
     "clock-step": _clock_step,
+    "clock-wrong": _clock_wrong,
     "disk-slow": _disk("slow"),
     "disk-full": _disk("full"),
     "disk-broken": _disk("broken"),
@@ -319,5 +332,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "revoke": _operate("revoke"),
     "drain": _operate("drain"),
     "relabel": _operate("relabel"),
+    "set-clock": _operate("set-clock"),
     "replace": _operate("replace"),
 }

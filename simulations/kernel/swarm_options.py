@@ -37,6 +37,7 @@ FAULT_KINDS = (
     "clock-rate",  # a monotonic clock runs too fast or too slow
     "clock-jump",  # a wall clock jumps, by anything
     "clock-step",  # a wall clock jumps by a few seconds
+    "clock-wrong",  # the leader's or another wall clock is wrong by up to 400 days for a while
     "disk-slow",
     "disk-full",
     "disk-broken",  # every sync fails
@@ -51,6 +52,7 @@ FAULT_KINDS = (
     "revoke",  # of a user's token, by an operator
     "drain",
     "relabel",  # a server gets other labels
+    "set-clock",  # an operator sets the table's time to where the voters' clocks are
     "replace",  # a server is removed for good, and its machine joins under a new identity
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""

@@ -148,7 +148,7 @@ class LivenessPhase:
             return
         environment = cluster.environment
         state, machines = environment.checkers.logs.state, environment.machines
-        now_ms = max(state.now, machines[leader].clock.wall_ms())
+        now_ms = max(state.now, cluster.servers[leader].table_clock.now_ms())
         environment.checkers.ends.observe(state, now_ms, machines.values(), cluster.scheduler.now)
 
     def _check_waiting(self) -> None:

@@ -340,7 +340,9 @@ class LivePool:
         first.start("--pool-name", "lab")
         first.wait_for_log("is listening")
         for server in others:
-            token = json.loads(self.run("token", "create", "--server", "--json").stdout)["token"]
+            made = self.run("token", "create", "--server", "--json")
+            assert made.returncode == 0, made.stdout
+            token = json.loads(made.stdout)["token"]
             server.start("--token", token)
             server.wait_for_log("is listening")
         self.wait_until(self.is_whole)

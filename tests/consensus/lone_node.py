@@ -39,6 +39,7 @@ class Lone:
     ) -> None:
         self.now = 100.0
         self.settings = settings
+        self.clock_refusal: str | None = None
         self.machine = Register()
         self.peers = [ServerId(peer) for peer in peers or voters if peer != ME]
         if disk is None:
@@ -65,6 +66,7 @@ class Lone:
             randomness=random.Random(7),
             now=self.now,
             settings=self.settings,
+            clock_refusal=lambda _command: self.clock_refusal,
         )
         self.epoch = getattr(self, "epoch", 0) + 1
         self.writers = {peer: FrameWriter(self.epoch) for peer in self.peers}

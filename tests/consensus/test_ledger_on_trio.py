@@ -29,6 +29,7 @@ from gpupool.pool.ports import (
     Role,
     Unknown,
 )
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.server.committer import Committer
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
@@ -302,7 +303,14 @@ async def test_a_proposal_survives_the_loss_of_the_leader(autojump_clock: MockCl
         follower = next(x for x in pool.replicated_logs.values() if x is not leader)
         pool.board.isolate(leader.node.server_id)
         machine = pool.tables[follower.node.server_id]
-        committer = Committer(follower, machine, clock=TrioTime(), rng=random.Random(1))
+        committer = Committer(
+            follower,
+            clock=TrioTime(),
+            rng=random.Random(1),
+            table_clock=TableClock(
+                lambda: machine.state, self_id=follower.node.server_id, clock=TrioTime()
+            ),
+        )
         decision = await committer.commit(CreatePool("again", "lab", "tls"), timeout_s=3)
         assert decision.result is not None and decision.result.ok
         assert machine.state.cluster_id == "again"

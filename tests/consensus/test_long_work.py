@@ -117,6 +117,9 @@ class _NoLinks:
         del peer, frame
         return False
 
+    def hang_up(self, peer: ServerId) -> None:
+        del peer
+
 
 async def propose(driver: RaftDriver, count: int) -> None:
     for _ in range(count):

@@ -30,7 +30,7 @@ from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
-from gpupool.pool.ports import Committed, NotCommitted, Outcome, Role, Unknown
+from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Role, Unknown
 from gpupool.simulations.kernel.frame_faults import FrameChances
 
 
@@ -99,6 +99,45 @@ def test_a_leader_refuses_what_comes_late(term_offset: int, deadline_s: float, r
     answers = [message for _, message in sent if message["type"] == "forward_response"]
     assert [(m["request_id"], m["refused"]) for m in answers] == [(7, reason)]
     assert lone.journal.last_index == last
+
+
+def test_a_leader_appends_no_command_whose_time_its_clock_refuses() -> None:
+    """Its own or a forwarded one; a later attempt with another stamp may be taken."""
+    lone = Lone()
+    term = lone.win("b")
+    last = lone.journal.last_index
+    lone.clock_refusal = "400 days ahead"
+    lone.propose("mine")
+    sent = lone.tick()
+    sent += lone.take(
+        "b",
+        "forward",
+        term=term,
+        request_id=7,
+        command=entry("theirs", 1, 1)[0],
+        deadline_ms=lone.node.core.clock_ms() + 5000,
+    )
+    (answer,) = (message for _, message in sent if message["type"] == "forward_response")
+    assert answer["refused"] == "the command's time is ahead of the voters' clocks"
+    assert lone.outcomes == [NotCommitted("400 days ahead", Refusal.CLOCK)]
+    assert not NotCommitted("", Refusal.CLOCK).final
+    assert lone.journal.last_index == last
+    lone.clock_refusal = None
+    lone.propose("mine")
+    lone.tick()
+    assert lone.journal.last_index == last + 1
+
+
+def test_a_follower_learns_that_its_stamp_was_refused() -> None:
+    lone = Lone()
+    lone.append(2, 1, [])
+    lone.propose("mine")
+    (forward,) = forwards(lone.tick())
+    answer = {"request_id": forward["request_id"], "log_idx": 0, "log_term": 0}
+    reason = "the command's time is ahead of the voters' clocks"
+    lone.take("b", "forward_response", refused=reason, **answer)
+    lone.tick()
+    assert lone.outcomes == [NotCommitted(reason, Refusal.CLOCK)]
 
 
 def test_a_frame_held_up_in_the_network_never_fires_late() -> None:

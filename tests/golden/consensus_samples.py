@@ -16,7 +16,7 @@ from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore, encode_s
 from gpupool.consensus.storage.store import DIRECTORY, MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.framing import frame_bytes
-from gpupool.remoting.transport import peer_transport
+from gpupool.remoting.transport import link_clock, peer_transport
 
 # The registry of kinds is private to its module, whose functions are all that others need.
 KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = getattr(raft_messages, "_KINDS")  # noqa: B009
@@ -72,6 +72,8 @@ def peers() -> dict[str, bytes]:
         peer_transport.Kind.KEY_ASK: b"",
         peer_transport.Kind.KEY_GIVE: b"-----BEGIN",
         peer_transport.Kind.REMOVED: b"",
+        peer_transport.Kind.CLOCK_ASK: b"",
+        peer_transport.Kind.CLOCK_GIVE: link_clock.WALL.pack(1_790_000_000_123),
     }
     size_max = peer_transport.FRAME_SIZE_MAX
     return {

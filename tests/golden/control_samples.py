@@ -1,5 +1,6 @@
 """What clients and servers say to each other, as bytes: messages, frames, tokens, credentials."""
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 from tests.golden.samples import bare, enums_of, full
 
 from gpupool.pool import errors
+from gpupool.pool.clock_view import ClockView
 from gpupool.pool.model.ids import Plain, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
+from gpupool.pool.view import PoolView
 from gpupool.remoting.client.credentials import Credentials, save_credentials
 from gpupool.remoting.protocol import connection, framing, handshake, messages
 from gpupool.remoting.protocol.addresses import Address
@@ -41,6 +44,8 @@ def samples() -> dict[str, tuple[int, messages.Message]]:
             name = f"{table} {number}"
             found[f"{name} full"] = 0 if pushed else CALL_FULL, full(kind, str(number))
             found[f"{name} bare"] = 0 if pushed else CALL_BARE, bare(kind)
+    view = dataclasses.replace(full(PoolView, "135.view"), clock=full(ClockView, "135.clock"))
+    found["answer 135 with a clock"] = CALL_FULL, messages.ViewNow(view)
     return found
 
 

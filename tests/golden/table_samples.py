@@ -4,6 +4,7 @@ A script of commands makes a pool whose table uses every field that a table has.
 answers is recorded, and the whole table after some of them.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 
@@ -269,6 +270,12 @@ def later() -> list[Command]:
     ]
 
 
+def clock_set() -> list[Command]:
+    """Return how an operator sets the time back."""
+    back = commands.SetClock(Milliseconds(START_MS + 1000), 0, "root")
+    return [back, back, commands.Tick()]
+
+
 class Script:
     """A table, and what its commands answered."""
 
@@ -284,7 +291,7 @@ class Script:
     def run(self, steps: list[Command]) -> None:
         for command in steps:
             index = self.state.index + 1
-            plain = wrap(command, at_ms=START_MS + 100 * index, ttl_ms=60_000)
+            plain = wrap(command, at_ms=START_MS + 100 * index, ttl_ms=60_000, era=self.state.era)
             result = self.machine.apply(index, plain)
             kind = commands.NAMES[type(command)]
             self.found[f"{self.name} {index} {kind}"] = closed_cbor.encode(result)
@@ -304,6 +311,8 @@ def scripts() -> list[Script]:
     pool.found["backup"] = file
     pool.run(later())
     pool.keep("later")
+    pool.run(clock_set())
+    pool.keep("clock set")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))
@@ -320,11 +329,19 @@ def everything() -> dict[str, bytes]:
     found["packed policy text"] = policy_text()
     found["packed policy draft"] = policy_draft()
     found["table of samples"] = closed_cbor.encode(encode(full(PoolState, "table")))
+    found["table of samples in an era"] = closed_cbor.encode(encode(in_an_era()))
+    envelope = wrap(commands.Tick(), at_ms=START_MS, ttl_ms=1000, era=3)
+    found["tick in an era"] = closed_cbor.encode(envelope)
     for name, result in results().items():
         found[name] = closed_cbor.encode(encode(result))
     for script in scripts():
         found |= script.found
     return found
+
+
+def in_an_era() -> PoolState:
+    """Return a table whose time was set."""
+    return dataclasses.replace(full(PoolState, "table"), era=3)
 
 
 def results() -> dict[str, Result]:

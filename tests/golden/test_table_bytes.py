@@ -32,6 +32,7 @@ def test_recorded_commands_are_read_as_what_was_proposed() -> None:
         assert envelope.command == command, name
         assert envelope.at == at_ms
         assert envelope.expires == (at_ms + ttl_ms if ttl_ms else 0)
+    assert commands.unwrap(closed_cbor.decode(recorded["tick in an era"])).era == 3
     for name, result in samples.results().items():
         assert decode(Result, closed_cbor.decode(recorded[name])) == result
 
@@ -50,6 +51,8 @@ def test_recorded_tables_are_read_as_what_was_kept() -> None:
     recorded = read(FILE)
     sample = decode(PoolState, closed_cbor.decode(recorded["table of samples"]))
     assert sample == full(PoolState, "table")
+    in_an_era = decode(PoolState, closed_cbor.decode(recorded["table of samples in an era"]))
+    assert in_an_era == samples.in_an_era()
     for script in samples.scripts():
         machine = PoolMachine(PoolState())
         machine.restore(script.machine.snapshot())
@@ -65,7 +68,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
     """Samples follow from types. That rules fill a field alike is seen only where one does."""
     seen: dict[str, bool] = {}
     recorded = read(FILE)
-    for name in ("table in use", "table later", "table restored"):
+    for name in ("table in use", "table later", "table restored", "table clock set"):
         _note_fields(decode(PoolState, closed_cbor.decode(recorded[name])), seen)
     unused = [place for place, is_used in seen.items() if not is_used]
     assert len(seen) > 100

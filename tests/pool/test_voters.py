@@ -98,14 +98,14 @@ def test_the_place_of_a_removed_voter_goes_to_one_that_is_there() -> None:
 @pytest.mark.parametrize(("count", "warned"), [(1, False), (2, True), (3, False)])
 def test_two_servers_are_told_of_a_witness(count: int, warned: bool) -> None:
     pool = Pool(count)
-    view = build_view(pool.state, health(pool.state), answered_by=ServerId("s0"), wall_ms=1000)
+    view = build_view(pool.state, health(pool.state), answered_by=ServerId("s0"), now_ms=1000)
     assert any("gpupool join --witness" in text for text in view.warnings) == warned
 
 
 def test_a_removed_server_shows_it() -> None:
     pool = Pool(2)
     gone = health(pool.state, role=Role.REMOVED)
-    view = build_view(pool.state, gone, answered_by=ServerId("s1"), wall_ms=1000)
+    view = build_view(pool.state, gone, answered_by=ServerId("s1"), now_ms=1000)
     assert "this server was removed from the pool" in view.warnings
 
 
@@ -118,7 +118,7 @@ def test_voters_that_cannot_be_counted_on_are_no_part_of_the_quorum() -> None:
         unfit={s2: "it is an old copy", ServerId("gone"): "it is an old copy"},
         alarm="entry 7 is lost",
     )
-    view = build_view(pool.state, ill, answered_by=ServerId("s0"), wall_ms=1000)
+    view = build_view(pool.state, ill, answered_by=ServerId("s0"), now_ms=1000)
     assert quorum_counts(view) == (2, 3)
     name = pool.state.servers[s2].name
     told = [text.removeprefix(ALARM) for text in view.warnings if text.startswith(ALARM)]

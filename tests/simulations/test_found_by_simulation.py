@@ -5,10 +5,11 @@ from random import Random
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Unknown
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 
 
@@ -33,10 +34,9 @@ class ProposerBench:
         self.emitted: list[Propose] = []
         self.decisions: list[Decision] = []
         self.proposals = Proposer(
-            PoolMachine(PoolState()),
             clock=self.clock,
             rng=Random(1),
-            clock_offset_s=lambda: 0.0,
+            table_clock=TableClock(PoolState, self_id=ServerId("s"), clock=self.clock),
             emit=self.emitted.append,
         )
         self.proposals.propose(Tick(), self.decisions.append, timeout_s=1.0)

@@ -26,6 +26,8 @@ def do(disk: SimulatedDisk, operation: Operation) -> None:
             disk.read("file")
         case "append":
             disk.append("file", b"-new")
+        case "overwrite":
+            disk.overwrite("file", 1, b"x")
         case "write":
             disk.write("file", b"other")
         case "sync":
@@ -45,6 +47,7 @@ def do(disk: SimulatedDisk, operation: Operation) -> None:
 ALL: tuple[Operation, ...] = (
     "read",
     "append",
+    "overwrite",
     "write",
     "sync",
     "rename",

@@ -15,7 +15,8 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  GetAudit                                 AuditNow
                  Subscribe                                Done
     orders       CreateToken, RevokeToken, EndLease       Done
-                 RemoveServer, DrainServer, LabelServer   Done
+                 RemoveServer, DrainServer, LabelServer,
+                 SetClock                                 Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -104,6 +105,7 @@ from gpupool.remoting.protocol.messages.orders import (
     Order,
     RemoveServer,
     RevokeToken,
+    SetClock,
 )
 from gpupool.remoting.protocol.messages.policy_messages import (
     CheckPolicy,

@@ -11,12 +11,13 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     DrainServer     DrainServer       yes                yes: another order undoes it
     LabelServer     LabelServer       yes                yes: another order undoes it
     EndLease        EndLease          no                 no: a lease ends once
+    SetClock        SetClock          no                 no: the era of the table numbers it
 """
 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from gpupool.pool.errors import UsageError
+from gpupool.pool.errors import DeniedError, UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, TokenId, lease_name
@@ -39,6 +40,8 @@ class Issue:
     operator: bool
     at: Milliseconds
     server: ServerId | None  # the server that the order names
+    era: int  # of the table
+    target: int | None  # the voters' clocks, in milliseconds; None: no majority agrees
 
 
 class Order(Call):
@@ -221,3 +224,26 @@ class EndLease(Order):
         """Return that its workers are about to end."""
         del note
         return f"lease {lease_name(self.lease)} is ending"
+
+
+@message(55, answered_by=Done, rights=Rights.OPERATOR)
+class SetClock(Order):
+    """Set the pool's time to where the clocks of a majority of the voters are."""
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command.
+
+        Raises:
+            DeniedError: when the server that was asked knows no majority that agrees.
+        """
+        if issue.target is None:
+            raise DeniedError(
+                "the pool's time cannot be set",
+                why="no majority of the voters' clocks agrees here",
+                hint="put the clocks right, and start missing servers; gpupool clock shows them",
+            )
+        return commands.SetClock(Milliseconds(issue.target), issue.era, issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return that the time is right; a note says that somebody else has set it."""
+        return note or "the pool's time is where the voters' clocks are"

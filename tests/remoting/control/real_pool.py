@@ -22,6 +22,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.state import PoolState, TokenKind
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.enrolment import join_pool
@@ -174,7 +175,12 @@ class RealServer:
         """Commit a command by way of this server."""
         assert self.replicated_log is not None
         committer = Committer(
-            self.replicated_log, self.machine, clock=SystemClock(), rng=SystemRng()
+            self.replicated_log,
+            clock=SystemClock(),
+            rng=SystemRng(),
+            table_clock=TableClock(
+                lambda: self.machine.state, self_id=self.id, clock=SystemClock()
+            ),
         )
         decision = await committer.commit(command, timeout_s=10)
         assert decision.result is not None, decision

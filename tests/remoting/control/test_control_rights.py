@@ -63,6 +63,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.RemoveServer("nobody"),
         m.DrainServer("gpu-1", None),
         m.LabelServer("gpu-1", {}, ()),
+        m.SetClock(),
         m.PutPolicy(b"", 0),
         m.GetBackup(),
         m.PutPart(bytes(16), 0, b""),

@@ -22,6 +22,7 @@ from tests.remoting.control.control_kit import (
 )
 
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport import peer_transport as links_module
 from gpupool.remoting.transport.peer_transport import PeerTransport, proven_peer
@@ -44,12 +45,14 @@ class MemoryNetwork:
         self.removed: set[tuple[ServerId, ServerId]] = set()
         self.open: list[trio.abc.AsyncResource] = []
         self.skew_s: dict[ServerId, float] = {}
+        self.clocks: dict[ServerId, VirtualClock] = {}
 
     async def start(self, nursery: trio.Nursery, *servers: ServerId) -> None:
         for server in servers:
+            clock = self.clocks[server] = VirtualClock(skew_s=self.skew_s.get(server, 0.0))
             links = PeerTransport(
                 make_identity(self.folder, self.authority, server),
-                clock=VirtualClock(skew_s=self.skew_s.get(server, 0.0)),
+                clock=clock,
                 rng=SeededRng(len(self.links)),
                 address_of=lambda peer: f"{peer}:7470",
                 log=LOG,
@@ -192,6 +195,14 @@ async def test_a_peer_that_reads_nothing_has_a_bounded_queue(
     assert accepted == links_module.QUEUE_SIZE_MAX // len(frame) - 1
 
 
+def offset_s(clock: VirtualClock, sample: ClockSample | None) -> float:
+    """Return by how much a peer's wall clock is ahead of the right time, with which all begin."""
+    assert sample is not None
+    assert sample.error_s < 1.0
+    mine_ms = clock.wall_ms() - clock.skew_s * 1000
+    return (sample.zero_ms + clock.monotonic() * 1000 - mine_ms) / 1000
+
+
 async def test_clock_offsets_are_told(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
@@ -199,9 +210,29 @@ async def test_clock_offsets_are_told(
     network.skew_s = {B: 7.0}
     await network.start(nursery, A, B)
     await trio.sleep(1)
-    assert network.links[A].clock_offset_s(B) == pytest.approx(7.0, abs=0.1)
-    assert network.links[B].clock_offset_s(A) == pytest.approx(-7.0, abs=0.1)
-    assert network.links[A].clock_offset_s(C) is None
+    links, clocks = network.links, network.clocks
+    assert offset_s(clocks[A], links[A].clock_sample(B)) == pytest.approx(7.0, abs=0.1)
+    assert offset_s(clocks[B], links[B].clock_sample(A)) == pytest.approx(0.0, abs=0.1)
+    assert links[A].clock_sample(C) is None
+
+
+async def test_a_clock_that_is_set_is_measured_at_once(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(1)
+    links, clocks = network.links, network.clocks
+    clocks[B].skew_s = 86_400.0
+    assert offset_s(clocks[A], links[A].clock_sample(B)) == pytest.approx(0.0, abs=0.1)
+    await trio.sleep(1.5)
+    assert offset_s(clocks[A], links[A].clock_sample(B)) == pytest.approx(86_400.0, abs=0.1)
+    clocks[A].skew_s = -7.0  # what this server measured of others does not depend on its own
+    assert offset_s(clocks[A], links[A].clock_sample(B)) == pytest.approx(86_400.0, abs=0.1)
+    links[B].set_peers([])
+    links[A].set_peers([])
+    await trio.sleep(1)
+    assert links[A].clock_sample(B) is None
 
 
 async def test_the_key_is_given_to_whom_the_table_trusts(

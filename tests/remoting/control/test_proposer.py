@@ -1,16 +1,17 @@
 """The one rule by which a proposal is attempted again; see ``remoting.server.proposer``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick, unwrap
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Unknown
-from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import (
     ATTEMPT_S,
     RETRY_MAX_S,
@@ -44,11 +45,11 @@ class Bench:
         self.clock = Hands()
         self.attempts: list[Propose] = []
         self.decisions: list[Decision] = []
+        self.state = PoolState()
         self.proposer = Proposer(
-            PoolMachine(PoolState()),
             clock=self.clock,
             rng=Random(1),
-            clock_offset_s=lambda: 0.0,
+            table_clock=TableClock(lambda: self.state, self_id=ServerId("s"), clock=self.clock),
             emit=self.attempts.append,
         )
         self.proposer.propose(Tick(), self.decisions.append, timeout_s=timeout_s, bounded=bounded)
@@ -144,3 +145,39 @@ def test_an_answer_to_a_decided_proposal_is_ignored() -> None:
     bench.end(DONE)
     bench.end(NO_LEADER)
     assert len(bench.decisions) == 1
+
+
+def test_a_stamp_that_the_leader_refuses_is_followed_by_the_tables_own_time() -> None:
+    bench = Bench()
+    assert unwrap(bench.attempts[-1].command).at == 100_000
+    bench.state = replace(bench.state, now=Milliseconds(40_000))
+    bench.end(NotCommitted("ahead of the voters' clocks", Refusal.CLOCK))
+    bench.wake()
+    assert len(bench.attempts) == 2
+    assert unwrap(bench.attempts[-1].command).at == 40_000
+    assert not bench.decisions
+
+
+def test_a_new_era_makes_stamps_and_deadlines_anew() -> None:
+    bench = Bench()
+    assert unwrap(bench.attempts[-1].command).era == 0
+    bench.state = replace(bench.state, era=1, now=Milliseconds(40_000))
+    bench.end(Committed(3, encode(refuse(RefusalKind.EXPIRED, "the pool's time was set"))))
+    bench.wake()
+    again = unwrap(bench.attempts[-1].command)
+    assert (again.era, again.at) == (1, 40_000)
+    assert again.expires < 50_000
+    assert not bench.decisions
+
+
+def test_a_command_that_the_leaders_clocks_forbid_is_refused_for_good() -> None:
+    bench = Bench(timeout_s=10.0)
+    refusal = NotCommitted("it would set the pool's time to another one", Refusal.CLOCK)
+    while not bench.decisions:
+        bench.end(refusal)
+        if not bench.decisions:
+            bench.wake()
+    [decision] = bench.decisions
+    assert decision.result == Result(ok=False, kind="clock", why=refusal.reason)
+    assert not decision.uncertain
+    assert bench.clock.now < 101.0

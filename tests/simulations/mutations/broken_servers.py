@@ -24,6 +24,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.reconcile import HostPlan, plan_host, plan_leader
+from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions import leases, state_machine
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.negotiation import Negotiation
@@ -268,6 +269,23 @@ def expired_is_definite() -> AbstractContextManager[None]:
     @contextmanager
     def broken() -> Generator[None]:
         with patched(Proposer, "outcome", outcome), patched(Proposer, "_attempt", attempt):
+            yield
+
+    return broken()
+
+
+def own_clock_is_believed() -> AbstractContextManager[None]:
+    """Let each server stamp by its own wall clock, and the leader take every stamp."""
+
+    def now_ms(self: TableClock) -> int:
+        return max(self.known_ms(), self._clock.wall_ms())
+
+    def refusal(self: TableClock, command: object) -> None:
+        del self, command
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with patched(TableClock, "now_ms", now_ms), patched(TableClock, "refusal", refusal):
             yield
 
     return broken()

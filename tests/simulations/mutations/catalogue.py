@@ -318,6 +318,14 @@ MUTATIONS = (
         (("isolate-leader", 2.0), ("power-all", 8.0)),
     ),
     Mutation(
+        "own-clock-believed",
+        "table-time",
+        "servers stamp by their own wall clocks, and the leader takes every stamp",
+        broken_servers.own_clock_is_believed,
+        (("clock-wrong", 2.0),),
+        tune=_short(16.0, 1.0),
+    ),
+    Mutation(
         "never-reachable-again",
         "converges",
         "a server that was unreachable stays so",

@@ -1,0 +1,269 @@
+"""The pool's time as one server knows it: what stamps commands, and what judges every expiry.
+
+One wall clock can be wrong by years, so none is believed alone. A server measures the wall clocks
+of the voters against its own monotonic clock, and takes the latest instant that a majority of all
+voters' clocks have reached (``majority_time``): with all voters heard that is their median, and
+clocks that are ahead, or voters that are silent, move it nowhere unless they are a majority.
+
+The three sources of the time, and what each may do to the table::
+
+    source    when                                        the table's time
+    VOTERS    a majority of the voters' clocks is known   follows majority_time; when it is ahead
+                                                          of that, it runs at half speed
+    HELD      too few clocks are known, or the only       runs on from the last stamp by the
+              voter's clock is more than                  monotonic clock, at no other rate
+              SOLE_AHEAD_MAX_S ahead of it
+    OWN       the table is empty: the pool is being made  is the wall clock of this server
+
+The leader refuses a command whose stamp is ahead of these bounds (``refusal``); the table itself
+only promises that its time never goes back but by an operator's ``SetClock``.
+
+What is never true: that ``now_ms`` is before the table's time; that a minority of wrong clocks
+moves the table's time ahead by more than ``BOUND_S``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gpupool.pool.model.commands import NAMES, SetClock
+from gpupool.pool.model.ids import Milliseconds, Plain, ServerId
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.ports import Clock
+
+BOUND_S = 5.0
+"""A clock that is further off is called wrong, and no stamp may be further ahead."""
+
+FRESH_S = 16.0
+"""A measured clock counts for so long: three rounds of asking."""
+
+ERROR_MAX_S = 1.0
+"""A measurement that took more than twice this says too little."""
+
+SOLE_AHEAD_MAX_S = 27 * 86400.0
+"""The only voter's clock may be so far ahead of the last stamp. A pool that was off for more than
+three weeks starts by itself; a date with the wrong month or year, 28 days off at least, does not
+count."""
+
+SLEW = 0.5
+"""The speed of the table's time while it is ahead: all durations go on, and it comes right."""
+
+
+class Source(Enum):
+    """What the pool's time rests on; see the module."""
+
+    VOTERS = "voters"
+    HELD = "held"
+    OWN = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """The wall clock of a peer, measured against this server's monotonic clock."""
+
+    zero_ms: int  # what the wall clock showed when our monotonic clock showed 0
+    at: float  # monotonic
+    error_s: float  # half the time that the question and the answer took
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClock:
+    """A wall clock at the moment of a reading."""
+
+    ahead_s: float  # of ``ClockReading.pool_ms``
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """All that a server knows of the time at one moment; differences are in seconds."""
+
+    source: Source
+    pool_ms: int
+    """The time that the source gives."""
+    wall_ms: int
+    """This server's own wall clock."""
+    table_ahead_s: float
+    """The table's time less ``pool_ms``; not negative."""
+    held_s: float
+    """For how long the source has been ``HELD``."""
+    clocks: dict[ServerId, KnownClock]
+    """A server that is not among them was not heard lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A time that runs with the monotonic clock."""
+
+    ms: int
+    at: float
+
+    def now(self, monotonic: float, speed: float = 1.0) -> int:
+        return self.ms + int(max(0.0, monotonic - self.at) * speed * 1000)
+
+
+def majority_time(walls: Sequence[int], voter_count: int) -> int | None:
+    """Return the latest instant that a majority of ``voter_count`` clocks have reached.
+
+    ``walls`` are the clocks that are known. None means that they are no majority.
+    """
+    majority = voter_count // 2 + 1
+    return sorted(walls, reverse=True)[majority - 1] if len(walls) >= majority else None
+
+
+def agreed_time(walls: Sequence[int], voter_count: int) -> int | None:
+    """Return the middle of a majority of ``voter_count`` clocks that agree within ``BOUND_S``.
+
+    None when no majority agrees. The time is set back by this alone: a clock that is behind, and
+    another one that is silent, make a ``majority_time`` that nobody else shares.
+    """
+    majority = voter_count // 2 + 1
+    ordered = sorted(walls)
+    windows = [ordered[at : at + majority] for at in range(len(ordered) - majority + 1)]
+    close = [window for window in windows if window[-1] - window[0] <= BOUND_S * 1000]
+    if not close:
+        return None
+    return min(close, key=lambda window: window[-1] - window[0])[(majority - 1) // 2]
+
+
+class TableClock:
+    """The pool's time at one server; see the module."""
+
+    def __init__(
+        self,
+        table: Callable[[], PoolState],
+        *,
+        self_id: ServerId,
+        clock: Clock,
+        sample: Callable[[ServerId], ClockSample | None] = lambda _peer: None,
+    ) -> None:
+        """Make a clock over ``table``, the table as applied here.
+
+        ``sample`` returns the latest measurement of a peer's wall clock.
+        """
+        self._table = table
+        self._self = self_id
+        self._clock = clock
+        self.sample = sample
+        """Measures the wall clocks of peers."""
+        self._held: _Run | None = None
+        self._held_since = clock.monotonic()
+        self._slewed: _Run | None = None
+        self._era: int = 0
+        self._voters: tuple[ServerId, ...] = ()
+        self._voters_of: object = None
+
+    # --- the time --------------------------------------------------------------------------------
+
+    @property
+    def era(self) -> int:
+        """Return the era in which a command of now is stamped."""
+        return self._table().era
+
+    def known_ms(self) -> int:
+        """Return the table's own time: a stamp that every leader takes."""
+        return self._table().now
+
+    def now_ms(self) -> int:
+        """Return the pool's time; never before the table's."""
+        known = self._table().now
+        _, pool_ms = self._follow()
+        if pool_ms >= known:
+            self._slewed = None
+            return pool_ms
+        now = self._clock.monotonic()
+        run = self._slewed
+        if run is None or known > run.now(now, SLEW):
+            run = self._slewed = _Run(known, now)
+        return run.now(now, SLEW)
+
+    def reading(self) -> ClockReading:
+        """Return what is known of the time, of this server's clock and of all others."""
+        source, pool_ms = self._follow()
+        state, wall_ms = self._table(), self._clock.wall_ms()
+        clocks = {self._self: KnownClock((wall_ms - pool_ms) / 1000, 0.0)}
+        for server in state.servers:
+            sample = self.sample(server)
+            if server == self._self or sample is None:
+                continue
+            if (peer_ms := self._peer_ms(server)) is not None:
+                clocks[server] = KnownClock((peer_ms - pool_ms) / 1000, sample.error_s)
+        ahead_s = max(0.0, (state.now - pool_ms) / 1000)
+        held_s = self._clock.monotonic() - self._held_since if source is Source.HELD else 0.0
+        return ClockReading(source, pool_ms, wall_ms, ahead_s, held_s, clocks)
+
+    def target_ms(self) -> int | None:
+        """Return the time to which an operator sets the table: that of a majority of the voters.
+
+        None when the clocks that are known are no majority that agrees.
+        """
+        return agreed_time(self._walls(), len(self._voter_ids()))
+
+    # --- at the leader ---------------------------------------------------------------------------
+
+    def refusal(self, command: Plain) -> str | None:
+        """Return why the leader must not append ``command`` for its time, or None."""
+        if not isinstance(command, dict):
+            return None  # no envelope; the table refuses it
+        at, content = command.get("t"), command.get("c")
+        if type(at) is int and (ahead_ms := at - self._limit_ms(at)) > 0:
+            return f"its time is {ahead_ms / 1000:.1f} s ahead of what the voters' clocks allow"
+        if command.get("k") == NAMES[SetClock] and isinstance(content, dict):
+            to, target_ms = content.get("to"), self.target_ms()
+            if target_ms is None:
+                return "no majority of the voters' clocks agrees here"
+            if type(to) is int and abs(to - target_ms) > BOUND_S * 1000:
+                return "it would set the pool's time to another one than the voters' clocks show"
+        return None
+
+    def _limit_ms(self, at: int) -> int:
+        """Return the latest stamp that may be appended now; ``at`` itself if that is early."""
+        if at <= self._table().now:
+            return at
+        source, pool_ms = self._follow()
+        # Without a majority's word a stamp that is a little ahead would be the next one's base.
+        slack_ms = 0 if source is Source.HELD else int(BOUND_S * 1000)
+        return max(pool_ms + slack_ms, self.now_ms())
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _follow(self) -> tuple[Source, int]:
+        """Return the source of the time and the time that it gives, and go on from there."""
+        state, now = self._table(), self._clock.monotonic()
+        if not state.now:
+            self._held = None
+            return Source.OWN, self._clock.wall_ms()
+        if state.era != self._era:
+            self._era, self._held, self._slewed = state.era, None, None
+        held = self._held
+        if held is None or state.now > held.now(now):
+            held = self._held = _Run(state.now, now)
+        voters = self._voter_ids()
+        if not voters:
+            return Source.HELD, held.now(now)
+        found = majority_time(self._walls(), len(voters))
+        sole = len(voters) == 1
+        if found is None or (sole and found > held.now(now) + SOLE_AHEAD_MAX_S * 1000):
+            return Source.HELD, held.now(now)
+        self._held, self._held_since = _Run(max(found, state.now), now), now
+        return Source.VOTERS, found
+
+    def _walls(self) -> list[int]:
+        known = (
+            self._clock.wall_ms() if voter == self._self else self._peer_ms(voter)
+            for voter in self._voter_ids()
+        )
+        return [wall for wall in known if wall is not None]
+
+    def _peer_ms(self, peer: ServerId) -> Milliseconds | None:
+        """Return what the wall clock of a peer shows now, when it was measured lately."""
+        sample, now = self.sample(peer), self._clock.monotonic()
+        if sample is None or now - sample.at > FRESH_S or sample.error_s > ERROR_MAX_S:
+            return None
+        return Milliseconds(sample.zero_ms + int(now * 1000))
+
+    def _voter_ids(self) -> tuple[ServerId, ...]:
+        servers = self._table().servers
+        if servers is not self._voters_of:
+            self._voters_of, self._voters = servers, self._table().voters()
+        return self._voters

@@ -1,0 +1,70 @@
+"""The checker of the table's time: no stamp is ahead of what a majority of the voters' clocks show.
+
+It reads the voters' wall clocks themselves, at the moment of each command, where servers must
+measure them over the network. It allows for what a measurement may lack: clocks that were set
+within ``WINDOW_S``, and monotonic clocks that run at another speed.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.table_clock import BOUND_S, FRESH_S, majority_time
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
+
+WINDOW_S = FRESH_S + 2.0
+"""A measured clock counts for so long; a clock that was set is told within a second or two."""
+
+SLACK_S = BOUND_S + FRESH_S / 2
+"""The bound of a stamp, and the most that a monotonic clock at twice its speed adds to a sample."""
+
+SPEED_MAX = 2.0
+"""Of a monotonic clock, by which the time runs on where too few clocks are known."""
+
+IN_FLIGHT_S = 3.0
+"""From a stamp until its command is applied: in this time later stamps may be made and applied."""
+
+
+class TableTime:
+    """The table's time stays within bounds of the voters' clocks."""
+
+    def __init__(self, failures: FailureReporter) -> None:
+        self._failures = failures
+        self._seen: deque[tuple[float, ServerId, int]] = deque()
+        self._era: int = 0
+        self._before_ms = 0
+        self._run_on_ms = 0.0
+        self._before_at = 0.0
+
+    def observe(self, clocks: Mapping[ServerId, int], at: float) -> None:
+        """Look at the wall clocks of all servers at the virtual time ``at``."""
+        for server, wall_ms in clocks.items():
+            self._seen.append((at, server, wall_ms - int(at * 1000)))
+        while self._seen and self._seen[0][0] < at - WINDOW_S:
+            self._seen.popleft()
+
+    def applied(self, state: PoolState, clocks: Mapping[ServerId, int], at: float) -> None:
+        """Judge the table's time after a command was applied for the first time."""
+        self.observe(clocks, at)
+        voters = state.voters()
+        if voters:
+            by_clocks_ms = self._by_clocks_ms(voters, at)
+            self._run_on_ms += (at - self._before_at) * SPEED_MAX * 1000
+            if state.now <= by_clocks_ms or state.era != self._era:
+                self._run_on_ms = min(state.now, by_clocks_ms) + IN_FLIGHT_S * 1000
+            if state.now > max(by_clocks_ms, self._run_on_ms):
+                ahead_s = (state.now - max(by_clocks_ms, self._run_on_ms)) / 1000
+                text = f"after {state.index} the table is {ahead_s:.1f} s ahead of its bounds"
+                self._failures.fail("table-time", text)
+            if state.now < self._before_ms and state.era == self._era:
+                self._failures.fail("table-time", f"the time goes back at {state.index}")
+        self._era, self._before_ms, self._before_at = state.era, state.now, at
+
+    def _by_clocks_ms(self, voters: tuple[ServerId, ...], at: float) -> float:
+        """Return the latest time that the voters' clocks, as they were lately, allow."""
+        latest: dict[ServerId, int] = {}
+        for _, server, zero_ms in self._seen:
+            latest[server] = max(zero_ms, latest.get(server, zero_ms))
+        zero_ms = majority_time([latest[v] for v in voters if v in latest], len(voters))
+        return at * 1000 + zero_ms + SLACK_S * 1000 if zero_ms is not None else 0.0

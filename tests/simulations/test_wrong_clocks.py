@@ -1,0 +1,104 @@
+"""Wrong clocks in the simulator: they move the table's time nowhere, and an operator mends it."""
+
+import pytest
+
+from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.cluster_faults import ClusterFaults
+from gpupool.simulations.kernel.drifting_clock import EPOCH_MS
+from gpupool.simulations.kernel.swarm_options import Options
+
+DAYS_MS = 86_400_000
+
+
+def pool_of(servers: int, seed: int) -> tuple[Cluster, ClusterFaults]:
+    """Return a complete pool with clients that ask and hold leases."""
+    cluster = Cluster(Options(seed=seed, servers=servers, clients=12, hold_s=1.0, think_s=0.5))
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+        assert cluster.scheduler.now < 30.0
+    cluster.start_clients()
+    cluster.scheduler.run_until(cluster.scheduler.now + 5.0)
+    return cluster, ClusterFaults(cluster)
+
+
+def run_for(cluster: Cluster, seconds: float) -> int:
+    """Let virtual time pass; return how many leases were granted."""
+    before = cluster.counters.granted
+    cluster.scheduler.run_until(cluster.scheduler.now + seconds)
+    assert cluster.failures.failure is None, cluster.failures.failure
+    return cluster.counters.granted - before
+
+
+def table_ahead_s(cluster: Cluster) -> float:
+    """Return how far the newest table's time is ahead of the right time."""
+    right_ms = EPOCH_MS + int(cluster.scheduler.now * 1000)
+    return (cluster.environment.checkers.logs.state.now - right_ms) / 1000
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_leaders_wrong_clock_does_not_move_the_tables_time(seed: int) -> None:
+    """Finding H1: 3 s of +400 days kept the table 34,559,977 s ahead, and ended nearly all grants.
+
+    This test failed at commit e177413 with exactly that.
+    """
+    cluster, faults = pool_of(5, seed)
+    before = run_for(cluster, 10.0)
+    leader = cluster.leader_name()
+    assert leader is not None
+    faults.clock_jump(leader, 400 * DAYS_MS)
+    run_for(cluster, 3.0)
+    assert table_ahead_s(cluster) < 5.0
+    faults.clock_jump(leader, -400 * DAYS_MS)
+    after = run_for(cluster, 10.0)
+    assert abs(table_ahead_s(cluster)) < 5.0
+    assert after > before / 2
+
+
+def set_all(cluster: Cluster, faults: ClusterFaults, by_ms: int) -> None:
+    for name in cluster.server_names():
+        faults.clock_jump(name, by_ms)
+
+
+def test_an_operator_sets_a_table_that_is_ahead() -> None:
+    """When most clocks were wrong: until then grants go on, and the time runs at half speed."""
+    cluster, faults = pool_of(3, seed=3)
+    before = run_for(cluster, 10.0)
+    set_all(cluster, faults, 20 * DAYS_MS)
+    run_for(cluster, 3.0)
+    assert table_ahead_s(cluster) > 19 * 86_400
+    set_all(cluster, faults, -20 * DAYS_MS)
+    run_for(cluster, 3.0)
+    ahead_s = table_ahead_s(cluster)
+    slowed = run_for(cluster, 10.0)
+    assert slowed > before / 3
+    assert table_ahead_s(cluster) == pytest.approx(ahead_s - 5.0, abs=1.5)
+    cluster.operator.set_clock()
+    run_for(cluster, 2.0)
+    assert abs(table_ahead_s(cluster)) < 1.0
+    assert run_for(cluster, 10.0) > before / 2
+    state = cluster.environment.checkers.logs.state
+    assert state.era == 1
+    assert state.acts[-1].kind == "clock-set"
+
+
+def test_the_only_voters_clock_is_held_back_and_taken_by_order() -> None:
+    cluster, faults = pool_of(1, seed=4)
+    set_all(cluster, faults, 400 * DAYS_MS)
+    before = run_for(cluster, 5.0)
+    assert abs(table_ahead_s(cluster)) < 1.0
+    assert before > 3
+    cluster.operator.set_clock()
+    run_for(cluster, 1.0)
+    assert table_ahead_s(cluster) == pytest.approx(400 * 86_400, abs=1.0)
+
+
+def test_a_pool_that_was_off_for_weeks_starts_by_itself() -> None:
+    """A majority agrees; the only voter of a pool may be three weeks and some days ahead."""
+    for servers, days in ((3, 29), (1, 26)):
+        cluster, faults = pool_of(servers, seed=5)
+        for name in cluster.server_names():
+            faults.kill(name, 2.0)
+        set_all(cluster, faults, days * DAYS_MS)
+        run_for(cluster, 8.0)
+        assert table_ahead_s(cluster) == pytest.approx(days * 86_400, abs=10.0)
