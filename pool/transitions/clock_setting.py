@@ -16,8 +16,10 @@ from dataclasses import replace
 from gpupool.pool.model.commands import SetClock
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState, Server, Token
+from gpupool.pool.model.tables import LeaseTable, WaitingTable
 from gpupool.pool.transitions.audit import emit_event, record
 
 
@@ -76,11 +78,13 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
     return with_changes(
         state,
         tokens={each: _token(token, move) for each, token in state.tokens.items()},
-        leases={each: _lease(lease, move) for each, lease in state.leases.items()},
-        servers={each: _server(server, move) for each, server in state.servers.items()},
+        leases=LeaseTable((each, _lease(lease, move)) for each, lease in state.leases.items()),
+        servers=PersistentMap(
+            (each, _server(server, move)) for each, server in state.servers.items()
+        ),
         removed={each: move.past(at) for each, at in state.removed.items()},
         events=tuple(replace(event, at=move.past(event.at)) for event in state.events),
-        waiting=waiting,
+        waiting=WaitingTable(waiting),
         staged=staged,
     )
 

@@ -107,13 +107,9 @@ class ControlServer:
         self._table_clock = table_clock or TableClock(
             lambda: machine.state, self_id=identity.server, clock=clock, sample=links.clock_sample
         )
+        now_ms = self._table_clock.now_ms
         self.ca_key = CaKey(
-            identity,
-            authority,
-            machine=machine,
-            now_ms=self._table_clock.now_ms,
-            log=log,
-            save=save_key,
+            identity, authority, machine=machine, now_ms=now_ms, log=log, save=save_key
         )
         self._clock_problems: dict[str, str] = {}
         self._clocks_at = float("-inf")
