@@ -10,6 +10,7 @@ goes to another server, and then all parts are cancelled at once.
 """
 
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -55,6 +56,7 @@ from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.pool_client import SystemClock, SystemRng
 from gpupool.remoting.devices.nvml import PynvmlNvml
+from gpupool.remoting.host.confinement import wanted
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.network_speed import has_rdma
@@ -165,6 +167,7 @@ class _Server:
             state_dir=self._state.path,
             address_of=self._address_of,
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
+            confine=wanted(os.environ),
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(

@@ -5,12 +5,15 @@ Sizes are bytes. Facts are from NVIDIA's NVML API reference and from its Xid cat
 
 import contextlib
 import importlib
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 DEVICE_COUNT_MAX = 256
 PROCESS_COUNT_MAX = 65536
+CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 LINK_COUNT_MAX = 36
 
 HARDWARE_XIDS = {
@@ -45,6 +48,7 @@ class NvmlDevice:
     compute_capability: str
     pci_bus_id: str
     parent: str | None = None  # uuid of the physical GPU of a MIG instance
+    nodes: tuple[str, ...] = ()  # paths of its own device nodes; none when they are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,20 @@ class PynvmlNvml:
             compute_capability=f"{major}.{minor}",
             pci_bus_id=str(nvml.nvmlDeviceGetPciInfo(physical).busId),
             parent=parent,
+            nodes=self._nodes(handle, physical, instance=parent is not None),
         )
+
+    def _nodes(self, handle: Any, physical: Any, *, instance: bool) -> tuple[str, ...]:
+        nvml = self._nvml
+        minor = self._optional(nvml.nvmlDeviceGetMinorNumber, physical)
+        if minor is None or not instance:
+            return () if minor is None else (f"/dev/nvidia{minor}",)
+        whole = self._optional(nvml.nvmlDeviceGetGpuInstanceId, handle)
+        part = self._optional(nvml.nvmlDeviceGetComputeInstanceId, handle)
+        if whole is None or part is None:
+            return ()
+        nodes = mig_nodes(int(minor), int(whole), int(part))
+        return (f"/dev/nvidia{minor}", *nodes) if nodes else ()
 
     def _divided(self, handle: Any) -> bool:
         mode = self._optional(self._nvml.nvmlDeviceGetMigMode, handle)
@@ -272,6 +289,31 @@ class PynvmlNvml:
         except self._nvml.NVMLError as error:
             lost = error.value == self._nvml.NVML_ERROR_GPU_IS_LOST
             raise NvmlError(str(error), lost=lost) from error
+
+
+def mig_nodes(
+    minor: int, gpu_instance: int, compute_instance: int, capabilities: Path = CAPABILITIES
+) -> tuple[str, ...]:
+    """Return the device nodes that let a process use one MIG instance; none if not known.
+
+    Args:
+        minor: of the physical GPU.
+        gpu_instance: its number on the GPU.
+        compute_instance: its number in the GPU instance.
+        capabilities: where the driver says which node stands for what.
+    """
+    whole = capabilities / f"gpu{minor}" / "mig" / f"gi{gpu_instance}"
+    found: list[str] = []
+    for place in (whole, whole / f"ci{compute_instance}"):
+        try:
+            text = (place / "access").read_text()
+        except OSError:
+            return ()
+        number = re.search(r"^DeviceFileMinor:\s*(\d+)$", text, re.MULTILINE)
+        if number is None:
+            return ()
+        found.append(f"/dev/nvidia-caps/nvidia-cap{number[1]}")
+    return tuple(found)
 
 
 def count_links(uuid: str) -> int:

@@ -202,8 +202,10 @@ class Inventory:
         system: NvmlSystem | None = None,
         problem: str = "",
         device_locks: DeviceLocks | None = None,
+        nodes: Mapping[GpuId, tuple[str, ...]] | None = None,
         log: Log = lambda _text: None,
     ) -> None:
+        self._nodes = dict(nodes or {})
         self.driver_version = system.driver_version if system else ""
         self.cuda_version = system.cuda_version if system else ""
         self.problem = problem  # why no real GPU was found
@@ -240,11 +242,14 @@ class Inventory:
             log: takes one line about what happens to a GPU.
         """
         real: list[Gpu] = []
+        nodes: dict[GpuId, tuple[str, ...]] = {}
         system, problem = None, ""
         if nvml is not None:
             try:
                 system = nvml.open()
-                real = [gpu_of(device, index) for index, device in enumerate(nvml.devices())]
+                found = nvml.devices()
+                nodes = {GpuId(device.uuid): device.nodes for device in found}
+                real = [gpu_of(device, index) for index, device in enumerate(found)]
                 problem = "" if real else "the NVIDIA driver reports no GPU"
                 real, problem = chosen_gpus(real, only) if real and only else (real, problem)
             except NvmlError as error:
@@ -256,6 +261,7 @@ class Inventory:
             system=system,
             problem=problem,
             device_locks=device_locks,
+            nodes={gpu.id: nodes[gpu.id] for gpu in real},
             log=log,
         )
         if real and nvml is not None:
@@ -275,6 +281,12 @@ class Inventory:
         """Return one device."""
         state = self._states.get(uuid)
         return state.gpu if state else None
+
+    def device_nodes(self) -> Mapping[GpuId, tuple[str, ...]] | None:
+        """Return the paths of each GPU's own device nodes; None when those of one are not known."""
+        if any(not self._nodes.get(uuid) for uuid in self._real()):
+            return None
+        return self._nodes
 
     def readings(self) -> dict[GpuId, GpuReading]:
         """Return the latest foreign memory and fault of every device."""

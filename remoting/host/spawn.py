@@ -7,7 +7,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import gpupool
 import gpupool.remoting
 from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.host.remove_tree import remove_tree
-from gpupool.remoting.host.users import UID_BASE, UID_COUNT
+from gpupool.remoting.host.users import UID_BASE, UID_COUNT, UidPool
 
 ENVIRONMENT_PASSED = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH"),
@@ -39,6 +40,25 @@ class Isolation:
     groups: tuple[int, ...] = ()
     #: Directories of the installation that a worker must bring within its own uid's reach.
     expose: tuple[Path, ...] = ()
+
+
+def isolation_for(*, cuda: bool, wanted: bool, uids: UidPool) -> Isolation:
+    """Return how workers of this process are isolated, for the reasons that there are.
+
+    Args:
+        cuda: whether they use real GPUs.
+        wanted: whether they are to have uids of their own where that is possible.
+        uids: where uids come from.
+    """
+    if not wanted:
+        return Isolation(False, "workers run as the server's own user, as configured")
+    isolation = choose_isolation(cuda=cuda)
+    if isolation.own_uid:
+        try:
+            uids.give_back(uids.take())
+        except OSError as error:
+            return Isolation(False, f"workers run as root: no uid can be had: {error}")
+    return isolation
 
 
 def choose_isolation(*, cuda: bool) -> Isolation:
@@ -200,6 +220,19 @@ def start_process(control: socket.socket, errors: int, directory: Path) -> subpr
         close_fds=True,
         start_new_session=True,
     )
+
+
+def make_worker_directories(base: Path, log: Callable[[str], None], *, own_uid: bool) -> Path:
+    """Return a new directory for the workers' directories, where their own uids get through."""
+    base = base.resolve()
+    if own_uid and closed_above(base / orphan_reaper.DIRECTORY_NAME) is not None:
+        directory = Path(tempfile.mkdtemp(prefix=orphan_reaper.TEMPORARY_PREFIX))
+    else:
+        directory = base / orphan_reaper.DIRECTORY_NAME
+        remove_tree(directory, log)  # of a former run
+        directory.mkdir(exist_ok=True)
+    directory.chmod(0o711 if own_uid else 0o700)
+    return directory
 
 
 def make_directory(parent: Path, number: int) -> Path:

@@ -41,6 +41,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
@@ -71,6 +72,7 @@ class HostSupervisor:
         doors: Mapping[str, str] | None = None,
         own_uids: bool = True,
         landlock: bool = True,
+        confine: frozenset[str] = frozenset(PROPERTIES),
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
         log: Log = lambda _text: None,
     ) -> None:
@@ -87,6 +89,7 @@ class HostSupervisor:
             doors: name of each door to its "module:function"; by default the array door.
             own_uids: whether workers get uids of their own where that is possible.
             landlock: whether workers are confined to a few directories where that is possible.
+            confine: which of ``confinement.PROPERTIES`` workers are confined by where possible.
             address_of: where another server of the pool listens; None when it is not known.
             log: takes one line.
         """
@@ -110,6 +113,7 @@ class HostSupervisor:
                 doors=doors,
                 landlock=landlock,
                 own_uids=own_uids,
+                confinement=Confinement(confine, inventory.device_nodes()),
             ),
             handle=self._handle,
             reap=self._reap,
@@ -324,8 +328,8 @@ class HostSupervisor:
             reason = worker_messages.shortened(str(error) or "no answer in time")
         worker.dialling = False
         try:
-            descriptor = None if connection is None else connection.socket.fileno()
-            worker.send(worker_messages.Dialled(reason), descriptor)
+            descriptors = () if connection is None else (connection.socket.fileno(),)
+            worker.send(worker_messages.Dialled(reason), *descriptors)
         except WorkerFailedError as error:
             worker.kill(str(error))
         finally:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ UID_LOCKS = Path("/run/gpupool-uids")
 """One lock file per uid in use, so that two servers on one machine never share one."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+MEMORY_PREFIX = "gpupool-"
 
 
 class UidPool:
@@ -76,6 +78,30 @@ class LeaseUser:
 
     holders: int = 0  # workers that got it and are not buried yet
 
+    memory: Path | None = None
+    """What its workers see as ``/dev/shm``, in the machine's; None: they see the machine's."""
+
+    network: int = -1
+    """Descriptor of the network namespace that its workers share; -1: each has what it has."""
+
+    def own_memory(self) -> None:
+        """Make a ``/dev/shm`` for its workers, if it has none yet; raise OSError if it cannot."""
+        if self.memory is None:
+            path = Path(tempfile.mkdtemp(prefix=MEMORY_PREFIX, dir=SHARED_MEMORY))
+            os.chown(path, self.uid, self.uid)
+            self.memory = path
+
+    def own_network(self, pid: int) -> None:
+        """Let its workers share the network of the worker ``pid``, if they have none yet."""
+        if self.network < 0:
+            self.network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Forget the network."""
+        if self.network >= 0:
+            os.close(self.network)
+            self.network = -1
+
     def clean_up(self, pid: int) -> bool:
         """Kill and remove what the worker ``pid``, which has ended, left; return whether all went.
 
@@ -83,6 +109,8 @@ class LeaseUser:
         the next who gets its uid finds no memory of this lease. Blocks.
         """
         gone = kill_processes_of(self.uid, self.running)
+        if self.running and self.memory is not None:
+            remove_shared_memory(self.uid, pid, self.memory)
         remove_shared_memory(self.uid, pid if self.running else None)
         return gone
 
@@ -121,6 +149,8 @@ class LeaseUsers:
     def give_back(self, user: LeaseUser, *, gone: bool) -> None:
         """Take note that a worker is buried; its uid is free if nothing of its lease is left."""
         user.holders -= 1
+        if not user.holders:
+            user.close()
         if not user.holders and gone:
             self._pool.give_back(user.uid)
 
@@ -185,17 +215,18 @@ def kill_processes_of(uid: int, running: Collection[int] = (), *, rounds_max: in
     return False
 
 
-def remove_shared_memory(uid: int, pid: int | None) -> None:
+def remove_shared_memory(uid: int, pid: int | None, directory: Path | None = None) -> None:
     """Remove what CUDA leaves in shared memory of a process that has ended.
 
     Args:
         uid: whose files are removed, and nobody else's.
         pid: of the process; None: all that the user has there, from whichever program.
+        directory: where; None: in the machine's.
     """
     if pid is not None and orphan_reaper.start_time_of(pid) is not None:
         return  # the pid is another's by now
     prefix = "" if pid is None else f"cuda.shm.{uid:x}.{pid:x}."
-    with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+    with contextlib.suppress(OSError), os.scandir(directory or SHARED_MEMORY) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # Somebody else has removed it.
                 if not entry.name.startswith(prefix):

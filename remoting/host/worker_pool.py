@@ -33,10 +33,9 @@ exists any more when somebody who waited for ``ended`` goes on.
 import contextlib
 import os
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +45,7 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.confinement import Confinement
 from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
@@ -92,6 +92,7 @@ class WorkerPoolSettings:
     doors: Mapping[str, str] | None = None
     landlock: bool = True
     own_uids: bool = True  # where possible
+    confinement: Confinement = field(default_factory=Confinement)
 
 
 class WorkerPool:
@@ -140,10 +141,14 @@ class WorkerPool:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep spare workers warm until cancelled; then kill every worker and wait for it."""
-        self._isolation = self._choose_isolation()
+        self._isolation = spawn.isolation_for(
+            cuda=self._settings.cuda, wanted=self._settings.own_uids, uids=self._uids
+        )
         if self._isolation.reason:
             self._log(self._isolation.reason)
-        self._directory = self._make_directory()
+        self._directory = spawn.make_worker_directories(
+            self._settings.runtime_dir, self._log, own_uid=self._isolation.own_uid
+        )
         self._record()
         try:
             async with trio.open_nursery() as nursery:
@@ -198,6 +203,7 @@ class WorkerPool:
             GpupoolError: when there is no uid for it, or it has ended.
         """
         uid, groups = await self._take_user(worker)
+        await self._narrow(worker)
         await self._give_kernels(worker, user)
         if uid >= 0:
             try:
@@ -212,11 +218,25 @@ class WorkerPool:
         if worker.exited.is_set():  # Then it may be cleaned up already, and would keep the uid.
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
-            worker.user = self._users.take(worker.lease, worker.process.pid)
+            user = worker.user = self._users.take(worker.lease, worker.process.pid)
+            if self._settings.confinement.shares_memory(worker.confinement):
+                user.own_memory()
+            if "no-network" in worker.confinement:
+                user.own_network(worker.process.pid)
             await trio.to_thread.run_sync(spawn.give_contents, worker.directory, worker.uid)
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
         return worker.uid, self._isolation.groups
+
+    async def _narrow(self, worker: WorkerHandle) -> None:
+        """Take from a worker's sight what is not its lease's."""
+        memory = worker.user.memory if worker.user is not None else None
+        narrow = self._settings.confinement.narrow
+        pid, holds = worker.process.pid, worker.confinement
+        try:
+            await trio.to_thread.run_sync(narrow, pid, holds, worker.devices, memory)
+        except OSError as error:
+            raise WorkerFailedError("no session can be opened", why=str(error)) from error
 
     async def _give_kernels(self, worker: WorkerHandle, user: str) -> None:
         """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
@@ -414,13 +434,15 @@ class WorkerPool:
     def _message(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
         if isinstance(message, worker_messages.Ready) and worker.state is WorkerState.STARTING:
             worker.certificate_sha256 = message.certificate_sha256
-            worker.confinement = message.confinement
+            worker.confinement = self._settings.confinement.complete(message.confinement)
             worker.cuda_problem = message.cuda_problem
             if self._isolation.own_uid and "own-uid" not in worker.confinement:
                 self._say_once(
                     "workers run as root: their own uids cannot read "
                     f"{self._isolation.expose[0]}, and this system does not let them mount it"
                 )
+            if lacking := self._settings.confinement.lacking(worker.confinement):
+                self._say_once("workers are not confined by: " + "; ".join(lacking))
             worker.state = WorkerState.WARM
             worker.ready.set()
             self._wake()
@@ -447,35 +469,9 @@ class WorkerPool:
             readable=tuple(str(path.resolve()) for path in spawn.installation_paths()),
             expose=tuple(str(path) for path in self._isolation.expose) if own else (),
             doors=self.doors,
+            confine=self._settings.confinement.asked(),
+            devices=self._settings.confinement.devices(),
         )
-
-    # --- where and as whom ----------------------------------------------------------------------
-
-    def _choose_isolation(self) -> spawn.Isolation:
-        if not self._settings.own_uids:
-            return spawn.Isolation(False, "workers run as the server's own user, as configured")
-        isolation = spawn.choose_isolation(cuda=self._settings.cuda)
-        if isolation.own_uid:
-            try:
-                self._uids.give_back(self._uids.take())
-            except OSError as error:
-                return spawn.Isolation(False, f"workers run as root: no uid can be had: {error}")
-        return isolation
-
-    def _make_directory(self) -> Path:
-        """Return the directory of the workers' directories, where their own uids get through."""
-        base = self._settings.runtime_dir.resolve()
-        if (
-            self._isolation.own_uid
-            and spawn.closed_above(base / orphan_reaper.DIRECTORY_NAME) is not None
-        ):
-            directory = Path(tempfile.mkdtemp(prefix=orphan_reaper.TEMPORARY_PREFIX))
-        else:
-            directory = base / orphan_reaper.DIRECTORY_NAME
-            remove_tree(directory, self._log)  # of a former run
-            directory.mkdir(exist_ok=True)
-        directory.chmod(0o711 if self._isolation.own_uid else 0o700)
-        return directory
 
     def _record(self) -> None:
         if self._settings.state_dir is None:

@@ -36,6 +36,8 @@ class Start:
     readable: tuple[str, ...]  # paths that it may read beside the operating system
     expose: tuple[str, ...]  # paths that it must make reachable before it changes its uid
     doors: dict[str, str]  # name of a door to "module:function"
+    confine: tuple[str, ...] = ()  # of ``host.confinement.PROPERTIES``, those to be had
+    devices: tuple[str, ...] = ()  # nodes of all GPUs that it may be assigned, when confined so
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Assign:
     uid: int = -1  # to become, of the lease, and its group; -1 to stay who it is
     groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
     settings: dict[str, str] = field(default_factory=dict[str, str])  # more for CUDA's environment
+    network: bool = False  # a network to join comes with it, behind the budget
 
 
 @dataclass(frozen=True, slots=True)

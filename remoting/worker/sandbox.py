@@ -10,7 +10,6 @@ import ctypes
 import os
 import resource
 import signal
-import stat
 import struct
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,9 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
+FILE_SIZE_MAX = 64 << 30
+"""Far above any image or kernel; a file in memory counts as well, such as what workers share."""
+
 DESCRIPTOR_COUNT_MAX = 4096
 """CUDA opens about 60 descriptors a GPU; a program of 16 GPUs stays far below."""
 
@@ -29,18 +31,14 @@ PROCESS_COUNT_MAX = 8192
 """Threads of one uid, which all workers of a lease share: 64 of them with 128 threads each. CUDA
 starts some tens a GPU, NumPy's BLAS one a core, the CUDA door one for each thread that waits."""
 
-_CLONE_NEWNS = 0x0002_0000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
-_MNT_DETACH = 2
-
 # The same numbers on every architecture, as all system calls added since 2019.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
-_SCOPE_SIGNAL = 1 << 1
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
+_SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1 << 0, 1 << 1
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 _SYSTEM_READABLE = (
@@ -59,7 +57,7 @@ _SYSTEM_READABLE = (
     ),
     *("/run/nvidia-persistenced", "/run/nvidia-topologyd", "/run/opengl-driver"),
 )
-_SYSTEM_WRITABLE = ("/dev", "/proc/self", "/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108
+_SYSTEM_WRITABLE = ("/proc/self", "/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108
 
 
 def _libc() -> ctypes.CDLL:
@@ -85,8 +83,11 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def limit_resources(*, own_uid: bool) -> None:
-    """Forbid core dumps, which would hold the client's data, and bound descriptors."""
+    """Forbid core dumps, which would hold the client's data; bound descriptors and files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = FILE_SIZE_MAX if hard == resource.RLIM_INFINITY else min(FILE_SIZE_MAX, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = (
         DESCRIPTOR_COUNT_MAX if hard == resource.RLIM_INFINITY else min(DESCRIPTOR_COUNT_MAX, hard)
@@ -154,81 +155,53 @@ def hide_memory() -> bool:
     return _prctl(PR_SET_DUMPABLE, 0)
 
 
-def expose(directories: Sequence[str]) -> bool:
-    """Let any uid of this process reach ``directories`` although one above them is closed.
-
-    In a mount namespace of its own, this process sees an empty directory in place of the closed
-    one, and in it nothing but ``directories``, read-only. Needs CAP_SYS_ADMIN.
-
-    Args:
-        directories: absolute, without links, none inside another.
-
-    Returns:
-        Whether that worked; if not, every directory is where it was.
-    """
-    libc = _libc()
-    if libc.unshare(_CLONE_NEWNS) != 0:
-        return False
-    covers = sorted({str(_closed_above(Path(path))) for path in directories})
-    covered: list[str] = []
-    opened: dict[str, int] = {}
-    try:
-        # Nothing below may reach the machine's own mounts.
-        _mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
-        for path in directories:
-            opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        for cover in covers:
-            _mount(libc, "tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
-            covered.append(cover)
-        for path, descriptor in opened.items():
-            Path(path).mkdir(mode=0o755, parents=True)
-            _mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
-            _mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
-    except OSError:
-        for cover in covered:
-            libc.umount2(os.fsencode(cover), _MNT_DETACH)
-        return False
-    finally:
-        for descriptor in opened.values():
-            os.close(descriptor)
-    return True
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 where it has none."""
+    if sys.platform != "linux":
+        return 0
+    nothing = ctypes.c_size_t(0)
+    found = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, nothing, ctypes.c_uint32(1))
+    return max(0, found)
 
 
-def _mount(
-    libc: ctypes.CDLL, source: str | None, target: str, kind: str | None, flags: int, data: str = ""
-) -> None:
-    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
-    if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(data) or None) != 0:
-        raise OSError(ctypes.get_errno(), "mount", target)
-
-
-def _closed_above(path: Path) -> Path:
-    return [part for part in path.parents if not part.stat().st_mode & stat.S_IXOTH][-1]
-
-
-def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
+def restrict_files(
+    readable: Sequence[str],
+    writable: Sequence[str],
+    devices: Sequence[str] | None = None,
+    *,
+    network: bool = True,
+    abstract: bool = True,
+) -> tuple[str, ...]:
     """Leave this process the operating system and the given paths only, by Landlock.
 
     Must be called while the process has one thread: Landlock holds for the calling thread and
     those that it starts later.
 
+    Args:
+        readable: directories beside the operating system's.
+        writable: directories that are the process's own.
+        devices: the device nodes that it may use; None: all of ``/dev``.
+        network: whether it is to be kept from listening and connecting by TCP.
+        abstract: whether it is to be kept from others' Unix sockets that have no path.
+
     Returns:
-        Whether the restriction holds; False where the kernel has no Landlock.
+        Which restrictions hold; none where the kernel has no Landlock.
     """
-    if sys.platform != "linux":
-        return False
-    libc = _libc()
-    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    version = landlock_version()
     if version < 1:
-        return False
+        return ()
+    libc = _libc()
+    network, abstract = network and version >= 4, abstract and version >= 6
     handled = _handled_rights(version)
-    scoped = _SCOPE_SIGNAL if version >= 6 else 0
-    attributes = struct.pack("=QQQ", handled, 0, scoped)[: 24 if version >= 6 else 8]
+    ports = _BIND_TCP | _CONNECT_TCP if network else 0
+    scoped = _SCOPE_SIGNAL | (_SCOPE_ABSTRACT_SOCKET if abstract else 0) if version >= 6 else 0
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    attributes = struct.pack("=QQQ", handled, ports, scoped)[:size]
     ruleset = libc.syscall(
         _LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
     )
     if ruleset < 0:
-        return False
+        return ()
     try:
         read = _EXECUTE | _READ_FILE | _READ_DIR
         # CUDA names its threads by opening /proc/self/task/TID/comm with O_TRUNC; without that
@@ -236,14 +209,18 @@ def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
         use = read | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
         for paths, rights in (
             ((*_SYSTEM_READABLE, *readable), read),
-            (_SYSTEM_WRITABLE, use),
+            ((*_SYSTEM_WRITABLE, *(("/dev",) if devices is None else devices)), use),
+            (("/dev",), _READ_DIR),
             (("/dev/shm", *writable), handled),  # noqa: S108
         ):
             for path in paths:
                 _allow(libc, ruleset, path, rights & handled)
-        return libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) == 0
+        if libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) != 0:
+            return ()
     finally:
         os.close(ruleset)
+    holds = (("landlock", True), ("no-tcp", network), ("no-abstract-sockets", abstract))
+    return tuple(name for name, held in holds if held)
 
 
 def _handled_rights(version: int) -> int:

@@ -1,8 +1,10 @@
 """The worker's blocking end of its sockets to the host: messages with descriptors, and budget."""
 
 import collections
+import os
 import socket
 import threading
+from typing import BinaryIO
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.protocol import worker_messages
@@ -49,9 +51,16 @@ class WorkerChannel:
 
     def take_descriptor(self) -> socket.socket:
         """Return the socket that came with the message just received."""
+        return socket.socket(fileno=self._take())
+
+    def take_file(self) -> BinaryIO:
+        """Return what came with the message just received and is no socket."""
+        return os.fdopen(self._take(), "rb", buffering=0)
+
+    def _take(self) -> int:
         if not self._descriptors:
             raise RemoteProtocolError("message without its descriptor")
-        return socket.socket(fileno=self._descriptors.popleft())
+        return self._descriptors.popleft()
 
     def _read_some(self) -> None:
         try:

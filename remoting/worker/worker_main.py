@@ -26,7 +26,7 @@ from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
 from gpupool.remoting.protocol import handshake, worker_messages
 from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
-from gpupool.remoting.worker import sandbox
+from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 from gpupool.remoting.worker.peer_links import INTRODUCTION, Peers
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
         assert isinstance(start, worker_messages.Start)
         context, ready = _prepare(start, parent_pid)
         channel.send(ready)
-        Worker(channel, start, context, parent_pid).run()
+        Worker(channel, start, context, parent_pid, ready.confinement).run()
     except HostGoneError:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
@@ -93,19 +93,8 @@ def _prepare(
     start: worker_messages.Start, parent_pid: int
 ) -> tuple[ssl.SSLContext, worker_messages.Ready]:
     """Confine this process and import what it will need; return its TLS context and report."""
-    holds: list[str] = []
-    own_uid = start.own_uid and (not start.expose or sandbox.expose(start.expose))
-    sandbox.keep_descendants()
-    if sandbox.forbid_new_privileges():
-        holds.append("no-new-privileges")
-    # Before the first thread: NumPy's BLAS starts some when it is imported.
-    if start.landlock and sandbox.restrict_files(start.readable, (start.directory,)):
-        holds.append("landlock")
-    sandbox.limit_resources(own_uid=own_uid)
-    if own_uid:
-        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
-    elif os.geteuid() == 0 and sandbox.drop_capabilities():
-        holds.append("few-capabilities")  # of this thread, and so of those that it starts
+    own_uid = start.own_uid and (not start.expose or namespaces.expose(start.expose))
+    holds = _confine(start, own_uid=own_uid)
     problem = _preload(start)
     # Imported here and not above, where it would slow down everything before the confinement.
     from gpupool.remoting.worker.certificate import worker_context
@@ -115,6 +104,48 @@ def _prepare(
     if sandbox.hide_memory():
         holds.append("not-dumpable")
     return context, worker_messages.Ready(fingerprint, tuple(holds), problem)
+
+
+def _confine(start: worker_messages.Start, *, own_uid: bool) -> list[str]:
+    """Give up what can be given up before the lease is known; return what holds then."""
+    holds: list[str] = []
+    sandbox.keep_descendants()
+    if sandbox.forbid_new_privileges():
+        holds.append("no-new-privileges")
+    is_root = os.geteuid() == 0
+    # First what needs privileges, and all of it before the first thread: NumPy's BLAS starts some
+    # when it is imported.
+    no_network = is_root and "network" in start.confine and namespaces.own_network()
+    if no_network:
+        holds.append("no-network")
+    devices: tuple[str, ...] | None = None
+    own_directories = (start.directory,)
+    if "devices" in start.confine:
+        devices = (*namespaces.STANDARD_DEVICES, *start.devices)
+        staging = Path(start.directory) / "dev"
+        if is_root and namespaces.private_devices(start.devices, staging):
+            holds.append("private-devices")
+            devices, own_directories = (), (start.directory, "/dev")
+    if start.landlock:
+        tcp = "landlock-network" in start.confine
+        # Within a lease's own network such sockets are CUDA's, and reach nobody else.
+        holds += sandbox.restrict_files(
+            start.readable,
+            own_directories,
+            devices,
+            network=tcp,
+            abstract=tcp and not no_network,
+        )
+        if "landlock" in holds and devices:
+            holds.append("listed-devices")
+    sandbox.limit_resources(own_uid=own_uid)
+    if own_uid:
+        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
+    elif is_root and sandbox.drop_capabilities():
+        holds.append("few-capabilities")  # of this thread, and so of those that it starts
+    if "system-calls" in start.confine and syscall_filter.available():
+        holds.append("system-call-filter")  # once it is assigned: it needs privileges before
+    return holds
 
 
 def _preload(start: worker_messages.Start) -> str:
@@ -143,8 +174,10 @@ class Worker:
         start: worker_messages.Start,
         context: ssl.SSLContext,
         parent_pid: int,
+        confinement: Sequence[str],
     ) -> None:
         self._channel = channel
+        self._filtered = "system-call-filter" in confinement
         self._doors = start.doors
         self._parent_pid = parent_pid
         self._context = context
@@ -175,12 +208,18 @@ class Worker:
     def _assigned(self, assign: worker_messages.Assign) -> None:
         if self._assign is not None:
             raise ProtocolError("a worker serves one session")
+        budget = self._channel.take_descriptor()
+        if assign.network:
+            with self._channel.take_file() as network:
+                namespaces.join_network(network.fileno())
         if assign.uid >= 0:
             sandbox.become(assign.uid, assign.uid, assign.groups)
             sandbox.die_with_parent(self._parent_pid)
             sandbox.hide_memory()
+        if self._filtered:
+            syscall_filter.install()
         self._assign = assign
-        self._budget = BudgetClient(self._channel.take_descriptor())
+        self._budget = BudgetClient(budget)
         os.environ |= assign.settings | {"CUDA_VISIBLE_DEVICES": assign.cuda_visible}
         self._channel.send(worker_messages.Assigned())
         self._start_thread(self._make_contexts)

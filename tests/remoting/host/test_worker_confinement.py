@@ -19,7 +19,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import orphan_reaper, spawn, users
 from gpupool.remoting.host.kernel_cache import KernelCache
-from gpupool.remoting.worker import sandbox
+from gpupool.remoting.worker import namespaces, sandbox
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")
 
@@ -330,7 +330,7 @@ def test_expose_opens_a_closed_directory_for_this_process_only(tmp_path: Path) -
     (tmp_path / "closed").chmod(0o700)
 
     def inside() -> bytes:
-        if not sandbox.expose([str(inner)]):
+        if not namespaces.expose([str(inner)]):
             return b"not exposed"
         sandbox.become(52_999, 52_999, ())
         assert (inner / "module.py").read_text() == "x = 1"
@@ -347,7 +347,7 @@ def test_expose_opens_a_closed_directory_for_this_process_only(tmp_path: Path) -
 def test_expose_without_the_right_to_mount_changes_nothing(tmp_path: Path) -> None:
     def inside() -> bytes:
         sandbox.become(52_999, 52_999, ())
-        return str(sandbox.expose([str(tmp_path)])).encode()
+        return str(namespaces.expose([str(tmp_path)])).encode()
 
     assert in_child(inside) == b"False"
 

@@ -1,0 +1,137 @@
+"""What confines the workers of one host: what is wanted, what can be had, and why not the rest.
+
+A worker says what holds for it (``Ready.confinement``). What needs the lease is done here, by root,
+before the worker hears of it.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpupool.pool.errors import UsageError
+from gpupool.pool.model.ids import GpuId
+from gpupool.remoting.host import worker_mounts
+
+PROPERTIES = {
+    "network": "a network namespace without interfaces",
+    "landlock-network": "no TCP and no Unix sockets without paths, by Landlock",
+    "devices": "no device nodes but the standard ones and those of its GPUs",
+    "shared-memory": "a /dev/shm of its lease's own",
+    "system-calls": "a filter of system calls",
+    "cgroup": "a control group of its lease's own",
+}
+"""What can be left out by name, to find the one that some program cannot live with."""
+
+VARIABLE = "GPUPOOL_UNCONFINED"
+"""Names of ``PROPERTIES``, with commas between, that a server leaves out."""
+
+COMMON_NODES = (
+    *("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
+    *("/dev/nvidia-caps-imex-channels",),
+)
+"""Device nodes that are no single GPU's, which CUDA opens."""
+
+MPS_DIRECTORY = Path("/tmp/nvidia-mps")  # noqa: S108
+
+
+def wanted(environment: Mapping[str, str]) -> frozenset[str]:
+    """Return what workers are to be confined by.
+
+    Raises:
+        UsageError: when the environment leaves out what does not exist.
+    """
+    words = environment.get(VARIABLE, "").replace(",", " ").split()
+    for word in words:
+        if word not in PROPERTIES:
+            raise UsageError(
+                f"{VARIABLE} names {word!r}",
+                hint="known are " + ", ".join(PROPERTIES),
+            )
+    return frozenset(PROPERTIES) - frozenset(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What this host confines workers by."""
+
+    properties: frozenset[str] = frozenset(PROPERTIES)
+    #: The device nodes of each GPU; None where those of a real one are not known.
+    nodes: Mapping[GpuId, tuple[str, ...]] | None = field(
+        default_factory=dict[GpuId, tuple[str, ...]]
+    )
+
+    def asked(self) -> tuple[str, ...]:
+        """Return what a new worker is told to give up."""
+        unknown = {"devices"} if self.nodes is None else set[str]()
+        return tuple(sorted(self.properties - unknown - {"cgroup", "shared-memory"}))
+
+    def devices(self) -> tuple[str, ...]:
+        """Return the nodes that a new worker may need, whichever GPUs it is assigned."""
+        common: list[str] = []
+        for name in COMMON_NODES:
+            path = Path(name)
+            common += [str(each) for each in sorted(path.iterdir())] if path.is_dir() else [name]
+        own = sorted({node for nodes in (self.nodes or {}).values() for node in nodes})
+        return (*common, *own)
+
+    def shares_memory(self, holds: Collection[str]) -> bool:
+        """Return whether a worker gets its lease's ``/dev/shm``.
+
+        Those of NVIDIA's MPS share files there with its daemon.
+        """
+        return (
+            "shared-memory" in self.properties
+            and {"private-devices", "own-uid"} <= set(holds)
+            and worker_mounts.SHARED_MEMORY.is_dir()
+            and not uses_mps()
+        )
+
+    def complete(self, holds: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what holds for a worker, with what this host will do for it."""
+        return (*holds, "private-shared-memory") if self.shares_memory(holds) else holds
+
+    def narrow(
+        self, pid: int, holds: Collection[str], gpus: Collection[GpuId], memory: Path | None
+    ) -> None:
+        """Leave a worker the GPUs of its lease; it has not heard of the lease yet. Blocks.
+
+        Raises:
+            OSError: when that cannot be done; then it must not be used.
+        """
+        if "private-devices" not in holds or self.nodes is None:
+            return
+        own = {node for gpu in gpus for node in self.nodes.get(gpu, ())}
+        every = {node for nodes in self.nodes.values() for node in nodes}
+        worker_mounts.narrow(pid, sorted(every - own), memory)
+
+    def lacking(self, holds: Collection[str]) -> list[str]:
+        """Return what does not confine a worker, and why not, for the log and ``doctor``."""
+        root = os.geteuid() == 0
+        denied = "this system does not let the server make one" if root else "that needs root"
+        found: list[str] = []
+
+        def note(name: str, why: str) -> None:
+            left_out = name in PROPERTIES and name not in self.properties
+            text = PROPERTIES.get(name, name)
+            found.append(f"{text} ({f'left out by {VARIABLE}' if left_out else why})")
+
+        if "landlock" not in holds:
+            note("files and signals by Landlock", "the kernel has none, or forbids it")
+        if "no-network" not in holds:
+            note("network", denied)
+            if "no-tcp" not in holds or "no-abstract-sockets" not in holds:
+                note("landlock-network", "its Landlock is none, or older than Linux 6.12")
+        if "private-devices" not in holds:
+            unknown = "NVML does not say which they are"
+            note("devices", unknown if self.nodes is None else f"a private /dev: {denied}")
+        if not self.shares_memory(holds):
+            note("shared-memory", "MPS shares files there" if root and uses_mps() else denied)
+        if "system-call-filter" not in holds:
+            note("system-calls", "the kernel has no seccomp, or this kind of machine is not known")
+        return found
+
+
+def uses_mps() -> bool:
+    """Return whether NVIDIA's daemon that shares GPUs between processes is set up here."""
+    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or (MPS_DIRECTORY / "control").exists()

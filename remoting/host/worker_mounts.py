@@ -1,0 +1,81 @@
+"""Changes the mounts of a warm worker from outside, once it is known whose it is.
+
+The worker cannot do it: Landlock forbids a process to mount, and holds since before its first
+thread. So a thread of this process enters the worker's mount namespace, and ends there.
+"""
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x0002_0000
+_MS_BIND, _MNT_DETACH = 4096, 2
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
+
+def narrow(pid: int, hidden: Iterable[str], shared_memory: Path | None) -> None:
+    """Take device nodes out of a worker's private ``/dev``, and give it its lease's memory.
+
+    Blocks, for about a millisecond.
+
+    Args:
+        pid: of a worker with mounts of its own, which has not heard of any client.
+        hidden: paths of nodes, which it may have.
+        shared_memory: what it sees as ``/dev/shm``, a directory in there; None changes nothing.
+
+    Raises:
+        OSError: when something of it cannot be done; then it must not be used.
+    """
+    errors: list[OSError] = []
+
+    def run() -> None:
+        try:
+            _enter(pid)
+            for node in hidden:
+                _hide(node)
+            if shared_memory is not None:
+                _bind(shared_memory, SHARED_MEMORY)
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="worker-mounts")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _enter(pid: int) -> None:
+    """Let this thread see the files of another process; all other threads stay where they are."""
+    namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        own = os.stat("/proc/self/ns/mnt")
+        if os.fstat(namespace).st_ino == own.st_ino:
+            raise OSError(f"process {pid} has no mounts of its own")
+        for result in (_libc().unshare(_CLONE_FS), _libc().setns(namespace, _CLONE_NEWNS)):
+            if result != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(namespace)
+
+
+def _bind(source: Path, target: Path) -> None:
+    flags = ctypes.c_ulong(_MS_BIND)
+    if _libc().mount(os.fsencode(source), os.fsencode(target), None, flags, None) != 0:
+        raise OSError(ctypes.get_errno(), "mount", str(target))
+
+
+def _hide(node: str) -> None:
+    if not Path(node).exists():
+        return
+    if _libc().umount2(os.fsencode(node), _MNT_DETACH) != 0:
+        raise OSError(ctypes.get_errno(), "umount", node)
+    with contextlib.suppress(OSError):
+        Path(node).unlink()

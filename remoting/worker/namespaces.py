@@ -1,0 +1,147 @@
+"""Namespaces of a worker: a network without interfaces, and mounts that show it little.
+
+All of this needs CAP_SYS_ADMIN, and is done before Landlock, which forbids a process to mount.
+What depends on the lease is done later from outside, by ``host.worker_mounts``.
+"""
+
+import contextlib
+import ctypes
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+_CLONE_NEWNS, _CLONE_NEWNET = 0x0002_0000, 0x4000_0000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
+_MS_BIND, _MS_MOVE, _MS_REC, _MS_PRIVATE = 4096, 8192, 16384, 1 << 18
+_MNT_DETACH = 2
+
+STANDARD_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_STANDARD_LINKS = (
+    *(("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0")),
+    *(("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")),
+)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def own_network() -> bool:
+    """Give this thread, and those that it starts, a network that reaches nothing.
+
+    Sockets that are there already, or come as descriptors, go on; so do Unix sockets with paths.
+    """
+    return _libc().unshare(_CLONE_NEWNET) == 0
+
+
+def join_network(descriptor: int) -> None:
+    """Give this thread, and those that it starts, the network of another worker of the lease.
+
+    CUDA's processes find one another by Unix sockets without paths, which belong to a network.
+
+    Raises:
+        OSError: when it is not let.
+    """
+    if _libc().setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def private_devices(nodes: Sequence[str], staging: Path) -> bool:
+    """Replace ``/dev``, for this process, by one with the standard devices and ``nodes``.
+
+    Args:
+        nodes: paths below ``/dev``; what is not there is left out.
+        staging: does not exist, and may be made: an empty directory to build it in.
+
+    Returns:
+        Whether that worked; if not, ``/dev`` is what it was.
+    """
+    libc = _libc()
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    mounted = False
+    try:
+        # Nothing below may reach the machine's own mounts.
+        mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
+        staging.mkdir()
+        flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        mount(libc, "tmpfs", str(staging), "tmpfs", flags, "mode=0755,size=1m")
+        mounted = True
+        for node in (*STANDARD_DEVICES, *nodes):
+            _show(libc, node, staging / Path(node).relative_to("/dev"))
+        for name, target in _STANDARD_LINKS:
+            (staging / name).symlink_to(target)
+        if Path("/dev/shm").is_dir():  # noqa: S108
+            (staging / "shm").mkdir()
+            mount(libc, "/dev/shm", str(staging / "shm"), None, _MS_BIND)  # noqa: S108
+        mount(libc, str(staging), "/dev", None, _MS_MOVE)
+    except OSError:
+        if mounted:
+            libc.umount2(os.fsencode(staging), _MNT_DETACH)
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            staging.rmdir()
+    return True
+
+
+def _show(libc: ctypes.CDLL, node: str, place: Path) -> None:
+    if not Path(node).exists():
+        return
+    place.parent.mkdir(mode=0o755, exist_ok=True)
+    place.touch(mode=0)
+    mount(libc, node, str(place), None, _MS_BIND)
+
+
+def expose(directories: Sequence[str]) -> bool:
+    """Let any uid of this process reach ``directories`` although one above them is closed.
+
+    In a mount namespace of its own, this process sees an empty directory in place of the closed
+    one, and in it nothing but ``directories``, read-only. Needs CAP_SYS_ADMIN.
+
+    Args:
+        directories: absolute, without links, none inside another.
+
+    Returns:
+        Whether that worked; if not, every directory is where it was.
+    """
+    libc = _libc()
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    covers = sorted({str(_closed_above(Path(path))) for path in directories})
+    covered: list[str] = []
+    opened: dict[str, int] = {}
+    try:
+        # Nothing below may reach the machine's own mounts.
+        mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
+        for path in directories:
+            opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        for cover in covers:
+            mount(libc, "tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+            covered.append(cover)
+        for path, descriptor in opened.items():
+            Path(path).mkdir(mode=0o755, parents=True)
+            mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
+            mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+    except OSError:
+        for cover in covered:
+            libc.umount2(os.fsencode(cover), _MNT_DETACH)
+        return False
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+    return True
+
+
+def mount(
+    libc: ctypes.CDLL, source: str | None, target: str, kind: str | None, flags: int, data: str = ""
+) -> None:
+    """Mount something, or raise OSError."""
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(data) or None) != 0:
+        raise OSError(ctypes.get_errno(), "mount", target)
+
+
+def _closed_above(path: Path) -> Path:
+    return [part for part in path.parents if not part.stat().st_mode & stat.S_IXOTH][-1]

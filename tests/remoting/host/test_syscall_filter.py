@@ -1,0 +1,124 @@
+"""The filter of system calls as a program, on both machines that it knows."""
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+
+from gpupool.remoting.worker import syscall_filter
+from gpupool.remoting.worker.syscall_filter import ALLOW, ARCHITECTURES, KILL, Architecture
+from gpupool.remoting.worker.syscall_table import ALLOWED, CHECKED, FORBIDDEN
+
+HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+GENERIC_HEADER = Path("/usr/include/asm-generic/unistd.h")
+X86_64, AARCH64 = ARCHITECTURES
+TABLES = {**ALLOWED, **FORBIDDEN, **CHECKED}
+EVERYWHERE = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+
+
+def refused(error: int) -> int:
+    return 0x0005_0000 | error
+
+
+def decide(architecture: Architecture, number: int, argument: int = 0, audit: int = 0) -> int:
+    """Run the program as the kernel does."""
+    program = syscall_filter.program(architecture)
+    data = {0: number, 4: audit or architecture.audit, 16: argument & 0xFFFF_FFFF}
+    at, value = 0, 0
+    while True:
+        code, true, false, operand = program[at]
+        at += 1
+        match code:
+            case syscall_filter.LOAD:
+                value = data[operand]
+            case syscall_filter.RETURN:
+                return operand
+            case syscall_filter.JUMP:
+                at += operand
+            case syscall_filter.JUMP_IF_EQUAL:
+                at += true if value == operand else false
+            case syscall_filter.JUMP_IF_AT_LEAST:
+                at += true if value >= operand else false
+            case syscall_filter.JUMP_IF_ANY_BIT:
+                at += true if value & operand else false
+            case _:
+                raise AssertionError(code)
+
+
+@EVERYWHERE
+def test_every_call_is_treated_as_its_table_says(architecture: Architecture) -> None:
+    known = {numbers[architecture.column]: name for name, numbers in TABLES.items()}
+    for number in range(600):
+        name = known.get(number)
+        if name in CHECKED:
+            continue
+        expected = refused(errno.ENOSYS)
+        if name is not None:
+            expected = ALLOW if name in ALLOWED else refused(errno.EPERM)
+        assert decide(architecture, number) == expected, (number, name)
+
+
+@EVERYWHERE
+def test_arguments_decide_on_some(architecture: Architecture) -> None:
+    def call(name: str, argument: int) -> int:
+        number = CHECKED[name][architecture.column]
+        assert number is not None
+        return decide(architecture, number, argument)
+
+    for name in ("socket", "socketpair"):
+        assert call(name, 1) == ALLOW
+        assert {call(name, family) for family in range(46) if family != 1} == {
+            refused(errno.EAFNOSUPPORT)
+        }
+    assert call("clone", 0x3D0F00) == ALLOW  # as the C library starts a thread
+    assert call("clone", 0x4111) == ALLOW  # a child, with CLONE_VM and CLONE_VFORK
+    for bit in (17, 25, 26, 27, 28, 29, 30):  # CLONE_NEW*
+        assert call("clone", 1 << bit | 17) == refused(errno.EPERM)
+    assert call("clone3", 0) == refused(errno.ENOSYS)
+    assert call("personality", 0xFFFF_FFFF) == ALLOW
+    assert call("personality", 0x0040_0000) == refused(errno.EPERM)  # READ_IMPLIES_EXEC
+
+
+@EVERYWHERE
+def test_calls_of_another_architecture_end_the_process(architecture: Architecture) -> None:
+    assert decide(architecture, 0, audit=0x4000_0003) == KILL  # 32 bits
+    assert decide(architecture, 0xFFFF_FFFF) == refused(errno.ENOSYS)
+
+
+def test_calls_of_x32_end_the_process() -> None:
+    assert decide(X86_64, 0x4000_0000) == KILL
+    assert decide(X86_64, 0x4000_0000 + 41, 2) == KILL
+
+
+def test_no_call_is_in_two_tables() -> None:
+    assert len(TABLES) == len(ALLOWED) + len(FORBIDDEN) + len(CHECKED)
+    for architecture in ARCHITECTURES:
+        numbers = [n for each in TABLES.values() if (n := each[architecture.column]) is not None]
+        assert len(numbers) == len(set(numbers))
+
+
+def test_the_filter_is_a_program_that_the_kernel_takes() -> None:
+    for architecture in ARCHITECTURES:
+        program = syscall_filter.program(architecture)
+        assert len(program) <= 4096
+        assert max(max(true, false) for _, true, false, _ in program) <= 0xFF
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="the kernel's headers are not installed")
+def test_numbers_of_x86_64_are_those_of_the_header() -> None:
+    found = dict(re.findall(r"^#define __NR_(\w+)\s+(\d+)$", HEADER.read_text(), re.MULTILINE))
+    for name, (number, _) in TABLES.items():
+        if number is not None and (name in found or number < 335):
+            assert int(found[name]) == number, name
+
+
+@pytest.mark.skipif(not GENERIC_HEADER.exists(), reason="the kernel's headers are not installed")
+def test_numbers_of_aarch64_are_those_of_the_generic_header() -> None:
+    rows = re.findall(
+        r"^#define __NR(?:3264)?_(\w+)\s+(\d+)\s*$", GENERIC_HEADER.read_text(), re.MULTILINE
+    )
+    found = {"newfstatat" if name == "fstatat" else name: int(number) for name, number in rows}
+    for name, (_, number) in TABLES.items():
+        if number is not None and (name in found or number < 292):
+            assert found[name] == number, name

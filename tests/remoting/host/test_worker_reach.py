@@ -1,0 +1,378 @@
+"""What code in a worker can reach: network, system calls, devices, shared memory.
+
+Each attack is tried in a worker without the property as well, where it must succeed: a test that
+cannot fail shows nothing.
+"""
+
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
+from test_worker_confinement import as_root, landlock_version, stranger, with_landlock
+
+from gpupool.pool.errors import UsageError
+from gpupool.pool.model.ids import GpuId
+from gpupool.remoting.host import confinement, users
+from gpupool.remoting.host.inventory import Inventory, emulated_gpus
+from gpupool.remoting.worker import syscall_filter
+
+__all__ = ["stranger"]
+
+with_filter = pytest.mark.skipif(
+    not syscall_filter.available(), reason="no filter of system calls here"
+)
+ALL = frozenset(confinement.PROPERTIES)
+
+
+async def attack(client: EchoClient, code: str) -> str:
+    """Run code in the worker; return its answer, or the name of what was raised."""
+    lines = "\n".join("    " + line for line in code.strip().splitlines())
+    wrapped = (
+        "import ctypes, errno, os, socket, struct, subprocess\n"
+        f"try:\n{lines}\nexcept OSError as error:\n    answer = errno.errorcode[error.errno]\n"
+    )
+    return (await client.ask(b"x", wrapped.encode())).decode()
+
+
+def having(kit: HostKit, name: str) -> None:
+    """Skip the rest where the machine cannot give this; what is not claimed is not promised."""
+    if name not in kit.host.confinement():
+        pytest.skip(f"no {name} here: " + "; ".join(line for line in kit.log if "confined" in line))
+
+
+# --- the network --------------------------------------------------------------------------------
+
+CONNECT = "s = socket.socket()\ns.connect(('127.0.0.1', {port}))\nanswer = 'connected'"
+LISTEN = "s = socket.create_server(('127.0.0.1', 0))\nanswer = 'listening'"
+DATAGRAM = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nanswer = 'made'"
+ABSTRACT = "s = socket.socket(socket.AF_UNIX)\ns.connect({name!r})\nanswer = 'connected'"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def abstract_name() -> Iterator[str]:
+    name = f"\0gpupool-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        yield name
+
+
+async def test_without_confinement_a_worker_reaches_the_network(
+    make_host: MakeHost, port: int, abstract_name: str
+) -> None:
+    kit = await make_host(confine=frozenset[str]())
+    client, _ = await kit.connect(kit.lease())
+    assert await attack(client, CONNECT.format(port=port)) == "connected"
+    assert await attack(client, LISTEN) == "listening"
+    assert await attack(client, DATAGRAM) == "made"
+    assert await attack(client, ABSTRACT.format(name=abstract_name)) == "connected"
+    await kit.logged("a network namespace without interfaces (left out by GPUPOOL_UNCONFINED)")
+
+
+@as_root
+async def test_a_worker_has_a_network_of_its_own_that_reaches_nothing(
+    make_host: MakeHost, port: int, abstract_name: str
+) -> None:
+    kit = await make_host(confine=frozenset({"network"}))
+    client, _ = await kit.connect(kit.lease())
+    having(kit, "no-network")
+    assert await attack(client, CONNECT.format(port=port)) == "ENETUNREACH"
+    assert await attack(client, ABSTRACT.format(name=abstract_name)) == "ECONNREFUSED"
+    interfaces = await attack(client, "answer = [n for _, n in socket.if_nameindex()]")
+    assert interfaces == "['lo']"
+
+
+@as_root
+async def test_workers_of_a_lease_share_its_network_and_no_others_do(make_host: MakeHost) -> None:
+    """CUDA finds the processes of one program by Unix sockets that belong to a network."""
+    kit = await make_host()
+    clients = [(await kit.connect(kit.lease(number)))[0] for number in (1, 1, 2)]
+    having(kit, "no-network")
+    look = "answer = os.readlink('/proc/thread-self/ns/net')"
+    one, sibling, other = [await attack(client, look) for client in clients]
+    assert one == sibling
+    assert len({one, other, os.readlink("/proc/self/ns/net")}) == 3
+    listen = (
+        "socket.kept = socket.socket(socket.AF_UNIX)\n"
+        "socket.kept.bind('\\0cuda-like')\nsocket.kept.listen()\nanswer = 'listening'"
+    )
+    assert await attack(clients[0], listen) == "listening"
+    reach = ABSTRACT.format(name="\0cuda-like")
+    assert await attack(clients[1], reach) == "connected"
+    assert await attack(clients[2], reach) == "ECONNREFUSED"
+
+
+@with_landlock
+async def test_landlock_shuts_tcp_for_a_server_that_is_not_root(
+    make_host: MakeHost, port: int, abstract_name: str
+) -> None:
+    kit = await make_host(confine=frozenset({"landlock-network"}), own_uids=False)
+    client, _ = await kit.connect(kit.lease())
+    having(kit, "no-tcp")
+    assert await attack(client, CONNECT.format(port=port)) == "EACCES"
+    assert await attack(client, LISTEN) == "EACCES"
+    if landlock_version() >= 6:
+        assert await attack(client, ABSTRACT.format(name=abstract_name)) == "EPERM"
+
+
+@with_filter
+@pytest.mark.parametrize(
+    "family", ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET", "AF_VSOCK", "AF_ALG"]
+)
+async def test_a_worker_makes_no_sockets_but_unix(make_host: MakeHost, family: str) -> None:
+    kit = await make_host(confine=frozenset({"system-calls"}))
+    client, _ = await kit.connect(kit.lease())
+    made = f"socket.socket(socket.{family}, socket.SOCK_DGRAM)\nanswer = 'made'"
+    assert await attack(client, made) == "EAFNOSUPPORT"
+    assert await attack(client, "socket.socketpair()\nanswer = 'made'") == "made"
+
+
+# --- system calls -------------------------------------------------------------------------------
+
+CALL = """
+libc = ctypes.CDLL(None, use_errno=True)
+result = libc.syscall({number}, *[ctypes.c_long(0)] * 6)
+answer = "done" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+"""
+
+
+@with_filter
+async def test_a_worker_makes_no_calls_that_it_does_not_need(make_host: MakeHost) -> None:
+    from gpupool.remoting.worker.syscall_table import FORBIDDEN
+
+    architecture = syscall_filter.here()
+    assert architecture is not None
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    assert "system-call-filter" in kit.host.confinement()
+    for name in FORBIDDEN:
+        number = FORBIDDEN[name][architecture.column]
+        if number is not None:
+            assert await attack(client, CALL.format(number=number)) == "EPERM", name
+    # Newer than the tables: libraries go on without.
+    assert await attack(client, CALL.format(number=999)) == "ENOSYS"
+    assert await attack(client, CALL.format(number=435)) == "ENOSYS"  # clone3
+    for flag in (0x0002_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000):
+        clone = f"libc.syscall({220 if architecture.column else 56}, {flag} | 17, 0, 0, 0, 0)"
+        code = f"libc = ctypes.CDLL(None, use_errno=True)\nr = {clone}\nif r == 0: os._exit(0)\n"
+        code += "answer = 'done' if r > 0 else errno.errorcode[ctypes.get_errno()]"
+        assert await attack(client, code) == "EPERM"
+
+
+async def test_without_the_filter_a_worker_makes_them(make_host: MakeHost) -> None:
+    kit = await make_host(confine=ALL - {"system-calls"})
+    client, _ = await kit.connect(kit.lease())
+    made = "libc = ctypes.CDLL(None)\nanswer = libc.syscall(250, 0, -3, 0) > 0"  # keyctl
+    if os.uname().machine == "x86_64":
+        assert await attack(client, made) == "True"
+    assert "system-call-filter" not in kit.host.confinement()
+
+
+@with_filter
+async def test_the_filter_holds_for_all_threads(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    look = (
+        "from pathlib import Path\n"
+        "texts = [p.read_text() for p in Path('/proc/self/task').glob('*/status')]\n"
+        "lines = [line for text in texts for line in text.splitlines()]\n"
+        "answer = sorted({line.split()[1] for line in lines if line.startswith('Seccomp:')})"
+    )
+    assert await attack(client, look) == "['2']"
+
+
+@with_filter
+async def test_programs_and_threads_start_under_the_filter(make_host: MakeHost) -> None:
+    """CUDA starts threads, and Triton's and NVRTC's users start ptxas."""
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    run = "answer = subprocess.run(['/bin/echo', 'x'], capture_output=True).stdout.decode()"
+    assert await attack(client, run) == "x\n"
+    start = (
+        "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()\nanswer = 'ran'"
+    )
+    assert await attack(client, start) == "ran"
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+NODES = ("/dev/nvidia97", "/dev/nvidia98", "/dev/nvidia99")
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, ...]]:
+    """Make device nodes with the names of GPUs, behind which is the null device."""
+    made: list[str] = []
+    try:
+        for node in NODES:
+            os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            Path(node).chmod(0o666)
+            made.append(node)
+    except OSError as error:
+        pytest.skip(f"no device nodes can be made here: {error}")
+    else:
+        yield NODES
+    finally:
+        for node in made:
+            Path(node).unlink()
+
+
+def inventory_of(nodes: tuple[str, ...]) -> Inventory:
+    gpus = emulated_gpus(SERVER, len(nodes), 8 * GIB)
+    return Inventory(gpus, nodes={gpu.id: (node,) for gpu, node in zip(gpus, nodes, strict=True)})
+
+
+def use(path: str) -> str:
+    return f"os.write(os.open({path!r}, os.O_RDWR), b'x')\nanswer = 'used'"
+
+
+@as_root
+async def test_a_worker_has_the_devices_of_its_lease_only(
+    make_host: MakeHost, nodes: tuple[str, ...]
+) -> None:
+    kit = await make_host(inventory_of(nodes))
+    client, _ = await kit.connect(kit.lease(gpus=2))
+    having(kit, "private-devices")
+    assert [await attack(client, use(node)) for node in nodes] == ["used", "used", "ENOENT"]
+    assert await attack(client, use("/dev/null")) == "used"
+    seen = set((await attack(client, "answer = ' '.join(os.listdir('/dev'))")).split())
+    common = {Path(node).name for node in confinement.COMMON_NODES}
+    assert seen - common == {
+        *("null", "zero", "full", "random", "urandom", "fd", "stdin", "stdout", "stderr", "shm"),
+        *("nvidia97", "nvidia98"),
+    }
+    # The machine's own are as they were.
+    assert all(stat.S_ISCHR(os.stat(node).st_mode) for node in nodes)
+
+
+@as_root
+async def test_without_confinement_a_worker_uses_any_device(
+    make_host: MakeHost, nodes: tuple[str, ...]
+) -> None:
+    kit = await make_host(inventory_of(nodes[:2]), confine=frozenset({"system-calls"}))
+    client, _ = await kit.connect(kit.lease())
+    assert [await attack(client, use(node)) for node in nodes] == ["used"] * 3
+
+
+@with_landlock
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+async def test_landlock_lists_the_devices_where_mounts_are_not_to_be_had(
+    nodes: tuple[str, ...],
+) -> None:
+    """At a worker's start its GPUs are not known, so it may open all that are offered."""
+    code = (
+        "import os, sys\nfrom gpupool.remoting.worker import namespaces, sandbox\n"
+        "devices = (*namespaces.STANDARD_DEVICES, *sys.argv[1:3])\n"
+        "sandbox.forbid_new_privileges()\n"
+        "assert sandbox.restrict_files((sys.prefix, sys.base_prefix), (), devices)\n"
+        "for path in ('/dev/null', *sys.argv[1:]):\n"
+        "    try: os.open(path, os.O_RDWR); print('used')\n"
+        "    except OSError as error: print(type(error).__name__)\n"
+        "print('null' in os.listdir('/dev'))\n"
+    )
+    done = await trio.run_process([sys.executable, "-c", code, *nodes], capture_stdout=True)
+    assert done.stdout.decode().split() == ["used", "used", "used", "PermissionError", "True"]
+
+
+async def test_devices_are_not_narrowed_when_nvml_does_not_name_them(make_host: MakeHost) -> None:
+    limits = confinement.Confinement(nodes=None)
+    assert "devices" not in limits.asked()
+    assert any("NVML does not say" in line for line in limits.lacking(()))
+
+
+# --- shared memory ------------------------------------------------------------------------------
+
+
+@as_root
+async def test_workers_of_a_lease_share_memory_files_and_no_others_see_them(
+    make_host: MakeHost,
+) -> None:
+    kit = await make_host()
+    (one, worker), (sibling, _) = [await kit.connect(kit.lease()) for _ in range(2)]
+    other, _ = await kit.connect(kit.lease(2))
+    having(kit, "private-shared-memory")
+    outside = f"/dev/shm/gpupool-outside-{os.getpid()}"
+    os.close(os.open(outside, os.O_CREAT | os.O_WRONLY))
+    try:
+        write = "open('/dev/shm/cuda.shm.1', 'w').write('mine')\nanswer = 'written'"
+        assert await attack(one, write) == "written"
+        look = "answer = os.listdir('/dev/shm')"
+        assert await attack(one, look) == "['cuda.shm.1']"
+        assert await attack(sibling, "answer = open('/dev/shm/cuda.shm.1').read()") == "mine"
+        assert await attack(other, look) == "[]"
+    finally:
+        os.unlink(outside)
+    assert worker.user is not None
+    memory = worker.user.memory
+    assert memory is not None
+    assert memory.parent == users.SHARED_MEMORY
+    await kit.host.kill_lease(kit.lease().id, "the test ends")
+    assert not memory.exists()
+
+
+@as_root
+async def test_what_a_dead_worker_left_in_its_leases_memory_goes_with_it(
+    make_host: MakeHost,
+) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    other, _ = await kit.connect(kit.lease())
+    having(kit, "private-shared-memory")
+    name = f"cuda.shm.{worker.uid:x}.{worker.process.pid:x}.1"
+    await attack(client, f"open('/dev/shm/{name}', 'w').write('x')")
+    await attack(client, "open('/dev/shm/others', 'w').write('x')")
+    worker.kill("the test")
+    await worker.ended.wait()
+    assert await attack(other, "answer = os.listdir('/dev/shm')") == "['others']"
+
+
+# --- what is said -------------------------------------------------------------------------------
+
+
+async def test_the_host_says_once_what_does_not_confine_its_workers(make_host: MakeHost) -> None:
+    kit = await make_host(confine=ALL - {"network"}, warm_workers=2)
+    await kit.logged("workers are not confined by")
+    await kit.connect(kit.lease())
+    lines = [line for line in kit.log if "workers are not confined by" in line]
+    assert len(lines) == 1
+    assert "left out by GPUPOOL_UNCONFINED" in lines[0]
+
+
+def test_the_environment_leaves_out_properties_by_name() -> None:
+    assert confinement.wanted({}) == ALL
+    assert confinement.wanted({"GPUPOOL_UNCONFINED": "network, devices"}) == ALL - {
+        "network",
+        "devices",
+    }
+    with pytest.raises(UsageError, match="nettwork"):
+        confinement.wanted({"GPUPOOL_UNCONFINED": "nettwork"})
+
+
+def test_nodes_that_are_hidden_are_those_of_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance of a divided GPU keeps its GPU's node, and loses others' capabilities."""
+    hidden: list[str] = []
+
+    def narrow(_pid: int, nodes: list[str], _memory: Path | None) -> None:
+        hidden.extend(nodes)
+
+    monkeypatch.setattr(confinement.worker_mounts, "narrow", narrow)
+    nodes = {
+        GpuId("MIG-1"): ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12"),
+        GpuId("MIG-2"): ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21"),
+        GpuId("GPU-3"): ("/dev/nvidia1",),
+    }
+    limits = confinement.Confinement(nodes=nodes)
+    limits.narrow(1, ("private-devices",), [GpuId("MIG-2")], None)
+    assert hidden == ["/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia1"]
