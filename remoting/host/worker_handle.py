@@ -32,6 +32,16 @@ PLEDGES_MAX = 1 << 16
 """Pieces of memory of one lease that are charged under tokens, with those that are not to be found
 any more while somebody has them."""
 
+MESSAGES_PER_S, MESSAGES_MAX = 1000.0, 10_000
+"""A worker reports once a second, and is refused connections no faster than they come in."""
+
+SILENT_CALLS_PER_S, SILENT_CALLS_MAX = 1000.0, 65_536
+"""Calls on the budget that have no answer, beyond those that have one: what is given back was
+reserved before, except for what a pool gives back in pieces."""
+
+BUDGET_RECEIVE_SIZE, MESSAGES_PER_TURN = 4096, 32
+"""What one worker says, until it is others' turn again: 256 calls, or about a millisecond."""
+
 LAST_WORDS_TIMEOUT_S = 1.0
 """A dead worker's sockets are read for so long; they end at once unless a child of it lives on."""
 
@@ -50,6 +60,33 @@ class WorkerFailedError(GpupoolError):
     """A worker died, or broke its protocol."""
 
     code = "worker"
+
+
+class FloodLimit:
+    """Counts what comes without being asked for; more than any worker of ours says is an attack."""
+
+    def __init__(self, per_s: float, most: int) -> None:
+        """Allow ``most`` at once, and ``per_s`` in the long run."""
+        self._per_s, self._most = per_s, most
+        self._left, self._at = float(most), trio.current_time()
+
+    def take(self) -> None:
+        """Count one.
+
+        Raises:
+            RemoteProtocolError: when it is one too many.
+        """
+        self._left -= 1
+        if self._left < 0:
+            now = trio.current_time()
+            self._left += min(self._most, (now - self._at) * self._per_s)
+            self._at = now
+            if self._left < 0:
+                raise RemoteProtocolError("a flood", why=f"more than {self._per_s:.0f} a second")
+
+    def earn(self) -> None:
+        """Allow one more, for which something was done."""
+        self._left += 1
 
 
 @dataclass(slots=True)
@@ -166,11 +203,15 @@ async def read_messages(
 ) -> None:
     """Pass on the messages of ``worker``, until it closes or sends one that is not allowed."""
     reader = worker_messages.frame_reader()
+    limit = FloodLimit(MESSAGES_PER_S, MESSAGES_MAX)
     control = trio.socket.from_stdlib_socket(worker.control)
     try:
         while data := await control.recv(RECEIVE_SIZE):
             reader.feed(data)
-            for frame in reader.frames():
+            for number, frame in enumerate(reader.frames(), 1):
+                limit.take()
+                if number % MESSAGES_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
                 handle(worker_messages.decode_from_worker(frame))
         # A process that dies closes its sockets first, and its exit status says more than that.
         with trio.move_on_after(LAST_WORDS_TIMEOUT_S):
@@ -189,18 +230,26 @@ async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -
     sock = worker.budget
     buffer = bytearray()
     descriptors: list[int] = []
+    limit = FloodLimit(SILENT_CALLS_PER_S, SILENT_CALLS_MAX)
     try:
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
-                data, found = receive_with_descriptors(sock, RECEIVE_SIZE, DESCRIPTOR_COUNT_MAX)
+                data, found = receive_with_descriptors(
+                    sock, BUDGET_RECEIVE_SIZE, DESCRIPTOR_COUNT_MAX
+                )
             except BlockingIOError:
                 continue
             descriptors += found
+            if len(descriptors) > 1:
+                raise RemoteProtocolError("more than one descriptor at a time")
             if not data:
                 break
             buffer += data
+            answered = False
             for call in worker_messages.decode_budget_calls(buffer):
+                if answered:
+                    raise RemoteProtocolError("a call before the answer to the one before it")
                 if call.operation >= worker_messages.PLEDGE:
                     answer, passed = answer_holding(worker, budget, call), []
                 elif call.operation >= worker_messages.SHARE:
@@ -208,6 +257,11 @@ async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -
                 else:
                     answer, passed = answer_budget_call(worker, budget, call), []
                 # A worker has one call in hand at most, so the answer always fits.
+                answered = bool(answer)
+                if answered:
+                    limit.earn()
+                else:
+                    limit.take()
                 if answer and socket.send_fds(sock, [answer], passed) != len(answer):
                     raise WorkerFailedError("answers are not read")
             if descriptors and not buffer:

@@ -41,6 +41,9 @@ HANGUP_GRACE_S = 2.0
 
 REPORT_INTERVAL_S = 1.0
 
+LOG_TEXT_MAX = 128 * 1024
+"""Characters that a door may log: more than the host logs of one worker."""
+
 KEEPALIVE_CLIENT = (4, 2, 3)
 KEEPALIVE_LINK = (1, 1, 3)
 """Seconds before the first probe and between probes, and how many. A client has 10 s before its
@@ -186,6 +189,7 @@ class Worker:
         self._prepared = threading.Event()
         self._measured = threading.Event()
         self._handshakes = threading.BoundedSemaphore(HANDSHAKE_COUNT_MAX)
+        self._log_left = LOG_TEXT_MAX
         self._winner = threading.Lock()  # held for good by the client's connection
         self._dialled: queue.SimpleQueue[socket.socket | str] = queue.SimpleQueue()
         self._peers = Peers(self._dial, lambda: channel.send(worker_messages.Expecting()))
@@ -369,6 +373,9 @@ class Worker:
         self._end("the client has gone", failed=False)
 
     def _log(self, text: str) -> None:
+        self._log_left -= len(text)
+        if self._log_left < 0:
+            return  # The host would not log it either.
         self._channel.send(worker_messages.Log(worker_messages.shortened(text)))
 
     def _start_thread(self, target: Callable[[], None]) -> None:

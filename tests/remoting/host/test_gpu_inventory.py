@@ -350,6 +350,9 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
     "nvmlDeviceGetPciInfo": SimpleNamespace(busId="0000:01:00.0"),
     "nvmlDeviceGetMaxMigDeviceCount": 3,
+    "nvmlDeviceGetMinorNumber": 7,
+    "nvmlDeviceGetGpuInstanceId": 2,
+    "nvmlDeviceGetComputeInstanceId": 0,
     "nvmlDeviceGetComputeRunningProcesses": [
         SimpleNamespace(pid=7, usedGpuMemory=3 * GIB),
         SimpleNamespace(pid=8, usedGpuMemory=GIB),
@@ -448,6 +451,7 @@ def test_adapter_reads_devices_and_samples(binding: FakeBinding) -> None:
         ("MIG-2", "GPU-1"),
     ]
     assert found[0].memory_reserved == GIB
+    assert [d.nodes for d in found] == [("/dev/nvidia7",), (), ()]  # no capabilities here
     sample = nvml.sample("GPU-0")
     assert sample == NvmlSample(
         memory_used=5 * GIB,

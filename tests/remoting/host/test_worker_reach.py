@@ -9,15 +9,18 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from fake_nvml import FakeNvml, device
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
 from test_worker_confinement import as_root, landlock_version, stranger, with_landlock
 
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId
+from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import confinement, users
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
 from gpupool.remoting.worker import syscall_filter
@@ -290,6 +293,32 @@ async def test_devices_are_not_narrowed_when_nvml_does_not_name_them(make_host: 
     limits = confinement.Confinement(nodes=None)
     assert "devices" not in limits.asked()
     assert any("NVML does not say" in line for line in limits.lacking(()))
+
+
+def test_the_nodes_of_a_mig_instance_are_read_from_the_drivers_files(tmp_path: Path) -> None:
+    instance = tmp_path / "gpu3" / "mig" / "gi2"
+    (instance / "ci0").mkdir(parents=True)
+    assert mig_nodes(3, 2, 0, tmp_path) == ()
+    text = "DeviceFileMinor: {}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+    (instance / "access").write_text(text.format(21))
+    (instance / "ci0" / "access").write_text(text.format(22))
+    nodes = ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
+    assert mig_nodes(3, 2, 0, tmp_path) == nodes
+    (instance / "access").write_text("something else")
+    assert mig_nodes(3, 2, 0, tmp_path) == ()
+
+
+def test_the_inventory_knows_device_nodes_of_all_real_gpus_or_says_none() -> None:
+    named = [replace(device(n), nodes=(f"/dev/nvidia{n}",)) for n in range(2)]
+    whole = Inventory.discover(SERVER, FakeNvml(named), emulated_count=1)
+    assert dict(whole.device_nodes() or {}) == {
+        GpuId("GPU-0"): ("/dev/nvidia0",),
+        GpuId("GPU-1"): ("/dev/nvidia1",),
+    }
+    part = Inventory.discover(SERVER, FakeNvml(named), only=("1",))
+    assert list(part.device_nodes() or {}) == [GpuId("GPU-1")]
+    assert Inventory.discover(SERVER, FakeNvml([named[0], device(1)])).device_nodes() is None
+    assert Inventory.discover(SERVER, None, emulated_count=1).device_nodes() == {}
 
 
 # --- shared memory ------------------------------------------------------------------------------
