@@ -12,6 +12,7 @@ from pathlib import Path
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host import worker_mounts
+from gpupool.remoting.host.lease_cgroups import LeaseCgroups
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
@@ -87,9 +88,12 @@ class Confinement:
             and not uses_mps()
         )
 
-    def complete(self, holds: tuple[str, ...]) -> tuple[str, ...]:
+    def complete(self, holds: tuple[str, ...], groups: LeaseCgroups | None) -> tuple[str, ...]:
         """Return what holds for a worker, with what this host will do for it."""
-        return (*holds, "private-shared-memory") if self.shares_memory(holds) else holds
+        memory = ("private-shared-memory",) if self.shares_memory(holds) else ()
+        group = ("control-group",) if groups is not None else ()
+        bounds = groups.controllers if groups is not None else ()
+        return (*holds, *memory, *group, *(f"{name}-limit" for name in sorted(bounds)))
 
     def narrow(
         self, pid: int, holds: Collection[str], gpus: Collection[GpuId], memory: Path | None
@@ -127,6 +131,11 @@ class Confinement:
             note("devices", unknown if self.nodes is None else f"a private /dev: {denied}")
         if not self.shares_memory(holds):
             note("shared-memory", "MPS shares files there" if root and uses_mps() else denied)
+        if "control-group" not in holds:
+            why = "no cgroup v2, or the server's is not delegated to it"
+            note("cgroup", why)
+        elif "memory-limit" not in holds:
+            found.append("a memory limit by the kernel (its controller is not the server's)")
         if "system-call-filter" not in holds:
             note("system-calls", "the kernel has no seccomp, or this kind of machine is not known")
         return found

@@ -32,6 +32,17 @@ def resident(pid: int) -> int:
     return 1024 * sum(map(int, RESIDENT.findall(text)))
 
 
+def floor(machine: int, most: int, workers: int) -> int:
+    """Return what even the smallest partition may take of the machine's memory.
+
+    Args:
+        machine: bytes of the machine's memory, of which one lease has a quarter at most so.
+        most: bytes on a machine that has enough.
+        workers: bytes for all its workers, which they need by themselves.
+    """
+    return min(most, machine // 4) + workers
+
+
 def allowance(machine: int, partition: int, gpus: int, floor: int) -> int:
     """Return a lease's limit, at least ``floor``: its share of the machine is that of the GPUs.
 

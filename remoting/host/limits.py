@@ -18,7 +18,8 @@ class HostLimits:
     context_overhead: int = 512 * MIB
     #: Bytes by which NVML may find a lease above its partition before a worker is killed.
     watchdog_slack: int = 256 * MIB
-    #: Bytes of the server's memory that any lease may take, and for each of its workers. A larger
-    #: lease may take as large a part of it as it has of the GPUs' memory.
+    #: Bytes of the server's memory that any lease may take, or a quarter of it if that is less,
+    #: and for each of its workers. A larger lease may take as large a part of it as it has of the
+    #: GPUs' memory.
     host_memory: int = 16 * 1024 * MIB
     host_memory_each: int = 1024 * MIB

@@ -102,6 +102,26 @@ class MemoryWatchdog:
                     f"its partition has {partition // MIB} MiB"
                 )
 
+    def kernel_limit(self, lease: LeaseId) -> int:
+        """Return how much of this machine's memory the kernel is to let a lease have.
+
+        It is more than what workers are killed for here, where the reason can be said: one more
+        worker's part, for what the kernel counts besides.
+        """
+        workers = sum(worker.lease == lease for worker in self._workers.values())
+        return self._allowance(lease, workers + 1)
+
+    def _allowance(self, lease: LeaseId, workers: int) -> int:
+        has = {gpu: self._budget.partition(lease, gpu.id) for gpu in self._inventory.gpus()}
+        whole = sum(gpu.memory_total for gpu in has)
+        floor = host_memory.floor(
+            self._machine, self._limits.host_memory, workers * self._limits.host_memory_each
+        )
+        may = host_memory.allowance(self._machine, sum(has.values()), whole, floor)
+        return may + sum(
+            size for gpu, size in has.items() if gpu.emulated
+        )  # which is memory of ours
+
     def _watch_host_memory(self) -> None:
         """Kill the largest worker of a lease that takes too much of this server's memory."""
         found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
@@ -109,13 +129,9 @@ class MemoryWatchdog:
             if worker.lease is not None:
                 used = host_memory.resident(worker.process.pid)
                 found.setdefault(worker.lease, []).append((used, worker))
-        whole = sum(gpu.memory_total for gpu in self._inventory.gpus())
         for lease, each in found.items():
             used = sum(size for size, _ in each)
-            has = {gpu: self._budget.partition(lease, gpu.id) for gpu in self._inventory.gpus()}
-            floor = self._limits.host_memory + len(each) * self._limits.host_memory_each
-            may = host_memory.allowance(self._machine, sum(has.values()), whole, floor)
-            may += sum(size for gpu, size in has.items() if gpu.emulated)  # which is memory of ours
+            may = self._allowance(lease, len(each))
             if used > may:
                 max(each, key=lambda one: one[0])[1].kill(
                     f"its lease used {used // MIB} MiB of this server's memory, "

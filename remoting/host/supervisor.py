@@ -118,6 +118,7 @@ class HostSupervisor:
             handle=self._handle,
             reap=self._reap,
             budget=self.budget,
+            allowance=self._memory_limit,
             log=log,
         )
         self.watchdog = MemoryWatchdog(
@@ -146,6 +147,9 @@ class HostSupervisor:
             if listener is not None:
                 listener.close()
                 (self._runtime_dir / SOCKET_NAME).unlink(missing_ok=True)
+
+    def _memory_limit(self, lease: LeaseId) -> int:
+        return self.watchdog.kernel_limit(lease)
 
     # --- what it has ----------------------------------------------------------------------------
 

@@ -102,13 +102,15 @@ class LeaseUser:
             os.close(self.network)
             self.network = -1
 
-    def clean_up(self, pid: int) -> bool:
+    def clean_up(self, pid: int, *, killed: bool) -> bool:
         """Kill and remove what the worker ``pid``, which has ended, left; return whether all went.
+
+        With ``killed``, its control group is empty, out of which nothing gets.
 
         What others of the lease run stays. The last one leaves nothing of the user at all, so that
         the next who gets its uid finds no memory of this lease. Blocks.
         """
-        gone = kill_processes_of(self.uid, self.running)
+        gone = killed or kill_processes_of(self.uid, self.running)
         if self.running and self.memory is not None:
             remove_shared_memory(self.uid, pid, self.memory)
         remove_shared_memory(self.uid, pid if self.running else None)

@@ -15,6 +15,7 @@ import trio
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.lease_cgroups import WorkerGroup
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.host.users import LeaseUser
 from gpupool.remoting.protocol import worker_messages
@@ -112,6 +113,7 @@ class WorkerHandle:
     cuda_problem: str = ""
     lease: LeaseId | None = None
     user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
+    group: WorkerGroup | None = None  # of control, with all that it starts
     user_name: str = ""  # whose lease it is, once it may have that user's kernels
     session: bytes = b""
     devices: tuple[GpuId, ...] = ()
@@ -124,6 +126,7 @@ class WorkerHandle:
     totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
     kill_reason: str = ""  # why the host killed it, if it did
     said_reason: str = ""  # why it exits, by its own last message
+    out_of_memory: bool = False  # the kernel killed a process of its lease for that
     failed: bool = False  # its end is worth a line in the log
     log_left: int = LOG_TEXT_MAX
 
@@ -182,6 +185,8 @@ class WorkerHandle:
         that; so a reason to kill it counts only if that is what it died of.
         """
         code = self.process.returncode
+        if code == -signal.SIGKILL and not self.kill_reason and self.out_of_memory:
+            return "its lease used all of this server's memory that it may have"
         if code == -signal.SIGKILL and self.kill_reason:
             return self.kill_reason
         if self.said_reason:

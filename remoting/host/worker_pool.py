@@ -47,6 +47,7 @@ from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import Confinement
 from gpupool.remoting.host.kernel_cache import KernelCache
+from gpupool.remoting.host.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
 from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
@@ -105,6 +106,7 @@ class WorkerPool:
         handle: Callable[[WorkerHandle, worker_messages.WorkerMessage], None],
         reap: Callable[[WorkerHandle], None],
         budget: Budget,
+        allowance: Callable[[LeaseId], int],
         log: Log,
     ) -> None:
         """Prepare; nothing is started yet.
@@ -114,6 +116,7 @@ class WorkerPool:
             handle: takes every message of a worker that is no affair of the worker pool's.
             reap: called once for each worker, when its process is gone.
             budget: answers the workers' calls.
+            allowance: says how much of this machine's memory a lease may have, in bytes.
             log: takes one line.
         """
         self.doors = dict(DOORS if settings.doors is None else settings.doors)
@@ -127,6 +130,8 @@ class WorkerPool:
         self._changed = trio.Event()
         self._budget = budget
         self._sharing = Sharing(descriptor_room())
+        self._groups: LeaseCgroups | None = None
+        self._allowance = allowance
         self._uids = UidPool()
         self._users = LeaseUsers(self._uids)
         self._isolation = spawn.Isolation(False, "not chosen yet")
@@ -146,6 +151,8 @@ class WorkerPool:
         )
         if self._isolation.reason:
             self._log(self._isolation.reason)
+        if "cgroup" in self._settings.confinement.properties:
+            self._groups = await trio.to_thread.run_sync(LeaseCgroups.make)
         self._directory = spawn.make_worker_directories(
             self._settings.runtime_dir, self._log, own_uid=self._isolation.own_uid
         )
@@ -155,6 +162,8 @@ class WorkerPool:
                 await self._keep(nursery, task_status)
         finally:
             remove_tree(self._directory, self._log)
+            if self._groups is not None:
+                self._groups.close()
 
     async def _keep(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         self._nursery = nursery
@@ -229,11 +238,15 @@ class WorkerPool:
         return worker.uid, self._isolation.groups
 
     async def _narrow(self, worker: WorkerHandle) -> None:
-        """Take from a worker's sight what is not its lease's."""
+        """Bound a worker's lease, and take from its sight what is not its lease's."""
         memory = worker.user.memory if worker.user is not None else None
         narrow = self._settings.confinement.narrow
         pid, holds = worker.process.pid, worker.confinement
         try:
+            if self._groups is not None and worker.lease is not None:
+                may = self._allowance(worker.lease)
+                join = self._groups.join
+                worker.group = await trio.to_thread.run_sync(join, worker.lease, pid, may)
             await trio.to_thread.run_sync(narrow, pid, holds, worker.devices, memory)
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
@@ -415,10 +428,14 @@ class WorkerPool:
 
     def _remove_remains(self, worker: WorkerHandle) -> bool:
         """Kill what it started and remove its files; return whether that went; on a thread."""
+        killed = False
+        if worker.group is not None:
+            worker.out_of_memory = worker.group.ran_out_of_memory()
+            killed = worker.group.kill()
         if worker.user is not None:
-            gone = worker.user.clean_up(worker.process.pid)
+            gone = worker.user.clean_up(worker.process.pid, killed=killed)
         else:
-            gone = True
+            gone = killed or worker.group is None
             remove_shared_memory(os.geteuid(), worker.process.pid)
         if not gone:
             self._log(f"{worker.label}: processes that it started cannot be killed")
@@ -434,7 +451,9 @@ class WorkerPool:
     def _message(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
         if isinstance(message, worker_messages.Ready) and worker.state is WorkerState.STARTING:
             worker.certificate_sha256 = message.certificate_sha256
-            worker.confinement = self._settings.confinement.complete(message.confinement)
+            worker.confinement = self._settings.confinement.complete(
+                message.confinement, self._groups
+            )
             worker.cuda_problem = message.cuda_problem
             if self._isolation.own_uid and "own-uid" not in worker.confinement:
                 self._say_once(

@@ -24,6 +24,9 @@ PR_SET_NO_NEW_PRIVS = 38
 FILE_SIZE_MAX = 64 << 30
 """Far above any image or kernel; a file in memory counts as well, such as what workers share."""
 
+DATA_FACTOR, DATA_SLACK = 3, 512 << 20
+"""NumPy takes copies of what it sorts or transforms; the slack is for threads and buffers."""
+
 DESCRIPTOR_COUNT_MAX = 4096
 """CUDA opens about 60 descriptors a GPU; a program of 16 GPUs stays far below."""
 
@@ -96,6 +99,25 @@ def limit_resources(*, own_uid: bool) -> None:
     if own_uid:
         # The limit counts every process of the uid, so it only makes sense for a uid of our own.
         resource.setrlimit(resource.RLIMIT_NPROC, (PROCESS_COUNT_MAX, PROCESS_COUNT_MAX))
+
+
+def limit_data(partition: int) -> None:
+    """Bound what this process may allocate, for a session whose arrays are its own memory.
+
+    Some calls make much out of little, and what they make is known only when it is there. Not for
+    CUDA, which reserves far more addresses than it uses.
+
+    Args:
+        partition: bytes of the session's partitions.
+    """
+    status = Path("/proc/self/status").read_text()
+    has = next((line for line in status.splitlines() if line.startswith("VmData:")), None)
+    if has is None:
+        return
+    most = int(has.split()[1]) * 1024 + DATA_FACTOR * partition + DATA_SLACK
+    _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def keep_descendants() -> bool:

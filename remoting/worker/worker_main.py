@@ -222,6 +222,8 @@ class Worker:
             sandbox.hide_memory()
         if self._filtered:
             syscall_filter.install()
+        if all(device.emulated for device in assign.devices):
+            sandbox.limit_data(sum(device.memory for device in assign.devices))
         self._assign = assign
         self._budget = BudgetClient(budget)
         os.environ |= assign.settings | {"CUDA_VISIBLE_DEVICES": assign.cuda_visible}

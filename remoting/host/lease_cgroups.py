@@ -1,0 +1,170 @@
+"""Control groups for leases (cgroup v2): a bound on memory and processes, and one way to kill all.
+
+Below the server's own group there is one for each lease, and in it one for each of its workers,
+which holds all that the worker starts. Only a server whose group is delegated to it, or that is
+root, can make them; the controllers may belong to somebody else even then, and the kernel may be
+too old to kill a group. What is not there is not used.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpupool.pool.model.ids import LeaseId
+
+MOUNTS, MEMBERSHIP = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
+PREFIX = "gpupool-"
+CONTROLLERS = ("memory", "pids")
+TASK_COUNT_MAX = 8192
+"""As ``sandbox.PROCESS_COUNT_MAX``, which holds for a uid: threads count."""
+
+KILL_TIMEOUT_S = 2.0
+"""A killed process ends within milliseconds, unless it hangs in the kernel."""
+
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """The group of one worker."""
+
+    path: Path
+
+    def kill(self) -> bool:
+        """Kill all that is in it and remove it; return whether nothing is left. Blocks."""
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        try:
+            while not self._is_empty():
+                (self.path / "cgroup.kill").write_text("1")
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_POLL_S)
+            self.path.rmdir()
+        except OSError:
+            return False  # For one, before Linux 5.14 a group cannot be killed.
+        with contextlib.suppress(OSError):  # Others of the lease run.
+            self.path.parent.rmdir()
+        return True
+
+    def ran_out_of_memory(self) -> bool:
+        """Return whether the kernel has killed a process of the lease for its memory."""
+        try:
+            text = (self.path.parent / "memory.events").read_text()
+        except OSError:
+            return False
+        counts = dict(line.split() for line in text.splitlines())
+        return counts.get("oom_kill", "0") != "0"
+
+    def _is_empty(self) -> bool:
+        return "populated 0" in (self.path / "cgroup.events").read_text().splitlines()
+
+
+class LeaseCgroups:
+    """The groups of one host's leases. Not thread-safe: calls for one lease come one at a time."""
+
+    def __init__(self, base: Path, controllers: frozenset[str]) -> None:
+        self._base = base
+        self.controllers = controllers
+
+    @staticmethod
+    def make(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> "LeaseCgroups | None":
+        """Make the group of this process's leases; None where that cannot be done."""
+        try:
+            own = own_group(mounts.read_text(), membership.read_text())
+            if own is None:
+                return None
+            _sweep(own)
+            base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=own))
+        except OSError:
+            return None
+        return LeaseCgroups(base, _delegate(own, base))
+
+    def join(self, lease: LeaseId, pid: int, memory: int) -> WorkerGroup:
+        """Put a worker, and what it will start, into its lease's group; bound the lease.
+
+        Args:
+            lease: whose worker it is.
+            pid: of the worker.
+            memory: bytes of this machine's memory that all its workers may have.
+
+        Raises:
+            OSError: when that cannot be done.
+        """
+        group = self._base / f"lease-{lease:x}"
+        worker = group / f"worker-{pid}"
+        try:
+            worker.mkdir(parents=True)
+        except FileNotFoundError:  # The last one of the lease was just leaving.
+            worker.mkdir(parents=True)
+        if "memory" in self.controllers:
+            (group / "memory.max").write_text(str(memory))
+        if "pids" in self.controllers:
+            (group / "pids.max").write_text(str(TASK_COUNT_MAX))
+        (worker / "cgroup.procs").write_text(str(pid))
+        return WorkerGroup(worker)
+
+    def close(self) -> None:
+        """Remove what is empty of it; a later server removes the rest."""
+        _remove(self._base)
+
+
+def own_group(mounts: str, membership: str) -> Path | None:
+    """Return the directory of this process's control group, if it is of version 2.
+
+    Args:
+        mounts: as proc_pid_mountinfo(5) has it.
+        membership: as cgroups(7) has it.
+    """
+    inside = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), None)
+    for line in mounts.splitlines():
+        mount, _, kind = line.partition(" - ")
+        root, place = mount.split()[3:5]
+        if inside is None or kind.split()[:1] != ["cgroup2"]:
+            continue
+        path = Path(inside)
+        if ".." not in path.parts and path.is_relative_to(root):
+            return Path(place) / path.relative_to(root)
+    return None
+
+
+def _delegate(own: Path, base: Path) -> frozenset[str]:
+    """Let groups below ``base`` have the controllers that ``own`` has; return which they got."""
+    try:
+        there = (own / "cgroup.controllers").read_text().split()
+        words = " ".join(f"+{name}" for name in CONTROLLERS if name in there)
+        try:
+            (own / "cgroup.subtree_control").write_text(words)
+        except OSError:
+            # A group that has processes of its own cannot hand controllers down.
+            _move_down(own)
+            (own / "cgroup.subtree_control").write_text(words)
+        (base / "cgroup.subtree_control").write_text(words)
+        return frozenset((base / "cgroup.subtree_control").read_text().split())
+    except OSError:
+        return frozenset()
+
+
+def _move_down(own: Path) -> None:
+    """Put this process into a group of its own below ``own``, unless others are there as well."""
+    if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+        raise OSError("the group is others' as well")
+    below = own / f"{PREFIX}server"
+    below.mkdir(exist_ok=True)
+    (below / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _sweep(own: Path) -> None:
+    """Remove what servers have left that are no more."""
+    for path in own.glob(f"{PREFIX}[0-9]*-*"):
+        if not Path("/proc", path.name.split("-")[1]).exists():
+            _remove(path)
+
+
+def _remove(base: Path) -> None:
+    """Remove empty groups: two levels below ``base``, and ``base``."""
+    for path in (*base.glob("*/*/"), *base.glob("*/"), base):
+        with contextlib.suppress(OSError):  # Something still runs there, or it is a file.
+            path.rmdir()

@@ -1,0 +1,170 @@
+"""What code in a worker can use up: memory, processes, files."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import trio
+from host_kit import MakeHost
+from test_worker_confinement import as_root
+from test_worker_reach import attack
+
+from gpupool.pool.model.ids import LeaseId
+from gpupool.remoting.host import host_memory, lease_cgroups, orphan_reaper, users
+from gpupool.remoting.host.lease_cgroups import LeaseCgroups, own_group
+
+MIB, GIB = 1 << 20, 1 << 30
+MOUNTS = (
+    "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+    "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+    "41 31 0:38 {root} /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+async def test_a_call_cannot_make_far_more_than_the_partition_has(make_host: MakeHost) -> None:
+    """A session of a lease of 64 MiB took 2.3 GiB, none of which was charged."""
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease(memory=64 * MIB))
+    make = (
+        "import numpy\n"
+        "try:\n    answer = {call}.size\n"
+        "except MemoryError:\n    answer = 'no memory'"
+    )
+    assert await attack(client, make.format(call="numpy.arange(8 << 20)")) == str(8 << 20)
+    for call in (
+        "numpy.arange(300_000_000)",
+        "numpy.outer(numpy.arange(20_000), numpy.arange(20_000))",
+        "numpy.kron(numpy.ones(20_000), numpy.ones(20_000))",
+        "numpy.tile(numpy.ones(1000), 400_000)",
+    ):
+        assert await attack(client, make.format(call=call)) == "no memory", call
+    peak = await attack(
+        client,
+        "answer = next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]",
+    )
+    assert int(peak) * 1024 < GIB
+
+
+def test_no_lease_has_more_of_a_small_machine_than_a_quarter() -> None:
+    assert host_memory.floor(1 << 40, 16 * GIB, 2 * GIB) == 18 * GIB
+    assert host_memory.floor(24 * GIB, 16 * GIB, GIB) == 7 * GIB
+
+
+async def test_a_worker_writes_no_endless_file(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    code = "os.truncate(os.memfd_create('x'), {size})\nanswer = 'made'"
+    assert await attack(client, code.format(size=1 << 30)) == "made"
+    assert await attack(client, code.format(size=1 << 40)) == "EFBIG"
+
+
+# --- control groups -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("root", "membership", "found"),
+    [
+        ("/", "0::/system.slice/gpupool.service\n", "system.slice/gpupool.service"),
+        ("/", "9:name=systemd:/\n0::/\n", ""),
+        ("/box", "0::/box/inner\n", "inner"),
+        ("/box", "0::/other\n", None),
+        ("/", "0::/../..\n", None),
+        ("/", "4:memory:/x\n", None),
+    ],
+)
+def test_the_own_control_group_is_found(root: str, membership: str, found: str | None) -> None:
+    expected = None if found is None else Path("/sys/fs/cgroup/unified") / found
+    assert own_group(MOUNTS.format(root=root), membership) == expected
+    assert own_group("", membership) is None
+
+
+def test_a_lease_is_bounded_where_the_controllers_are_ours(tmp_path: Path) -> None:
+    groups = LeaseCgroups(tmp_path, frozenset({"memory", "pids"}))
+    worker = groups.join(LeaseId(7), 1234, 5 * GIB)
+    lease = tmp_path / "lease-7"
+    assert worker.path == lease / "worker-1234"
+    assert (worker.path / "cgroup.procs").read_text() == "1234"
+    assert (lease / "memory.max").read_text() == str(5 * GIB)
+    assert (lease / "pids.max").read_text() == str(lease_cgroups.TASK_COUNT_MAX)
+    assert not worker.ran_out_of_memory()
+    (lease / "memory.events").write_text("low 0\nmax 4\noom 1\noom_kill 1\n")
+    assert worker.ran_out_of_memory()
+
+
+def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
+    with pytest.raises(OSError, match="others"):
+        lease_cgroups._move_down(tmp_path)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture
+def groups() -> LeaseCgroups:
+    made = LeaseCgroups.make()
+    if made is None:
+        pytest.skip("no control group of version 2 can be made here")
+    return made
+
+
+def test_killing_a_group_kills_all_in_it_and_no_sibling(groups: LeaseCgroups) -> None:
+    words = ["/bin/sh", "-c", "read go; sleep 300 >/dev/null & echo $!; sleep 300"]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        subprocess.Popen(["/bin/sleep", "300"]) as other,
+    ):
+        group = groups.join(LeaseId(1), process.pid, GIB)
+        sibling = groups.join(LeaseId(1), other.pid, GIB)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        child = int(process.stdout.readline())
+        process.kill()  # before its child
+        killed = group.kill()
+        if not killed and not (group.path / "cgroup.kill").exists():
+            os.kill(child, signal.SIGKILL)
+            other.kill()
+            pytest.skip("this kernel kills no groups")
+        assert killed
+        assert not group.path.exists()
+        assert orphan_reaper.start_time_of(child) is None
+        assert other.poll() is None
+        assert sibling.kill()
+        groups.close()
+        assert not sibling.path.parents[1].exists()
+
+
+@as_root
+async def test_what_a_worker_started_dies_with_it_by_its_group(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans: list[int] = []
+
+    def scan(uid: int, _running: object = ()) -> bool:
+        scans.append(uid)
+        return False
+
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    other, _ = await kit.connect(kit.lease())
+    if "control-group" not in kit.host.confinement():
+        pytest.skip("no control group of version 2 can be made here")
+    monkeypatch.setattr(users, "kill_processes_of", scan)
+    child, orphan = int(await client.ask(b"c")), int(await client.ask(b"O"))
+    assert worker.group is not None
+    inside = {int(pid) for pid in (worker.group.path / "cgroup.procs").read_text().split()}
+    assert inside == {worker.process.pid, child, orphan}
+    os.kill(worker.process.pid, signal.SIGKILL)
+    with trio.fail_after(10):
+        await worker.ended.wait()
+    assert [orphan_reaper.start_time_of(pid) for pid in (child, orphan)] == [None, None]
+    assert not scans
+    assert not worker.group.path.exists()
+    assert await other.ask(b"e", b"x") == b"x"
+    # No worker gets out of its group.
+    top = worker.group.path.parents[2] / "cgroup.procs"
+    assert await attack(other, f"open({str(top)!r}, 'w').write('0')") == "EACCES"
