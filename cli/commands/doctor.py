@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from gpupool.pool.view import PoolView
     from gpupool.remoting.client.credentials import Credentials
     from gpupool.remoting.protocol.addresses import Address
+    from gpupool.remoting.transport.message_stream import MessageStream
 
 SKEW_MAX_S = 5.0
 """A clock that is further off is called wrong, as servers have it among themselves."""
 
 CLOCKS_HINT = "gpupool clock shows the clocks of all servers"
+
+CONFINEMENT_TIMEOUT_S = 5.0
 
 GOOD, WARN, FAIL = "ok", "warn", "fail"
 
@@ -115,7 +118,7 @@ async def _all_servers(
 ) -> list[Finding]:
     import trio
 
-    found: dict[Address, Finding] = {}
+    found: dict[Address, list[Finding]] = {}
 
     async def examine_one(address: "Address") -> None:
         found[address] = await _server(address, names.get(address, ""), credentials)
@@ -123,33 +126,63 @@ async def _all_servers(
     async with trio.open_nursery() as nursery:
         for address in addresses[:64]:
             nursery.start_soon(examine_one, address)
-    return [found[address] for address in addresses if address in found]
+    return [finding for address in addresses for finding in found.get(address, [])]
 
 
-async def _server(address: "Address", name: str, credentials: "Credentials") -> Finding:
-    """Connect to one server as ``run`` would, and report the time that it took."""
+async def _server(address: "Address", name: str, credentials: "Credentials") -> list[Finding]:
+    """Connect to one server as ``run`` would; say how long it took, and what confines workers."""
     from gpupool import __version__
+    from gpupool.remoting.protocol.sessions import DOCTOR
     from gpupool.remoting.transport.dial import Greeting, connect
     from gpupool.remoting.transport.pki import client_context
 
     started = time.monotonic()
-    greeting = Greeting(credentials.token, credentials.secret, __version__, "doctor")
+    greeting = Greeting(credentials.token, credentials.secret, __version__, DOCTOR)
     try:
         context: ssl.SSLContext = client_context(credentials.ca_pem.encode())
         connection, welcome = await connect(
             address, context, greeting, cluster_id=credentials.cluster_id
         )
-        await connection.aclose()
+        took_ms = (time.monotonic() - started) * 1000
+        confined = await _confinement(connection, welcome.server_name)
     except GpupoolError as error:
         what = f"{name} at {address}" if name else str(address)
         hint = error.hint or "does a firewall stand between?"
-        return Finding("server", FAIL, f"{what}: {error.why or error.what}", hint)
-    took_ms = (time.monotonic() - started) * 1000
+        return [Finding("server", FAIL, f"{what}: {error.why or error.what}", hint)]
     text = f"{welcome.server_name} at {address}, gpupool {welcome.version}, {took_ms:.0f} ms"
     if welcome.version != __version__:
         hint = f"this is {__version__}; the same version on both sides is best"
-        return Finding("server", WARN, text, hint)
-    return Finding("server", GOOD, text)
+        return [Finding("server", WARN, text, hint), *confined]
+    return [Finding("server", GOOD, text), *confined]
+
+
+async def _confinement(connection: "MessageStream", name: str) -> list[Finding]:
+    """Ask one server what confines its workers, and close; an older one does not say."""
+    import trio
+
+    from gpupool.remoting.protocol import messages as m
+    from gpupool.remoting.protocol.sessions import WORKERS_HAVE, WORKERS_LACK
+
+    answer: m.Message | None = None
+    try:
+        with trio.move_on_after(CONFINEMENT_TIMEOUT_S):
+            await connection.send(2, m.GetView())
+            while (received := await connection.receive()) is not None:
+                if received[0] == 2:
+                    answer = received[1]
+                    break
+    except (GpupoolError, trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    finally:
+        await connection.aclose()
+    said = answer.view.warnings if isinstance(answer, m.ViewNow) else ()
+    lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
+    if lacking:
+        hint = "see docs/security.md, What confines a worker"
+        text = f"{name}: not confined by {'; '.join(lacking)}"
+        return [Finding("workers", WARN, text, hint)]
+    holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]
+    return [Finding("workers", GOOD, f"{name}: confined by {text}") for text in holds]
 
 
 def _quorum(view: "PoolView") -> Finding:

@@ -13,6 +13,7 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host import worker_mounts
 from gpupool.remoting.host.lease_cgroups import LeaseCgroups
+from gpupool.remoting.protocol import worker_messages
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
@@ -66,6 +67,10 @@ class Confinement:
         """Return what a new worker is told to give up."""
         unknown = {"devices"} if self.nodes is None else set[str]()
         return tuple(sorted(self.properties - unknown - {"cgroup", "shared-memory"}))
+
+    def message(self) -> worker_messages.Confine:
+        """Return what a new worker is told."""
+        return worker_messages.Confine(self.asked(), self.devices())
 
     def devices(self) -> tuple[str, ...]:
         """Return the nodes that a new worker may need, whichever GPUs it is assigned."""

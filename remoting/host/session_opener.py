@@ -199,13 +199,13 @@ class SessionOpener:
             servers=len(servers),
             uid=uid,
             groups=groups,
-            network=worker.user is not None and worker.user.network >= 0,
         )
         worker.budget, theirs = socket.socketpair()
         worker.budget.setblocking(False)
         with theirs:
-            network = (worker.user.network,) if worker.user is not None and assign.network else ()
-            worker.send(assign, theirs.fileno(), *network)
+            if worker.user is not None and worker.user.network >= 0:
+                worker.send(worker_messages.JoinNetwork(), worker.user.network)
+            worker.send(assign, theirs.fileno())
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
             await self._worker_pool.until(worker, worker.assigned)
         if not worker.assigned.is_set():

@@ -103,6 +103,7 @@ class HostSupervisor:
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, worker_messages.Report] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
+        self._confinement = Confinement(confine, inventory.device_nodes())
         self.worker_pool = WorkerPool(
             WorkerPoolSettings(
                 runtime_dir=runtime_dir,
@@ -113,7 +114,7 @@ class HostSupervisor:
                 doors=doors,
                 landlock=landlock,
                 own_uids=own_uids,
-                confinement=Confinement(confine, inventory.device_nodes()),
+                confinement=self._confinement,
             ),
             handle=self._handle,
             reap=self._reap,
@@ -195,6 +196,11 @@ class HostSupervisor:
         """Return the confinement of the live workers; for ``doctor`` and tests."""
         found = [set(w.confinement) for w in self.worker_pool.workers.values() if w.ready.is_set()]
         return tuple(sorted(found[0].intersection(*found[1:]))) if found else ()
+
+    def unconfined(self) -> tuple[str, ...]:
+        """Return what does not confine them, and why not, for the same."""
+        holds = self.confinement()
+        return tuple(self._confinement.lacking(holds)) if holds else ()
 
     # --- sessions -------------------------------------------------------------------------------
 
@@ -332,8 +338,8 @@ class HostSupervisor:
             reason = worker_messages.shortened(str(error) or "no answer in time")
         worker.dialling = False
         try:
-            descriptors = () if connection is None else (connection.socket.fileno(),)
-            worker.send(worker_messages.Dialled(reason), *descriptors)
+            descriptor = None if connection is None else connection.socket.fileno()
+            worker.send(worker_messages.Dialled(reason), descriptor)
         except WorkerFailedError as error:
             worker.kill(str(error))
         finally:

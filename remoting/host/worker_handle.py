@@ -141,8 +141,8 @@ class WorkerHandle:
         lease = f", lease {self.lease:04x}" if self.lease is not None else ""
         return f"worker {self.process.pid}{lease}"
 
-    def send(self, message: worker_messages.HostMessage, *descriptors: int) -> None:
-        """Send one message, with descriptors that stay the caller's to close.
+    def send(self, message: worker_messages.HostMessage, descriptor: int | None = None) -> None:
+        """Send one message, with a descriptor that stays the caller's to close.
 
         Never waits: a worker reads its control socket at all times, so one whose socket buffer is
         full is broken.
@@ -151,7 +151,7 @@ class WorkerHandle:
             WorkerFailedError: when the worker does not take the whole message.
         """
         data = worker_messages.encode(message)
-        rights = [array.array("i", descriptors)] if descriptors else []
+        rights = [] if descriptor is None else [array.array("i", [descriptor])]
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
         try:
             sent = self.control.sendmsg([data], ancillary)

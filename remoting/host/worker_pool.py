@@ -372,6 +372,7 @@ class WorkerPool:
                 readers.start_soon(self._answer_budget, worker)
                 try:
                     self._record()
+                    worker.send(self._settings.confinement.message())
                     worker.send(self._start_message(worker))
                 except GpupoolError as error:
                     worker.kill(str(error))
@@ -488,8 +489,6 @@ class WorkerPool:
             readable=tuple(str(path.resolve()) for path in spawn.installation_paths()),
             expose=tuple(str(path) for path in self._isolation.expose) if own else (),
             doors=self.doors,
-            confine=self._settings.confinement.asked(),
-            devices=self._settings.confinement.devices(),
         )
 
     def _record(self) -> None:

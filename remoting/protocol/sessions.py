@@ -38,6 +38,13 @@ class SessionInfo:
     devices: tuple[SessionDevice, ...]
 
 
+DOCTOR = "doctor"
+"""The name by which ``gpupool doctor`` asks; it alone is told what confines workers."""
+
+WORKERS_HAVE, WORKERS_LACK = "workers here are confined by ", "workers here are not confined by "
+"""How warnings to it begin."""
+
+
 class SessionHost(Protocol):
     """The workers of one server; implemented by remoting.host, faked by tests and simulations."""
 
@@ -51,6 +58,14 @@ class SessionHost(Protocol):
 
     def worker_count(self) -> dict[LeaseId, int]:
         """Return how many live workers each lease has."""
+        ...
+
+    def confinement(self) -> tuple[str, ...]:
+        """Return what confines all live workers, by name; nothing while none has told."""
+        ...
+
+    def unconfined(self) -> tuple[str, ...]:
+        """Return what does not confine them, and why not, for people."""
         ...
 
     def idle_s(self) -> dict[LeaseId, float]:

@@ -36,8 +36,19 @@ class Start:
     readable: tuple[str, ...]  # paths that it may read beside the operating system
     expose: tuple[str, ...]  # paths that it must make reachable before it changes its uid
     doors: dict[str, str]  # name of a door to "module:function"
-    confine: tuple[str, ...] = ()  # of ``host.confinement.PROPERTIES``, those to be had
-    devices: tuple[str, ...] = ()  # nodes of all GPUs that it may be assigned, when confined so
+
+
+@dataclass(frozen=True, slots=True)
+class Confine:
+    """What else the worker gives up at its start; comes before ``Start``, if at all."""
+
+    properties: tuple[str, ...] = ()  # of ``host.confinement.PROPERTIES``
+    devices: tuple[str, ...] = ()  # nodes of all GPUs that it may be assigned
+
+
+@dataclass(frozen=True, slots=True)
+class JoinNetwork:
+    """The network of its lease, which comes with it; comes before ``Assign``, if at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,6 @@ class Assign:
     uid: int = -1  # to become, of the lease, and its group; -1 to stay who it is
     groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
     settings: dict[str, str] = field(default_factory=dict[str, str])  # more for CUDA's environment
-    network: bool = False  # a network to join comes with it, behind the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +173,17 @@ class Ended:
     failed: bool
 
 
-HostMessage = Start | Assign | Connection | Proceed | Dialled
+HostMessage = Start | Assign | Connection | Proceed | Dialled | Confine | JoinNetwork
 WorkerMessage = (
     Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended | Expecting | Dial
 )
 Message = HostMessage | WorkerMessage
 
 # The position is the kind on the wire. Both ends are always of the same build.
-_HOST_KINDS: tuple[type[Any], ...] = (Start, Assign, Connection, Proceed, Dialled)
+_HOST_KINDS: tuple[type[Any], ...] = (
+    *(Start, Assign, Connection, Proceed, Dialled),
+    *(Confine, JoinNetwork),
+)
 _WORKER_KINDS: tuple[type[Any], ...] = (
     *(Ready, Assigned, ContextReady, Connected),
     *(Rejected, Report, Log, Ended),

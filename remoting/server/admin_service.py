@@ -21,6 +21,7 @@ from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server.rights import check_unexpired
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
@@ -64,7 +65,22 @@ class AdminService:
     # --- looking ---------------------------------------------------------------------------------
 
     def _get_view(self, client: Client, call: int, _message: m.GetView) -> None:
-        self._context.answer(client, call, m.ViewNow(self._view()))
+        view = self._view()
+        if client.name == DOCTOR:
+            view = replace(view, warnings=(*view.warnings, *self._confinement()))
+        self._context.answer(client, call, m.ViewNow(view))
+
+    def _confinement(self) -> list[str]:
+        """Return what confines this server's workers and what does not, for ``gpupool doctor``.
+
+        They are said to nobody else: on many servers they are as they should be.
+        """
+        host = self._context.host
+        holds = host.confinement()
+        if not holds:
+            return []  # No worker is warm yet.
+        found = [WORKERS_LACK + text for text in host.unconfined()]
+        return [WORKERS_HAVE + ", ".join(holds), *found]
 
     def _get_telemetry(self, client: Client, call: int, _message: m.GetTelemetry) -> None:
         self._context.answer(client, call, m.TelemetryNow(self._telemetry()))

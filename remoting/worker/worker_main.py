@@ -76,9 +76,11 @@ def main(arguments: Sequence[str]) -> None:
     os.set_inheritable(descriptor, False)
     channel = WorkerChannel(socket.socket(fileno=descriptor))
     try:
-        start = channel.receive()
+        confine, start = worker_messages.Confine(), channel.receive()
+        if isinstance(start, worker_messages.Confine):
+            confine, start = start, channel.receive()
         assert isinstance(start, worker_messages.Start)
-        context, ready = _prepare(start, parent_pid)
+        context, ready = _prepare(start, confine, parent_pid)
         channel.send(ready)
         Worker(channel, start, context, parent_pid, ready.confinement).run()
     except HostGoneError:
@@ -93,11 +95,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _prepare(
-    start: worker_messages.Start, parent_pid: int
+    start: worker_messages.Start, confine: worker_messages.Confine, parent_pid: int
 ) -> tuple[ssl.SSLContext, worker_messages.Ready]:
     """Confine this process and import what it will need; return its TLS context and report."""
     own_uid = start.own_uid and (not start.expose or namespaces.expose(start.expose))
-    holds = _confine(start, own_uid=own_uid)
+    holds = _confine(start, confine, own_uid=own_uid)
     problem = _preload(start)
     # Imported here and not above, where it would slow down everything before the confinement.
     from gpupool.remoting.worker.certificate import worker_context
@@ -109,7 +111,9 @@ def _prepare(
     return context, worker_messages.Ready(fingerprint, tuple(holds), problem)
 
 
-def _confine(start: worker_messages.Start, *, own_uid: bool) -> list[str]:
+def _confine(
+    start: worker_messages.Start, confine: worker_messages.Confine, *, own_uid: bool
+) -> list[str]:
     """Give up what can be given up before the lease is known; return what holds then."""
     holds: list[str] = []
     sandbox.keep_descendants()
@@ -118,19 +122,19 @@ def _confine(start: worker_messages.Start, *, own_uid: bool) -> list[str]:
     is_root = os.geteuid() == 0
     # First what needs privileges, and all of it before the first thread: NumPy's BLAS starts some
     # when it is imported.
-    no_network = is_root and "network" in start.confine and namespaces.own_network()
+    no_network = is_root and "network" in confine.properties and namespaces.own_network()
     if no_network:
         holds.append("no-network")
     devices: tuple[str, ...] | None = None
     own_directories = (start.directory,)
-    if "devices" in start.confine:
-        devices = (*namespaces.STANDARD_DEVICES, *start.devices)
+    if "devices" in confine.properties:
+        devices = (*namespaces.STANDARD_DEVICES, *confine.devices)
         staging = Path(start.directory) / "dev"
-        if is_root and namespaces.private_devices(start.devices, staging):
+        if is_root and namespaces.private_devices(confine.devices, staging):
             holds.append("private-devices")
             devices, own_directories = (), (start.directory, "/dev")
     if start.landlock:
-        tcp = "landlock-network" in start.confine
+        tcp = "landlock-network" in confine.properties
         # Within a lease's own network such sockets are CUDA's, and reach nobody else.
         holds += sandbox.restrict_files(
             start.readable,
@@ -146,7 +150,7 @@ def _confine(start: worker_messages.Start, *, own_uid: bool) -> list[str]:
         holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
     elif is_root and sandbox.drop_capabilities():
         holds.append("few-capabilities")  # of this thread, and so of those that it starts
-    if "system-calls" in start.confine and syscall_filter.available():
+    if "system-calls" in confine.properties and syscall_filter.available():
         holds.append("system-call-filter")  # once it is assigned: it needs privileges before
     return holds
 
@@ -198,7 +202,10 @@ class Worker:
         """Carry out the host's messages until it closes its end."""
         while True:
             message = self._channel.receive()
-            if isinstance(message, worker_messages.Assign):
+            if isinstance(message, worker_messages.JoinNetwork) and self._assign is None:
+                with self._channel.take_file() as network:
+                    namespaces.join_network(network.fileno())
+            elif isinstance(message, worker_messages.Assign):
                 self._assigned(message)
             elif isinstance(message, worker_messages.Connection):
                 self._connection(self._channel.take_descriptor(), plain=message.plain)
@@ -213,9 +220,6 @@ class Worker:
         if self._assign is not None:
             raise ProtocolError("a worker serves one session")
         budget = self._channel.take_descriptor()
-        if assign.network:
-            with self._channel.take_file() as network:
-                namespaces.join_network(network.fileno())
         if assign.uid >= 0:
             sandbox.become(assign.uid, assign.uid, assign.groups)
             sandbox.die_with_parent(self._parent_pid)

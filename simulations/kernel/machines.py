@@ -204,6 +204,14 @@ class SimulatedHost:
             counts[worker.lease] = counts.get(worker.lease, 0) + 1
         return counts
 
+    def confinement(self) -> tuple[str, ...]:
+        """Return nothing: simulated workers reach nothing by themselves."""
+        return ()
+
+    def unconfined(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
     def idle_s(self) -> dict[LeaseId, float]:
         """Return for how many seconds each lease has not been used."""
         now = self._machine.clock.monotonic()

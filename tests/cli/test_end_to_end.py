@@ -160,6 +160,7 @@ def test_doctor(live_pool: Any) -> None:
     done = live_pool.run("doctor")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("ok    server") == 3
+    assert done.stdout.count(" workers ") == 3  # what confines them, or does not
 
 
 def test_picture(live_pool: Any, tmp_path: Path) -> None:

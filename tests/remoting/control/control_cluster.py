@@ -186,6 +186,12 @@ class FakeHost:
     def worker_count(self) -> dict[LeaseId, int]:
         return dict(self.workers)
 
+    def confinement(self) -> tuple[str, ...]:
+        return ("fake",)
+
+    def unconfined(self) -> tuple[str, ...]:
+        return ("a network (that needs root)",)
+
     def idle_s(self) -> dict[LeaseId, float]:
         now = trio.current_time()
         return {lease: now - used for lease, used in self.used.items()}
@@ -443,7 +449,7 @@ class Cluster:
 
     @asynccontextmanager
     async def client(
-        self, user: str = "ada", servers: Sequence[str] = ()
+        self, user: str = "ada", servers: Sequence[str] = (), client: str = ""
     ) -> AsyncGenerator[Pool, None]:
         self._seed += 1
         credentials = self.credentials(user)
@@ -455,7 +461,7 @@ class Cluster:
             dial=self.dial,
             clock=self.clock,
             rng=SeededRng(self._seed),
-            client=f"{user}@test",
+            client=client or f"{user}@test",
         ) as pool:
             yield pool
 

@@ -24,6 +24,7 @@ from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server import admin_service, controller
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr
 
@@ -388,6 +389,18 @@ async def test_a_server_with_a_wrong_clock_does_not_move_the_time(
         assert any("gpu-2 is 1h ahead of the pool's" in warning for warning in view.warnings)
     assert cluster.state.leases
     assert cluster.state.now - known < 10_000
+
+
+async def test_doctor_alone_is_told_what_confines_workers(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        assert (await pool.view()).warnings == ()
+    async with cluster.client(client=DOCTOR) as pool:
+        said = (await pool.view()).warnings
+    assert said == (f"{WORKERS_HAVE}fake", f"{WORKERS_LACK}a network (that needs root)")
 
 
 async def test_tokens_are_not_shown(autojump_clock: Clock, nursery: trio.Nursery) -> None:
