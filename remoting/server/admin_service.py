@@ -4,6 +4,7 @@ Every user sees the whole pool and ends their own leases; operators do everythin
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from gpupool.pool.clock_view import clock_view

