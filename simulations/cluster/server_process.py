@@ -161,6 +161,7 @@ class ServerProcess(Process):
                 compare_entries=COMPARE_ENTRIES,
             ),
             clock_refusal=self.table_clock.refusal,
+            incarnation=self.scheduler.random(f"incarnation/{name}"),
             after_step=self._stepped,
             guard=self._guard,
         )

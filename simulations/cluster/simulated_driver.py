@@ -47,6 +47,7 @@ class SimulatedDriver:
         links: SimulatedTransport,
         settings: ConsensusSettings,
         clock_refusal: Callable[[Plain], str | None],
+        incarnation: Random,
         after_step: Callable[["SimulatedDriver"], None],
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -63,6 +64,7 @@ class SimulatedDriver:
             links: to the peers; they report here.
             settings: of consensus.
             clock_refusal: why a leader must not append a command for its time.
+            incarnation: from which this start's number is drawn, as the real driver draws it.
             after_step: for checkers.
             guard: runs a step, and ends the process when the disk or the power fails.
         """
@@ -86,6 +88,7 @@ class SimulatedDriver:
             settings=settings,
             run_work=self._run_work,
             clock_refusal=clock_refusal,
+            incarnation=1 + int.from_bytes(incarnation.randbytes(7), "little"),
         )
         links.events = self
         disk.take_latency()

@@ -203,6 +203,7 @@ class _Pool:
             random=self.scheduler.random(f"raft/{server}"),
             links=links,
             settings=ConsensusSettings(snapshot_entries=10**9),
+            incarnation=self.scheduler.random(f"incarnation/{server}"),
             after_step=lambda _replicated_log: None,
             guard=partial(self._timed, server),
         )

@@ -179,6 +179,7 @@ class World:
             random=self.scheduler.random(f"raft/{name}/{server.boots}"),
             links=links,
             settings=self.settings,
+            incarnation=self.scheduler.random(f"incarnation/{name}/{server.boots}"),
             after_step=partial(self._stepped, server),
             guard=partial(self._guard, server),
         )
@@ -348,9 +349,9 @@ class RaftChecks:
     """What Raft promises of every step of every node, whatever happens."""
 
     def __init__(self) -> None:
-        self._leaders: dict[int, ServerId] = {}
+        self.leaders: dict[int, ServerId] = {}
         self._votes: dict[tuple[ServerId, int], str] = {}
-        self._applied: dict[int, tuple[bytes, int]] = {}
+        self.entries: dict[int, tuple[bytes, int]] = {}
         self._violations: list[str] = []
 
     def stepped(self, name: ServerId, node: RaftNode) -> None:
@@ -359,7 +360,7 @@ class RaftChecks:
         if self._violations:
             raise Violation(self._violations[0])
         if core.state == LEADER:
-            first = self._leaders.setdefault(core.term, name)
+            first = self.leaders.setdefault(core.term, name)
             if first != name:
                 raise Violation(f"{first} and {name} both lead in term {core.term}")
         if journal.vote is not None:
@@ -371,7 +372,7 @@ class RaftChecks:
 
     def applied(self, index: int, command: bytes, term: int) -> None:
         """State-machine safety: an index holds the same entry on every server, for ever."""
-        known = self._applied.setdefault(index, (command, term))
+        known = self.entries.setdefault(index, (command, term))
         if known != (command, term):
             # Raised later: the node itself survives whatever a state machine raises.
             self._violations.append(f"index {index} was applied as two different entries")

@@ -293,8 +293,9 @@ def test_a_leader_without_a_majority_steps_down_in_time() -> None:
 
 
 def test_a_silent_partition_is_survived_within_the_budget() -> None:
+    """Of three voters that lose one, the two others split their votes in one of 200 seeds."""
     times: list[float] = []
-    for seed in range(100):
+    for seed in range(400):
         world = World(seed, voters=3 if seed % 2 else 5, faults=Faults(jitter_s=0.0005))
         world.run_until(lambda world=world: world.leader() is not None)
         old = world.leader()
@@ -317,8 +318,8 @@ def test_a_silent_partition_is_survived_within_the_budget() -> None:
         times.append(world.now - began)
     times.sort()
     assert times[len(times) // 2] < 0.35
-    assert times[98] < 0.5, "budget for the 99th percentile"
-    assert times[99] < 0.8, "two rounds, when votes are split"
+    assert times[-1 - len(times) // 100] < 0.5, "budget for the 99th percentile"
+    assert times[-1] < 0.8, "two rounds, when votes are split"
 
 
 def test_a_returning_server_does_not_depose_the_leader() -> None:

@@ -1,13 +1,12 @@
 """Servers that forgot, live twice, lost a part of their disk, or were left by ``recover``."""
 
-import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
+from random import Random
 
 import pytest
-from raft_world import MemoryDisk, Register, World
+from raft_world import Register, Server, World
 
-from gpupool.consensus.node import RaftNode
 from gpupool.consensus.recovery import recover, replay
 from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
@@ -15,38 +14,26 @@ from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.storage.superblock import SUPERBLOCK, Superblock
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Plain, ServerId
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 
 class ForgetfulWorld(World):
-    """A world whose servers draw incarnations, and whose directories can be swapped."""
-
-    starts = 0
-    ended: dict[ServerId, StorageError]
+    """A world in which a server may end for good, and directories can be swapped."""
 
     def __init__(self, seed: int, *, voters: int = 3) -> None:
-        self.ended = {}
+        self.ended: dict[ServerId, StorageError] = {}
         super().__init__(seed, voters=voters)
 
-    def boot(self, name: ServerId) -> None:
-        self.starts += 1
-        starts = self.starts
-        make = RaftNode.__init__
-
-        def with_incarnation(node: RaftNode, server: ServerId, **arguments: object) -> None:
-            make(node, server, incarnation=starts, **arguments)  # type: ignore[arg-type]
-
-        RaftNode.__init__ = with_incarnation  # type: ignore[method-assign]
+    def _guard(self, server: Server, action: Callable[[], None]) -> None:
+        """End a server whose step raises; one that cannot even start says so to the test."""
         try:
-            super().boot(name)
-        finally:
-            RaftNode.__init__ = make  # type: ignore[method-assign]
-
-    def _deliver(self, source: ServerId, target: ServerId, epoch: int, frame: bytes) -> None:
-        try:
-            super()._deliver(source, target, epoch, frame)
+            super()._guard(server, action)
         except StorageError as error:
-            self.ended[target] = error
-            self.crash(target)
+            starting = server.driver is None
+            self.crash(server.name)
+            if starting:
+                raise
+            self.ended[server.name] = error
 
     def put(self, name: ServerId, command: Plain) -> None:
         """Propose at ``name`` until it is acknowledged."""
@@ -67,12 +54,10 @@ class ForgetfulWorld(World):
 
     def cut(self, name: ServerId, to: int | None = None, *, flip: int | None = None) -> None:
         """Damage the journal of a stopped server."""
-        inode = self.servers[name].disk.inodes[JOURNAL]
-        if to is not None:
-            del inode.data[to:]
+        disk = self.servers[name].disk
+        disk.put(JOURNAL, disk.read(JOURNAL)[:to])
         if flip is not None:
-            inode.data[flip] ^= 1
-        inode.synced = bytes(inode.data)
+            disk.flip(JOURNAL, flip)
 
 
 def started(seed: int = 1, *, voters: int = 3) -> ForgetfulWorld:
@@ -81,39 +66,45 @@ def started(seed: int = 1, *, voters: int = 3) -> ForgetfulWorld:
     return world
 
 
-def logs(world: World) -> Sequence[Register]:
-    return [server.machine for server in world.alive()]
-
-
 # --- old copies ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("while_running", [False, True])
-def test_a_voter_restored_under_the_same_leader_is_refused(while_running: bool) -> None:
+@pytest.mark.parametrize("met", ["leader", "follower"])
+def test_a_voter_restored_under_the_same_leader_is_refused(while_running: bool, met: str) -> None:
+    """Any server knows of its starts, and only the leader of the entries that it had."""
     world = started()
     leader = world.leader()
     assert leader is not None
-    victim = world.followers()[0]
+    victim, other = world.followers()
     if while_running:
-        old = copy.deepcopy(world.servers[victim].disk)
+        old = world.servers[victim].disk.image()
     else:
         world.crash(victim)
-        old = copy.deepcopy(world.servers[victim].disk)
+        old = world.servers[victim].disk.image()
         world.boot(victim)
     world.run(1.0)
     for number in range(3):
         world.put(leader, f"after {number}")
     world.crash(victim)
     world.run(0.2)
-    world.servers[victim].disk = old
+    world.servers[victim].disk.restore(old)
+    first = leader if met == "leader" else other
+    world.block([[victim, first], [leader, other]])
     world.boot(victim)
-    world.run(2.0)
+    world.run(3.0)
+    refuser = leader if while_running else first
+    assert (victim in world.ended) == (refuser == first)
+    world.heal()
+    world.run(3.0)
+    assert f"server {refuser} says" in str(world.ended[victim].why)
     assert "old copy" in str(world.ended[victim].why)
     assert "gpupool rejoin" in world.ended[victim].hint
-    health = world.node(leader).health(world.local(world.servers[leader]))
+    health = world.node(refuser).health(world.local(world.servers[refuser]))
     assert "old copy" in health.unfit[victim]
     with pytest.raises(StorageError, match="may not take part"):
         world.boot(victim)  # Not even after its peers have gone.
+    assert world.leader() == leader
     world.put(leader, "the two others go on")
 
 
@@ -126,7 +117,7 @@ def test_amnesia_raises_the_alarm_when_one_that_knows_comes_back(
     a, b = world.followers()
     world.crash(b)
     world.crash(a)
-    old = copy.deepcopy(world.servers[a].disk)
+    old = world.servers[a].disk.image()
     world.boot(a)
     world.healthy()
     leader = world.leader()
@@ -137,12 +128,12 @@ def test_amnesia_raises_the_alarm_when_one_that_knows_comes_back(
     world.run(6.0)  # What is known is written down now and then.
     world.crash(a)
     world.crash(knows)
-    world.servers[a].disk = old
+    world.servers[a].disk.restore(old)
     world.boot(a)
     world.boot(b)
     world.run(2.0)
     assert world.leader() is not None, "nobody alive remembers: two of three go on"
-    world.applied.clear()
+    world.checks.entries.clear()
     # The world's own checks would stop here, as they should: acknowledged entries are lost.
     world.acknowledged.clear()
     caplog.clear()
@@ -276,17 +267,17 @@ def test_what_is_remembered_and_what_is_said(
 
 
 def test_a_memory_that_was_lost_accuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    disk = MemoryDisk()
+    disk = SimulatedDisk(Random(1))
     memory = PeerMemory(disk)
     memory.set(ServerId("b"), Remembered(Start(4, 44), term=7, index=40))
     memory.fence([ServerId("c")], "why")
     memory.save()
     assert PeerMemory(disk).servers == memory.servers
     assert PeerMemory(disk).fenced == {"c": False}
-    whole = bytes(disk.inodes[MEMORY].data)
+    whole = disk.read(MEMORY)
     for position in range(len(whole)):
-        disk.inodes[MEMORY].data = bytearray(whole)
-        disk.inodes[MEMORY].data[position] ^= 4
+        disk.put(MEMORY, whole)
+        disk.flip(MEMORY, position, 2)
         assert not PeerMemory(disk).servers
     assert "is lost" in caplog.text
 
@@ -303,7 +294,7 @@ def with_entries() -> tuple[ForgetfulWorld, ServerId, list[int]]:
         world.put(leader, f"entry {number}")
     victim = world.followers()[0]
     world.crash(victim)
-    return world, victim, batch_ends(bytes(world.servers[victim].disk.inodes[JOURNAL].data))
+    return world, victim, batch_ends(world.servers[victim].disk.read(JOURNAL))
 
 
 def batch_ends(data: bytes) -> list[int]:
@@ -340,12 +331,11 @@ def test_a_cut_in_the_synced_part_is_noticed_and_repaired(
 
 def test_a_flip_in_the_newest_batch_is_repaired(caplog: pytest.LogCaptureFixture) -> None:
     world, victim, ends = with_entries()
-    data = world.servers[victim].disk.inodes[JOURNAL].data
     # The newest batch may be a seal; cut that, so that the newest one holds entries.
     while ends[-1] - ends[-2] == 24:
         ends.pop()
     world.cut(victim, to=ends[-1], flip=(ends[-2] + ends[-1]) // 2)
-    assert len(data) == ends[-1]
+    assert len(world.servers[victim].disk.read(JOURNAL)) == ends[-1]
     caplog.set_level(logging.WARNING)
     world.boot(victim)
     assert "may have been acknowledged" in caplog.text
@@ -363,8 +353,8 @@ def test_a_server_under_repair_elects_nobody_that_lacks_what_it_acknowledged() -
     world.put(leader, "acknowledged by two")
     world.crash(victim)
     world.crash(leader)
-    journal = world.servers[victim].disk.inodes[JOURNAL].data
-    world.cut(victim, to=batch_ends(bytes(journal))[1])
+    journal = world.servers[victim].disk.read(JOURNAL)
+    world.cut(victim, to=batch_ends(journal)[1])
     world.boot(victim)
     world.boot(behind)
     world.run(5.0)
@@ -396,7 +386,7 @@ def test_the_repair_goes_on_after_another_crash() -> None:
 def test_what_no_superblock_knows_is_torn_as_before(caplog: pytest.LogCaptureFixture) -> None:
     world, victim, ends = with_entries()
     disk = world.servers[victim].disk
-    disk.inodes[SUPERBLOCK].data[:] = disk.inodes[SUPERBLOCK].synced = bytes(8192)
+    disk.put(SUPERBLOCK, bytes(8192))
     world.cut(victim, to=ends[-3] + 30)
     world.boot(victim)
     assert "never acknowledged" in caplog.text
@@ -406,31 +396,29 @@ def test_what_no_superblock_knows_is_torn_as_before(caplog: pytest.LogCaptureFix
 
 
 def test_one_sync_for_each_batch_is_all_that_a_superblock_costs() -> None:
-    disk = MemoryDisk()
+    disk = SimulatedDisk(Random(1))
     storage = Storage(disk, create=True)
-    syncs = disk.syncs
+    syncs = disk.counts["sync"]
     for index in range(2, 30):
         storage.journal.append(b"\x00x", index, 1)
         storage.journal.sync()
-    assert disk.syncs == syncs + 28
+    assert disk.counts["sync"] == syncs + 28
     known = Superblock(disk).known
     assert known is not None
     assert known.last_index == 29
 
 
 def test_a_superblock_that_a_power_loss_undid_raises_no_alarm() -> None:
-    import random
-
     for seed in range(200):
-        rng = random.Random(seed)
-        disk = MemoryDisk()
+        rng = Random(seed)
+        disk = SimulatedDisk(Random(seed))
         journal = Storage(disk, create=True).journal
         for index in range(2, 12):
             journal.append(b"\x00" + bytes(rng.randrange(3000)), index, 1)
             if rng.random() < 0.8:
                 journal.sync()
             if rng.random() < 0.1:
-                disk.lose_power(rng)
+                disk.lose_power()
                 storage = Storage(disk, create=False)
                 assert storage.superblock.floor is None
                 break
@@ -455,7 +443,7 @@ def test_recover_fences_those_that_it_left_behind() -> None:
     assert set(world.node(survivor).peers()) >= set(others), "it dials them to tell them"
     world.healthy()
     assert world.leader() == survivor
-    world.leaders.clear()
+    world.checks.leaders.clear()
     for name in others:
         world.boot(name)
     world.run(3.0)
@@ -489,10 +477,10 @@ def test_a_voter_far_behind_does_not_count() -> None:
 
 def test_many_starts_are_written_a_few_times() -> None:
     pair = Pair()
-    syncs = pair.lone.disk.syncs
+    syncs = pair.lone.disk.counts["sync"]
     for boot in range(2, 40):
         pair.hello(boot, boot + 100)
         pair.lone.tick(0.01)
-    assert pair.lone.disk.syncs - syncs <= 3
+    assert pair.lone.disk.counts["sync"] - syncs <= 3
     pair.lone.tick(0.5)
     assert PeerMemory(pair.lone.disk).of(ServerId("b")).start == Start(39, 139)
