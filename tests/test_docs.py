@@ -91,7 +91,8 @@ GUIDES = [
 ]
 PATH = re.compile(r"(?:\.?[\w-]+/)+[\w.*-]*|[\w-]+\.(?:md|toml|py)|\.[a-z-]+(?:\.yaml)?")
 """A slash within it, or the name of a file that stands at the root."""
-MADE = {".venv", ".venv/bin/python"}
+MADE = {".venv", ".venv/bin/python", "consensus/peers", "consensus/forgotten"}
+"""By make, and by a server in its state directory."""
 OUTSIDE = {"/dev/shm", "/proc/self", "generated_records.h", "src/gpupool/..."}
 """Of the system, or a plan that the record itself says was changed."""
 RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))

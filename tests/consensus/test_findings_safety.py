@@ -16,6 +16,7 @@ from bare_library import LEADER as BARE_LEADER
 from bare_library import Bare, append, command, library
 from lone_node import Lone, entry
 from pysyncobj.journal import FileJournal
+from tests.simulations.mutations.broken_consensus import truncates_blindly
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.protocol.membership import encode_voters
@@ -166,6 +167,35 @@ def test_s3_ours_truncates_only_where_entries_differ() -> None:
     # A real conflict still gives way.
     lone.append(4, 5, our_entries(5, 6, 6), term=6, leader="c")
     assert [item[2] for item in lone.log()] == [0, 1, 5, 5, 6, 6]
+
+
+def an_older_prefix_cuts_nothing() -> None:
+    """Take every append that a leader may send again, late; the log stays, on the disk too."""
+    lone = Lone(("me", "b", "c"))
+    lone.append(2, 1, our_entries(3, 9, 5), commit=7)
+    whole = lone.log()
+    for previous in range(1, 10):
+        term = {1: 0, 2: 1}.get(previous, 5)
+        for last in range(previous, 10):
+            sent = lone.append(previous, term, whole[previous:last], commit=min(previous, 7))
+            assert lone.log() == whole
+            # It speaks for what the message showed to match, and for no more.
+            assert sent[-1][1]["success"]
+            assert sent[-1][1]["next_node_idx"] == last + 1
+    assert lone.node.core.commit_index == 7
+    lone.restart()
+    assert lone.log() == whole
+
+
+def test_s3_ours_keeps_its_log_when_an_older_prefix_comes() -> None:
+    an_older_prefix_cuts_nothing()
+
+
+def test_s3_blind_truncation_fails_for_an_older_prefix() -> None:
+    with truncates_blindly(), pytest.raises(AssertionError):
+        an_older_prefix_cuts_nothing()
+    with truncates_blindly(), pytest.raises(AssertionError):
+        test_s3_ours_truncates_only_where_entries_differ()
 
 
 # --- S4: acknowledgements of an earlier leadership -------------------------------------------
