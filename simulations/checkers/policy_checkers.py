@@ -224,7 +224,7 @@ class PlacesInLine:
                 self._failures.fail("keeps-its-place", text)
 
     def _check_order(
-        self, before: dict[RequestId, Waiting], after: dict[RequestId, Waiting]
+        self, before: Mapping[RequestId, Waiting], after: Mapping[RequestId, Waiting]
     ) -> None:
         stayed = sorted(before.keys() & after.keys(), key=lambda each: before[each].since)
         since = [after[each].since for each in stayed]

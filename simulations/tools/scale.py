@@ -191,6 +191,7 @@ class _Pool:
             locate=self._names.get,
             identify=self._servers.get,
             is_removed=lambda _peer: False,
+            clock=clock,
         )
         self.network.listen(process, lambda machine, _kind: links.accept(machine))
         replicated_log = SimulatedDriver(
@@ -203,6 +204,7 @@ class _Pool:
             random=self.scheduler.random(f"raft/{server}"),
             links=links,
             settings=ConsensusSettings(snapshot_entries=10**9),
+            clock_refusal=lambda _command: None,
             incarnation=self.scheduler.random(f"incarnation/{server}"),
             after_step=lambda _replicated_log: None,
             guard=partial(self._timed, server),

@@ -168,6 +168,7 @@ class World:
             locate=lambda peer: peer,
             identify=ServerId,
             is_removed=lambda _peer: False,
+            clock=server.clock,
         )
         server.driver = SimulatedDriver(
             name,
@@ -179,6 +180,7 @@ class World:
             random=self.scheduler.random(f"raft/{name}/{server.boots}"),
             links=links,
             settings=self.settings,
+            clock_refusal=lambda _command: None,
             incarnation=self.scheduler.random(f"incarnation/{name}/{server.boots}"),
             after_step=partial(self._stepped, server),
             guard=partial(self._guard, server),
