@@ -34,6 +34,9 @@ COMMON_NODES = (
 )
 """Device nodes that are no single GPU's, which CUDA opens."""
 
+NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+"""Those that a server with GPUs has; where they are missing, they may be yet to be made."""
+
 MPS_DIRECTORY = Path("/tmp/nvidia-mps")  # noqa: S108
 
 
@@ -65,8 +68,15 @@ class Confinement:
 
     def asked(self) -> tuple[str, ...]:
         """Return what a new worker is told to give up."""
-        unknown = {"devices"} if self.nodes is None else set[str]()
+        unknown = set[str]() if self._knows_devices() else {"devices"}
         return tuple(sorted(self.properties - unknown - {"cgroup", "shared-memory"}))
+
+    def _knows_devices(self) -> bool:
+        """Return whether the nodes are known and there: some are made when a driver is loaded."""
+        if self.nodes is None:
+            return False
+        own = [node for nodes in self.nodes.values() for node in nodes]
+        return all(Path(node).exists() for node in (*own, *(NEEDED_NODES if own else ())))
 
     def message(self) -> worker_messages.Confine:
         """Return what a new worker is told."""
@@ -93,8 +103,13 @@ class Confinement:
             and not uses_mps()
         )
 
-    def complete(self, holds: tuple[str, ...], groups: LeaseCgroups | None) -> tuple[str, ...]:
-        """Return what holds for a worker, with what this host will do for it."""
+    def complete(
+        self, holds: tuple[str, ...], pid: int, groups: LeaseCgroups | None
+    ) -> tuple[str, ...]:
+        """Return what holds for a worker, with what this host will do for it, and can."""
+        if "private-devices" in holds and not worker_mounts.may_enter(pid):
+            # It has the nodes of all GPUs that are offered.
+            holds = tuple("listed-devices" if name == "private-devices" else name for name in holds)
         memory = ("private-shared-memory",) if self.shares_memory(holds) else ()
         group = ("control-group",) if groups is not None else ()
         bounds = groups.controllers if groups is not None else ()
@@ -132,8 +147,8 @@ class Confinement:
             if "no-tcp" not in holds or "no-abstract-sockets" not in holds:
                 note("landlock-network", "its Landlock is none, or older than Linux 6.12")
         if "private-devices" not in holds:
-            unknown = "NVML does not say which they are"
-            note("devices", unknown if self.nodes is None else f"a private /dev: {denied}")
+            unknown = "NVML does not name them, or some are not there yet"
+            note("devices", f"a private /dev: {denied}" if self._knows_devices() else unknown)
         if not self.shares_memory(holds):
             note("shared-memory", "MPS shares files there" if root and uses_mps() else denied)
         if "control-group" not in holds:

@@ -9,6 +9,7 @@ too old to kill a group. What is not there is not used.
 import contextlib
 import os
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,9 @@ KILL_TIMEOUT_S = 2.0
 _POLL_S = 0.005
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerGroup:
-    """The group of one worker."""
+    """The group of one worker, inside of that of its lease."""
 
     path: Path
 
@@ -42,12 +43,16 @@ class WorkerGroup:
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(_POLL_S)
-            self.path.rmdir()
         except OSError:
             return False  # For one, before Linux 5.14 a group cannot be killed.
-        with contextlib.suppress(OSError):  # Others of the lease run.
-            self.path.parent.rmdir()
+        self.remove()
         return True
+
+    def remove(self) -> None:
+        """Remove it, which must be empty, and its lease's if that is empty too."""
+        with contextlib.suppress(OSError):  # Others of the lease run.
+            self.path.rmdir()
+            self.path.parent.rmdir()
 
     def ran_out_of_memory(self) -> bool:
         """Return whether the kernel has killed a process of the lease for its memory."""
@@ -63,11 +68,14 @@ class WorkerGroup:
 
 
 class LeaseCgroups:
-    """The groups of one host's leases. Not thread-safe: calls for one lease come one at a time."""
+    """The groups of one host's leases."""
 
     def __init__(self, base: Path, controllers: frozenset[str]) -> None:
+        """Use ``base``, below which groups have these controllers."""
         self._base = base
         self.controllers = controllers
+        self._homes: dict[LeaseId, Path] = {}
+        self._lock = threading.Lock()
 
     @staticmethod
     def make(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> "LeaseCgroups | None":
@@ -82,33 +90,53 @@ class LeaseCgroups:
             return None
         return LeaseCgroups(base, _delegate(own, base))
 
-    def join(self, lease: LeaseId, pid: int, memory: int) -> WorkerGroup:
-        """Put a worker, and what it will start, into its lease's group; bound the lease.
+    def hold(self, pid: int) -> WorkerGroup | None:
+        """Put a worker, and what it will start, into a group of its own; None if that fails.
+
+        Done while it starts, because the kernel takes milliseconds to move a process.
+        """
+        worker = WorkerGroup(self._base / f"lease-{pid}" / f"worker-{pid}")
+        try:
+            worker.path.mkdir(parents=True)
+            _move(pid, worker.path)
+        except OSError:
+            worker.remove()
+            return None
+        return worker
+
+    def join(self, lease: LeaseId, worker: WorkerGroup, memory: int) -> None:
+        """Make a worker's group that of its lease, or move it into that; bound the lease. Blocks.
 
         Args:
             lease: whose worker it is.
-            pid: of the worker.
+            worker: as ``hold`` returned it.
             memory: bytes of this machine's memory that all its workers may have.
 
         Raises:
             OSError: when that cannot be done.
         """
-        group = self._base / f"lease-{lease:x}"
-        worker = group / f"worker-{pid}"
-        try:
-            worker.mkdir(parents=True)
-        except FileNotFoundError:  # The last one of the lease was just leaving.
-            worker.mkdir(parents=True)
-        if "memory" in self.controllers:
-            (group / "memory.max").write_text(str(memory))
-        if "pids" in self.controllers:
-            (group / "pids.max").write_text(str(TASK_COUNT_MAX))
-        (worker / "cgroup.procs").write_text(str(pid))
-        return WorkerGroup(worker)
+        with self._lock:
+            homes = {one: home for one, home in self._homes.items() if home.exists()}
+            home = homes.setdefault(lease, worker.path.parent)
+            self._homes = homes
+            if home != worker.path.parent:
+                place = home / worker.path.name
+                place.mkdir()
+                _move(int(place.name.removeprefix("worker-")), place)
+                worker.remove()
+                worker.path = place
+            if "memory" in self.controllers:
+                (home / "memory.max").write_text(str(memory))
+            if "pids" in self.controllers:
+                (home / "pids.max").write_text(str(TASK_COUNT_MAX))
 
     def close(self) -> None:
         """Remove what is empty of it; a later server removes the rest."""
         _remove(self._base)
+
+
+def _move(pid: int, group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(pid))
 
 
 def own_group(mounts: str, membership: str) -> Path | None:
@@ -153,7 +181,7 @@ def _move_down(own: Path) -> None:
         raise OSError("the group is others' as well")
     below = own / f"{PREFIX}server"
     below.mkdir(exist_ok=True)
-    (below / "cgroup.procs").write_text(str(os.getpid()))
+    _move(os.getpid(), below)
 
 
 def _sweep(own: Path) -> None:

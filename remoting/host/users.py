@@ -93,7 +93,9 @@ class LeaseUser:
 
     def own_network(self, pid: int) -> None:
         """Let its workers share the network of the worker ``pid``, if they have none yet."""
-        if self.network < 0:
+        if self.network >= 0:
+            return
+        with contextlib.suppress(OSError):  # It takes CAP_SYS_PTRACE.
             self.network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:

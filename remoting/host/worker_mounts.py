@@ -16,6 +16,15 @@ _MS_BIND, _MNT_DETACH = 4096, 2
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
+def may_enter(pid: int) -> bool:
+    """Return whether this process may enter the mounts of a worker: that takes CAP_SYS_PTRACE."""
+    try:
+        os.close(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def narrow(pid: int, hidden: Iterable[str], shared_memory: Path | None) -> None:
     """Take device nodes out of a worker's private ``/dev``, and give it its lease's memory.
 

@@ -243,10 +243,9 @@ class WorkerPool:
         narrow = self._settings.confinement.narrow
         pid, holds = worker.process.pid, worker.confinement
         try:
-            if self._groups is not None and worker.lease is not None:
-                may = self._allowance(worker.lease)
-                join = self._groups.join
-                worker.group = await trio.to_thread.run_sync(join, worker.lease, pid, may)
+            if self._groups is not None and worker.group is not None and worker.lease is not None:
+                may, join = self._allowance(worker.lease), self._groups.join
+                await trio.to_thread.run_sync(join, worker.lease, worker.group, may)
             await trio.to_thread.run_sync(narrow, pid, holds, worker.devices, memory)
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
@@ -372,6 +371,9 @@ class WorkerPool:
                 readers.start_soon(self._answer_budget, worker)
                 try:
                     self._record()
+                    if self._groups is not None:
+                        pid = worker.process.pid
+                        worker.group = await trio.to_thread.run_sync(self._groups.hold, pid)
                     worker.send(self._settings.confinement.message())
                     worker.send(self._start_message(worker))
                 except GpupoolError as error:
@@ -453,7 +455,7 @@ class WorkerPool:
         if isinstance(message, worker_messages.Ready) and worker.state is WorkerState.STARTING:
             worker.certificate_sha256 = message.certificate_sha256
             worker.confinement = self._settings.confinement.complete(
-                message.confinement, self._groups
+                message.confinement, worker.process.pid, self._groups if worker.group else None
             )
             worker.cuda_problem = message.cuda_problem
             if self._isolation.own_uid and "own-uid" not in worker.confinement:

@@ -85,15 +85,25 @@ def test_the_own_control_group_is_found(root: str, membership: str, found: str |
 
 def test_a_lease_is_bounded_where_the_controllers_are_ours(tmp_path: Path) -> None:
     groups = LeaseCgroups(tmp_path, frozenset({"memory", "pids"}))
-    worker = groups.join(LeaseId(7), 1234, 5 * GIB)
-    lease = tmp_path / "lease-7"
-    assert worker.path == lease / "worker-1234"
-    assert (worker.path / "cgroup.procs").read_text() == "1234"
+    first, second, other = [groups.hold(pid) for pid in (11, 12, 13)]
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert (first.path / "cgroup.procs").read_text() == "11"
+    groups.join(LeaseId(7), first, 5 * GIB)
+    lease = first.path.parent
     assert (lease / "memory.max").read_text() == str(5 * GIB)
     assert (lease / "pids.max").read_text() == str(lease_cgroups.TASK_COUNT_MAX)
-    assert not worker.ran_out_of_memory()
+    # The second worker of the lease goes where the first one is, and that of another does not.
+    groups.join(LeaseId(7), second, 6 * GIB)
+    assert second.path.parent == lease
+    assert (second.path / "cgroup.procs").read_text() == "12"
+    assert (lease / "memory.max").read_text() == str(6 * GIB)
+    groups.join(LeaseId(8), other, GIB)
+    assert other.path.parent != lease
+    assert not first.ran_out_of_memory()
     (lease / "memory.events").write_text("low 0\nmax 4\noom 1\noom_kill 1\n")
-    assert worker.ran_out_of_memory()
+    assert first.ran_out_of_memory()
 
 
 def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: Path) -> None:
@@ -116,8 +126,12 @@ def test_killing_a_group_kills_all_in_it_and_no_sibling(groups: LeaseCgroups) ->
         subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
         subprocess.Popen(["/bin/sleep", "300"]) as other,
     ):
-        group = groups.join(LeaseId(1), process.pid, GIB)
-        sibling = groups.join(LeaseId(1), other.pid, GIB)
+        group, sibling = groups.hold(process.pid), groups.hold(other.pid)
+        assert group is not None
+        assert sibling is not None
+        for each in (group, sibling):
+            groups.join(LeaseId(1), each, GIB)
+        assert group.path.parent == sibling.path.parent
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"go\n")

@@ -232,6 +232,12 @@ def nodes() -> Iterator[tuple[str, ...]]:
             Path(node).unlink()
 
 
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nodes count as known although no driver has made the common ones."""
+    monkeypatch.setattr(confinement, "NEEDED_NODES", ())
+
+
 def inventory_of(nodes: tuple[str, ...]) -> Inventory:
     gpus = emulated_gpus(SERVER, len(nodes), 8 * GIB)
     return Inventory(gpus, nodes={gpu.id: (node,) for gpu, node in zip(gpus, nodes, strict=True)})
@@ -290,9 +296,25 @@ async def test_landlock_lists_the_devices_where_mounts_are_not_to_be_had(
 
 
 async def test_devices_are_not_narrowed_when_nvml_does_not_name_them(make_host: MakeHost) -> None:
-    limits = confinement.Confinement(nodes=None)
-    assert "devices" not in limits.asked()
-    assert any("NVML does not say" in line for line in limits.lacking(()))
+    for nodes in (None, {GpuId("GPU-1"): ("/dev/nvidia-not-there",)}):
+        limits = confinement.Confinement(nodes=nodes)
+        assert "devices" not in limits.asked()
+        assert any("NVML does not name" in line for line in limits.lacking(()))
+    kit = await make_host(inventory_of(("/dev/nvidia-not-there",)))
+    await kit.connect(kit.lease())
+    assert not {"private-devices", "listed-devices"} & set(kit.host.confinement())
+
+
+@as_root
+async def test_a_host_that_may_not_enter_a_workers_mounts_claims_less(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confinement.worker_mounts, "may_enter", lambda _pid: False)  # pyright: ignore
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    assert await client.ask(b"e", b"x") == b"x"
+    assert not {"private-devices", "private-shared-memory"} & set(kit.host.confinement())
+    await kit.logged("a private /dev")
 
 
 def test_the_nodes_of_a_mig_instance_are_read_from_the_drivers_files(tmp_path: Path) -> None:
