@@ -173,7 +173,7 @@ class SimulatedDriver:
 
     def _release_later(self, ready: Ready) -> None:
         self._busy = False
-        self._release(ready)
+        self._guard(partial(self._release, ready))
         if self._inbox:
             self._wake()
 

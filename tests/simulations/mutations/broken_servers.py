@@ -14,6 +14,7 @@ from tests.simulations.mutations.patching import patched
 from gpupool.pool.errors import LeaseLostError
 from gpupool.pool.model.commands import Grant, ServerContact
 from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId
+from gpupool.pool.model.pieces import Field
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import (
     Lease,
@@ -64,14 +65,12 @@ def apply_differs() -> AbstractContextManager[None]:
 
 
 def snapshot_forgets() -> AbstractContextManager[None]:
-    original = PoolMachine.snapshot
+    original = PoolMachine.snapshot_fields
 
-    def snapshot(self: PoolMachine) -> Plain:
-        plain = original(self)
-        assert isinstance(plain, dict)
-        return {**plain, "closed": []}
+    def snapshot_fields(self: PoolMachine) -> list[Field]:
+        return [(name, field if name != "closed" else list) for name, field in original(self)]
 
-    return patched(PoolMachine, "snapshot", snapshot)
+    return patched(PoolMachine, "snapshot_fields", snapshot_fields)
 
 
 def revocation_ignored() -> AbstractContextManager[None]:
