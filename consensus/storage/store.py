@@ -142,6 +142,10 @@ class Storage:
                 hint=REJOIN_HINT,
             )
         if snapshot is not None and journal.term_at(snapshot.index) != snapshot.term:
+            # The power failed after the snapshot and before this. Its term is one that this server
+            # was in, so its peers may remember it, and call a journal of an older term an old copy.
+            if journal.term < snapshot.term:
+                journal.set_vote(snapshot.term, None)
             journal.rewrite(snapshot.index, snapshot.term, keep=False)
 
 

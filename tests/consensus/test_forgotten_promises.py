@@ -10,6 +10,7 @@ from raft_world import Register, Server, World
 from gpupool.consensus.recovery import recover, replay
 from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
+from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.storage.superblock import SUPERBLOCK, Superblock
 from gpupool.pool.errors import StorageError
@@ -484,3 +485,14 @@ def test_many_starts_are_written_a_few_times() -> None:
     assert pair.lone.disk.counts["sync"] - syncs <= 3
     pair.lone.tick(0.5)
     assert PeerMemory(pair.lone.disk).of(ServerId("b")).start == Start(39, 139)
+
+
+def test_a_power_loss_between_a_snapshot_and_its_journal_leaves_no_older_term() -> None:
+    """A healthy server said a term that was lower than its peers remembered, and was refused."""
+    from lone_node import Lone
+
+    names = tuple(ServerId(name) for name in ("me", "b", "c"))
+    lone = Lone(names, term=3)
+    lone.node.storage.snapshots.save(Snapshot(94, 4, names, []))
+    lone.restart()
+    assert lone.node.core.term == lone.journal.term == 4

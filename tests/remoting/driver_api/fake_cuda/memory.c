@@ -19,6 +19,7 @@
 #define ARENA_HINT ((void *)0x200000000000)
 #define ARENA_BYTES ((size_t)1024 * GIB)
 #define FILE_BYTES ((off_t)1 << 46)
+#define WORKER_FILE_BYTES ((off_t)1 << 36) /* what a confined worker may make of a file */
 #define ALIGNMENT ((size_t)512)
 #define GRANULARITY (2 * MIB)
 #define PAGE ((size_t)4096)
@@ -37,7 +38,9 @@ void memory_open(void) {
     void *range = mmap(ARENA_HINT, ARENA_BYTES, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     memory_file = memfd_create("fake-cuda-memory", MFD_CLOEXEC);
-    if (range == MAP_FAILED || memory_file < 0 || ftruncate(memory_file, FILE_BYTES) != 0) {
+    bool sized = ftruncate(memory_file, FILE_BYTES) == 0 ||
+                 ftruncate(memory_file, WORKER_FILE_BYTES) == 0;
+    if (range == MAP_FAILED || memory_file < 0 || !sized) {
         perror("fake libcuda: reserving memory");
         abort();
     }
