@@ -40,8 +40,10 @@ only one thread runs Python at a time. Others only put events into the inbox and
        +----------------------------------------------------------------------------------------+
 
     stepping      all events of the inbox in order, then ``node.step`` once
-    syncing       the journal, here or on another thread; nothing else calls ``step`` meanwhile
-    letting out   peers to connect to, frames, then outcomes: nobody learns of anything earlier
+    syncing       a leader's entries leave; then the journal, here or on another thread; nothing
+                  else calls ``step`` meanwhile
+    letting out   peers to connect to, frames, then outcomes: nobody learns of a vote, an
+                  acknowledgement or an outcome earlier
 
 Calls that do not wait for the loop: ``propose`` and ``barrier`` queue in the node at once and
 answer from "letting out"; ``set_servers`` and ``reconcile_voters`` note a wish for the next step.
@@ -96,6 +98,10 @@ GRACE_S = 0.25
 SYNC_INLINE_MAX_S = 0.002
 """Smoothed duration of a sync above which it moves to another thread; a tenth of the time that a
 step of the event loop may take."""
+
+LINK_TURNS = 3
+"""Turns of the event loop until a link has written: it wakes, takes TLS's lock, and writes; the
+order within a turn is drawn."""
 
 WORK_PAUSE_S = 0.0005
 """Between two steps of long work; as long as the steps themselves, so that half is left."""
@@ -283,22 +289,30 @@ class RaftDriver:
         self._wake.set()
 
     async def _step(self) -> None:
-        """Handle all that arrived, sync once, and let frames and results out, in this order."""
+        """Handle all that arrived, sync once, and let frames and results out, in this order.
+
+        The followers' disks work at the same time as the leader's: its entries leave first.
+        """
         node, now = self._node, self._clock.monotonic()
         for _ in range(len(self._inbox)):
             self._inbox.popleft()(now)
         self._inbox_bytes = 0
         node.step(now)
-        await self._sync()
+        early = node.early()
+        self._send(early)
+        await self._sync(links_write=bool(early))
         ready = node.ready()
         if (peers := node.peers()) != self._peers:
             self._peers = peers
             self._links.set_peers(peers)
-        for peer, frame in ready.frames:
-            if not self._links.send(peer, frame):
-                self._links.hang_up(peer)  # What comes after a lost frame must not arrive.
+        self._send(ready.frames)
         for callback, outcome in ready.resolved:
             callback(outcome)
+
+    def _send(self, frames: list[tuple[ServerId, bytes]]) -> None:
+        for peer, frame in frames:
+            if not self._links.send(peer, frame):
+                self._links.hang_up(peer)  # What comes after a lost frame must not arrive.
 
     def _run_work(self, work: Work) -> None:
         """Run the steps of ``work`` on a thread of its own; its end is an event of the node."""
@@ -336,16 +350,21 @@ class RaftDriver:
         if not self._stopped:
             self._put(done)
 
-    async def _sync(self) -> None:
+    async def _sync(self, *, links_write: bool) -> None:
         """Sync on this thread while that is quick, else on another, so that others can go on.
 
-        A quick disk (0.1 ms) would lose more by the change of threads than by the wait.
+        A quick disk (0.1 ms) would lose more by the change of threads than by the wait. With
+        ``links_write``, the links write what they were given before this thread waits.
         """
-        began = self._clock.monotonic()
         if self._node.storage.sync_is_long:
             await trio.to_thread.run_sync(self._node.sync)
             return
-        if self._sync_s < SYNC_INLINE_MAX_S:
+        inline = self._sync_s < SYNC_INLINE_MAX_S
+        if inline and links_write:
+            for _ in range(LINK_TURNS):
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        began = self._clock.monotonic()
+        if inline:
             self._node.sync()
         else:
             await trio.to_thread.run_sync(self._node.sync)

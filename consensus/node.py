@@ -4,9 +4,12 @@ The driver (``driver.py``, or a simulator) owns time, sockets and the moment of 
 
 1. It reports what happened: ``connected``, ``disconnected``, ``receive``, ``propose``.
 2. It calls ``step(now)``; and again at ``next_step_at()`` if nothing happens before.
-3. After each step, before anything else, it calls ``ready()``. That writes everything noted since
-   the last time and syncs it once. Only then are there frames to send and results to hand out, so
-   that nobody ever learns of a vote, an acknowledgement or an entry that a power loss could undo.
+3. After each step, before anything else, it may call ``early()``, which returns the entries that
+   a leader sends: they are on their way while its own disk works. They count as the leader's own
+   only after its sync.
+4. Then it calls ``ready()``. That writes everything noted since the last time and syncs it once.
+   Only then are there other frames to send and results to hand out, so that nobody ever learns of
+   a vote, an acknowledgement or a commit that a power loss could undo.
 
 The node is deterministic: the same storage, settings, randomness and calls give the same frames,
 byte for byte, in every process. Time enters only as ``now`` (seconds of the server's own monotonic
@@ -38,9 +41,9 @@ that any number of nodes can live in one process.
     Puller.step              -                  -                       pulls
     SnapshotTransfer         takes one          takes one               takes one
 
-What is never true: that a frame or a result leaves before the journal is synced; that two outcomes
-are given for one proposal; that ``now`` goes back; that a message changes anything when its sender
-is not connected.
+What is never true: that a result, or a frame that promises something, leaves before the journal is
+synced; that two outcomes are given for one proposal; that ``now`` goes back; that a message changes
+anything when its sender is not connected.
 """
 
 import logging
@@ -62,7 +65,7 @@ from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import RunWork, SnapshotTransfer, Work, run_at_once
 from gpupool.consensus.storage.peer_memory import Start
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.table_comparison import TableComparison
+from gpupool.consensus.table_comparison import ApplyError, TableComparison
 from gpupool.consensus.voter_changes import VoterChanges
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
@@ -75,24 +78,6 @@ _OWN_FAULTS = (MemoryError, RecursionError)
 """What the codec reports as damage, and is a fault of this server."""
 
 _log = logging.getLogger(__name__)
-
-
-class ApplyError(GpupoolError):
-    """A committed command could not be carried out here; the server stops.
-
-    Its table would differ from those of the others otherwise.
-    """
-
-    code = "apply-failed"
-
-    def __init__(self, index: int, error: BaseException) -> None:
-        text = f": {error}" if str(error) else ""
-        super().__init__(
-            f"entry {index} of the pool's log could not be applied",
-            why=f"{type(error).__name__}{text}",
-            hint="nothing is lost: start the server again, with more memory if that was short; if "
-            "it happens again, or on every server, it is a bug of gpupool: install a newer version",
-        )
 
 
 class Ready(NamedTuple):
@@ -329,6 +314,12 @@ class RaftNode:
             self._responder.answer()
             self._puller.step()
         self._snapshots.take_if_due()
+
+    def early(self) -> list[tuple[ServerId, bytes]]:
+        """Return the frames that may leave before the sync; none when there is nothing to sync."""
+        if not self.storage.journal.dirty:
+            return []
+        return self._frames.take_early(self._core.may_leave_early)
 
     def sync(self) -> None:
         """Make everything durable that was noted so far, with at most one sync of the disk.

@@ -3,9 +3,11 @@
 Each frame carries the sender's boot, its connection and a number that counts up, so that a frame
 that arrives twice, late, or from an earlier connection is dropped. One exception: the ``hello`` of
 a new connection is read whatever its boot is, because a server that presents an old one must be
-noticed, not ignored. Messages wait here until
-``take``, which the node calls after the journal's sync and never before.
+noticed, not ignored. Messages wait here until ``take``, which the node calls after the journal's
+sync; those that rest on nothing unsynced may leave before, by ``take_early``.
 """
+
+from collections.abc import Callable
 
 from gpupool.consensus.protocol.raft_messages import (
     FrameReader,
@@ -79,6 +81,26 @@ class PeerFrames:
         """Queue one message until ``take``; without a connection it is dropped."""
         if peer in self._writers:
             self._outbox.append((peer, message))
+
+    def take_early(self, may_leave: Callable[[Message], bool]) -> list[tuple[ServerId, bytes]]:
+        """Return what may leave before the sync as frames, in order.
+
+        A message that waits holds up all that come behind it, to the same peer: a connection
+        carries messages in the order in which they were made.
+        """
+        held: set[ServerId] = set()
+        early: list[tuple[ServerId, Message]] = []
+        rest: list[tuple[ServerId, Message]] = []
+        for peer, message in self._outbox:
+            if peer in held or not may_leave(message):
+                held.add(peer)
+                rest.append((peer, message))
+            else:
+                early.append((peer, message))
+        self._outbox = early
+        frames = self.take()
+        self._outbox = rest
+        return frames
 
     def take(self) -> list[tuple[ServerId, bytes]]:
         """Return all that waits as frames, in order."""

@@ -148,7 +148,7 @@ class Promises:
             index = message["next_node_idx"] - 1 if message["success"] else 0
             self._memory.promised(peer, message["term"], index)
         elif kind == "append_entries":
-            # A leader sends only what is durable there.
+            # What a leader's entries follow is durable there; they themselves may not be yet.
             index = max(message["prevLogIdx"], message["commit_index"])
             self._memory.promised(peer, message["term"], index)
             self._check_repair(message)

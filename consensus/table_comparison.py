@@ -36,6 +36,24 @@ LEAVE_S = 0.2
 _log = logging.getLogger(__name__)
 
 
+class ApplyError(GpupoolError):
+    """A committed command could not be carried out here; the server stops.
+
+    Its table would differ from those of the others otherwise.
+    """
+
+    code = "apply-failed"
+
+    def __init__(self, index: int, error: BaseException) -> None:
+        text = f": {error}" if str(error) else ""
+        super().__init__(
+            f"entry {index} of the pool's log could not be applied",
+            why=f"{type(error).__name__}{text}",
+            hint="nothing is lost: start the server again, with more memory if that was short; if "
+            "it happens again, or on every server, it is a bug of gpupool: install a newer version",
+        )
+
+
 class DivergedError(GpupoolError):
     """The table here is another one than that of most voters; the server stops."""
 

@@ -87,7 +87,7 @@ class CoreHost(Protocol):
     """What the core needs from the node around it."""
 
     def send(self, peer: ServerId, message: Message) -> None:
-        """Queue one message; it leaves only after the journal's next sync."""
+        """Queue one message; unless ``may_leave_early``, it waits for the journal's next sync."""
         ...
 
     def apply(self, index: int, command: bytes) -> Plain:

@@ -26,7 +26,7 @@ What is always true of them.
 - An answer proves that a follower followed after the message was sent that it answers, and no
   later; ``Progress`` knows which one that is. A table is as old as ``freshness.py`` says.
 - An answer leaves after the entries that it acknowledges are synced: it waits in the node's
-  frames until then.
+  frames until then. A leader's entries do not wait for its own disk: ``may_leave_early``.
 """
 
 import logging
@@ -366,6 +366,28 @@ class Replication(Elections):
     def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:
         """Return entries for a peer; see ``RaftLog.encoded``."""
         return self._log.encoded(first, last, bytes_max)
+
+    def may_leave_early(self, message: Message) -> bool:
+        """Tell whether a leader's message may leave while its journal is being synced.
+
+        Entries may: until the leader has synced them, it does not count them as its own, and to
+        lose them is to lose a message. What the message rests on must be durable. That is the
+        leader's vote for itself, else it could vote for another leader of the same term. It is
+        also the entry before those sent, and the commit index: followers remember both as
+        something that this server has.
+        """
+        match message["type"]:
+            case "append_entries":
+                term, index = message["term"], max(message["prevLogIdx"], message["commit_index"])
+            case "commit":
+                term, index = message["term"], message["commit_index"]
+            case "heartbeat":
+                term, index = message["term"], 0
+            case "forward_response":  # says no more than where the command would stand
+                term, index = message["log_term"], 0
+            case _:
+                return False
+        return self._journal.synced_vote == (term, self.server_id) and index <= self._synced_index
 
     def _authority(self) -> Message:
         return {

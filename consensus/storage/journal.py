@@ -86,6 +86,7 @@ class Journal:
         self.entries: list[Entry] = [(PLACEHOLDER, 1, 0)]
         self.term = 0
         self.vote: str | None = None
+        self.synced_vote: tuple[int, str | None] = (0, None)  # term and vote, on the disk
         self.boot = 0
         self.bytes_since_rewrite = 0
         self._pending: list[bytes] = []
@@ -274,6 +275,7 @@ class Journal:
         self.bytes_since_rewrite = 0
 
     def _note_synced(self) -> None:
+        self.synced_vote = (self.term, self.vote)
         if self._superblock is not None:
             self._superblock.note(
                 Synced(self._name, self._sequence, self.boot, self.term, self.vote, self.last_index)

@@ -31,7 +31,9 @@ Callback = Callable[[Outcome], None]
 class SimulatedDriver:
     """One server's consensus: ``PeerEvents``, proposals, and the loop around the node.
 
-    ``after_step`` is called after every step, before anything leaves the server.
+    ``after_step`` is called after every step and its sync, before anything leaves the server but
+    the entries of a leader. These leave first, and the sync is over only after its latency: a
+    crash in between loses what the others have heard of.
     """
 
     def __init__(
@@ -162,14 +164,29 @@ class SimulatedDriver:
         for event in inbox:
             event(now)
         self.node.step(now)
+        early = self.node.early()
+        for peer, frame in early:
+            self._links.send(peer, frame)
+        wait_s = self._disk.sync_latency_s if early else 0.0
+        if wait_s > 0:
+            self._busy = True
+            self._process.after(wait_s, partial(self._guard, partial(self._sync, wait_s)))
+        else:
+            self._sync(0.0)
+
+    def _sync(self, waited_s: float) -> None:
+        """Sync, and let the rest out once the disk has taken its time, of which some is over."""
+        self._busy = False
         ready = self.node.ready()
         self._after_step(self)
-        latency_s = self._disk.take_latency()
+        latency_s = self._disk.take_latency() - waited_s
         if latency_s > 0:
             self._busy = True
             self._process.after(latency_s, partial(self._release_later, ready))
         else:
             self._release(ready)
+            if self._inbox:
+                self._wake()
 
     def _release_later(self, ready: Ready) -> None:
         self._busy = False

@@ -10,10 +10,10 @@ from lone_node import Lone, entry
 from gpupool.consensus.core.freshness import TableAge
 from gpupool.consensus.core.library import COMMAND_TYPE
 from gpupool.consensus.core.progress import Progress
-from gpupool.consensus.node import ApplyError
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
+from gpupool.consensus.table_comparison import ApplyError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 

@@ -33,6 +33,8 @@ class Profile:
     learners: int = 0
     rate: float = 60  # commands a second
     crashes: bool = False
+    alone: bool = False  # one voter
+    sync_s: float = 0.0  # what a sync of a disk takes
     power: bool = False  # crashes are power losses, some in the middle of a disk operation
     partitions: bool = False
     members: bool = False
@@ -54,6 +56,14 @@ PROFILES = {
         crashes=True,
         partitions=True,
     ),
+    "slow disks": Profile(  # entries are with the others long before the leader has them
+        faults=Faults(frames=FrameChances(reset=0.001)),
+        rate=300,
+        crashes=True,
+        power=True,
+        sync_s=0.02,
+    ),
+    "one voter": Profile(learners=2, rate=400, crashes=True, power=True, alone=True, sync_s=0.005),
     "snapshots": Profile(
         faults=Faults(frames=FrameChances(reset=0.002)),
         settings=OFTEN,
@@ -85,12 +95,14 @@ def run_seed(name: str, seed: int) -> World:
     profile = PROFILES[name]
     world = World(
         seed,
-        voters=3 if seed % 3 else 5,
+        voters=1 if profile.alone else 3 if seed % 3 else 5,
         learners=profile.learners,
         faults=profile.faults,
         settings=profile.settings,
         drift=profile.drift,
     )
+    for server in world.servers.values():
+        server.disk.sync_latency_s = profile.sync_s
     rng = random.Random(seed * 7 + 1)
     world.run_until(lambda: world.leader() is not None)
     world.run(0.1)  # Everybody has heard of the leader.

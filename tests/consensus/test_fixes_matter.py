@@ -73,8 +73,27 @@ def covered_commands_called_refused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftCore, "installed", installed)
 
 
+def own_log_counts_unsynced(patch: pytest.MonkeyPatch) -> None:
+    def synced_index(self: RaftCore) -> int:
+        return self._journal.last_index  # pyright: ignore[reportPrivateUsage]
+
+    def ignore(_self: RaftCore, _index: int) -> None:
+        return
+
+    patch.setattr(RaftCore, "_synced_index", property(synced_index, ignore), raising=False)
+
+
+def everything_leaves_early(patch: pytest.MonkeyPatch) -> None:
+    def may_leave_early(self: RaftCore, message: object) -> bool:
+        return True
+
+    patch.setattr(RaftCore, "may_leave_early", may_leave_early)
+
+
 SAFEGUARDS: dict[str, tuple[Patch, str, Sequence[int]]] = {
     "sync before send": (no_sync, "power", range(3)),
+    "own log counts once synced": (own_log_counts_unsynced, "one voter", range(5)),
+    "promises wait for the sync": (everything_leaves_early, "slow disks", range(5)),
     "votes are kept": (votes_forgotten, "elections", range(3)),
     "truncate on conflict only": (unconditional_truncation, "hostile", range(3)),
     "drop old frames": (old_frames_taken, "hostile", range(3)),
