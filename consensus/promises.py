@@ -98,7 +98,7 @@ class Promises:
 
     def alarm(self) -> str:
         """Return what an operator must know beyond ``unfit``, or nothing."""
-        return self._alarm
+        return self._alarm or self._context.core.alarm
 
     def to_tell(self) -> list[ServerId]:
         """Return the servers to dial only to tell them that they are fenced."""

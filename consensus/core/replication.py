@@ -20,7 +20,8 @@ log now equals the leader's; or with the index that did not fit and a hint how f
 What is always true of them.
 
 - Every answer carries the term in which it was given, and counts in that term only (finding S4).
-- ``matchIndex`` only grows during a leadership; ``nextIndex`` is greater than it.
+- ``matchIndex`` only grows during a leadership, unless its voter is found to have lost entries;
+  ``nextIndex`` is greater than it.
 - A follower takes the commit index no further than ``_matched_index``: up to there, in this term,
   this leader is known to have the same log.
 - An answer proves that a follower followed after the message was sent that it answers, and no
@@ -73,6 +74,8 @@ class Replication(Elections):
         self._matched_index = 0
         self._led_by: tuple[Peer, int] | None = None  # even while it is not heard of
         self._latest_sent: _SentEntries | None = None
+        self.alarm = ""
+        """What a voter was found to have lost."""
 
     # --- at a follower -----------------------------------------------------------------------
 
@@ -262,14 +265,24 @@ class Replication(Elections):
             # the library lets each of them move nextIndex back, and never catches up (finding L1).
             expected = self._SyncObj__raftNextIndex[node] - 1
             probing = progress.mode is Mode.PROBE
-            if progress.mode is Mode.SNAPSHOT or message["rejected"] <= match:
+            if progress.mode is Mode.SNAPSHOT or (probing and message["rejected"] != expected):
                 return
-            if probing and message["rejected"] != expected:
-                return
+            if 0 < message["rejected"] <= match:
+                self._has_lost(node, match)
+                match = 0
             back = min(next_index, message["rejected"])
             self._SyncObj__raftNextIndex[node] = max(back, match + 1)
             progress.become(Mode.PROBE)
             self._replicate_to(node, heartbeat=False)
+
+    def _has_lost(self, node: Peer, match: int) -> None:
+        """Count no more on entries that a voter acknowledged and does not have any more.
+
+        Answers come in order, and those of earlier connections are dropped: it is no old answer.
+        """
+        self.alarm = f"server {node.name} has lost entries up to {match} that it had acknowledged"
+        _log.error("%s; it gets them again", self.alarm)
+        self._SyncObj__raftMatchIndex[node] = 0
 
     def _heard(self, node: Peer, progress: Progress, answer: Message) -> None:
         """Note that a follower followed when it got what it answers: after that was sent.

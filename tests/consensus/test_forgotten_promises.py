@@ -5,10 +5,12 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from lone_node import Lone
 from raft_world import Register, Server, World
 
+from gpupool.consensus.protocol.raft_messages import FrameReader, FrameWriter
 from gpupool.consensus.recovery import recover, replay
-from gpupool.consensus.storage.journal import JOURNAL
+from gpupool.consensus.storage.journal import JOURNAL, decode_entries
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
@@ -496,3 +498,47 @@ def test_a_power_loss_between_a_snapshot_and_its_journal_leaves_no_older_term() 
     lone.node.storage.snapshots.save(Snapshot(94, 4, names, []))
     lone.restart()
     assert lone.node.core.term == lone.journal.term == 4
+
+
+# --- R6: a voter that rejects what it acknowledged, whatever its hello says ---------------------
+
+
+def test_a_leader_steps_back_behind_what_a_voter_acknowledged_and_has_lost() -> None:
+    """An older build says no hello: its answers are all that tells what it has forgotten."""
+    lone = Lone(("me", "b", "c"))
+    term = lone.win("b", "c")
+    for number in range(5):
+        lone.propose(number)
+    lone.tick()
+    last = lone.journal.last_index
+    lone.acknowledge("b", last)
+    lone.acknowledge("c", last)
+    lone.node.disconnected(ServerId("b"), lone.now)
+    lone.node.connected(ServerId("b"), lone.now)
+    lone.writers[ServerId("b")], lone.readers[ServerId("b")] = FrameWriter(99), FrameReader()
+    held = 2  # where its log ends now
+    for _ in range(20):
+        sent = lone.tick(0.06)
+        while sent:
+            peer, message = sent.pop(0)
+            if message["type"] != "append_entries":
+                continue
+            previous = message["prevLogIdx"]
+            fits = peer == "c" or previous <= held
+            if fits and message["entries"] and peer == "b":
+                held = decode_entries(message["entries"])[-1][1]
+            has = last if peer == "c" else held
+            sent += lone.take(
+                peer,
+                "next_node_idx",
+                term=term,
+                next_node_idx=has + 1,
+                success=fits,
+                rejected=-1 if fits else previous,
+            )
+            if peer == "b":
+                assert lone.node.core.match_index(ServerId("b")) <= held, "it does not count"
+    assert held == last, "it got its entries back"
+    assert lone.node.core.match_index(ServerId("b")) == last
+    assert "b" in lone.node.health(lone.now).alarm
+    assert lone.node.core.commit_index == last
