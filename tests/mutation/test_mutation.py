@@ -1,0 +1,150 @@
+"""The script that makes mutants: what it changes, what it leaves, and that trials tell."""
+
+import ast
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.mutation import __main__ as command
+from tests.mutation import trial
+from tests.mutation.attempt import Verdict
+from tests.mutation.operators import ROOT, Mutant, mutants_of, mutated
+from tests.mutation.reasons import load_reasons
+
+SETS = ROOT / "pool" / "model" / "sorted_set.py"
+
+
+def mutants_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> list[Mutant]:
+    monkeypatch.setattr("tests.mutation.operators.ROOT", tmp_path)
+    path = tmp_path / "sample.py"
+    path.write_text(source, encoding="utf-8")
+    return mutants_of(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("a < b", {"a <= b", "a >= b"}),
+        ("a < b == c", {"a <= b == c", "a >= b == c", "a < b != c"}),
+        ("a and b", {"a or b"}),
+        ("not a", {"a"}),
+        ("a + b", {"a - b"}),
+        ("a + 'b'", set()),
+        ("f(1)", {"f(2)", "f(0)"}),
+        ("f(True)", {"f(False)"}),
+        ("min(a)", {"max(a)"}),
+        ("any(a)", {"all(a)"}),
+        ("a if b else c", {"a if True else c", "a if False else c"}),
+        ("f'{a + b}'", set()),
+    ],
+)
+def test_expressions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, changes: set[str]
+) -> None:
+    found = mutants_in(tmp_path, monkeypatch, f"x = {source}")
+    assert {ast.unparse(mutated(each)) for each in found} == {f"x = {each}" for each in changes}
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("    f()", {"pass"}),
+        ("    raise KeyError", {"pass"}),
+        ("    a.b = c", {"pass"}),
+        ("    a += b", {"a -= b", "pass"}),
+        ("    _log.info('x')", set()),
+        ("    assert a < b", set()),
+        ("    b: int | None = c", set()),
+        ("    for x in a:\n        break", {"for x in a:\n        continue"}),
+        ("    f()\n    g()", {"pass\n    g()", "f()\n    pass", "return"}),
+    ],
+)
+def test_statements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, changes: set[str]
+) -> None:
+    found = mutants_in(tmp_path, monkeypatch, f"def m() -> None:\n{source}")
+    bodies = {
+        ast.unparse(mutated(each)).removeprefix("def m() -> None:\n").strip() for each in found
+    }
+    assert bodies == changes
+
+
+def test_a_value_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [found] = mutants_in(tmp_path, monkeypatch, "def m(a: int) -> int:\n    return a")
+    assert ast.unparse(mutated(found)).endswith("return None")
+    assert found.function == "m"
+    assert found.key == "sample.py m return None: return a => return None"
+
+
+def test_every_mutant_of_a_module_differs_and_compiles() -> None:
+    plain = ast.unparse(ast.parse(SETS.read_text(encoding="utf-8")))
+    found = mutants_of(SETS)
+    texts = [ast.unparse(mutated(each)) for each in found]
+    assert len(found) > 10
+    assert plain not in texts
+    for each in found:
+        compile(mutated(each), each.path, "exec")
+
+
+def test_a_sample_repeats() -> None:
+    options = command._parser().parse_args(["--sample", "5", "--seed", "3", "--modules", "pool"])
+    assert command._chosen(options) == command._chosen(options)
+    assert len(command._chosen(options)) == 5
+
+
+def test_reasons_name_mutants_that_exist(tmp_path: Path) -> None:
+    keys = {
+        mutant.key
+        for folder in ("pool", "consensus")
+        for path in (ROOT / folder).rglob("*.py")
+        for mutant in mutants_of(path)
+    }
+    assert set(load_reasons()) <= keys
+    file = tmp_path / "reasons.txt"
+    for text in ("key\n", "  reason\n", "key\nother\n  reason\n"):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match="without a"):
+            load_reasons(file)
+
+
+@pytest.mark.slow
+def test_a_small_sample_of_mutants_dies(tmp_path: Path) -> None:
+    """Eight of one module under its own tests, so that the script itself stays alive."""
+    rows = tmp_path / "mutants.csv"
+    options = "--modules pool/model/persistent_map.py --sample 8 --seed 1 --seeds 0 --tests"
+    argv = [sys.executable, "-m", "tests.mutation", "--csv", str(rows), *options.split()]
+    done = subprocess.run(
+        [*argv, "tests/pool/test_persistent_map.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    table = csv.DictReader(rows.read_text(encoding="utf-8").splitlines())
+    verdicts = [row["verdict"] for row in table]
+    assert len(verdicts) == 8
+    assert verdicts.count(Verdict.SURVIVED.value) <= 1, done.stdout
+    assert verdicts.count(Verdict.BY_TEST.value) >= 5, done.stdout
+
+
+@pytest.mark.parametrize(("source", "ended"), [("while True: pass", "time"), ("1 / 0", "status")])
+def test_a_trial_that_does_not_return_is_ended(source: str, ended: str) -> None:
+    def work() -> trial.Result:
+        exec(source)
+        return {}
+
+    assert trial.in_a_process(work, 0.5)["ended"].startswith(ended)
+
+
+def test_a_trial_without_a_mutant_passes_and_says_which_test_failed() -> None:
+    """In a process of its own, because pytest does not run within pytest."""
+    program = """
+from tests.mutation import trial
+trial.prepare()
+for name in ("test_shallow_json.py", "test_that_is_not_there.py"):
+    print(trial.in_a_process(lambda: trial.under_tests(None, [f"tests/pool/{name}"]), 60))
+"""
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    clean, missing = done.stdout.splitlines()
+    assert "'caught': ''" in clean
+    assert "'passed': 0" not in clean
+    assert "pytest's status 4" in missing
