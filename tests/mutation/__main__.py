@@ -22,8 +22,8 @@ from tests.mutation.reasons import load_reasons
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the mutants that the command line names; return 1 if one survived without a reason."""
-    options = _parser().parse_args(arguments)
-    chosen = _chosen(options)
+    options = parser().parse_args(arguments)
+    chosen = chosen_mutants(options)
     if options.list:
         for each in chosen:
             print(f"{each.path}:{each.line}: {each.key}")
@@ -51,21 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each.verdict is Verdict.SURVIVED for each in attempts))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Try small wrong changes of modules.")
-    parser.add_argument("--modules", default="pool,consensus", help="folders or files, by commas")
-    parser.add_argument("--function", default="", help="only functions whose name has this in it")
-    parser.add_argument("--key", default="", help="only mutants whose key has this in it")
-    parser.add_argument("--sample", type=int, help="how many, drawn at random; all by default")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--seeds", type=int, default=5, help="of the swarm, for what tests pass")
-    parser.add_argument("--tests", nargs="*", help="these tests instead of those of the map")
-    parser.add_argument("--old-map", action="store_true", help="do not record the map anew")
-    parser.add_argument("--cpu-minutes", type=float, help="end when mutants have used so much")
-    parser.add_argument("--csv", type=Path, help="write each mutant as a row")
-    parser.add_argument("--list", action="store_true", help="only print the mutants")
-    parser.add_argument("--verbose", action="store_true", help="print those that are caught, too")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    options = argparse.ArgumentParser(description="Try small wrong changes of modules.")
+    options.add_argument("--modules", default="pool,consensus", help="folders or files, by commas")
+    options.add_argument("--function", default="", help="only functions whose name has this in it")
+    options.add_argument("--key", default="", help="only mutants whose key has this in it")
+    options.add_argument("--sample", type=int, help="how many, drawn at random; all by default")
+    options.add_argument("--seed", type=int, default=0, help="of the sample")
+    options.add_argument("--seeds", type=int, default=5, help="of the swarm, for what tests pass")
+    options.add_argument("--tests", nargs="*", help="these tests instead of those of the map")
+    options.add_argument("--old-map", action="store_true", help="do not record the map anew")
+    options.add_argument("--cpu-minutes", type=float, help="end when mutants have used so much")
+    options.add_argument("--csv", type=Path, help="write each mutant as a row")
+    options.add_argument("--list", action="store_true", help="only print the mutants")
+    options.add_argument("--verbose", action="store_true", help="print those that are caught, too")
+    return options
 
 
 def _map(options: argparse.Namespace) -> coverage_map.CoverageMap:
@@ -74,7 +75,8 @@ def _map(options: argparse.Namespace) -> coverage_map.CoverageMap:
     return coverage_map.load_old() if options.old_map else coverage_map.load()
 
 
-def _chosen(options: argparse.Namespace) -> list[Mutant]:
+def chosen_mutants(options: argparse.Namespace) -> list[Mutant]:
+    """Return the mutants that the options name, or a sample of them."""
     paths: list[Path] = []
     for name in options.modules.split(","):
         place = ROOT / name

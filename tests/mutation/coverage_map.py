@@ -7,7 +7,7 @@ long, or that look only at other processes, are not in it.
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ def record(digest: str, tests: Sequence[str] = TESTS) -> CoverageMap:
 
 def _map(kept: dict[str, Any]) -> CoverageMap:
     names: list[str] = kept["tests"]
-    lines = {
+    lines: dict[str, dict[int, list[str]]] = {
         path: {int(line): [names[n] for n in numbers] for line, numbers in each.items()}
         for path, each in kept["lines"].items()
     }
@@ -123,7 +123,7 @@ class _Contexts:
         config.workerinput = {}  # type: ignore[attr-defined] - see ``trial.Watcher``
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._measured.switch_context(item.nodeid)
         began = time.process_time()
         try:

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_WIDTH = 72
@@ -135,7 +136,7 @@ def _inside(
     for field, value in ast.iter_fields(parent):
         if field in {"annotation", "returns", "decorator_list", "type_params", "bases"}:
             continue
-        children: list[object] = list(value) if isinstance(value, list) else [value]
+        children = cast(list[object], value) if isinstance(value, list) else [value]
         for index, child in enumerate(children):
             if not isinstance(child, ast.AST) or _has_no_behaviour(child):
                 continue

@@ -14,6 +14,7 @@ from tests.mutation.operators import ROOT, Mutant, mutants_of, mutated
 from tests.mutation.reasons import load_reasons
 
 SETS = ROOT / "pool" / "model" / "sorted_set.py"
+NOTHING: set[str] = set()
 
 
 def mutants_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> list[Mutant]:
@@ -31,13 +32,13 @@ def mutants_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> 
         ("a and b", {"a or b"}),
         ("not a", {"a"}),
         ("a + b", {"a - b"}),
-        ("a + 'b'", set()),
+        ("a + 'b'", NOTHING),
         ("f(1)", {"f(2)", "f(0)"}),
         ("f(True)", {"f(False)"}),
         ("min(a)", {"max(a)"}),
         ("any(a)", {"all(a)"}),
         ("a if b else c", {"a if True else c", "a if False else c"}),
-        ("f'{a + b}'", set()),
+        ("f'{a + b}'", NOTHING),
     ],
 )
 def test_expressions(
@@ -54,9 +55,9 @@ def test_expressions(
         ("    raise KeyError", {"pass"}),
         ("    a.b = c", {"pass"}),
         ("    a += b", {"a -= b", "pass"}),
-        ("    _log.info('x')", set()),
-        ("    assert a < b", set()),
-        ("    b: int | None = c", set()),
+        ("    _log.info('x')", NOTHING),
+        ("    assert a < b", NOTHING),
+        ("    b: int | None = c", NOTHING),
         ("    for x in a:\n        break", {"for x in a:\n        continue"}),
         ("    f()\n    g()", {"pass\n    g()", "f()\n    pass", "return"}),
     ],
@@ -89,9 +90,9 @@ def test_every_mutant_of_a_module_differs_and_compiles() -> None:
 
 
 def test_a_sample_repeats() -> None:
-    options = command._parser().parse_args(["--sample", "5", "--seed", "3", "--modules", "pool"])
-    assert command._chosen(options) == command._chosen(options)
-    assert len(command._chosen(options)) == 5
+    options = command.parser().parse_args(["--sample", "5", "--seed", "3", "--modules", "pool"])
+    assert command.chosen_mutants(options) == command.chosen_mutants(options)
+    assert len(command.chosen_mutants(options)) == 5
 
 
 def test_reasons_name_mutants_that_exist(tmp_path: Path) -> None:
