@@ -11,7 +11,7 @@ from tests.mutation.operators import Mutant
 
 QUICK_COUNT = 12
 QUICK_S = 2.0
-TESTS_S_MAX = 60.0
+TESTS_S_MAX = 20.0
 """Of tests for one mutant, by the time that they take alone. Longer ones are left out."""
 START_S = 12.0
 CPU_FACTOR = 4.0

@@ -28,7 +28,7 @@ from tests.mutation.operators import ROOT, Mutant, mutated
 OUTSIDE = ("trio", "cbor2", "cryptography.x509", "numpy", "pysyncobj", "trio.testing")
 PROFILE = "mutation"
 MEMORY_BYTES = 3 << 30
-TEST_LIMIT_S = 40
+TEST_LIMIT_S = 120
 WALL_PER_CPU = 4  # other programs use this machine, too
 
 Result = dict[str, Any]
