@@ -129,6 +129,9 @@ def test_filters_hold_in_offers_and_in_grants() -> None:
     assert [part.gpu for part in choice.partitions] == [f"{SERVERS[1]}-1"]
     refusal = table.refusal(request)
     assert (refusal.kind, refusal.why) == ("busy", "no GPU matches; another server has some")
+    elsewhere = table.refusal(wanted(3, 1, 0.5, servers=("b",)))
+    assert (elsewhere.kind, elsewhere.why) == ("busy", "not among the servers asked for")
+    assert elsewhere.never_here
     # Between the offer and the claim the label is taken away.
     table.apply(c.LabelServer(SERVERS[1], {}, ("rack",), "root"))
     result = table.apply(table.claim(request, choice.partitions))

@@ -126,6 +126,8 @@ MISTAKES = {
     "[user.bob]\nclass='studnets'\n[class.students]": "line 2: there is no class 'studnets'; did",
     "[class.x]\npriority = 'high'": "line 2: priority: write a whole number",
     "[user.bob]\npriority = 1": "line 2: unknown key 'priority' in [user.bob]",
+    f"[user.{'n' * 65}]\nmax_gpus = 1": "line 1: a name has 1 to 64 characters",
+    "[user.'']\nmax_gpus = 1": "line 1: a name has 1 to 64 characters",
     "[pool]\nmax_gpus_per_user = 1": "line 2: unknown key 'max_gpus_per_user' in [pool]",
     "[class.x]\nusers=['a']\n[class.y]\nusers=['a']": "line 4: user a is in class x (line 2)",
     "zone = 'Mars/Base'": "line 1: 'Mars/Base' is no time zone",

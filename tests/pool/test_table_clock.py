@@ -155,6 +155,15 @@ def test_one_wrong_clock_of_three_is_named_and_not_followed(
     assert world.problems() == {}
 
 
+def test_a_table_is_ahead_beyond_the_bound_and_not_at_it() -> None:
+    world = World()
+    reading = world.clock.reading()
+    at = replace(reading, table_ahead_s=BOUND_S)
+    beyond = replace(reading, table_ahead_s=BOUND_S + 0.001)
+    assert clock_problems(world.state, at) == {}
+    assert list(clock_problems(world.state, beyond)) == ["ahead"]
+
+
 def test_two_of_three_clocks_do_when_they_agree_that_it_is_so_late() -> None:
     world = World(errors_s={A: 400 * 86_400.0}, silent={C})
     world.run(20)
