@@ -42,6 +42,14 @@ def test_two_and_a_half_gpus_admit_one_and_two_times_three_quarters() -> None:
     pool.grant("bob", fraction=0.05)
 
 
+def test_a_limit_of_nothing_is_not_the_absence_of_a_limit() -> None:
+    pool = Pool('[defaults]\nmax_leases = 0\n[user.bob]\nmax_leases = "none"')
+    refusal = pool.refusal("ada", pool.request())
+    assert refusal.kind == "denied"
+    assert "ada may hold 0 leases" in refusal.why
+    pool.grant("bob")
+
+
 def test_no_rounding_admits_or_refuses_wrongly() -> None:
     # A capacity that nothing divides: a third of it, three times, is not more than all of it.
     pool = Pool("[defaults]\nmax_gpus = 0.9", capacity=(79 << 30) + 12345)
