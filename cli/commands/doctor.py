@@ -87,6 +87,7 @@ async def examine(given: str | None) -> tuple[list[Finding], bool]:
 
 async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, list[Finding]]:
     from gpupool.remoting.protocol.addresses import parse_address
+    from gpupool.remoting.transport.certificate_renewal import CERTIFICATE_OF
 
     view: PoolView | None = None
     findings: list[Finding] = []
@@ -106,7 +107,12 @@ async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, li
         findings.append(_clock(view.now))
         wrong = view.clock.problems if view.clock is not None else ()
         findings += [Finding("clocks", FAIL, problem, CLOCKS_HINT) for problem in wrong]
-        others = [warning for warning in view.warnings if warning not in wrong]
+        # Each server says of its own certificate what is wrong with it; see ``_own``.
+        others = [
+            warning
+            for warning in view.warnings
+            if warning not in wrong and not warning.startswith(CERTIFICATE_OF)
+        ]
         for warning in others[:5]:
             result = FAIL if warning.startswith(ALARM) else WARN
             findings.append(Finding("pool", result, warning.removeprefix(ALARM)))
@@ -144,7 +150,7 @@ async def _server(address: "Address", name: str, credentials: "Credentials") -> 
             address, context, greeting, cluster_id=credentials.cluster_id
         )
         took_ms = (time.monotonic() - started) * 1000
-        confined = await _confinement(connection, welcome.server_name)
+        confined = await _own(connection, welcome.server_name)
     except GpupoolError as error:
         what = f"{name} at {address}" if name else str(address)
         hint = error.hint or "does a firewall stand between?"
@@ -156,12 +162,16 @@ async def _server(address: "Address", name: str, credentials: "Credentials") -> 
     return [Finding("server", GOOD, text), *confined]
 
 
-async def _confinement(connection: "MessageStream", name: str) -> list[Finding]:
-    """Ask one server what confines its workers, and close; an older one does not say."""
+async def _own(connection: "MessageStream", name: str) -> list[Finding]:
+    """Ask one server what confines its workers and what ails its certificate, and close.
+
+    An older one does not say.
+    """
     import trio
 
     from gpupool.remoting.protocol import messages as m
     from gpupool.remoting.protocol.sessions import WORKERS_HAVE, WORKERS_LACK
+    from gpupool.remoting.transport.certificate_renewal import CERTIFICATE_OF
 
     answer: m.Message | None = None
     try:
@@ -176,13 +186,15 @@ async def _confinement(connection: "MessageStream", name: str) -> list[Finding]:
     finally:
         await connection.aclose()
     said = answer.view.warnings if isinstance(answer, m.ViewNow) else ()
+    hint = "its log says why; a server whose certificate has ended comes back by gpupool rejoin"
+    found = [Finding("certificate", WARN, t, hint) for t in said if t.startswith(CERTIFICATE_OF)]
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
         hint = "see docs/security.md, What confines a worker"
         text = f"{name}: not confined by {'; '.join(lacking)}"
-        return [Finding("workers", WARN, text, hint)]
+        return [*found, Finding("workers", WARN, text, hint)]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]
-    return [Finding("workers", GOOD, f"{name}: confined by {text}") for text in holds]
+    return found + [Finding("workers", GOOD, f"{name}: confined by {text}") for text in holds]
 
 
 def _quorum(view: "PoolView") -> Finding:

@@ -67,8 +67,9 @@ from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.remoting.transport.pki import Authority
+from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
 
 STOPPING = "it is being stopped"
 """The reason of a drain that a server proposes of itself, and takes back when it starts again."""
@@ -142,16 +143,16 @@ class _Server:
         if swept:
             self._log.warning("killed %d workers that a former process had left", swept)
         inventory = await self._discover()
-        tls = self._state.tls_identity()
-        authority = self._authority(tls.ca_pem)
+        contexts = TlsContexts(self._state.tls_identity())
         storage = open_storage(self._state.path)
         self._refuse_lone_loss(storage)
         links = PeerTransport(
-            tls,
+            contexts.identity,
             clock=self._clock,
             rng=self._rng,
             address_of=self._address_of,
             log=logging.getLogger("gpupool.links"),
+            contexts=contexts,
         )
         self._table_clock = TableClock(
             lambda: self.machine.state,
@@ -174,8 +175,8 @@ class _Server:
             machine=self.machine,
             replicated_log=replicated_log,
             host=host,
-            identity=tls,
-            authority=authority,
+            identity=contexts.identity,
+            authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
             software=Software(
@@ -193,6 +194,7 @@ class _Server:
             settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
             follow=lambda servers, voters: self._follow(replicated_log, servers, voters),
             save_key=lambda pem: self._state.write(CA_KEY, pem),
+            certificates=ServerCertificates(contexts=contexts, save=self._save_certificate),
             table_clock=self._table_clock,
         )
         try:
@@ -331,6 +333,10 @@ class _Server:
     def _authority(self, ca_pem: bytes) -> Authority | None:
         key = self._state.read(CA_KEY)
         return Authority(ca_pem, key) if key else None
+
+    def _save_certificate(self, certificate_pem: bytes, key_pem: bytes) -> Identity:
+        self._state.write_certificate(certificate_pem, key_pem)
+        return self._state.tls_identity()
 
     def _replicated_log(self, storage: Storage, links: PeerTransport) -> RaftDriver:
         exempt = Exemption()

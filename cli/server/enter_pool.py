@@ -18,8 +18,6 @@ from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
-    CERTIFICATE,
-    KEY,
     Member,
     ServerIdentity,
     StateDir,
@@ -117,8 +115,7 @@ def _create_pool(state: StateDir, options: JoinOptions, name: str, address: str)
     key, csr = create_key_and_csr(server)
     state.write(CA_CERTIFICATE, authority.certificate_pem)
     state.write(CA_KEY, authority.key_pem)
-    state.write(KEY, key)
-    state.write(CERTIFICATE, sign_server(authority, csr, server, now))
+    state.write_certificate(sign_server(authority, csr, server, now), key)
     storage = open_storage(state.path, create=True)
     try:
         bootstrap(storage, server)
@@ -214,7 +211,6 @@ def _settle(state: StateDir, identity: ServerIdentity, key: bytes, joined: Joine
     state.write(CA_CERTIFICATE, joined.ca_pem)
     if joined.ca_key_pem:
         state.write(CA_KEY, joined.ca_key_pem)
-    state.write(KEY, key)
-    state.write(CERTIFICATE, joined.certificate_pem)
+    state.write_certificate(joined.certificate_pem, key)
     open_storage(state.path, create=True).close()
     state.finish(replace(identity, pool=joined.pool, members=members))

@@ -25,6 +25,9 @@ CA_CERTIFICATE = "ca.pem"
 CA_KEY = "ca.key"
 CERTIFICATE = "server.pem"
 KEY = "server.key"
+"""Of a state directory of an older build; the key has since been in the certificate's file."""
+
+KEY_BEGINS = b"-----BEGIN PRIVATE KEY-----"
 INCARNATION = "incarnation"
 LOCK = "lock"
 CONSENSUS = "consensus"
@@ -154,6 +157,15 @@ class StateDir:
         except OSError as error:
             raise _storage_error(f"cannot read {self.path / name}", error) from error
 
+    def write_certificate(self, certificate_pem: bytes, key_pem: bytes) -> None:
+        """Keep a certificate with its key, in one file: neither can be there without the other.
+
+        Raises:
+            StorageError: when the disk is full or refuses.
+        """
+        self.write(CERTIFICATE, certificate_pem + key_pem)
+        (self.path / KEY).unlink(missing_ok=True)
+
     def tls_identity(self) -> Identity:
         """Return what this server proves itself with.
 
@@ -162,7 +174,9 @@ class StateDir:
         """
         assert self.identity is not None
         ca = self.read(CA_CERTIFICATE)
-        if not ca or not self.read(CERTIFICATE) or not self.read(KEY):
+        certificate = self.read(CERTIFICATE)
+        has_key = KEY_BEGINS in certificate
+        if not ca or not certificate or not (has_key or self.read(KEY)):
             raise StorageError(
                 f"the state directory {self.path} is damaged", why="a certificate or key is missing"
             )
@@ -170,7 +184,7 @@ class StateDir:
             server=self.identity.server,
             cluster_id=self.identity.cluster_id,
             certificate_path=self.path / CERTIFICATE,
-            key_path=self.path / KEY,
+            key_path=self.path / (CERTIFICATE if has_key else KEY),
             ca_pem=ca,
         )
 

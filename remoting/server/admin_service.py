@@ -89,7 +89,7 @@ class AdminService:
     def _view(self) -> PoolView:
         """Return the pool as this server sees it."""
         context = self._context
-        return build_view(
+        view = build_view(
             context.state,
             context.health(),
             context.self_id,
@@ -97,6 +97,8 @@ class AdminService:
             context.machine.violations,
             clock_view(context.state, context.table_clock.reading()),
         )
+        problems = context.certificate_problems()
+        return replace(view, warnings=(*view.warnings, *problems)) if problems else view
 
     def _telemetry(self) -> Telemetry:
         """Return this server's own measurements."""

@@ -10,8 +10,9 @@ The logic is ``controller.Controller``; this gives it sockets, a log and a host.
 
 What it promises to the rest: it calls ``follow(servers, voters)`` whenever the table's membership
 may have changed (for ``RaftDriver.set_servers`` and ``reconcile_voters``), and ``save_key(pem)``
-when, as a new voter, it was given the CA's key. Before ``serve``, the host must have killed every
-worker of an earlier incarnation.
+when, as a new voter, it was given the CA's key. With ``certificates.save`` it renews its
+own certificate, whose settings the links share. Before ``serve``, the host must have killed
+every worker of an earlier incarnation.
 """
 
 import errno
@@ -27,7 +28,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
-from gpupool.pool.table_clock import TableClock
+from gpupool.pool.table_clock import Source, TableClock
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
@@ -50,10 +51,11 @@ from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.router import Router
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.certificate_renewal import Renewal, ServerCertificates
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.remoting.transport.pki import Authority, Identity
+from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
 
 ACCEPT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 CLOCKS_EVERY_S = 1.0
@@ -93,6 +95,7 @@ class ControlServer:
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
         save_key: Callable[[bytes], None] = lambda _pem: None,
         table_clock: TableClock | None = None,
+        certificates: ServerCertificates | None = None,
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
         self._machine = machine
@@ -107,10 +110,9 @@ class ControlServer:
         self._table_clock = table_clock or TableClock(
             lambda: machine.state, self_id=identity.server, clock=clock, sample=links.clock_sample
         )
-        now_ms = self._table_clock.now_ms
-        self.ca_key = CaKey(
-            identity, authority, machine=machine, now_ms=now_ms, log=log, save=save_key
-        )
+        self._certificates = certificates or ServerCertificates(contexts=TlsContexts(identity))
+        self.ca_key = self._make_ca_key(authority, save_key)
+        self._renewal = self._make_renewal()
         self._clock_problems: dict[str, str] = {}
         self._clocks_at = float("-inf")
         self._loop_lag_s = 0.0
@@ -141,7 +143,47 @@ class ControlServer:
             table_clock=self._table_clock,
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.controller,
+            certificate_problems=self._renewal.problems if self._renewal is not None else tuple,
         )
+
+    def _make_ca_key(self, authority: Authority | None, save: Callable[[bytes], None]) -> CaKey:
+        return CaKey(
+            self._identity,
+            authority,
+            machine=self._machine,
+            now_ms=self._certificate_ms,
+            log=self._log,
+            save=save,
+            valid=self._certificates.valid,
+        )
+
+    def _make_renewal(self) -> Renewal | None:
+        if self._certificates.save is None:
+            return None
+        me = self._identity.server
+
+        def name() -> str:
+            server = self._machine.state.servers.get(me)
+            return server.name if server is not None else me
+
+        return Renewal(
+            self._certificates,
+            now_ms=self._certificate_ms,
+            name=name,
+            signer=lambda: self.ca_key.signer,
+            voters=lambda: [each for each in self._machine.state.voters() if each != me],
+            ask=self._links.ask_certificate,
+            log=self._log,
+        )
+
+    def _certificate_ms(self) -> int:
+        """Return the pool's time; without a majority's word, this machine's, which peers check.
+
+        The pool's time stands still in a server that was away, whose certificate may have ended.
+        """
+        reading = self._table_clock.reading()
+        held = reading.source is Source.HELD
+        return reading.wall_ms if held else self._table_clock.now_ms()
 
     async def serve(
         self,
@@ -156,12 +198,16 @@ class ControlServer:
         router = self._router() if listeners else None
         self._links.give_key = self.ca_key.give
         self._links.take_key = self.ca_key.take
+        self._links.sign_certificate = self.ca_key.sign_for
         self._machine.on_apply = self._wake_up
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
                 if router is not None:
                     nursery.start_soon(router.pace)
+                if self._renewal is not None:
+                    self._links.take_certificate = self._renewal.answered
+                    nursery.start_soon(self._renewal.run)
                 for listener in listeners:
                     assert router is not None
                     nursery.start_soon(self._accept, listener, router, nursery)
@@ -308,7 +354,7 @@ class ControlServer:
 
     def _router(self) -> Router:
         return Router(
-            self._identity,
+            self._certificates.contexts,
             self._machine,
             self._links,
             self._host,

@@ -124,6 +124,7 @@ class Controller:
         role: Callable[[], Role],
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: ControllerSettings | None = None,
+        certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
     ) -> None:
         actions: list[Action] = []
@@ -143,6 +144,7 @@ class Controller:
             table_clock=table_clock,
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
+            certificate_problems=certificate_problems,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,

@@ -28,9 +28,7 @@ from gpupool.remoting.transport.pki import (
     CONTROL_NAME,
     SERVER_SUFFIX,
     SESSION_SUFFIX,
-    Identity,
-    control_context,
-    peer_server_context,
+    TlsContexts,
 )
 from gpupool.remoting.transport.socket_options import tune
 
@@ -219,7 +217,7 @@ class Router:
 
     def __init__(
         self,
-        identity: Identity,
+        contexts: TlsContexts,
         machine: PoolMachine,
         links: PeerTransport,
         host: SessionHost,
@@ -230,9 +228,8 @@ class Router:
         client_count: Callable[[], int],
         serve_client: ServeClient,
     ) -> None:
-        self._self_id = identity.server
-        self._control = control_context(identity)
-        self._peers = peer_server_context(identity)
+        self._self_id = contexts.identity.server
+        self._contexts = contexts
         self._machine = machine
         self._links = links
         self._host = host
@@ -294,12 +291,12 @@ class Router:
             if self._client_count() >= self._settings.client_count_max:
                 raise RemoteProtocolError("too many clients")
             tune(stream.socket, timeout_s=self._settings.client_timeout_s)
-            context = self._control
+            context = self._contexts.control()
         elif isinstance(wanted, ToServer):
             if wanted.server != self._self_id:
                 raise RemoteProtocolError("it looks for another server", why=wanted.server)
             tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-            context = self._peers
+            context = self._contexts.peer_server()
         else:
             return None
         turn = trio.Event()

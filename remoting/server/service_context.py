@@ -140,6 +140,7 @@ class ServiceContext:
     table_clock: TableClock
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
+    certificate_problems: Callable[[], tuple[str, ...]]
     clients: ClientTable
     wait_queue: WaitQueue
     proposer: Proposer

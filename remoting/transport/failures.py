@@ -22,6 +22,7 @@ GONE = (
 _TLS: dict[str, str] = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of this pool's CA",
     "TLSV1_ALERT_UNKNOWN_CA": "the other side does not know this pool's CA",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the other side says that our certificate has ended",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the other side refused our certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the other side demands a certificate",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
@@ -30,6 +31,12 @@ _TLS: dict[str, str] = {
     "UNEXPECTED_EOF_WHILE_READING": "it hung up during the TLS handshake; it may know another CA",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
 }
+
+_DATES: dict[int, str] = {
+    9: "its certificate is not good yet: a clock is wrong, here or there",
+    10: "its certificate has ended, or the clock of this machine is wrong",
+}
+"""By the codes of OpenSSL's verification: X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED."""
 
 
 def explain(error: BaseException) -> str:
@@ -46,6 +53,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
         # The same event has another name, or none, in other versions of Python and OpenSSL.
         return _TLS["UNEXPECTED_EOF_WHILE_READING"]
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:
+        return _DATES[error.verify_code]
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         return _TLS.get(reason, reason.lower().replace("_", " ") or str(error))

@@ -6,17 +6,17 @@ firewall which is open in one direction is enough. A newer connection always rep
 because the side that opened it evidently has none.
 
 A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock; a question
-for the wall clock, asked every ``CLOCK_EVERY_S``, with its answer; and the CA's key, which a newly
-promoted voter asks another voter for. A server whose wall clock is set greets again at once, and a
+for the wall clock, asked every ``CLOCK_EVERY_S``, with its answer; the CA's key, which a newly
+promoted voter asks another voter for; and a new certificate, which a server without that key asks a
+voter for. A server whose wall clock is set greets again at once, and a
 greeting makes its receiver ask: only a question measures a clock, because it has bounds.
 
 Public: ``PeerTransport(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
-``send``, ``set_peers``, ``clock_sample(peer)``, ``ask_key(peer)``.
+``send``, ``set_peers``, ``clock_sample(peer)``, ``ask_key(peer)``, ``ask_certificate(peer, csr)``.
 """
 
 import contextlib
 import logging
-import ssl
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -39,7 +39,13 @@ from gpupool.remoting.transport.link_clock import (
     LinkClock,
     WallSteps,
 )
-from gpupool.remoting.transport.pki import Identity, peer_client_context, server_name, server_of
+from gpupool.remoting.transport.pki import (
+    CSR_SIZE_MAX,
+    Identity,
+    TlsContexts,
+    server_name,
+    server_of,
+)
 from gpupool.remoting.transport.socket_options import tune
 
 FRAME_SIZE_MAX = 16 * 1024 * 1024
@@ -68,6 +74,7 @@ VERSION = 3
 frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
 
 KEY_SIZE_MAX = 4096
+CERTIFICATE_SIZE_MAX = 8192
 LONG_S = 3600.0
 
 Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
@@ -83,6 +90,8 @@ class Kind(IntEnum):
     REMOVED = 4  # the receiver is not a member of the pool any more
     CLOCK_ASK = 5
     CLOCK_GIVE = 6
+    CERTIFICATE_ASK = 7
+    CERTIFICATE_GIVE = 8  # empty when the asked server does not sign it
 
 
 @dataclass(eq=False, slots=True)
@@ -139,6 +148,7 @@ class PeerTransport:
         address_of: Callable[[ServerId], str | None],
         log: logging.Logger,
         dial: Dial | None = None,
+        contexts: TlsContexts | None = None,
     ) -> None:
         """Make links that are all down.
 
@@ -149,13 +159,14 @@ class PeerTransport:
             address_of: ``host:port`` of a peer, or None when it is not known yet.
             log: where connections and their failures are reported.
             dial: how to connect; tests and simulations replace it.
+            contexts: the TLS settings, when others share them.
         """
         self._self = identity.server
         self._clock = clock
         self._rng = rng
         self._address_of = address_of
         self._log = log
-        self._dial: Dial = dial or _TlsDialler(identity)
+        self._dial: Dial = dial or _TlsDialler(contexts or TlsContexts(identity))
         self._events: PeerEvents | None = None
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
@@ -164,6 +175,10 @@ class PeerTransport:
         """Returns the CA's key for a peer that may have it, else nothing."""
         self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
         """Takes the CA's key that a peer sent."""
+        self.sign_certificate: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
+        """Returns a certificate for a peer's request, or nothing."""
+        self.take_certificate: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
+        """Takes the answer of a peer that was asked for a certificate; it may be empty."""
         self.removed_by: set[ServerId] = set()
         """Servers that hung up on this one because it was removed from the pool."""
 
@@ -251,6 +266,10 @@ class PeerTransport:
     def ask_key(self, peer: ServerId) -> bool:
         """Ask ``peer`` for the CA's key; ``take_key`` gets the answer, if there is one."""
         return self._put(peer, Kind.KEY_ASK, b"")
+
+    def ask_certificate(self, peer: ServerId, csr_pem: bytes) -> bool:
+        """Ask ``peer`` to sign a request; ``take_certificate`` gets the answer."""
+        return self._put(peer, Kind.CERTIFICATE_ASK, csr_pem)
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -398,6 +417,11 @@ class PeerTransport:
                     link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
             case Kind.KEY_GIVE if len(body) <= KEY_SIZE_MAX:
                 self.take_key(link.peer, body)
+            case Kind.CERTIFICATE_ASK if len(body) <= CSR_SIZE_MAX:
+                signed = self.sign_certificate(link.peer, body)
+                self._put(link.peer, Kind.CERTIFICATE_GIVE, signed)
+            case Kind.CERTIFICATE_GIVE if len(body) <= CERTIFICATE_SIZE_MAX:
+                self.take_certificate(link.peer, body)
             case Kind.REMOVED:
                 self._log.warning("server %s says that this one was removed", link.peer)
                 self.removed_by.add(link.peer)
@@ -443,17 +467,17 @@ class PeerTransport:
 class _TlsDialler:
     """Opens a mutually authenticated TLS connection to a peer."""
 
-    def __init__(self, identity: Identity) -> None:
-        self._context: ssl.SSLContext | None = None
-        self._identity = identity
+    def __init__(self, contexts: TlsContexts) -> None:
+        self._contexts = contexts
 
     async def __call__(self, peer: ServerId, address: Address) -> trio.abc.Stream:
-        if self._context is None:
-            self._context = peer_client_context(self._identity)
         tcp = await trio.open_tcp_stream(address.host, address.port)
         tune(tcp.socket, timeout_s=PEER_TIMEOUT_S)
         stream = trio.SSLStream(
-            tcp, self._context, server_hostname=server_name(peer), https_compatible=True
+            tcp,
+            self._contexts.peer_client(),
+            server_hostname=server_name(peer),
+            https_compatible=True,
         )
         try:
             await stream.do_handshake()

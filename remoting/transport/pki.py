@@ -8,7 +8,7 @@ key, so that servers can join after the first server is lost.
 
 import hashlib
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,8 +28,8 @@ SERVER_SUFFIX = ".server.gpupool"
 SESSION_SUFFIX = ".session.gpupool"
 
 CA_VALID = timedelta(days=3650)
-SERVER_VALID = timedelta(days=3650)
-"""As long as the CA: a server loses its rights by its removal from the table, not by a date."""
+SERVER_VALID = timedelta(days=365)
+"""A server gets a new one in time (``certificate_renewal``); a stolen key ends with its year."""
 
 CLOCK_SLACK = timedelta(days=1)
 """Certificates start in the past, since clocks of machines differ."""
@@ -111,8 +111,17 @@ def create_key_and_csr(server: ServerId) -> tuple[bytes, bytes]:
     return _key_pem(key), csr.public_bytes(serialization.Encoding.PEM)
 
 
-def sign_server(authority: Authority, csr_pem: bytes, server: ServerId, now: datetime) -> bytes:
+def sign_server(
+    authority: Authority,
+    csr_pem: bytes,
+    server: ServerId,
+    now: datetime,
+    *,
+    valid: timedelta | None = None,
+) -> bytes:
     """Return a certificate for ``server``; of the request only the public key is taken.
+
+    It is good for ``valid``, ``SERVER_VALID`` unless told, and no longer than the CA.
 
     Raises:
         AuthenticationError: when the request is malformed, of the wrong kind of key, or not
@@ -143,7 +152,7 @@ def sign_server(authority: Authority, csr_pem: bytes, server: ServerId, now: dat
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SLACK)
-        .not_valid_after(min(now + SERVER_VALID, ca.not_valid_after_utc))
+        .not_valid_after(min(now + (valid or SERVER_VALID), ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(sign_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -154,6 +163,59 @@ def sign_server(authority: Authority, csr_pem: bytes, server: ServerId, now: dat
         .sign(ca_key, hashes.SHA256())
     )
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """The time for which a certificate is good, in milliseconds since the Unix epoch."""
+
+    issued_ms: int
+    ends_ms: int
+
+
+def validity_of(certificate_pem: bytes) -> Validity:
+    """Return when a certificate that was made here was issued, and when it ends.
+
+    Raises:
+        AuthenticationError: when it is no certificate.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+    except ValueError as error:
+        raise AuthenticationError("this is no certificate") from error
+    issued = certificate.not_valid_before_utc + CLOCK_SLACK
+    return Validity(
+        int(issued.timestamp() * 1000), int(certificate.not_valid_after_utc.timestamp() * 1000)
+    )
+
+
+def check_server_certificate(
+    certificate_pem: bytes, key_pem: bytes, server: ServerId, ca_pem: bytes, now_ms: int
+) -> None:
+    """Check that a certificate is the CA's, for this server and this key, and has not ended.
+
+    Raises:
+        AuthenticationError: when it is not so.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        key = serialization.load_pem_private_key(key_pem, password=None)
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(ca_pem))
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        InvalidSignature,
+        x509.ExtensionNotFound,
+    ) as error:
+        raise AuthenticationError("this is no certificate of the pool's CA") from error
+    if certificate.public_key() != key.public_key():
+        raise AuthenticationError("the certificate is for another key")
+    if server_name(server) not in names.get_values_for_type(x509.DNSName):
+        raise AuthenticationError("the certificate is another server's")
+    if validity_of(certificate_pem).ends_ms <= now_ms:
+        raise AuthenticationError("the certificate has ended")
 
 
 def check_authority(authority: Authority) -> None:
@@ -252,6 +314,50 @@ def client_context(ca_pem: bytes) -> ssl.SSLContext:
     except (ssl.SSLError, ValueError) as error:
         raise AuthenticationError("the CA certificate is malformed") from error
     return context
+
+
+class TlsContexts:
+    """The TLS settings of one server, which a new certificate replaces while the server runs.
+
+    Each connection takes the context of its moment. Those that are up keep theirs.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        """Make none yet: each is made when a connection first needs it."""
+        self._identity = identity
+        self._made: dict[Callable[[Identity], ssl.SSLContext], ssl.SSLContext] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """Return what this server proves itself with now."""
+        return self._identity
+
+    def control(self) -> ssl.SSLContext:
+        """Return the context for clients."""
+        return self._context(control_context)
+
+    def peer_server(self) -> ssl.SSLContext:
+        """Return the context for peers that dial."""
+        return self._context(peer_server_context)
+
+    def peer_client(self) -> ssl.SSLContext:
+        """Return the context for dialling a peer."""
+        return self._context(peer_client_context)
+
+    def replace(self, identity: Identity) -> None:
+        """Use another certificate from now on.
+
+        Raises:
+            OSError: when it cannot be used; the former one stays.
+        """
+        kinds = (control_context, peer_server_context, peer_client_context)
+        made = {make: make(identity) for make in kinds}
+        self._identity, self._made = identity, made
+
+    def _context(self, make: Callable[[Identity], ssl.SSLContext]) -> ssl.SSLContext:
+        if make not in self._made:
+            self._made[make] = make(self._identity)
+        return self._made[make]
 
 
 def first_contact_context() -> ssl.SSLContext:

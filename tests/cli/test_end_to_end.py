@@ -103,7 +103,7 @@ def test_logs_are_one_json_object_per_line(live_pool: Any) -> None:
 def test_state_directories_are_closed_to_others(live_pool: Any) -> None:
     for server in live_pool.servers.values():
         assert server.state_dir.stat().st_mode & 0o777 == 0o700
-        for name in ("ca.key", "server.key", "identity.json", "incarnation"):
+        for name in ("ca.key", "server.pem", "identity.json", "incarnation"):
             assert (server.state_dir / name).stat().st_mode & 0o777 == 0o600, name
 
 

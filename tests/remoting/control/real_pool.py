@@ -1,7 +1,7 @@
 """Servers of a real pool in this process: real Raft on disk, real TLS on loopback, fake workers."""
 
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trio
@@ -32,10 +32,13 @@ from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_s
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.certificate_renewal import RenewalSettings, ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
+    SERVER_VALID,
     Authority,
     Identity,
+    TlsContexts,
     create_ca,
     create_key_and_csr,
     fingerprint,
@@ -60,8 +63,12 @@ class RealServer:
         self.starts = 0
         self.known: dict[ServerId, str] = {}
         self.authority: Authority | None = None
+        self.has_ca_key = True
+        self.valid = SERVER_VALID
+        self.renewal = RenewalSettings()
         self.replicated_log: RaftDriver | None = None
         self.control: ControlServer | None = None
+        self.links: PeerTransport | None = None
 
     @property
     def address(self) -> Address:
@@ -78,7 +85,7 @@ class RealServer:
         now = datetime.now(UTC)
         self.authority = create_ca(CLUSTER_ID, now)
         key, csr = create_key_and_csr(self.id)
-        self._write(key, sign_server(self.authority, csr, self.id, now), self.authority)
+        self._write(key, sign_server(self.authority, csr, self.id, now, valid=self.valid))
         storage = open_storage(self.folder, create=True)
         bootstrap(storage, self.id)
         storage.close()
@@ -97,13 +104,20 @@ class RealServer:
         )
         self.known = {member.server: member.address for member in joined.members}
         self.authority = Authority(joined.ca_pem, joined.ca_key_pem)
-        self._write(key, joined.certificate_pem, self.authority)
+        self._write(key, joined.certificate_pem)
         open_storage(self.folder, create=True).close()
 
-    def _write(self, key: bytes, certificate: bytes, authority: Authority) -> None:
-        (self.folder / "server.key").write_bytes(key)
-        (self.folder / "server.pem").write_bytes(certificate)
-        (self.folder / "ca.pem").write_bytes(authority.certificate_pem)
+    def _write(self, key: bytes, certificate: bytes) -> None:
+        (self.folder / "server.pem").write_bytes(certificate + key)
+
+    def _save_certificate(self, certificate: bytes, key: bytes) -> Identity:
+        self._write(key, certificate)
+        return self._identity()
+
+    def _identity(self) -> Identity:
+        assert self.authority is not None
+        path = self.folder / "server.pem"
+        return Identity(self.id, CLUSTER_ID, path, path, self.authority.certificate_pem)
 
     async def run(
         self,
@@ -116,15 +130,17 @@ class RealServer:
         self.starts += 1
         self.scope = trio.CancelScope()
         self.machine = PoolMachine(PoolState())
-        identity = Identity(
-            self.id,
-            CLUSTER_ID,
-            self.folder / "server.pem",
-            self.folder / "server.key",
-            self.authority.certificate_pem,
-        )
+        identity = self._identity()
+        contexts = TlsContexts(identity)
         clock, rng, log = SystemClock(), SystemRng(), logging.getLogger(f"s{self.number}")
-        links = PeerTransport(identity, clock=clock, rng=rng, address_of=self._address_of, log=log)
+        links = self.links = PeerTransport(
+            identity,
+            clock=clock,
+            rng=rng,
+            address_of=self._address_of,
+            log=log,
+            contexts=contexts,
+        )
         storage = open_storage(self.folder)
         replicated_log = self.replicated_log = RaftDriver(
             self.id,
@@ -140,7 +156,7 @@ class RealServer:
             replicated_log=replicated_log,
             host=self.host,
             identity=identity,
-            authority=self.authority,
+            authority=self.authority if self.has_ca_key else None,
             links=links,
             incarnation=Incarnation(self.starts),
             software=Software(str(self.address), "0.1.0"),
@@ -148,6 +164,12 @@ class RealServer:
             rng=rng,
             log=log,
             follow=self._follow,
+            certificates=ServerCertificates(
+                contexts=contexts,
+                save=self._save_certificate,
+                renewal=self.renewal,
+                valid=self.valid,
+            ),
         )
         try:
             with self.scope:
@@ -233,7 +255,16 @@ class RealServer:
 class RealPool:
     """Several of them in one process."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nursery: trio.Nursery,
+        *,
+        valid: timedelta = SERVER_VALID,
+        renewal: RenewalSettings | None = None,
+    ) -> None:
+        self.valid = valid
+        self.renewal = renewal or RenewalSettings()
         self.folder = folder
         self.nursery = nursery
         self.servers: list[RealServer] = []
@@ -241,6 +272,7 @@ class RealPool:
     async def start(self, gpu_counts: list[int]) -> None:
         for number, gpu_count in enumerate(gpu_counts, start=1):
             server = RealServer(self.folder, number, gpu_count)
+            server.valid, server.renewal = self.valid, self.renewal
             listener = await server.listen()
             if number == 1:
                 server.found()

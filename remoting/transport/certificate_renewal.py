@@ -1,0 +1,250 @@
+"""The renewal of a server's certificate: it gets a new one, and serves it, while it runs.
+
+It is due when a third of the time is left, by the pool's time. A server that holds the CA's key
+signs its own; another one asks the voters over their links, one after the other. What comes is
+checked, kept on the disk whole or not at all, and used for every connection from then on. The key
+is new each time, so that a stolen one ends with its certificate.
+
+``CertificateTime`` is the rule, without I/O; ``Renewal`` carries it out::
+
+    renewal = Renewal(certificates, ...)
+    links.take_certificate = renewal.answered
+    await renewal.run()
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import trio
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.policy.admission import duration_text
+from gpupool.remoting.transport.failures import explain
+from gpupool.remoting.transport.pki import (
+    SERVER_VALID,
+    Identity,
+    TlsContexts,
+    Validity,
+    check_server_certificate,
+    create_key_and_csr,
+    validity_of,
+)
+
+CERTIFICATE_OF = "the certificate of server "
+"""Begins every problem that ``Renewal.problems`` returns, for ``gpupool doctor``."""
+
+
+_YEAR_MS = int(SERVER_VALID.total_seconds() * 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalSettings:
+    """Durations in seconds."""
+
+    #: The pool's time can be set, so it is looked at now and then.
+    check_every_s: float = 600.0
+
+    retry_base_s: float = 30.0
+    retry_max_s: float = 6 * 3600.0
+    answer_timeout_s: float = 10.0
+
+    def retry_s(self, failures: int) -> float:
+        """Return the wait after so many failures in a row; also the least between two renewals."""
+        return min(self.retry_max_s, self.retry_base_s * 2.0 ** min(max(0, failures - 1), 20))
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateTime:
+    """The times of one certificate: when to renew it, and when to warn."""
+
+    validity: Validity
+    ca_ends_ms: int
+
+    @property
+    def due_ms(self) -> int | None:
+        """Return when a third is left; None when another one would not last longer.
+
+        That is so in the CA's last year. A certificate of an older build lasts as long as the CA
+        too, and is replaced by one of a year all the same.
+        """
+        length_ms = self._length_ms()
+        if self.validity.ends_ms >= self.ca_ends_ms and length_ms <= _YEAR_MS:
+            return None
+        return self.validity.ends_ms - length_ms // 3
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether it is time for another one."""
+        return self.due_ms is not None and now_ms >= self.due_ms
+
+    def is_late(self, now_ms: int) -> bool:
+        """Return whether less than a tenth is left."""
+        return now_ms > self.validity.ends_ms - self._length_ms() // 10
+
+    def problem(self, now_ms: int, name: str, failure: str) -> str:
+        """Return what an operator must know, or nothing."""
+        if not self.is_late(now_ms):
+            return ""
+        left_ms = self.validity.ends_ms - now_ms
+        if left_ms <= 0:
+            ends = "has ended: new connections to it fail"
+        else:
+            ends = f"ends in {duration_text(left_ms)}"
+        if self.due_ms is None:
+            return f"{CERTIFICATE_OF}{name} {ends}, with the pool's CA"
+        return f"{CERTIFICATE_OF}{name} {ends}" + (f"; not renewed: {failure}" if failure else "")
+
+    def _length_ms(self) -> int:
+        return max(0, self.validity.ends_ms - self.validity.issued_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCertificates:
+    """The certificates of one server: those it shows, and those it signs."""
+
+    #: The TLS settings, which the links share.
+    contexts: TlsContexts
+
+    #: Keeps a certificate and its key, on a thread, and returns the identity that uses them. None
+    #: leaves the certificate as it is.
+    save: Callable[[bytes, bytes], Identity] | None = None
+
+    renewal: RenewalSettings = field(default_factory=RenewalSettings)
+
+    #: How long certificates that it signs are good.
+    valid: timedelta = SERVER_VALID
+
+
+class CertificateSigner(Protocol):
+    """A holder of the CA's key."""
+
+    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
+        """Return a certificate for ``server``."""
+        ...
+
+
+class Renewal:
+    """Keeps the certificate of this server fresh; see the module."""
+
+    def __init__(
+        self,
+        certificates: ServerCertificates,
+        *,
+        now_ms: Callable[[], int],
+        name: Callable[[], str],
+        signer: Callable[[], CertificateSigner | None],
+        voters: Callable[[], Sequence[ServerId]],
+        ask: Callable[[ServerId, bytes], bool],
+        log: logging.Logger,
+    ) -> None:
+        """Read the certificate that this server has.
+
+        Args:
+            certificates: the certificates, with a way to keep a new one.
+            now_ms: the pool's time.
+            name: of this server, for people.
+            signer: holds the CA's key, or None where this server does not.
+            voters: the servers to ask.
+            ask: sends a request to a peer, False when there is no link; ``answered`` gets the
+                answer.
+            log: where renewals and their failures are reported.
+        """
+        assert certificates.save is not None
+        self._contexts = certificates.contexts
+        self._save = certificates.save
+        self._settings = certificates.renewal
+        self._server = certificates.contexts.identity.server
+        self._now_ms = now_ms
+        self._name = name
+        self._signer = signer
+        self._voters = voters
+        self._ask = ask
+        self._log = log
+        self._failures = 0
+        self._failure = ""
+        self._asked: ServerId | None = None
+        self._answer = b""
+        self._has_answer = trio.Event()
+        self._time = self._read_time()
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the certificate, as sentences."""
+        problem = self._time.problem(self._now_ms(), self._name(), self._failure)
+        return (problem,) if problem else ()
+
+    def answered(self, peer: ServerId, certificate_pem: bytes) -> None:
+        """Take the answer of a peer; an empty one says that it does not sign."""
+        if peer == self._asked:
+            self._asked = None
+            self._answer = certificate_pem
+            self._has_answer.set()
+
+    async def run(self) -> None:
+        """Renew the certificate whenever that is due; never returns."""
+        while True:
+            now_ms, due_ms = self._now_ms(), self._time.due_ms
+            if self._time.is_due(now_ms):
+                await self._attempt()
+                await trio.sleep(self._settings.retry_s(self._failures))
+                continue
+            for problem in self.problems():
+                self._log.warning("%s", problem)
+            wait_s = self._settings.check_every_s
+            if due_ms is not None:
+                wait_s = min(wait_s, max(0.0, (due_ms - now_ms) / 1000))
+            await trio.sleep(wait_s)
+
+    async def _attempt(self) -> None:
+        try:
+            await self._renew()
+        except (GpupoolError, OSError) as error:
+            self._failures += 1
+            self._failure = str(error) if isinstance(error, GpupoolError) else explain(error)
+            retry_s = self._settings.retry_s(self._failures)
+            self._log.warning(
+                "this server's certificate could not be renewed: %s; again in %.0f s",
+                self._failure,
+                retry_s,
+            )
+            for problem in self.problems():
+                self._log.error("%s", problem)
+        else:
+            self._failures, self._failure = 0, ""
+            left_ms = self._time.validity.ends_ms - self._now_ms()
+            self._log.info("this server has a new certificate, for %s", duration_text(left_ms))
+
+    async def _renew(self) -> None:
+        key, csr = create_key_and_csr(self._server)
+        signer = self._signer()
+        signed = signer.sign(self._server, csr) if signer is not None else await self._ask_all(csr)
+        ca_pem = self._contexts.identity.ca_pem
+        check_server_certificate(signed, key, self._server, ca_pem, self._now_ms())
+        identity = await trio.to_thread.run_sync(self._save, signed, key)
+        self._contexts.replace(identity)
+        self._time = self._read_time()
+
+    async def _ask_all(self, csr_pem: bytes) -> bytes:
+        """Return the certificate of the first voter that signs the request.
+
+        Raises:
+            GpupoolError: when none does.
+        """
+        for peer in self._voters():
+            self._asked, self._answer, self._has_answer = peer, b"", trio.Event()
+            try:
+                if self._ask(peer, csr_pem):
+                    with trio.move_on_after(self._settings.answer_timeout_s):
+                        await self._has_answer.wait()
+            finally:
+                self._asked = None
+            if self._answer:
+                return self._answer
+        raise GpupoolError("no voter that holds the CA's key has signed it")
+
+    def _read_time(self) -> CertificateTime:
+        identity = self._contexts.identity
+        ca_ends_ms = validity_of(identity.ca_pem).ends_ms
+        return CertificateTime(validity_of(identity.certificate_path.read_bytes()), ca_ends_ms)
