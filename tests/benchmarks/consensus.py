@@ -70,10 +70,19 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, mode: str, voters: int, directory: Path, *, table: bool = False) -> None:
+    def __init__(
+        self,
+        mode: str,
+        voters: int,
+        directory: Path,
+        *,
+        table: bool = False,
+        more: Sequence[str] = (),
+    ) -> None:
+        """Start the servers; ``more`` gets certificates too."""
         self.names = [f"server-{number}" for number in range(voters)]
         ports = {name: free_port() for name in self.names}
-        make_certificates(self.names, directory)
+        make_certificates([*self.names, *more], directory)
         if table:
             (directory / "table").touch()
         self.mode, self.ports, self.directory = mode, ports, directory

@@ -188,8 +188,46 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(replicated_log.run)
         nursery.start_soon(links.run, listener)
+        if (doors := directory / "doors.json").exists():
+            door = socket.create_server(("127.0.0.1", json.loads(doors.read_text())[name]))
+            stream = trio.SocketListener(trio.socket.from_stdlib_socket(door))
+            listeners = [trio.SSLListener(stream, links.server_context)]
+            nursery.start_soon(trio.serve_listeners, Door(replicated_log).converse, listeners)
         await obey(replicated_log, machine)
         nursery.cancel_scope.cancel()
+
+
+class Door:
+    """Commits the 64 bytes of outside clients, for ``etcd.py``; one byte answers each command."""
+
+    def __init__(self, replicated_log: RaftDriver) -> None:
+        self.replicated_log = replicated_log
+
+    async def converse(self, stream: trio.SSLStream[Any]) -> None:
+        stream.transport_stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send, receive = trio.open_memory_channel[bytes](math.inf)
+
+        async def commit(command: bytes) -> None:
+            outcome = await self.replicated_log.propose(command, timeout_s=5)
+            send.send_nowait(bytes([isinstance(outcome, Committed)]))
+
+        async def write() -> None:
+            async for answer in receive:
+                more = range(receive.statistics().current_buffer_used)
+                await stream.send_all(answer + b"".join([receive.receive_nowait() for _ in more]))
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write)
+                buffer = b""
+                while data := await stream.receive_some(262_144):
+                    buffer += data
+                    while len(buffer) >= COMMAND_BYTES:
+                        nursery.start_soon(commit, buffer[:COMMAND_BYTES])
+                        buffer = buffer[COMMAND_BYTES:]
+                nursery.cancel_scope.cancel()
+        except* (OSError, trio.BrokenResourceError):
+            await trio.aclose_forcefully(stream)
 
 
 async def obey(replicated_log: RaftDriver, machine: StateMachine) -> None:
