@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gpupool.cli.server.state_dir import (
+    CA_CERTIFICATE,
     CA_KEY,
+    CERTIFICATE,
+    KEY,
     Member,
     ServerIdentity,
     StateDir,
@@ -18,6 +22,12 @@ from gpupool.cli.server.state_dir import (
 )
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.transport.pki import (
+    control_context,
+    create_ca,
+    create_key_and_csr,
+    sign_server,
+)
 
 IDENTITY = ServerIdentity(
     server=ServerId("a1b2c3d4e5f6"),
@@ -65,6 +75,26 @@ def test_where_the_others_are_is_remembered(tmp_path: Path) -> None:
     assert again.identity.members == members
     assert not again.is_new
     again.close()
+
+
+def test_a_certificate_and_its_key_are_replaced_together(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    authority = create_ca("c0ffee", now)
+    state = created(tmp_path)
+    state.write(CA_CERTIFICATE, authority.certificate_pem)
+    key, csr = create_key_and_csr(IDENTITY.server)
+    state.write(KEY, key)  # as an older build wrote them
+    state.write(CERTIFICATE, sign_server(authority, csr, IDENTITY.server, now))
+    control_context(state.tls_identity())
+    key, csr = create_key_and_csr(IDENTITY.server)
+    certificate = sign_server(authority, csr, IDENTITY.server, now)
+    state.write(CERTIFICATE, certificate + key)  # a crash follows, and the old key is still there
+    control_context(state.tls_identity())
+    state.write_certificate(certificate, key)
+    control_context(state.tls_identity())
+    assert not (tmp_path / KEY).exists()
+    assert (tmp_path / CERTIFICATE).stat().st_mode & 0o777 == 0o600
+    state.close()
 
 
 def test_permissions_are_tightened(tmp_path: Path) -> None:

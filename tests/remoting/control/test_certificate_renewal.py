@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from tests.remoting.control.control_cluster import Cluster
 from tests.remoting.control.control_kit import make_authority, make_identity, until
 from tests.remoting.control.real_pool import RealPool, RealServer
 from tests.remoting.control.test_peer_transport import A, B, C, MemoryNetwork
@@ -28,6 +29,7 @@ from gpupool.remoting.transport.pki import (
     Identity,
     TlsContexts,
     Validity,
+    check_server_certificate,
     client_context,
     control_context,
     create_ca,
@@ -188,6 +190,22 @@ async def test_a_server_asks_one_voter_after_the_other(
     assert len(bench.saved) == 1
     left_ms = validity_of(bench.saved[0]).ends_ms - bench.now_ms()
     assert left_ms == pytest.approx(365 * DAY_MS, abs=DAY_MS)
+
+
+async def test_a_voter_signs_for_servers_in_the_table_alone(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    node = await cluster.add(2, 1)
+    key, csr = create_key_and_csr(ServerId("another name"))
+    ca_key = cluster.nodes[0].server.ca_key
+    assert ca_key.sign_for(node.id, csr) == b""
+    cluster.admit(node)
+    signed = ca_key.sign_for(node.id, csr)
+    ca_pem, now_ms = cluster.authority.certificate_pem, cluster.clock.wall_ms()
+    check_server_certificate(signed, key, node.id, ca_pem, now_ms)
+    assert ca_key.sign_for(node.id, b"nonsense") == b""
 
 
 async def test_failures_are_retried_and_told(
