@@ -289,3 +289,20 @@ async def without_ca_key(pool: RealPool, server: RealServer) -> None:
     server.has_ca_key = False
     await pool.restart(server)
     await pool.settled()
+
+
+async def test_a_certificate_that_nobody_renews_is_warned_of_in_views(tmp_path: Path) -> None:
+    settings = RenewalSettings(check_every_s=0.2, retry_base_s=0.2)
+    async with trio.open_nursery() as nursery:
+        pool = RealPool(tmp_path, nursery, valid=timedelta(seconds=6), renewal=settings)
+        await pool.start([1])
+        await without_ca_key(pool, pool.servers[0])
+        async with connect_pool(pool.credentials()) as client:
+            assert (await client.view()).warnings == ()
+            with trio.fail_after(15):
+                while not (said := (await client.view()).warnings):  # noqa: ASYNC110
+                    await trio.sleep(0.1)
+        (warning,) = said
+        assert warning.startswith("the certificate of server gpu-1 ")
+        assert "no voter that holds the CA's key has signed it" in warning
+        nursery.cancel_scope.cancel()
