@@ -33,6 +33,7 @@ class Contacts:
         self._heard_at: dict[ServerId, float] = {}
         self._started_at = context.now
         self._leads_since = context.now
+        self._led_term = 0
         self._cache = _Known((), (), (), [])
         self._peers = _Peers((), (), ())
 
@@ -49,9 +50,10 @@ class Contacts:
         """Note a sign of life."""
         self._heard_at[peer] = self._context.now
 
-    def leadership_begins(self) -> None:
-        """Give everybody time to be heard: followers do not talk to each other."""
-        self._leads_since = self._context.now
+    def leads_in(self, term: int) -> None:
+        """Give everybody time to be heard in a new term: followers do not talk to each other."""
+        if term != self._led_term:
+            self._led_term, self._leads_since = term, self._context.now
 
     def forget_strangers(self) -> list[ServerId]:
         """Forget servers that neither belong to the pool, nor vote, nor are connected."""

@@ -301,12 +301,11 @@ class RaftNode:
         core = self._core
         with core.stepping(self._context.now):
             self._proposals.expire(self._context.now)
-            led = core.state == LEADER
             core.tick()
             self._comparison.judge()
             leads = core.state == LEADER
-            if leads and not led:
-                self._contacts.leadership_begins()
+            if leads:
+                self._contacts.leads_in(core.term)
             self._proposals.drain()
             self._voter_changes.step()
             if leads:
