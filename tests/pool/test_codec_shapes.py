@@ -32,9 +32,15 @@ def test_a_value_that_may_be_missing_is_encoded_as_what_it_is() -> None:
     }
     assert decode(Shapes, plain) == value
     nothing = Shapes(None, (), (), None, 8)
-    plain = {"maybe": None, "inners": [], "names": [], "maybe_number": None, "late": 8}
-    assert encode(nothing) == plain
-    assert decode(Shapes, plain) == nothing
+    empty: dict[str, object] = {
+        "maybe": None,
+        "inners": [],
+        "names": [],
+        "maybe_number": None,
+        "late": 8,
+    }
+    assert encode(nothing) == empty
+    assert decode(Shapes, empty) == nothing
 
 
 @pytest.mark.parametrize("name", ["maybe", "inners", "names", "maybe_number"])
