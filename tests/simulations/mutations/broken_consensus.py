@@ -16,10 +16,12 @@ from tests.simulations.mutations.patching import patched
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.core.raft_log import RaftLog, Stored
+from gpupool.consensus.followers import PullResponder
 from gpupool.consensus.protocol import membership
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.storage.journal import JOURNAL, Entry, Journal
+from gpupool.consensus.storage.journal import JOURNAL, JOURNAL_NEW, Entry, Journal
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Outcome, Unknown
 from gpupool.remoting.server.actions import Action
 from gpupool.remoting.server.controller import Controller
@@ -168,3 +170,79 @@ def never_rests() -> AbstractContextManager[None]:
         return 0.0
 
     return patched(Controller, "wake_at", wake_at)
+
+
+def commits_old_terms() -> AbstractContextManager[None]:
+    """Let leaders count the copies of entries of earlier terms, as in figure 8 of the paper."""
+    original = RaftCore.tick
+
+    def tick(self: RaftCore) -> None:
+        if self.state == LEADER:
+            self.commit_to(max(self.commit_index, self._durable_on_majority()))
+        original(self)
+
+    return patched(RaftCore, "tick", tick)
+
+
+def commits_one_ahead() -> AbstractContextManager[None]:
+    original = RaftCore.tick
+
+    def tick(self: RaftCore) -> None:
+        original(self)
+        if self.state == LEADER and self.commit_index < self._journal.last_index:
+            self.commit_to(self.commit_index + 1)
+
+    return patched(RaftCore, "tick", tick)
+
+
+def counts_one_more_copied() -> AbstractContextManager[None]:
+    original = RaftCore._on_next_node_idx
+
+    def on_next_node_idx(self: RaftCore, node: Any, message: Message) -> None:
+        if message["success"] and message["next_node_idx"] <= self._journal.last_index:
+            message = {**message, "next_node_idx": message["next_node_idx"] + 1}
+        original(self, node, message)
+
+    return patched(RaftCore, "_on_next_node_idx", on_next_node_idx)
+
+
+def pull_gives_uncommitted() -> AbstractContextManager[None]:
+    original = PullResponder._answer_one
+
+    def answer_one(self: PullResponder, peer: ServerId, next_index: int) -> None:
+        core: Any = self._context.core
+        committed = core._SyncObj__raftCommitIndex
+        core._SyncObj__raftCommitIndex = self._context.storage.journal.last_index
+        try:
+            original(self, peer, next_index)
+        finally:
+            core._SyncObj__raftCommitIndex = committed
+
+    return patched(PullResponder, "_answer_one", answer_one)
+
+
+def vote_lost_term_kept() -> AbstractContextManager[None]:
+    original = Journal._recover
+
+    def recover(self: Journal, data: bytes) -> None:
+        original(self, data)
+        self.vote = None
+
+    return patched(Journal, "_recover", recover)
+
+
+def directory_not_synced() -> AbstractContextManager[None]:
+    def sync_directory(self: SimulatedDisk) -> None:
+        del self
+
+    return patched(SimulatedDisk, "sync_directory", sync_directory)
+
+
+def new_journal_not_synced() -> AbstractContextManager[None]:
+    original = SimulatedDisk.sync
+
+    def sync(self: SimulatedDisk, name: str) -> None:
+        if name != JOURNAL_NEW:
+            original(self, name)
+
+    return patched(SimulatedDisk, "sync", sync)
