@@ -111,6 +111,12 @@ class OneLeader:
         self._votes: dict[tuple[str, int], str] = {}
         self._terms: dict[str, int] = {}
 
+    def forgot(self, server: str) -> None:
+        """Take note that a server's disk was replaced by an older copy, with older promises."""
+        self._terms.pop(server, None)
+        for known in [each for each in self._votes if each[0] == server]:
+            del self._votes[known]
+
     def stepped(self, server: str, core: RaftCore, term: int, vote: str | None) -> None:
         """Look at a server after a step; ``term`` and ``vote`` are what its journal holds."""
         if core.state == LEADER:

@@ -136,6 +136,10 @@ class ClientConnections:
         """Send a call; ``done`` gets the answer, or the error in its place, exactly once."""
         if isinstance(message, m.Claim):
             self._environment.requests[message.request.id] = message.request
+        elif isinstance(message, m.Release):
+            self._environment.checkers.causes.released.add(message.lease)
+        elif isinstance(message, m.Cancel):
+            self._environment.checkers.causes.cancelled.add(message.request)
         self._number += 1
         number, now = self._number, self._process.scheduler.now
         connection = self._by_server.get(server)

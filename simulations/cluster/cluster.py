@@ -83,6 +83,9 @@ class Cluster:
         self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
         self._replacing = ""
+        self._former: dict[str, ServerId] = {}
+        self.rotten: set[str] = set()
+        """Machines whose disk was damaged, so that their server may be unable to start."""
         admin = draw_credentials(self.random, "admin")
         self._admin = admin
         self._users: dict[str, Credentials] = {}
@@ -229,6 +232,11 @@ class Cluster:
     def _joined(self, name: str, servers: list[ServerId]) -> None:
         del self._joiners[name]
         self._start(name, create=True, servers=servers)
+        if name in self._former:
+            self.operator.remove(self._former.pop(name), lambda _agreed: self._rejoined())
+
+    def _rejoined(self) -> None:
+        self._replacing = ""
 
     # --- servers ----------------------------------------------------------------------------------
 
@@ -259,7 +267,13 @@ class Cluster:
         if reason == "power":
             self.power_off(process.machine, 1.0)
             return
-        self.trace.note(process.machine, "stopped", reason)
+        name = process.machine
+        self.trace.note(name, "stopped", reason)
+        rotten = name in self.rotten and "cannot be written" not in reason
+        if rotten or "may not take part" in reason:
+            self.end_process(process)
+            self._rejoin(name)
+            return
         if "damaged" in reason or "missing" in reason:
             self.failures.fail("starts-again", f"{process.machine} {reason}")
         self.end_process(process)
@@ -368,6 +382,18 @@ class Cluster:
         self._replacing = name
         server = self.environment.machines[name].server
         self.operator.remove(server, partial(self._removed, name, server))
+
+    def _rejoin(self, name: str) -> None:
+        """Do ``gpupool rejoin`` on a machine whose server must not go on as itself."""
+        if self._replacing and self._replacing != name:
+            self.scheduler.after(WITHOUT_VOTE_S, partial(self._rejoin, name))
+            return
+        if name not in self.servers:
+            return  # removed meanwhile, and on its way in again
+        self.rotten.discard(name)
+        self._replacing = name
+        self._former[name] = self.environment.machines[name].server
+        self._wipe(name)
 
     def _removed(self, name: str, server: ServerId, agreed: bool) -> None:
         # The answer to an order that was done may be lost; its repetition finds no such server.

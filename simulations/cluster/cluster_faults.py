@@ -3,14 +3,19 @@
 from functools import partial
 from random import Random
 
+from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.machines import RACKS
 from gpupool.simulations.kernel.quiescence import between
 from gpupool.simulations.workload.drawn_policies import USERS
 
 WRONG_CLOCK_PAUSE_S = 20.0
 """Between two wrong clocks: for so long the first may be believed where it cannot be asked."""
+
+FORGET_PAUSE_S = 12.0
+"""Between two servers that forget something: a pool stands one at a time."""
 
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
@@ -30,6 +35,7 @@ class ClusterFaults:
         self._turn = 0
         self._wrong_clock = ""
         self._wrong_by_ms = 0
+        self._forgotten_at = -FORGET_PAUSE_S
 
     # --- targets ----------------------------------------------------------------------------------
 
@@ -164,6 +170,61 @@ class ClusterFaults:
         environment.checkers.time.observe(environment.wall_clocks(), self._scheduler.now)
         environment.machines[server].clock.jump_wall(by_ms)
         environment.checkers.time.observe(environment.wall_clocks(), self._scheduler.now)
+
+    def forget(self, server: str, what: str, random: Random) -> None:
+        """Let a server forget by "old-copy", "lost-tail" or "rot", if no other one does."""
+        process, cluster = self._cluster.servers.get(server), self._cluster
+        now, disk = self._scheduler.now, self._environment.machines[server].disk
+        if process is None or not self._may_forget(server):
+            return
+        self._forgotten_at = now
+        self._trace.note("nemesis", what, server)
+        cluster.end_process(process)
+        if what == "old-copy":
+            later_s = 2.0 + 4.0 * random.random()
+            image = disk.image()
+            self._scheduler.after(later_s, partial(self._bring_back, server, process, image))
+        elif what == "lost-tail":
+            size = len(disk.read(JOURNAL)) if JOURNAL in disk.names() else 0
+            disk.lose_tail(JOURNAL, random.randint(1, max(1, min(400, size // 4))))
+        else:
+            disk.rot(random)
+        if what != "old-copy":
+            cluster.rotten.add(server)
+            self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.discard, server))
+        cluster.restart_later(server, 0.05 + 0.5 * random.random())
+
+    def _may_forget(self, server: str) -> bool:
+        """Return whether all servers are there, so that one may forget what it promised."""
+        cluster = self._cluster
+        recent = self._scheduler.now - self._forgotten_at < FORGET_PAUSE_S
+        return not (recent or self._healing or cluster.replacing) and all(
+            each.alive and each.replicated_log is not None for each in cluster.servers.values()
+        )
+
+    def _bring_back(self, server: str, before: ServerProcess, image: dict[str, bytes]) -> None:
+        """Replace a server's files by a copy from before its last start, of which all others know.
+
+        With a server that does not know of it, the copy might make a majority that lacks what is
+        committed: then two would have forgotten.
+        """
+        self._forgotten_at = -FORGET_PAUSE_S
+        process, cluster = self._cluster.servers.get(server), self._cluster
+        if process is None or process.server != before.server or not self._may_forget(server):
+            return
+        assert process.replicated_log is not None
+        boot = process.replicated_log.node.storage.journal.boot
+        for other in cluster.servers.values():
+            assert other.replicated_log is not None
+            memory = other.replicated_log.node.storage.memory
+            if other is not process and memory.of(process.server).start.boot != boot:
+                return
+        self._forgotten_at = self._scheduler.now
+        self._trace.note("nemesis", "restored", f"{server} from a copy before its last start")
+        cluster.end_process(process)
+        self._environment.machines[server].disk.restore(image)
+        self._environment.checkers.leaders.forgot(process.server)
+        cluster.restart_later(server, 0.1)
 
     def disk(self, server: str, what: str, for_s: float) -> None:
         """Make a disk slow, full or broken."""

@@ -102,6 +102,7 @@ class Operator:
 
     def end_lease(self, lease: LeaseId) -> None:
         """End a lease by order."""
+        self._environment.checkers.causes.ordered.add(lease)
         self._order(m.EndLease(lease, "by order"), lambda _at: None)
 
     def set_clock(self) -> None:

@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.codec import CodecError
+from gpupool.pool.model.commands import unwrap
+from gpupool.pool.model.ids import LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.simulations.checkers.history import History
+from gpupool.simulations.checkers.late_commands import LateCommands
+from gpupool.simulations.checkers.lease_causes import LeaseCauses
+from gpupool.simulations.checkers.lease_checkers import LeasesEndRightly
 from gpupool.simulations.checkers.policy_checkers import (
     GrantedAsAsked,
     LeasesEnd,
@@ -54,6 +59,9 @@ class Checkers:
         self.places = PlacesInLine(failures)
         self.asked = GrantedAsAsked(failures)
         self.ends = LeasesEnd(failures)
+        self.causes = LeaseCauses()
+        self.rightly = LeasesEndRightly(failures, self.causes)
+        self.late = LateCommands(failures)
         self.time = TableTime(failures)
         self.linearizable = Linearizable(failures)
 
@@ -78,12 +86,15 @@ class Environment:
     machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Where a server is; the table's addresses say the same."""
 
-    def applied(self, index: int, state: PoolState) -> None:
+    def applied(
+        self, index: int, command: Plain, result: Plain, before: PoolState, state: PoolState
+    ) -> None:
         """Look at the table after a command was applied for the first time anywhere."""
         checkers = self.checkers
         checkers.table.applied(index, state)
         checkers.time.applied(state, self.wall_clocks(), self.scheduler.now)
         checkers.memory.applied(index, state, self.machines.values())
+        self._judge_command(index, command, result, before, state)
         self.history.pool_holds(state.leases.values(), self.scheduler.now)
         lease = state.leases.get(LeaseId(index))
         checkers.fairness.applied(lease, state)
@@ -96,6 +107,18 @@ class Environment:
                 checkers.asked.granted(lease, state, request)
             wanted = lease.request not in self.abandoned_requests
             checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
+
+    def _judge_command(
+        self, index: int, command: Plain, result: Plain, before: PoolState, state: PoolState
+    ) -> None:
+        try:
+            envelope = unwrap(command)
+        except CodecError:
+            return
+        machines = {each: self.machines[name] for each, name in self.machine_of.items()}
+        now = self.scheduler.now
+        self.checkers.rightly.applied(envelope, before, state, machines, now)
+        self.checkers.late.applied(index, envelope, result, before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""

@@ -103,6 +103,7 @@ class ServerProcess(Process):
         self._known = servers
         self._numbers = itertools.count(1)
         self._ends: dict[int, End] = {}
+        self._clients: dict[int, str] = {}
         self._killing: set[LeaseId] = set()
         self._poll_at = float("inf")
         self._seen: PoolState | None = None
@@ -302,6 +303,8 @@ class ServerProcess(Process):
             SessionDevice(index, GpuId(p.gpu), "Simulated", p.memory, emulated=True)
             for index, p in enumerate(action.partitions)
         )
+        causes = self._environment.checkers.causes
+        causes.session_opened(action.lease.id, self.machine, self.scheduler.now)
         info = SessionInfo(bytes(16), bytes(32), bytes(32), "", devices)
 
         def opened(error: GpupoolError | None) -> None:
@@ -330,12 +333,13 @@ class ServerProcess(Process):
             return self.links.accept(machine) if self.links is not None else None
         if self.controller is None:
             return None
-        return _Served(self, next(self._numbers))
+        return _Served(self, next(self._numbers), machine)
 
-    def served(self, number: int, end: End) -> None:
+    def served(self, number: int, end: End, client: str) -> None:
         """Take a client's connection."""
         if self.controller is not None:
             self._ends[number] = end
+            self._clients[number] = client
             self.do(self.controller.opened(number))
 
     def received(self, number: int, packet: Packet) -> None:
@@ -349,6 +353,9 @@ class ServerProcess(Process):
         self._closed(number)
 
     def _closed(self, number: int) -> None:
+        if (client := self._clients.pop(number, None)) is not None:
+            causes = self._environment.checkers.causes
+            causes.connection_lost(client, self.machine, self.scheduler.now)
         if self.controller is not None:
             self.do(self.controller.closed(number))
 
@@ -356,12 +363,13 @@ class ServerProcess(Process):
 class _Served:
     """The server's end of one client's connection."""
 
-    def __init__(self, server: ServerProcess, number: int) -> None:
+    def __init__(self, server: ServerProcess, number: int, client: str) -> None:
         self._server = server
         self._number = number
+        self._client = client
 
     def opened(self, end: End) -> None:
-        self._server.served(self._number, end)
+        self._server.served(self._number, end, self._client)
 
     def failed(self, reason: str) -> None:
         """Never called: this end does not dial."""

@@ -28,7 +28,7 @@ class WatchedMachine(PoolMachine):
             result = super().apply(index, command)
         checkers = self._environment.checkers
         if checkers.logs.applied(self._server, index, command, result, self.state):
-            self._environment.applied(index, self.state)
+            self._environment.applied(index, command, result, before, self.state)
         if known is None:
             self.state = tables.computed(before, index, command, result, self.state)
         return result

@@ -86,6 +86,10 @@ class FaultTarget(Protocol):
         """Set a wall clock wrong for a while, unless another one is wrong."""
         ...
 
+    def forget(self, server: str, what: str, random: Random) -> None:
+        """Let a server forget by "old-copy", "lost-tail" or "rot", if no other one does."""
+        ...
+
     def disk(self, server: str, what: str, for_s: float) -> None:
         """Make a disk "slow", "full" or "broken"."""
         ...
@@ -200,6 +204,11 @@ def _client_massacre(target: FaultTarget, random: Random) -> None:
         target.kill_client(name, silently=random.random() < 0.5)
 
 
+def _blink(target: FaultTarget, random: Random) -> None:
+    # The next process starts before anybody has noticed, in the middle of an election maybe.
+    target.kill(random.choice(target.server_names()), _span(random, 0.0001, 0.001))
+
+
 def _power(target: FaultTarget, random: Random) -> None:
     target.power_off(random.choice(target.server_names()), _span(random, 0.5, 8.0))
 
@@ -251,6 +260,13 @@ def _clock_wrong(target: FaultTarget, random: Random) -> None:
 def _disk(what: str) -> Callable[[FaultTarget, Random], None]:
     def effect(target: FaultTarget, random: Random) -> None:
         target.disk(random.choice(target.server_names()), what, _span(random, 0.5, 6.0))
+
+    return effect
+
+
+def _forget(what: str) -> Callable[[FaultTarget, Random], None]:
+    def effect(target: FaultTarget, random: Random) -> None:
+        target.forget(random.choice(target.server_names()), what, random)
 
     return effect
 
@@ -309,6 +325,7 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "roll": _roll,
     "flap": _flap,
     "client-massacre": _client_massacre,
+    "blink": _blink,
     "power": _power,
     "torn": _torn,
     "power-all": _power_all,
@@ -334,4 +351,7 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "relabel": _operate("relabel"),
     "set-clock": _operate("set-clock"),
     "replace": _operate("replace"),
+    "old-copy": _forget("old-copy"),
+    "lost-tail": _forget("lost-tail"),
+    "rot": _forget("rot"),
 }

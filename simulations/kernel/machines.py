@@ -40,6 +40,8 @@ class Worker:
     server: ServerId  # the identity under which it was started
     incarnation: Incarnation  # of the server process that started it
     rested_since: tuple[float, float] | None = None  # virtual time and the machine's seconds
+    rested: tuple[float, float] | None = None  # the latest rest that is over, in virtual time
+    counted: bool = False  # by its server, once it is ready or to die; its memory counts at once
     dying: bool = False
     ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
@@ -108,7 +110,7 @@ class Machine:
             sums[gpu] = sums.get(gpu, 0) + memory
         return sums
 
-    def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> None:
+    def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> Worker:
         """Start a worker, which occupies its memory from now on."""
         worker = Worker(lease, tuple(partitions), self.server, self.incarnation)
         self.workers.append(worker)
@@ -118,6 +120,7 @@ class Machine:
             )
         self._trace.note(self.name, "worker", f"starts for lease {lease}")
         self._workers_changed(self)
+        return worker
 
     def _rest(self, worker: Worker) -> None:
         """Let a program make no more calls for a while."""
@@ -129,6 +132,8 @@ class Machine:
 
     def _work(self, worker: Worker) -> None:
         if worker in self.workers:
+            if worker.rested_since is not None:
+                worker.rested = (worker.rested_since[0], self._scheduler.now)
             worker.rested_since = None
             self._scheduler.after(
                 REST_S * self._random.expovariate(1.0), partial(self._rest, worker)
@@ -198,9 +203,14 @@ class SimulatedHost:
         return self._readings
 
     def worker_count(self) -> dict[LeaseId, int]:
-        """Return how many live workers each lease has."""
+        """Return how many live workers each lease has, without those that are starting.
+
+        As in ``worker_pool``: a real worker belongs to no lease before it is ready.
+        """
         counts: dict[LeaseId, int] = {}
         for worker in self._machine.workers:
+            if not worker.counted:
+                continue
             counts[worker.lease] = counts.get(worker.lease, 0) + 1
         return counts
 
@@ -230,8 +240,8 @@ class SimulatedHost:
         """Start a worker; ``opened`` follows once it is ready, or with why it will never be."""
         opening = _Opening(opened)
         self._openings.setdefault(lease.id, []).append(opening)
-        self._machine.start_worker(lease.id, partitions)
-        self._process.after(self._start_s, partial(self._finish, lease.id, opening, None))
+        worker = self._machine.start_worker(lease.id, partitions)
+        self._process.after(self._start_s, partial(self._ready, lease.id, opening, worker))
 
     def kill_lease(self, lease: LeaseId, gone: Callable[[], None]) -> None:
         """Kill every worker of a lease, starting ones too; ``gone`` follows once all are."""
@@ -246,9 +256,14 @@ class SimulatedHost:
                 self._process.after(NOTICE_S, gone)
 
         for worker in list(waiting):
+            worker.counted = True  # until it is gone, though its session is given up at once
             self._machine.kill(worker, partial(ended, worker))
         if not waiting:
             self._process.after(NOTICE_S, gone)
+
+    def _ready(self, lease: LeaseId, opening: "_Opening", worker: Worker) -> None:
+        worker.counted = True
+        self._finish(lease, opening, None)
 
     def _finish(self, lease: LeaseId, opening: "_Opening", error: GpupoolError | None) -> None:
         openings = self._openings.get(lease, [])

@@ -29,6 +29,7 @@ FAULT_KINDS = (
     "isolate-leader",  # the leader is cut off from all others
     "kill",  # kill -9 of a server, its workers live on; it restarts
     "kill-leader",
+    "blink",  # kill -9 of a server, which restarts within a millisecond
     "power",  # a server's machine loses power, unsynced data and workers
     "torn",  # the power fails in the middle of one of the next file operations
     "power-all",  # all servers at once
@@ -54,6 +55,9 @@ FAULT_KINDS = (
     "relabel",  # a server gets other labels
     "set-clock",  # an operator sets the table's time to where the voters' clocks are
     "replace",  # a server is removed for good, and its machine joins under a new identity
+    "old-copy",  # a server's directory is replaced by a copy from before its last start
+    "lost-tail",  # the end of a journal is gone, though a sync had confirmed it
+    "rot",  # one bit of what a server has on its disk flips while it is down
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 
@@ -123,7 +127,8 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
     )
     drawn = Options(
         seed=seed,
-        servers=_pick(seed, "servers", 3, 3, 5, 5, 5, 7),
+        servers=_pick(seed, "many_servers", *[0] * 9, 9, 10, 12)
+        or _pick(seed, "servers", 3, 3, 5, 5, 5, 7),
         clients=_pick(seed, "clients", 6, 12, 20, 20),
         gpus=_pick(seed, "gpus", 1, 2, 2, 4),
         gpu_gib=_pick(seed, "gpu_gib", (16,), (16,), (16, 32), (8, 16, 40)),

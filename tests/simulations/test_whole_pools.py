@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.simulations.mutations.catalogue import MUTATIONS, Mutation
+from tests.simulations.mutations.catalogue import MUTATIONS
+from tests.simulations.mutations.mutation import Mutation
 
 from gpupool.cli.commands.simulate import SCENARIOS as NAMES
 from gpupool.cli.commands.simulate import command

@@ -5,45 +5,15 @@ checker that catches no broken build checks nothing. ``python -m tests.simulatio
 one of them by name.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tests.simulations.mutations import broken_consensus, broken_policy, broken_servers
-
-from gpupool.simulations.kernel.swarm_options import Options, swarm
-
-Broken = Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """One broken build."""
-
-    name: str
-    checker: str  # the one that must notice
-    rule: str  # how the rule is broken
-    broken: Broken
-    faults: tuple[tuple[str, float], ...] = ()  # added to those of the swarm: kind, interval
-    tune: Callable[[Options], Options] = lambda options: options
-
-    def options(self, seed: int) -> Options:
-        """Return a run of the swarm in which the broken rule matters."""
-        drawn = swarm(seed)
-        return self.tune(replace(drawn, faults=drawn.faults + self.faults))
-
-
-def _short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
-    """Return what shortens runs that only their end can judge."""
-    return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
-
-
-def _with_policy(*kinds: str) -> Callable[[Options], Options]:
-    """Return what gives runs policies about these things, one after the other."""
-    return lambda options: replace(options, policy=kinds, policy_s=2.0, think_s=0.3)
-
+from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
+from tests.simulations.mutations.mutation import Mutation, short, with_policy
 
 MUTATIONS = (
+    *LEASES,
+    *CONSENSUS,
     Mutation(
         "vote-not-persisted",
         "one-vote",
@@ -129,42 +99,42 @@ MUTATIONS = (
         "limits-hold",
         "the policy's limits are not checked when a grant is applied",
         broken_policy.limits_unchecked,
-        tune=_with_policy("gpus"),
+        tune=with_policy("gpus"),
     ),
     Mutation(
         "windows-ignored",
         "limits-hold",
         "a limit is the same whether its window is open or not",
         broken_policy.windows_ignored,
-        tune=_with_policy("window"),
+        tune=with_policy("window"),
     ),
     Mutation(
         "places-unchecked",
         "places-hold",
         "everybody may use every GPU",
         broken_policy.places_unchecked,
-        tune=_with_policy("places"),
+        tune=with_policy("places"),
     ),
     Mutation(
         "reservations-ignored",
         "reservations-hold",
         "GPUs that are kept for a class are granted to others",
         broken_policy.reservations_ignored,
-        tune=_with_policy("reservation"),
+        tune=with_policy("reservation"),
     ),
     Mutation(
         "terms-forgotten",
         "terms-given",
         "a lease gets no end and no idle timeout from the policy",
         broken_policy.terms_forgotten,
-        tune=_with_policy("lifetime", "idle"),
+        tune=with_policy("lifetime", "idle"),
     ),
     Mutation(
         "policy-not-kept",
         "policy-stays",
         "a new policy is confirmed, and the old one stays in force",
         broken_policy.policy_not_kept,
-        tune=_with_policy("priority"),
+        tune=with_policy("priority"),
     ),
     Mutation(
         "filters-ignored",
@@ -178,8 +148,8 @@ MUTATIONS = (
         "time-is-over",
         "nobody ends a lease whose time is over",
         broken_policy.outlives_its_time,
-        tune=lambda options: _with_policy("lifetime")(
-            _short(8.0, 10.0)(replace(options, hold_s=8.0))
+        tune=lambda options: with_policy("lifetime")(
+            short(8.0, 10.0)(replace(options, hold_s=8.0))
         ),
     ),
     Mutation(
@@ -187,7 +157,7 @@ MUTATIONS = (
         "unused-ends",
         "a lease that is not used goes on",
         broken_policy.never_idle,
-        tune=lambda options: replace(_short(8.0, 10.0)(options), idle=0.9, hold_s=8.0),
+        tune=lambda options: replace(short(8.0, 10.0)(options), idle=0.9, hold_s=8.0),
     ),
     Mutation(
         "keeps-what-is-free",
@@ -223,7 +193,7 @@ MUTATIONS = (
         "keeps-its-place",
         "clients wait without the pool's knowledge",
         broken_policy.has_no_place,
-        tune=_short(2.0, 16.0),
+        tune=short(2.0, 16.0),
     ),
     Mutation(
         "apply-differs",
@@ -286,7 +256,7 @@ MUTATIONS = (
         "nobody ends the leases of a client that is gone",
         broken_servers.lost_client_unnoticed,
         (("client-kill", 3.0),),
-        tune=_short(8.0, 10.0),
+        tune=short(8.0, 10.0),
     ),
     Mutation(
         "cancel-not-committed",
@@ -300,7 +270,7 @@ MUTATIONS = (
         "linearizable",
         "a claim is answered before it is committed",
         broken_servers.granted_before_commit,
-        tune=_short(6.0, 2.0),
+        tune=short(6.0, 2.0),
     ),
     Mutation(
         "expired-is-definite",
@@ -323,7 +293,7 @@ MUTATIONS = (
         "servers stamp by their own wall clocks, and the leader takes every stamp",
         broken_servers.own_clock_is_believed,
         (("clock-wrong", 2.0),),
-        tune=_short(16.0, 1.0),
+        tune=short(16.0, 1.0),
     ),
     Mutation(
         "never-reachable-again",
@@ -331,14 +301,14 @@ MUTATIONS = (
         "a server that was unreachable stays so",
         broken_servers.never_reachable_again,
         (("pause", 2.0), ("deaf", 2.0)),
-        tune=_short(16.0, 10.0),
+        tune=short(16.0, 10.0),
     ),
     Mutation(
         "never-asks-again",
         "everything-granted",
         "a client that waits does not ask again",
         broken_servers.never_asks_again,
-        tune=_short(2.0, 10.0),
+        tune=short(2.0, 10.0),
     ),
 )
 """Every broken build, and the checker that must notice it."""

@@ -1,0 +1,72 @@
+"""What happened to leases outside the table: claims let go, connections lost, orders, programs.
+
+The cluster records it as it happens, and ``lease_checkers`` judges the ends of leases by it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from math import inf
+
+from gpupool.pool.model.ids import LeaseId, RequestId
+from gpupool.simulations.kernel.machines import Machine
+
+
+class LeaseCauses:
+    """The facts of one run that a lease may end for. Instants are virtual seconds."""
+
+    def __init__(self) -> None:
+        self.granted_at: dict[LeaseId, float] = {}
+        """When the first server applied the grant."""
+        self.released: set[LeaseId] = set()
+        """Leases that their client has begun to give back."""
+        self.cancelled: set[RequestId] = set()
+        """Requests that their client has begun to cancel."""
+        self.ordered: set[LeaseId] = set()
+        """Leases that an operator has ordered to end."""
+        self._lost_at: dict[tuple[str, str], float] = {}
+        self._session_at: dict[tuple[LeaseId, str], float] = {}
+
+    def connection_lost(self, client: str, server: str, at: float) -> None:
+        """Take note that a server has lost its connection with a client, or closed it."""
+        self._lost_at[client, server] = at
+
+    def session_opened(self, lease: LeaseId, server: str, at: float) -> None:
+        """Take note that a server, by machine, has opened a session to a client attached there."""
+        self._session_at[lease, server] = at
+
+    def lost_since(self, client: str, servers: Iterable[str], since: float) -> bool:
+        """Return whether one of the servers has lost a connection with the client since then."""
+        return any(self._lost_at.get((client, server), -inf) >= since for server in servers)
+
+    def unattached_at(self, lease: LeaseId, client: str, servers: Iterable[str]) -> bool:
+        """Return whether the client may have no connection with one of the lease's servers."""
+        return any(
+            self._lost_at.get((client, server), -inf) >= self._session_at.get((lease, server), inf)
+            or (lease, server) not in self._session_at
+            for server in servers
+        )
+
+
+def longest_rests(
+    lease: LeaseId, machines: Iterable[Machine], now: float, since: float, within_s: float
+) -> list[float]:
+    """Return for how long each machine's programs of a lease had rested together, lately.
+
+    Args:
+        lease: of the programs.
+        machines: on which it has GPUs.
+        now: virtual seconds.
+        since: the grant; a machine without a program has rested since then.
+        within_s: a rest counts that ended no longer ago.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for machine in machines:
+        workers = [worker for worker in machine.workers if worker.lease == lease]
+        if not workers:
+            found[machine.name].append(now - since)
+        for worker in workers:
+            rest_s = now - worker.rested_since[0] if worker.rested_since is not None else 0.0
+            if worker.rested and worker.rested[1] >= now - within_s:
+                rest_s = max(rest_s, worker.rested[1] - worker.rested[0])
+            found[machine.name].append(rest_s)
+    return [min(rests) for rests in found.values()]

@@ -1,0 +1,184 @@
+"""Checkers of ends: a lease ends for a reason that the rules give, not early, and is freed once.
+
+They follow the log as the first server to apply each command saw it, and compare each change of a
+lease with the command that made it and with the facts in ``LeaseCauses``.
+"""
+
+from collections.abc import Mapping
+
+from gpupool.pool.model.commands import (
+    CancelRequest,
+    Command,
+    EndLease,
+    Envelope,
+    FreeLease,
+    GiveNotice,
+    RemoveServer,
+    RestoreBackup,
+    RevokeToken,
+    ServerUp,
+    SetClock,
+)
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Lease, PartStatus, PoolState
+from gpupool.pool.policy.idleness import idle_reason
+from gpupool.pool.reconcile import UNATTACHED_MAX_S
+from gpupool.simulations.checkers.lease_causes import LeaseCauses, longest_rests
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
+from gpupool.simulations.kernel.machines import Machine
+
+SPEED_MAX = 2.1
+"""Of a monotonic clock against virtual time: the fastest of the faults, with its drift."""
+
+SLACK_S = 0.25
+"""What a rest may be shorter than it was measured: a look at the host, a message."""
+
+IN_FLIGHT_S = 6.0
+"""From a server's decision until its command is applied, attempts and forwarding included."""
+
+CLIENT_GONE = "its client disconnected"
+NEVER_CONNECTED = "its client never connected"
+NOBODY_WAITS = "nobody waits for it any more"
+
+
+class LeasesEndRightly:
+    """No lease ends but for a reason that the rules give and the history has; none ends early."""
+
+    def __init__(self, failures: FailureReporter, causes: LeaseCauses) -> None:
+        self._failures = failures
+        self._causes = causes
+
+    def applied(
+        self,
+        envelope: Envelope,
+        before: PoolState,
+        after: PoolState,
+        machines: Mapping[ServerId, Machine],
+        now: float,
+    ) -> None:
+        """Judge what a command did to the leases, applied for the first time at ``now``."""
+        for lease_id in after.leases.keys() - before.leases.keys():
+            self._causes.granted_at[lease_id] = now
+        if before.leases is after.leases or isinstance(envelope.command, RestoreBackup):
+            return
+        for lease in before.leases.values():
+            left = after.leases.get(lease.id)
+            if left is lease:
+                continue
+            if lease.held and (left is None or not left.held):
+                self._judge_end(envelope.command, lease, before, after, machines, now)
+            elif left is not None:
+                self._judge_terms(envelope.command, lease, left, after)
+            self._judge_frees(envelope.command, lease, left, before)
+
+    def _judge_end(
+        self,
+        command: Command,
+        lease: Lease,
+        before: PoolState,
+        after: PoolState,
+        machines: Mapping[ServerId, Machine],
+        now: float,
+    ) -> None:
+        causes, why = self._causes, ""
+        servers = [machines[each].name for each in lease.parts if each in machines]
+        match command:
+            case EndLease(reason=reason, by=by) if command.lease == lease.id:
+                if by == lease.user and lease.id not in causes.released:
+                    why = f"{by} did not give it back"
+                elif by and by != lease.user and lease.id not in causes.ordered:
+                    why = f"{by} did not order it"
+                elif not by and lease.id not in causes.released:
+                    why = self._objection(reason, lease, after, machines, now)
+            case CancelRequest(request=request, user=user) if request == lease.request:
+                since = causes.granted_at[lease.id] - IN_FLIGHT_S
+                if user and request not in causes.cancelled:
+                    why = f"{user} did not cancel its request"
+                elif not user and not causes.lost_since(lease.client, servers, since):
+                    why = "no server of it lost its client"
+            case RevokeToken(token=token):
+                why = "" if token == lease.token else "its token is another one"
+            case RemoveServer(server=server):
+                why = "" if server in lease.parts else "the server has no part of it"
+            case ServerUp(server=server, incarnation=incarnation):
+                if server not in lease.parts or incarnation <= before.servers[server].incarnation:
+                    why = "no server of it has restarted"
+            case _:
+                why = "no rule says so"
+        if why:
+            text = f"lease {lease.id} of {lease.client} was ended by {command}: {why}"
+            self._failures.fail("ends-for-a-reason", text)
+
+    def _objection(
+        self,
+        reason: str,
+        lease: Lease,
+        after: PoolState,
+        machines: Mapping[ServerId, Machine],
+        now: float,
+    ) -> str:
+        """Return why the pool itself may not end this lease for this reason; empty if it may."""
+        causes, granted_at = self._causes, self._causes.granted_at[lease.id]
+        mine = [machines[each] for each in lease.parts if each in machines]
+        servers = [machine.name for machine in mine]
+        if lease.ends_at and reason == lease.ends_why:
+            if after.now < lease.ends_at:
+                self._early(lease, f"{(lease.ends_at - after.now) / 1000:.3f} s before its end")
+            return ""
+        if lease.idle_timeout_s and reason == idle_reason(lease.idle_timeout_s):
+            rests = longest_rests(lease.id, mine, now, granted_at, IN_FLIGHT_S)
+            rest_s = min(rests, default=0.0) + SLACK_S
+            if rest_s < lease.idle_timeout_s / SPEED_MAX:
+                self._early(lease, f"unused for {rest_s:.1f} of {lease.idle_timeout_s} s")
+            return ""
+        if reason == NEVER_CONNECTED:
+            if now - granted_at < UNATTACHED_MAX_S / SPEED_MAX:
+                return f"it was granted {now - granted_at:.1f} s ago"
+            attached = not causes.unattached_at(lease.id, lease.client, servers)
+            return "its client is connected with all its servers" if attached else ""
+        if reason in (CLIENT_GONE, NOBODY_WAITS):
+            since = granted_at - (IN_FLIGHT_S if reason == NOBODY_WAITS else 0.0)
+            lost = causes.lost_since(lease.client, servers, since)
+            return "" if lost else "no server of it lost its client"
+        return "no rule gives this reason"
+
+    def _early(self, lease: Lease, text: str) -> None:
+        self._failures.fail("ends-in-time", f"lease {lease.id} ended too early: {text}")
+
+    def _judge_terms(self, command: Command, lease: Lease, left: Lease, after: PoolState) -> None:
+        """Demand that what a lease was granted with stays with it, but for a window's notice."""
+        terms = (lease.ends_at, lease.idle_timeout_s)
+        if terms == (left.ends_at, left.idle_timeout_s) or isinstance(command, SetClock):
+            return
+        graces = {each.grace_ms for each in after.policy.windows if each.ends_leases}
+        notice = isinstance(command, GiveNotice) and command.lease == lease.id
+        if (
+            not notice
+            or left.idle_timeout_s != lease.idle_timeout_s
+            or left.ends_at - after.now not in graces
+        ):
+            text = f"lease {lease.id} has its end moved to {left.ends_at} by {command}"
+            self._failures.fail("ends-in-time", text)
+
+    def _judge_frees(
+        self, command: Command, lease: Lease, left: Lease | None, before: PoolState
+    ) -> None:
+        """Demand that each part is freed by its own server as it is now, or with it."""
+        for server, part in lease.parts.items():
+            after = left.parts[server] if left is not None else PartStatus.FREED
+            if part is PartStatus.FREED or after is not PartStatus.FREED:
+                continue
+            incarnation = before.servers[server].incarnation
+            match command:
+                case FreeLease():
+                    mine = (command.lease, command.server) == (lease.id, server)
+                    right = mine and command.incarnation == incarnation
+                case ServerUp():
+                    right = command.server == server and command.incarnation > incarnation
+                case RemoveServer():
+                    right = command.server == server
+                case _:
+                    right = False
+            if not right:
+                text = f"the part of lease {lease.id} on {server} was freed by {command}"
+                self._failures.fail("incarnation-current", text)

@@ -1,0 +1,36 @@
+"""A broken build: its name, the checker that must notice it, and the runs in which it matters."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from gpupool.simulations.kernel.swarm_options import Options, swarm
+
+Broken = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One broken build."""
+
+    name: str
+    checker: str  # the one that must notice
+    rule: str  # how the rule is broken
+    broken: Broken
+    faults: tuple[tuple[str, float], ...] = ()  # added to those of the swarm: kind, interval
+    tune: Callable[[Options], Options] = lambda options: options
+
+    def options(self, seed: int) -> Options:
+        """Return a run of the swarm in which the broken rule matters."""
+        drawn = swarm(seed)
+        return self.tune(replace(drawn, faults=drawn.faults + self.faults))
+
+
+def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
+    """Return what shortens runs that only their end can judge."""
+    return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
+
+
+def with_policy(*kinds: str) -> Callable[[Options], Options]:
+    """Return what gives runs policies about these things, one after the other."""
+    return lambda options: replace(options, policy=kinds, policy_s=2.0, think_s=0.3)
