@@ -89,6 +89,20 @@ def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.Mon
     assert report.granted > 5
 
 
+def test_a_server_that_was_refused_comes_back_as_a_new_member() -> None:
+    """Its directory is replaced by a copy from before its last start, of which the others know."""
+    drawn = swarm(0)
+    report = run(replace(drawn, faults=(*drawn.faults, ("old-copy", 3.0))))
+    passed(report)
+    texts = [f"{line.subject} {line.kind} {line.text}" for line in report.lines]
+    restored = next(i for i, text in enumerate(texts) if text.startswith("nemesis restored"))
+    machine = texts[restored].split()[2]
+    behind = texts[restored:]
+    assert any(text.startswith(f"{machine} stopped") and "may not take" in text for text in behind)
+    assert f"{machine} removed joins again as another server" in behind
+    assert any(text.startswith("operator confirmed remove") for text in behind)
+
+
 def test_command_line_knows_every_scenario() -> None:
     assert set(NAMES) == set(SCENARIOS)
 
