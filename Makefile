@@ -20,14 +20,16 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-profiler-api==13.5.*'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests slow-tests client-tests coverage wheels test-wheels check-wheel \
-  lint docs clean
+.PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
+  check-wheel lint lock docs clean
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
+	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
+	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
 	@echo "make lint   only ruff, pyright and the import rules"
 	@echo "make docs   write docs/cli.md anew from the help texts"
@@ -91,6 +93,19 @@ check-wheel: $(VENV)/installed-dev
 	cd $(VENV)/clean && bin/gpupool version && bin/gpupool --help >/dev/null \
 	  && bin/python -c 'import gpupool.cli.run.agent, gpupool.remoting.worker.worker_main, gpupool.simulations' \
 	  && bin/gpupool simulate --seed 1 --duration 3s
+	GPUPOOL_WHEEL="$$(ls dist/*.whl)" $(BIN)/pytest -q tests/remoting/driver_api/test_hardening.py
+
+# With clang's libFuzzer, AddressSanitizer and UBSan; RUNS are of all targets together.
+RUNS ?= 1000000
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/fuzz/fuzz.py --runs $(RUNS)
+
+# Exact versions with hashes, for servers and for development; uv reads pyproject.toml.
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' pyproject.toml
+lock:
+	$(LOCK) --output-file requirements/server.txt
+	$(LOCK) --extra dev --output-file requirements/dev.txt
 
 $(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels

@@ -26,6 +26,8 @@
 #define PROCESSES_MAX 64
 #define FRESH_MS 200
 #define ANSWER_SECONDS 5
+#define VERSION_MAX 10000
+#define NUMBER_MAX 1e6  // of what is measured: more is no GPU's, and overflows in milliwatts
 
 // nvmlReturn_t, by the names of NVML's reference.
 enum {
@@ -89,7 +91,16 @@ static bool ask(char *line) {
 
 static double number(const char *object, const char *key) {
     const char *value = gp_json_field(object, key);
-    return value == NULL || *value == 'n' ? -1 : strtod(value, NULL);
+    double found = value == NULL || *value == 'n' ? -1 : strtod(value, NULL);
+    return found >= 0 && found <= NUMBER_MAX ? found : -1;
+}
+
+// Two numbers with a point between; zeros for what is no version.
+static void take_version(const char *text, int *major, int *minor) {
+    *major = *minor = 0;
+    sscanf(text, "%d.%d", major, minor);
+    bool sane = *major >= 0 && *major <= VERSION_MAX && *minor >= 0 && *minor <= VERSION_MAX;
+    if (!sane) *major = *minor = 0;
 }
 
 static bool take_device(const char *object, struct device *device, unsigned index) {
@@ -105,7 +116,7 @@ static bool take_device(const char *object, struct device *device, unsigned inde
     gp_json_string(gp_json_field(object, "server"), device->server, sizeof device->server);
     gp_json_string(gp_json_field(object, "capability"), capability, sizeof capability);
     gp_json_string(gp_json_field(object, "bus_id"), device->bus_id, sizeof device->bus_id);
-    sscanf(capability, "%d.%d", &device->major, &device->minor);
+    take_version(capability, &device->major, &device->minor);
     sscanf(device->bus_id, "%x:%x:%x", &device->domain, &device->bus, &device->slot);
     return gp_json_string(gp_json_field(object, "name"), device->name, sizeof device->name) &&
            gp_json_string(gp_json_field(object, "uuid"), device->uuid, sizeof device->uuid);
@@ -229,10 +240,10 @@ EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size) {
 }
 
 EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    int major = 0, minor = 0;
+    int major, minor;
     ENTER();
     if (version == NULL) return INVALID_ARGUMENT;
-    sscanf(cuda_version, "%d.%d", &major, &minor);
+    take_version(cuda_version, &major, &minor);
     *version = major * 1000 + minor * 10;
     return SUCCESS;
 }

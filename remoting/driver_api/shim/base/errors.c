@@ -12,10 +12,21 @@ struct error_text {
 static struct error_text *errors;
 static uint32_t error_count;
 
+static char *visible_text(const unsigned char *at, size_t size) {
+    char *made = strndup((const char *)at, size);
+    if (made != NULL) gp_make_visible(made, strlen(made));
+    return made;
+}
+
 // Return where the texts end, NULL when they do not end well.
 const unsigned char *gp_take_errors(const unsigned char *at, const unsigned char *end,
                                     uint32_t count) {
     if (count > 4096) return NULL;
+    for (uint32_t index = 0; index < error_count; index++) {
+        free(errors[index].name);
+        free(errors[index].text);
+    }
+    free(errors);
     error_count = 0;
     errors = calloc(count ? count : 1, sizeof *errors);
     for (uint32_t index = 0; errors != NULL && index < count; index++) {
@@ -27,8 +38,8 @@ const unsigned char *gp_take_errors(const unsigned char *at, const unsigned char
         at += 8;
         if (end - at < sizes[0] + sizes[1]) return NULL;
         errors[index].code = code;
-        errors[index].name = strndup((const char *)at, sizes[0]);
-        errors[index].text = strndup((const char *)at + sizes[0], sizes[1]);
+        errors[index].name = visible_text(at, sizes[0]);
+        errors[index].text = visible_text(at + sizes[0], sizes[1]);
         at += sizes[0] + sizes[1];
         error_count = index + 1;
     }

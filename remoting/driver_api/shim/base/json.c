@@ -62,7 +62,7 @@ bool gp_json_string(const char *value, char *target, size_t capacity) {
             if (letter == 'u' && strlen(value) > 4) {
                 unsigned code = 0;
                 sscanf(value + 1, "%4x", &code);
-                letter = code < 128 ? (char)code : '?';
+                letter = code >= ' ' && code < 127 ? (char)code : '?';
                 value += 4;
             } else if (letter == 'n' || letter == 't') {
                 letter = ' ';
@@ -71,7 +71,8 @@ bool gp_json_string(const char *value, char *target, size_t capacity) {
             }
         }
         if (used + 1 >= capacity) return false;
-        target[used++] = letter;
+        // No control character is in a name, and a terminal would take it for a command.
+        target[used++] = (unsigned char)letter < ' ' || letter == 0x7f ? '?' : letter;
     }
     target[used] = '\0';
     return true;

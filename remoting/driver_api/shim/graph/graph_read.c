@@ -210,12 +210,14 @@ static int read_graph(struct gp_handle *handle, uint64_t stream, int *status,
     struct gp_request request = {.grows = true};
     int result = gp_exchange_graph_read(&request, handle->id, stream,
                                         gp_new_ids(2 * GP_GRAPH_NODES_MAX));
-    struct reply reply = {request.body, (unsigned char *)request.body + request.length, false};
+    if (result == GP_SUCCESS && request.body == NULL) result = GP_UNKNOWN;
     if (result == GP_SUCCESS) {
+        struct reply reply = {request.body, (unsigned char *)request.body + request.length, false};
         *status = (int)word(&reply);
         uint64_t count = word(&reply), edges = word(&reply), last = word(&reply);
         if (count > GP_GRAPH_NODES_MAX) reply.bad = true;
-        struct known *known = calloc(graph->count + count + 1, sizeof *known);
+        size_t room = reply.bad ? 0 : graph->count + count + 1;
+        struct known *known = calloc(room ? room : 1, sizeof *known);
         result = known == NULL ? GP_OUT_OF_MEMORY : reply.bad ? GP_UNKNOWN : GP_SUCCESS;
         if (result == GP_SUCCESS) result = take_nodes(&reply, handle, known, count, edges);
         if (result == GP_SUCCESS) result = take_front(&reply, known, graph->count, last, front);

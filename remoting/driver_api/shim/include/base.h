@@ -147,9 +147,10 @@ struct gp_state {
 // What lower layers call in higher ones, which register it as the library is loaded. No layer calls
 // another above it in any other way.
 struct gp_hooks {
-    // Of runtime/host.c. A function's turn has come; and, while functions are pending, wait until a
-    // record may be sent, with so many bytes of its own and so many behind its frame.
-    void (*host_arrived)(int server, uint64_t id, int status, uint64_t ticket);
+    // Of runtime/host.c. A function's turn has come, false when too many have that nobody ran; and,
+    // while functions are pending, wait until a record may be sent, with so many bytes of its own and
+    // so many behind its frame.
+    bool (*host_arrived)(int server, uint64_t id, int status, uint64_t ticket);
     void (*host_gate)(int op, uint64_t size, uint64_t bulk);
     // Of hostmem/mapped.c. Send what the program wrote to memory that kernels see, if
     // gp_mapped_count; and take over what kernels wrote: of all bytes without a mask.

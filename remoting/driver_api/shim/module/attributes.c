@@ -58,7 +58,7 @@ static int set_attribute(int attribute, int value, void *kernel, int device) {
     GP_CHECK(fetch_attributes(function, device, &known));
     if (attribute == MAX_DYNAMIC_SHARED) {
         // Libraries find the limit by trying, so this one refusal cannot wait.
-        int limit = gp.devices[device].attributes[97] - known->value[1];
+        int64_t limit = (int64_t)gp.devices[device].attributes[97] - known->value[1];
         if (value < 0 || value > limit) return GP_INVALID_VALUE;
     }
     pthread_mutex_lock(&function->lock);

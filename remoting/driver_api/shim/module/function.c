@@ -156,8 +156,8 @@ static int list_functions(struct module *module, void **functions, unsigned room
     struct gp_request reply;
     uint32_t count = 0;
     int status = enumerate(module, &reply, &count);
-    const char *name = (const char *)reply.body + 8;
-    const char *end = (const char *)reply.body + reply.length;
+    const char *name = status == GP_SUCCESS ? (const char *)reply.body + 8 : NULL;
+    const char *end = status == GP_SUCCESS ? (const char *)reply.body + reply.length : NULL;
     for (uint32_t at = 0; status == GP_SUCCESS && at < count && at < room; at++) {
         size_t left = (size_t)(end - name), size = strnlen(name, left);
         if (size == left) {

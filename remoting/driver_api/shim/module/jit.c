@@ -40,7 +40,8 @@ void gp_write_jit(const struct gp_jit *jit, const unsigned char *body, size_t si
         if (size >= sizeof length) memcpy(&length, body, sizeof length);
         if (size < sizeof length || length > size - sizeof length || length > LOG_MAX) length = 0;
         size_t part = log->text == NULL ? 0 : length < log->room ? length : log->room - 1;
-        if (log->text != NULL) {
+        if (log->text != NULL && part == 0) *log->text = '\0';
+        if (part > 0) {
             memcpy(log->text, body + sizeof length, part);
             log->text[part] = '\0';
         }

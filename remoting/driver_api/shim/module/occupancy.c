@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#define BLOCK_MAX 4096  // threads of a block; CUDA has 1024
+
 static int ask_occupancy(struct function *function, int op, const uint64_t key[4],
                          uint64_t *value) {
     GP_ENTER();
@@ -88,20 +90,21 @@ static int potential_block(int *grid, int *block, void *function, size_t (*share
     int device = gp_current_device(), most = 0;
     GP_CHECK(gp_function_attribute(&most, 0, function));
     if (limit > 0 && limit < most) most = limit;
+    if (most > BLOCK_MAX) most = BLOCK_MAX;
     int best = 0, best_blocks = 0;
     for (int size = most; size > 0; size = (size - 1) & ~31) {
         int blocks = 0;
         size_t needed = shared_of == NULL ? shared : shared_of(size);
         GP_CHECK(active_blocks(&blocks, function, size,
                                                                       needed, flags));
-        if (blocks * size > best * best_blocks) {
+        if ((int64_t)blocks * size > (int64_t)best * best_blocks) {
             best = size;
             best_blocks = blocks;
         }
-        if (best * best_blocks >= gp.devices[device].attributes[39]) break;
+        if ((int64_t)best * best_blocks >= gp.devices[device].attributes[39]) break;
     }
     *block = best;
-    *grid = best_blocks * gp.devices[device].attributes[16];
+    *grid = (int)((int64_t)best_blocks * gp.devices[device].attributes[16]);
     return GP_SUCCESS;
 }
 

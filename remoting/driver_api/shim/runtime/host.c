@@ -19,6 +19,8 @@
 // function between others takes 13.2.
 #define AHEAD_MAX 400
 #define HOST_CALL_WEIGHT 16
+// Announced functions that have not run. A worker announces one for each stream and waits.
+#define ARRIVALS_MAX 65536
 #define STAGING_SIZE (4u << 20)  // of the worker's 64 buffers, one or more for each upload
 #define ALONE UINT64_MAX
 // Bytes that the worker may have to put aside to find an answer. It takes 512 MiB (reader.py), of which
@@ -48,6 +50,7 @@ struct arrival {
 struct queue {
     struct call *pending, **pending_end;  // in the order of their ids
     struct arrival *arrivals, **arrivals_end;
+    unsigned arrival_count;
     uint64_t sent;            // weight of what was sent while functions were pending
     uint64_t sent_size;       // its bytes
     uint64_t executed_size;   // so many of these are known to have been executed
@@ -76,17 +79,24 @@ static struct queue *queue_of(const struct gp_handle *handle) {
 
 // --- running --------------------------------------------------------------------------------------
 
-static void note_arrival(int server, uint64_t id, int status, uint64_t ticket) {
+static bool note_arrival(int server, uint64_t id, int status, uint64_t ticket) {
     struct arrival *made = malloc(sizeof *made);
-    if (made == NULL) return;  // its stream stands still, as it would without memory anywhere
+    if (made == NULL) return true;  // its stream stands still, as it would without memory anywhere
     *made = (struct arrival){id, ticket, status, NULL};
     pthread_mutex_lock(&lock);
     struct queue *queue = &queues[server];
+    if (queue->arrival_count == ARRIVALS_MAX) {
+        pthread_mutex_unlock(&lock);
+        free(made);
+        return false;
+    }
+    queue->arrival_count++;
     if (queue->arrivals_end == NULL) queue->arrivals_end = &queue->arrivals;
     *queue->arrivals_end = made;
     queue->arrivals_end = &made->next;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    return true;
 }
 
 static bool find(const struct queue *queue, uint64_t id, struct call *found) {
@@ -175,6 +185,7 @@ static struct arrival *next_arrival(struct queue *queue) {
     struct arrival *found = queue->arrivals;
     if (found != NULL) {
         queue->arrivals = found->next;
+        queue->arrival_count--;
         if (queue->arrivals == NULL) queue->arrivals_end = &queue->arrivals;
     }
     pthread_mutex_unlock(&lock);

@@ -28,6 +28,7 @@ bool gp_read_known(int server, const unsigned char *bytes, size_t size) {
     known = malloc(count * sizeof *known + 1);
     if (known == NULL) return false;
     memcpy(known, bytes + sizeof count, count * sizeof *known);
+    free(lists[server].items);
     lists[server].items = known;
     lists[server].count = count;
     return true;

@@ -48,6 +48,7 @@ static void take_device(struct gp_device *device, const struct candidate *candid
     device->names = *names;
     memcpy(device->name, from->name, sizeof device->name);
     device->name[sizeof device->name - 1] = '\0';
+    gp_make_visible(device->name, strlen(device->name));
     memcpy(device->uuid, from->uuid, sizeof device->uuid);
     memcpy(device->pci, from->pci, sizeof device->pci);
     device->links = (int)from->links;
@@ -72,6 +73,18 @@ static void skip_devices(int count) {
     candidate_count += count;
 }
 
+// Attributes that this library computes with. What no GPU has counts as none, so that nothing that a
+// server says can overflow.
+#define COMPUTED_MAX (1 << 24)
+static const int COMPUTED[] = {13, 16, 39, 75, 76, 97};
+
+static void bound_attributes(int32_t attributes[GP_ATTRIBUTES_MAX]) {
+    for (size_t at = 0; at < sizeof COMPUTED / sizeof *COMPUTED; at++) {
+        int32_t *value = &attributes[COMPUTED[at]];
+        if (*value < 0 || *value > COMPUTED_MAX) *value = 0;
+    }
+}
+
 static int read_snapshot(int server, const unsigned char *bytes, size_t size) {
     struct wire_snapshot head;
     if (bytes == NULL || size < sizeof head) return GP_UNKNOWN;
@@ -90,6 +103,7 @@ static int read_snapshot(int server, const unsigned char *bytes, size_t size) {
     for (int at = 0; at < (int)head.devices; at++) {
         struct candidate *made = &candidates[first + at];
         memcpy(&made->device, bytes + (size_t)at * sizeof made->device, sizeof made->device);
+        bound_attributes(made->device.attributes);
         made->server = server;
         made->index = at;
     }

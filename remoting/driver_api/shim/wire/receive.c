@@ -172,19 +172,20 @@ static bool read_answer(struct line *line) {
     if (head.kind == HOST) {
         uint64_t ticket;
         if (head.body != sizeof ticket || !read_exactly(line, &ticket, sizeof ticket)) return false;
-        gp_hooks.host_arrived(line->link->server, head.request, head.status, ticket);
+        if (!gp_hooks.host_arrived(line->link->server, head.request, head.status, ticket)) return false;
         pthread_mutex_lock(&line->read_lock);
         line->announced.done = true;
         pthread_mutex_unlock(&line->read_lock);
         return true;
     }
+    if (head.kind != REPLY) return false;
     pthread_mutex_lock(&line->read_lock);
     struct gp_request **at = &line->waiting;
     while (*at != NULL && (*at)->id != head.request) at = &(*at)->next;
     struct gp_request *request = *at;
     if (request != NULL) *at = request->next;
     pthread_mutex_unlock(&line->read_lock);
-    if (head.kind != REPLY || request == NULL) return false;
+    if (request == NULL) return false;
     bool whole = head.bulk == request->bulk_size - request->bulk_read;
     bool good = whole || (head.bulk == 0 && head.status != 0);
     if (good && request->grows && head.body > 0) {
@@ -193,6 +194,10 @@ static bool read_answer(struct line *line) {
     }
     good = good && head.body <= request->capacity;
     good = good && read_exactly(line, request->body, head.body);
+    // What a short answer leaves out is zero, and not what the caller's stack held before.
+    if (good && head.body < request->capacity) {
+        memset((unsigned char *)request->body + head.body, 0, request->capacity - head.body);
+    }
     if (good && head.bulk > 0) {
         unsigned char *target = (unsigned char *)request->bulk + request->bulk_read;
         good = read_exactly(line, gp_hooks.mapped_alias(target), head.bulk);

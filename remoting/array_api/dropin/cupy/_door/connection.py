@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from cupy._door import state
+from cupy._door.errors import visible
 from cupy._door.link import Agent, ConnectionLostError, Link
 
 DEVICES_UNAVAILABLE = 46
@@ -29,7 +30,7 @@ class Connection:
         """End the session for a reason; return the exception that its use raises from now on."""
         if self.failure is None:
             make = state.hooks.get("ConnectionLost")
-            lost = f"{reason}; the arrays of this session are gone"
+            lost = f"{visible(reason)}; the arrays of this session are gone"
             failure: BaseException = (
                 make(DEVICES_UNAVAILABLE, lost) if make is not None else ConnectionLostError(lost)
             )

@@ -19,8 +19,35 @@ class MismatchError(DoorError):
     """A result differs from the inferred one: the drop-in has a bug, and refuses the result."""
 
 
+MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+"""What reading an answer raises that is not as this side asked for."""
+
+
+def visible(text: object) -> str:
+    """Return a text of a server as it may be shown: nothing in it commands a terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "?" for letter in str(text)
+    )
+
+
+def nonsense(error: BaseException) -> str:
+    """Return the reason for which a session ends whose server sent what cannot be read."""
+    return (
+        f"the server sent something that makes no sense: {visible(error) or type(error).__name__}"
+    )
+
+
 def exception_named(name: str, message: str, details: Any) -> BaseException:
     """Return the local exception for one that the worker named; unknown ones are RuntimeError."""
+    name, message = visible(name), visible(message)
     if name == "AxisError":
         return np.exceptions.AxisError(message)
     if name == "LinAlgError":

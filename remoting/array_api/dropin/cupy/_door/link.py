@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cupy._door.errors import DoorError, NotConnectedError
+from cupy._door.errors import DoorError, NotConnectedError, visible
 
 HANDSHAKE_S = 10.0
 CHECK_S = 15.0
@@ -73,7 +73,7 @@ class Agent:
             if "ok" in answer:
                 break
         if not answer["ok"]:
-            words = [str(answer.get(key, "")) for key in ("what", "why", "hint")]
+            words = [visible(answer.get(key, "")) for key in ("what", "why", "hint")]
             raise NotConnectedError("; ".join(word for word in words if word))
         self.socket.setblocking(False)
         return answer
@@ -135,11 +135,11 @@ class Agent:
     def _take(self, line: dict[str, Any]) -> None:
         """Take note of the loss of the lease, whether it was asked for or pushed."""
         if line.get("op") == "notice":
-            sys.stderr.write(f"gpupool: {line.get('text', '')}\n")
+            sys.stderr.write(f"gpupool: {visible(line.get('text', ''))}\n")
         elif line.get("op") == "lost":
-            self.lost = str(line.get("what", "the lease is lost"))
+            self.lost = visible(line.get("what", "the lease is lost"))
         elif line.get("lost"):
-            self.lost = str(line["lost"])
+            self.lost = visible(line["lost"])
 
     def _broken(self, error: Exception) -> None:
         self.lost = self.lost or f"the connection to `gpupool run` broke ({error})"

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from cupy._door import state, wire
-from cupy._door.errors import DoorError
+from cupy._door.errors import DoorError, visible
 from cupy._door.meta import Meta
 from cupy._door.session import Session
 
@@ -64,7 +64,7 @@ def connected(origin: Session, target: Session) -> "itertools.count[int] | None"
         why = "a server is too old for it"
     else:
         with state.on(origin.first_device):
-            why = str(origin.ask("peer.connect", (target.index,)))
+            why = visible(origin.ask("peer.connect", (target.index,)))
     if why and os.environ.get("GPUPOOL_VERBOSE", "") not in ("", "0"):
         sys.stderr.write(
             f"gpupool: copies from {origin.name} to {target.name} pass through this machine: "

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from cupy._door import link, peers, state
-from cupy._door.errors import DoorError, NotConnectedError
+from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.session import Session
 
 VERSION = "0.1.0"
@@ -53,7 +53,7 @@ def _open() -> None:
     try:
         answer = agent.open_session()
         for notice in answer.get("notices", []):
-            sys.stderr.write(f"gpupool: {notice}\n")
+            sys.stderr.write(f"gpupool: {visible(notice)}\n")
         offers = answer["sessions"]
         for offer, introduction in zip(offers, peers.introductions(offers), strict=True):
             attach(link.connect(offer), agent, str(offer["server"]), introduction)
@@ -117,9 +117,9 @@ def _at_exit() -> None:
         try:
             session.close()
         except Exception as error:  # noqa: BLE001 - the process ends; all that is left is to say so
-            sys.stderr.write(f"cupy: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"cupy: {type(error).__name__}: {visible(error)}\n")
             for note in getattr(error, "__notes__", []):
-                sys.stderr.write(f"cupy: {note}\n")
+                sys.stderr.write(f"cupy: {visible(note)}\n")
 
 
 if hasattr(os, "register_at_fork"):

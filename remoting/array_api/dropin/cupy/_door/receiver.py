@@ -19,7 +19,7 @@ from typing import Any
 
 from cupy._door import cbor, state, wire
 from cupy._door.connection import WORKER_ENDED, Connection
-from cupy._door.errors import exception_named
+from cupy._door.errors import MALFORMED, exception_named, nonsense
 from cupy._door.link import watch
 
 #: How long an answer is awaited awake: sleeping and waking cost about as much.
@@ -180,7 +180,8 @@ class Receiver:
         if not counts:
             if self._link.reads_in_doubt:
                 raise self._connection.lose(_INTERRUPTED)
-            rest = target[target.nbytes - self._bulk_left :]
+            dropped = reply.sink is None
+            rest = target[: self._bulk_left] if dropped else target[-self._bulk_left :]
             if not self._link.receive_into(rest, all_of_it=all_of_it):
                 return False
         count = counts[0]
@@ -202,7 +203,7 @@ class Receiver:
         while self._bulk is None and self._end - self._start >= size:
             length, kind, _, _, request, _, bulk = wire.HEADER.unpack_from(self._inbox, self._start)
             if length > wire.MAX_BODY or bulk > wire.MAX_BULK:
-                raise self._connection.lose("the GPU server sent a frame that is too large")
+                raise self._connection.lose(nonsense(ValueError("a frame that is too large")))
             if self._end - self._start < size + length:
                 break
             begin = self._start + size
@@ -213,9 +214,8 @@ class Receiver:
                 if known is None and body:
                     known = cbor.decode(body)
                 self._handle(kind, request, known, bulk)
-            except (cbor.CborError, KeyError, IndexError, TypeError, ValueError) as error:
-                reason = f"the GPU server sent a malformed frame ({error})"
-                raise self._connection.lose(reason) from error
+            except MALFORMED as error:
+                raise self._connection.lose(nonsense(error)) from error
         if self._start == self._end:
             self._start = self._end = 0
 
@@ -224,6 +224,10 @@ class Receiver:
             reply = self.replies.get(request)
             if reply is None:  # its thread was interrupted; the bytes still have to be read
                 reply = Reply(None)
+            elif bulk and reply.sink is None:
+                raise ValueError("bytes that nobody asked for")
+            if not isinstance(body, dict):
+                raise TypeError(f"an answer that is a {type(body).__name__}")
             reply.body = body
             if bulk:
                 self._begin_bulk(reply, body, bulk)
@@ -236,6 +240,8 @@ class Receiver:
                     state.hooks["describe"](array, dtype, tuple(shape), tuple(strides))
         elif kind == wire.FAILED:
             sequence, name, message, details = body
+            if not isinstance(sequence, int):
+                raise TypeError("a failure of no call")
             if len(self.deferred) < DEFERRED_MAX:
                 error = exception_named(name, message, details)
                 self.deferred.append((sequence, error))
@@ -248,12 +254,15 @@ class Receiver:
             raise ValueError(f"frame kind {kind}")
 
     def _begin_bulk(self, reply: Reply, body: Any, bulk: int) -> None:
-        target = memoryview(bytearray(bulk)) if reply.sink is None else reply.sink(body, bulk)
-        if target.nbytes != bulk:
-            raise ValueError("bulk of another size than announced")
-        reply.bulk = target
         have = min(bulk, self._end - self._start)
-        target[:have] = self._inbox_view[self._start : self._start + have]
+        if reply.sink is None:  # read in pieces, and dropped
+            target = memoryview(bytearray(min(bulk, _READ)))
+        else:
+            target = reply.sink(body, bulk)
+            if target.nbytes != bulk:
+                raise ValueError("bulk of another size than announced")
+            target[:have] = self._inbox_view[self._start : self._start + have]
+        reply.bulk = target
         self._start += have
         self._bulk_left = bulk - have
         if self._bulk_left:

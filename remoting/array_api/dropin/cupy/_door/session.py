@@ -60,7 +60,7 @@ import numpy as np
 from cupy._door import cbor, state, wire
 from cupy._door.calls import Plan, plan_of
 from cupy._door.connection import Connection
-from cupy._door.errors import DoorError, exception_named
+from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
 from cupy._door.link import Agent, Link
 from cupy._door.meta import Meta
@@ -71,6 +71,7 @@ from cupy._door.shared import Shared
 
 #: Bytes up to which an upload is a record of the batch, not a frame of its own.
 INLINE_MAX = 4096
+DEVICES_MAX = 256  # of one worker
 #: Questions whose answer is never an array or another object, so that they take no handles.
 _NO_RESULTS = frozenset(
     ("door.sync", "door.get", "door.touch", "door.fill", "door.fetch", "cuda.device.synchronize")
@@ -140,22 +141,37 @@ class Session:
             hello["shared"] = [wire.SHARED_SLOTS, wire.SHARED_SLOT]
         self._sender.transmit(wire.HELLO, cbor.encode(hello), 0, None)
         self._sender.await_reply(reply)
-        welcome = reply.body
         descriptor = self._connection.link.take_descriptor()
         if descriptor is not None:
             self.shared = Shared(self, descriptor)
+        try:
+            self._heed(reply.body, version)
+        except MALFORMED as error:
+            raise self._connection.lose(nonsense(error)) from error
+        self.introduced = peers is not None
+
+    def _heed(self, welcome: dict[str, Any], version: str) -> None:
+        """Take over what the worker says of itself."""
+        if "error" in welcome:
+            raise ValueError(visible(welcome["error"]))
         if welcome.get("protocol") != wire.PROTOCOL:
+            theirs, number = visible(welcome.get("version")), visible(welcome.get("protocol"))
             raise DoorError(
                 f"this drop-in (gpupool {version}) speaks array protocol {wire.PROTOCOL}, the "
-                f"server (gpupool {welcome.get('version')}) speaks {welcome.get('protocol')}; "
-                "install the same version on both"
+                f"server (gpupool {theirs}) speaks {number}; install the same version on both"
             )
-        self.operations = {name: number for number, name in enumerate(welcome["operations"])}
-        self.devices = welcome["devices"]
+        names, devices = welcome["operations"], welcome["devices"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("operations that are no list of names")
+        if not isinstance(devices, list) or not 0 < len(devices) <= DEVICES_MAX:
+            raise TypeError("devices that are no list of some")
+        room = [device["memory"] for device in devices]
+        if not all(isinstance(memory, int) for memory in room):
+            raise TypeError("a device whose memory is no number")
+        self.operations = {name: number for number, name in enumerate(names)}
+        self.devices = devices
         self.server = welcome
-        room = [device["memory"] for device in self.devices]
         self._queue.welcome(self.operations, welcome.get("version"), room)
-        self.introduced = peers is not None
 
     def close(self) -> None:
         """End the session. Queued calls run first, and their errors are raised."""
@@ -239,8 +255,8 @@ class Session:
         would cost a round trip each, so it is done once as much has been allocated as was free
         when last asked, whatever was freed since.
         """
-        free, _total = self.ask("cuda.mem_info")  # raises the errors of the calls before it
-        used, held, limit, _blocks = self.ask("cuda.pool.numbers")
+        free, _total = self.numbers("cuda.mem_info", 2)  # raises the errors of the calls before it
+        used, held, limit, _blocks = self.numbers("cuda.pool.numbers", 4)
         self._queue.set_room(device, min(free + held, limit or free + held) - used)
 
     def check_room(self, device: int) -> None:
@@ -316,10 +332,32 @@ class Session:
         if reply.sequence == self._sender.sequence:
             self._sender.unfinished = False
         self._raise_deferred()
-        error = reply.body.get("error")
-        if error is not None:
-            raise self._connection.or_lost(exception_named(error[0], error[1], error[2]))
-        return self._value(reply.body.get("value"), reply.first, reply)
+        failed: BaseException | None = None
+        value: Any = None
+        try:
+            error = reply.body.get("error")
+            if error is None:
+                value = self._value(reply.body.get("value"), reply.first, reply)
+                if reply.sink is not None and (value is not reply or reply.bulk is None):
+                    raise ValueError("an answer without the bytes that were asked for")
+            else:
+                name, message, details = error
+                if not isinstance(name, str) or not isinstance(message, str):
+                    raise TypeError("an error without words")
+                failed = exception_named(name, message, details)
+        except MALFORMED as wrong:
+            raise self.lose(nonsense(wrong)) from wrong
+        if failed is not None:
+            raise self._connection.or_lost(failed)
+        return value
+
+    def numbers(self, name: str, count: int) -> list[int]:
+        """Ask for so many numbers, without arguments; another answer ends the session."""
+        found = self.ask(name)
+        good = isinstance(found, list | tuple) and len(found) == count
+        if not good or not all(isinstance(one, int) for one in found):
+            raise self.lose(nonsense(TypeError(f"an answer to {name} without {count} numbers")))
+        return list(found)
 
     def finish(self, reply: Reply) -> None:
         """Wait until the worker has answered; the next answer raises the errors until then."""
@@ -364,6 +402,8 @@ class Session:
             make = state.hooks["adopt"]
             return make(self, first + index, dtype, tuple(shape), tuple(strides), device)
         if code == "o":
+            if not isinstance(node[1], int):
+                raise TypeError("an object without a number")
             return first + node[1]
         if code == "c":
             return complex(node[1], node[2])

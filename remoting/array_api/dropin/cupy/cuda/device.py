@@ -95,7 +95,7 @@ class Device:
     def mem_info(self) -> tuple[int, int]:
         """Free and total bytes of the partition."""
         with self:
-            free, total = pool.current().ask("cuda.mem_info")
+            free, total = pool.current().numbers("cuda.mem_info", 2)
         return free, total
 
 

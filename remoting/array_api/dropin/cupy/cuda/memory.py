@@ -72,7 +72,7 @@ class MemoryPool:
         session.forget_room()
 
     def _numbers(self) -> list[int]:
-        return pool.current().ask("cuda.pool.numbers")
+        return pool.current().numbers("cuda.pool.numbers", 4)
 
 
 class MemoryAsyncPool(MemoryPool):

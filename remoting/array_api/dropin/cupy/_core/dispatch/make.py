@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core.dispatch.arguments import dtype_of, shape_of
-from cupy._door import pool, state
+from cupy._door import pool, state, wire
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
@@ -218,6 +218,17 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
 # --- answers of the worker ------------------------------------------------------------------------
 
 
+_DTYPES = {np.dtype(letter).str: np.dtype(letter) for letter in wire.DTYPES}
+
+
+def _told(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Meta:
+    """Return what the worker says of an array; no program gets one that no GPU can have."""
+    numbers = all(type(one) is int for one in (*shape, *strides))
+    if not numbers or any(length < 0 for length in shape) or len(shape) != len(strides):
+        raise ValueError("an array of no shape")
+    return intern(_DTYPES[dtype], shape, strides)
+
+
 def adopt(
     session: Session,
     handle: int,
@@ -227,13 +238,15 @@ def adopt(
     device: int,
 ) -> Any:
     """Return the array that an answer of the worker contains."""
-    meta = intern(np.dtype(dtype), shape, strides)
+    meta = _told(dtype, shape, strides)
+    if device not in range(len(session.devices)):
+        raise ValueError(f"an array on device {device}")
     return result(session, handle, meta, session.first_device + device)
 
 
 def describe(target: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Fill in the type, shape and strides of an array, once the worker has sent them."""
-    target._known = intern(np.dtype(dtype), shape, strides)
+    target._known = _told(dtype, shape, strides)
 
 
 state.hooks["adopt"] = adopt

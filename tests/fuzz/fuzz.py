@@ -1,0 +1,146 @@
+"""Fuzz what the shim and the NVML library read, under AddressSanitizer and UBSan.
+
+    python tests/fuzz/fuzz.py [--runs N] [--only TARGET] [--folder FOLDER]
+
+Builds each target with clang's libFuzzer. It begins with the seeds of ``seeds.py`` and the inputs
+that were found before (``found/TARGET``), and divides ``N`` executions between the targets. The
+first input that a sanitizer or an ``abort`` of a target does not like ends it and stays there.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import seeds  # noqa: E402
+
+DOOR = HERE.parents[1] / "remoting" / "driver_api"
+SHIM = DOOR / "shim"
+CHECKS = "undefined,float-cast-overflow,float-divide-by-zero"
+FLAGS = (
+    *("-std=gnu11", "-fno-omit-frame-pointer", f"-I{SHIM / 'include'}", f"-I{HERE}"),
+    f"-fno-sanitize-recover={CHECKS}",
+)
+SILENT = ("-Wl,--wrap=gp_start_thread", "-Wl,--wrap=gp_say")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One program: its file, the library's files that it leaves out, and its share of the runs."""
+
+    name: str
+    share: float
+    length: int  # of an input, at most
+    without: tuple[str, ...] = ()  # of the shim, which the target has in its own place
+    shim: bool = True
+
+    def sources(self) -> list[Path]:
+        """Return the files that it is made of."""
+        own = [HERE / f"{self.name}_target.c"]
+        if not self.shim:
+            return [*own, SHIM / "base" / "json.c"]
+        shim = sorted(SHIM.rglob("*.c"))
+        return [*own, HERE / "silent.c", *(path for path in shim if path.name not in self.without)]
+
+
+TARGETS = (
+    Target("json", 0.3, 600, shim=False),
+    Target("nvml", 0.1, 2000, shim=False),
+    Target("agent", 0.1, 2000, ("tls.c", "link.c")),
+    Target("answers", 0.3, 2000, ("tls.c",)),
+    Target("hello", 0.1, 8000, ("tls.c", "snapshot.c")),
+    Target("calls", 0.1, 1000, ("tls.c", "link.c")),
+)
+
+
+def clang() -> str | None:
+    """Return the compiler that has libFuzzer, if the machine has one."""
+    names = ("clang", *(f"clang-{version}" for version in range(25, 13, -1)))
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def build(target: Target, folder: Path, compiler: str, kind: str) -> Path:
+    """Compile a target; ``kind`` is what stands before the sanitizers, such as ``fuzzer``.
+
+    The files of the library are compiled once for all targets that have the same folder.
+    """
+    made = folder / target.name
+    sanitize = f"-fsanitize={kind + ',' if kind else ''}address,{CHECKS}"
+    level = ("-O1", "-g") if kind else ("-O0", "-g1")  # quick to compile where it only repeats
+    alone = [] if kind else [HERE / "alone.c"]
+    objects: list[str] = []
+    for source in (*target.sources(), *alone):
+        object_file = folder / f"{source.parent.name}-{source.stem}.o"
+        if not object_file.exists():
+            words = [compiler, *FLAGS, *level, sanitize, "-c", "-o", str(object_file), str(source)]
+            subprocess.run(words, check=True)
+        objects.append(str(object_file))
+    link = SILENT if target.shim else ()
+    command = [compiler, sanitize, *link, "-o", str(made), *objects, "-pthread", "-ldl"]
+    subprocess.run(command, check=True)
+    return made
+
+
+def corpus_of(target: Target, folder: Path) -> Path:
+    """Write the seeds of a target, and what was found before, into a folder of their own."""
+    corpus = folder / f"{target.name}-corpus"
+    corpus.mkdir()
+    for number, seed in enumerate(seeds.of(target.name)):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    found = HERE / "found" / target.name
+    for path in sorted(found.glob("*")) if found.exists() else ():
+        shutil.copy(path, corpus)
+    return corpus
+
+
+def fuzz(target: Target, folder: Path, compiler: str, runs: int) -> int:
+    """Run one target; return its exit status."""
+    made = build(target, folder, compiler, "fuzzer")
+    options = (
+        *(f"-runs={runs}", f"-max_len={target.length}", "-timeout=10", "-rss_limit_mb=2048"),
+        *("-print_final_stats=1", "-verbosity=1", "-detect_leaks=0", "-close_fd_mask=1"),
+        f"-artifact_prefix={folder}/{target.name}-",
+    )
+    environment = {"PATH": os.environ["PATH"], "UBSAN_OPTIONS": "print_stacktrace=1"}
+    command = [str(made), *options, str(corpus_of(target, folder))]
+    with (folder / f"{target.name}.log").open("wb") as log:
+        done = subprocess.run(command, env=environment, stderr=log, check=False, cwd=folder)
+    text = (folder / f"{target.name}.log").read_text(errors="replace")
+    stats = [
+        line for line in text.splitlines() if line.startswith(("stat::number", "stat::average"))
+    ]
+    print(target.name, done.returncode, *stats, flush=True)
+    if done.returncode:
+        print(text[-6000:], flush=True)
+    return done.returncode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1_000_000, help="of all targets together")
+    parser.add_argument("--only", choices=[target.name for target in TARGETS])
+    parser.add_argument("--folder", type=Path, help="for logs and inputs; a new one otherwise")
+    options = parser.parse_args()
+    compiler = clang()
+    if compiler is None:
+        sys.exit("no clang: its libFuzzer is needed (Debian: apt-get install clang)")
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="gpupool-fuzz-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for target in TARGETS:
+        if options.only in (None, target.name):
+            share = 1.0 if options.only else target.share
+            failed |= fuzz(target, folder, compiler, round(options.runs * share))
+    if failed:
+        sys.exit(f"what was found is in {folder}")
+
+
+if __name__ == "__main__":
+    main()

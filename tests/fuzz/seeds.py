@@ -1,0 +1,132 @@
+"""The inputs that fuzzing begins with: what gpupool run, a worker and a driver really say."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpupool.remoting.driver_api.schema import table
+
+ANSWER = struct.Struct("<IiQIiQ")
+GOLDEN = Path(__file__).resolve().parents[1] / "testdata" / "golden" / "cuda"
+DEVICE = {
+    "server": "a",
+    "name": "NVIDIA H200",
+    "uuid": "GPU-00000000-1111-2222-3333-444444444444",
+    "memory": 1 << 34,
+    "used": 5,
+    "utilization": 0.5,
+    "temperature_c": 40.5,
+    "power_w": 300.0,
+    "capability": "9.0",
+    "bus_id": "00000000:0a:00.0",
+}
+SESSION = {
+    "server": "one",
+    "server_id": "ab",
+    "address": ["127.0.0.1", 7470],
+    "relay": "/r",
+    "session": "00" * 16,
+    "server_name": "x.gpupool",
+    "certificate_sha256": "11" * 32,
+    "ticket": "22" * 32,
+    "encryption": "tls",
+    "devices": [DEVICE, DEVICE | {"uuid": "MIG-1"}],
+}
+
+
+def of(target: str) -> list[bytes]:
+    """Return the seeds of one target."""
+    return list(
+        {
+            "json": _texts,
+            "nvml": _nvml,
+            "agent": _agent,
+            "answers": _answers,
+            "hello": _hellos,
+            "calls": _calls,
+        }[target]()
+    )
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _texts() -> Iterator[bytes]:
+    answer = {"ok": True, "what": 'a\u0001\n"\\', "sessions": [SESSION]}
+    yield b"\x40" + _line(answer)
+    yield b'\x10{"a\\\\": "\\u00e9", "ok" : [1,{"uuid":2}], "": {"uuid": "x"}}'
+    yield b'\x00{"uuid":"'
+
+
+def _nvml() -> Iterator[bytes]:
+    answer = {"ok": True, "driver": "580.1", "cuda": "13.0", "processes": [1, 2]}
+    yield _line(answer | {"devices": [DEVICE, DEVICE | {"server": "b", "utilization": None}]})
+    yield _line(answer | {"devices": [DEVICE | {"emulated": True}]})
+
+
+def _agent() -> Iterator[bytes]:
+    lost = _line({"op": "lost", "what": "server one is gone"})
+    pushed = _line({"op": "notice", "text": "hello"}) + lost
+    for flags, visible in ((0, b""), (1, b""), (2, b"0,1"), (3, b"GPU-00,GPU-1"), (2, b"MIG-1")):
+        head = bytes((flags, len(visible))) + visible
+        yield head + _line({"ok": True, "sessions": [SESSION]}) + pushed
+        two = [SESSION, SESSION | {"encryption": "off", "unix": "/u"}]
+        yield head + _line({"ok": True, "sessions": two}) + bytes(49) + pushed
+    yield b"\0\0" + _line({"ok": False, "what": "no", "why": "because"})
+
+
+def _answer(
+    kind: int, request: int, body: bytes = b"", bulk: bytes = b"", status: int = 0
+) -> bytes:
+    return ANSWER.pack(kind, status, request, len(body), 0, len(bulk)) + body + bulk
+
+
+def _answers() -> Iterator[bytes]:
+    # Three requests: one that grows, one of 8 bytes, one with 34 bytes behind it; two pieces of
+    # mapped memory of 51 bytes; three downloads of 16.
+    head = bytes((80, 1, 0, 8, 2, 8, 2, 10, 10, 16, 16, 16))
+    replies = _answer(1, 1, b"abc") + _answer(1, 2, bytes(8)) + _answer(1, 3, bytes(8), bytes(34))
+    downloads = b"".join(_answer(2, number, b"", bytes(16)) for number in (1, 2, 3))
+    mirrors = _answer(4, 1, bytes(8), b"x" * 51) + _answer(4, 2, bytes(8) + b"\xff\x0f", b"y" * 16)
+    parts = _answer(7, 3, b"", bytes(20)) + _answer(1, 3, bytes(8), bytes(14))
+    words = _answer(3, 0, b"a notice") + _answer(5, 1, b"printed\n") + _answer(6, 5, bytes(8))
+    for frames in (replies, downloads, mirrors, parts, words, replies + mirrors + downloads):
+        yield head + frames
+        yield b"\0" + head[1:] + frames
+    yield head + words + downloads + mirrors + parts + _answer(1, 1, b"", b"", 719)
+
+
+def _hello(devices: int, known: int = 1) -> bytes:
+    device = (
+        b"NVIDIA H200".ljust(256, b"\0") + bytes(range(16)) + struct.pack("<iiiI", 0, 10, 0, 18)
+    )
+    device += struct.pack("<QQQii", 1 << 34, 4096, 1 << 21, 0, -5)
+    device += bytes(16) + struct.pack("<192i", *range(192)) + b"\1" * 192
+    errors = [(1, b"CUDA_ERROR_INVALID_VALUE", b"invalid argument"), (999, b"X", b"")]
+    text = struct.pack("<IIII", table.PROTOCOL, 13000, devices, len(errors)) + device * devices
+    for code, name, said in errors:
+        text += struct.pack("<iHH", code, len(name), len(said)) + name + said
+    return text + struct.pack("<Q", known) + bytes(40 * known)
+
+
+def _hellos() -> Iterator[bytes]:
+    for devices in (0, 1, 2, 4):
+        yield b"\0\0" + struct.pack("<H", 0) + _hello(devices)
+    one = _hello(1, 0)
+    yield b"\1\0" + struct.pack("<H", len(one)) + one + b"\0\0\0" + _hello(2)
+    yield b"\2\0" + struct.pack("<H", len(one)) + one + b"\xff\0\0\0" + one
+
+
+def _calls() -> Iterator[bytes]:
+    for which in range(16):
+        yield bytes((which,)) + b"\0" + bytes(range(64)) + bytes(400)
+        yield bytes((which,)) + (b"\2\x40\0" + struct.pack("<Q", 1) + bytes(56)) * 8
+    # Bodies of records have the layouts that some answers have too.
+    for path in sorted(GOLDEN.glob("*.txt")):
+        for at, entry in enumerate(path.read_text(encoding="ascii").split("\n\n")):
+            words = [word for line in entry.splitlines()[1:-1] for word in line.split()]
+            body = b"".join(bytes(8) if "." in word else bytes.fromhex(word) for word in words)
+            if at % 4 == 0 and 0 < len(body) < 600:
+                yield bytes((at % 16,)) + b"\2" + struct.pack("<H", len(body)) + body
