@@ -171,7 +171,7 @@ class Session:
         self.operations = {name: number for number, name in enumerate(names)}
         self.devices = devices
         self.server = welcome
-        self._queue.welcome(self.operations, welcome.get("version"), room)
+        self._queue.welcome(self.operations, visible(welcome.get("version")), room)
 
     def close(self) -> None:
         """End the session. Queued calls run first, and their errors are raised."""
