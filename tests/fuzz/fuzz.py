@@ -109,6 +109,9 @@ def fuzz(target: Target, folder: Path, compiler: str, runs: int) -> int:
         f"-artifact_prefix={folder}/{target.name}-",
     )
     environment = {"PATH": os.environ["PATH"], "UBSAN_OPTIONS": "print_stacktrace=1"}
+    environment["ASAN_OPTIONS"] = (
+        "detect_leaks=0"  # also at the end: the library keeps what it made
+    )
     command = [str(made), *options, str(corpus_of(target, folder))]
     with (folder / f"{target.name}.log").open("wb") as log:
         done = subprocess.run(command, env=environment, stderr=log, check=False, cwd=folder)
