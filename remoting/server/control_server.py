@@ -177,13 +177,15 @@ class ControlServer:
         )
 
     def _certificate_ms(self) -> int:
-        """Return the pool's time; without a majority's word, this machine's, which peers check.
+        """Return the pool's time; where others sign, without a majority's word, this machine's.
 
         The pool's time stands still in a server that was away, whose certificate may have ended.
+        Voters check with their own clocks. Who signs for itself has nobody to check: with a clock
+        that is a year ahead, its certificate would not be valid yet for anybody else.
         """
         reading = self._table_clock.reading()
-        held = reading.source is Source.HELD
-        return reading.wall_ms if held else self._table_clock.now_ms()
+        asks = reading.source is Source.HELD and self.ca_key.signer is None
+        return reading.wall_ms if asks else self._table_clock.now_ms()
 
     async def serve(
         self,

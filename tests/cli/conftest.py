@@ -400,7 +400,8 @@ class LivePool:
 
     def logs(self) -> str:
         """Return the end of every server's log."""
-        return "\n".join(s.name + ": " + s.log.read_text()[-2000:] for s in self.servers.values())
+        started = [server for server in self.servers.values() if server.log.exists()]
+        return "\n".join(f"{each.name}: {each.log.read_text()[-2000:]}" for each in started)
 
     def stop(self) -> None:
         """End all commands and servers."""

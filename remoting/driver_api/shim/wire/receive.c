@@ -140,6 +140,21 @@ static bool read_mirror(struct line *line, const struct answer *head) {
     return true;
 }
 
+// Print what a kernel printed. As the driver does: by the C library's stream, in turn with what the
+// program prints.
+static bool read_printed(struct line *line, const struct answer *head) {
+    FILE *to = head->request == STDERR_FILENO ? stderr : stdout;
+    char text[1024];
+    for (size_t left = head->body; left > 0;) {
+        size_t part = left < sizeof text ? left : sizeof text;
+        if (!read_exactly(line, text, part)) return false;
+        if (isatty(fileno(to))) gp_make_visible(text, part);
+        fwrite(text, 1, part, to);
+        left -= part;
+    }
+    return true;
+}
+
 // Read one answer and give it to whom it belongs. Called by the one thread that reads, with
 // read_lock free while it waits; returns false when the connection is of no use any more.
 static bool read_answer(struct line *line) {
@@ -154,18 +169,7 @@ static bool read_answer(struct line *line) {
         gp_say("%s", text);
         return true;
     }
-    if (head.kind == PRINTED) {
-        // As the driver does: by the C library's stream, in turn with what the program prints.
-        FILE *to = head.request == STDERR_FILENO ? stderr : stdout;
-        for (char text[1024]; head.body > 0;) {
-            size_t part = head.body < sizeof text ? head.body : sizeof text;
-            if (!read_exactly(line, text, part)) return false;
-            if (isatty(fileno(to))) gp_make_visible(text, part);
-            fwrite(text, 1, part, to);
-            head.body -= (uint32_t)part;
-        }
-        return true;
-    }
+    if (head.kind == PRINTED) return read_printed(line, &head);
     if (head.kind == DATA) return read_download(line, &head);
     if (head.kind == PART) return read_part(line, &head);
     if (head.kind == MIRROR) return read_mirror(line, &head);

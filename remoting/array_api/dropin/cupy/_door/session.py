@@ -338,7 +338,7 @@ class Session:
             error = reply.body.get("error")
             if error is None:
                 value = self._value(reply.body.get("value"), reply.first, reply)
-                if reply.sink is not None and (value is not reply or reply.bulk is None):
+                if reply.sink is not None and value is not reply:
                     raise ValueError("an answer without the bytes that were asked for")
             else:
                 name, message, details = error

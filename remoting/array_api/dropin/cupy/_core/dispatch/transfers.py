@@ -7,6 +7,7 @@ import numpy as np
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import dtype_of
 from cupy._door import pool, state
+from cupy._door.errors import nonsense
 from cupy._door.meta import Meta, fresh
 from cupy._door.receiver import Reply
 from cupy._door.session import INLINE_MAX, Session
@@ -75,8 +76,11 @@ def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.n
     elif known is None or known.nbytes:
         reply: Any = session.ask("door.get", (source, letter), sink=sink)
         assert isinstance(reply, Reply)
-    if not made:
-        host(source._meta)
+    if not made:  # an empty array has no bytes to send
+        if source._meta.nbytes:
+            wrong = ValueError("an answer without the bytes that were asked for")
+            raise session.lose(nonsense(wrong))
+        host()
     return made[0]
 
 
