@@ -157,13 +157,6 @@ CONSENSUS = (
         (("isolate-leader", 2.0), ("kill-leader", 2.0)),
     ),
     Mutation(
-        "counts-one-more-copied",
-        "creates",
-        "a leader takes an answer for one entry more than it says",
-        broken_consensus.counts_one_more_copied,
-        (("isolate-leader", 2.0), ("kill-leader", 2.0)),
-    ),
-    Mutation(
         "pull-gives-uncommitted",
         "logs-agree",
         "a server without a vote is given entries that are not committed",

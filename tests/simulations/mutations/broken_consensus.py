@@ -195,17 +195,6 @@ def commits_one_ahead() -> AbstractContextManager[None]:
     return patched(RaftCore, "tick", tick)
 
 
-def counts_one_more_copied() -> AbstractContextManager[None]:
-    original = RaftCore._on_next_node_idx
-
-    def on_next_node_idx(self: RaftCore, node: Any, message: Message) -> None:
-        if message["success"] and message["next_node_idx"] <= self._journal.last_index:
-            message = {**message, "next_node_idx": message["next_node_idx"] + 1}
-        original(self, node, message)
-
-    return patched(RaftCore, "_on_next_node_idx", on_next_node_idx)
-
-
 def pull_gives_uncommitted() -> AbstractContextManager[None]:
     original = PullResponder._answer_one
 

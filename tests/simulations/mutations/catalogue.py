@@ -300,8 +300,14 @@ MUTATIONS = (
         "converges",
         "a server that was unreachable stays so",
         broken_servers.never_reachable_again,
-        (("pause", 2.0), ("deaf", 2.0)),
-        tune=short(16.0, 10.0),
+        tune=lambda options: replace(
+            options,
+            servers=5,
+            clients=3,
+            faults=(("pause", 1.0), ("deaf", 3.0)),
+            fault_s=20.0,
+            heal_s=10.0,
+        ),
     ),
     Mutation(
         "never-asks-again",
