@@ -37,6 +37,12 @@ class BuildShim(build_ext):
             link = ["-Wl,--no-as-needed", "-o", str(built.with_name("libcuda.so")), str(built)]
             self.spawn([*self.compiler.linker_so, *link])
 
+    def build_extensions(self) -> None:
+        # Some builds of Python name their own folders here; a library of ours searches none.
+        linker = self.compiler.linker_so
+        self.compiler.linker_so = [word for word in linker if not word.startswith("-Wl,-rpath")]
+        super().build_extensions()
+
     def copy_extensions_to_source(self) -> None:
         # An editable installation copies into the checkout, where git keeps no empty folder.
         folder = Path(__file__).resolve().parent / "remoting/driver_api/library"
