@@ -56,6 +56,7 @@ static void in_turn(void *stream) {
     for (size_t at = 0; at < INTS; at++) NEED(data[at] == (int)at * 3 + 1);
     data[12345] = -7;  // one page
     add_one(data, INTS, stream);
+    CHECK(cuStreamSynchronize(stream));  // it is non-blocking: nothing else orders the two kernels
     add_one(data, INTS, NULL);
     CHECK(cuCtxSynchronize());
     NEED(data[12345] == -5 && data[12346] == 12346 * 3 + 3 && data[INTS - 1] == 3145728);
