@@ -18,7 +18,7 @@ from tests.layout_rules import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("pool", "consensus", "remoting", "cli", "simulations")
+FOLDERS = ("pool", "consensus", "remoting", "monitoring", "cli", "simulations")
 STDLIB_WITH_IO = {"socket", "ssl", "subprocess", "threading", "time", "random", "os", "select"}
 
 # Each folder, with the folders and the outside packages that it may import.
@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "pool": (set(), set()),
     "consensus": ({"pool"}, {"pysyncobj", "cbor2", "trio"}),
     "remoting": ({"pool"}, {"cbor2", "trio", "cryptography", "numpy", "cupy", "cuda", "pynvml"}),
-    "cli": ({"pool", "consensus", "remoting", "simulations"}, {"click", "rich", "trio"}),
+    "monitoring": ({"pool", "remoting"}, {"trio", "cbor2"}),
+    "cli": ({"pool", "consensus", "remoting", "monitoring", "simulations"}, {"click", "rich", "trio"}),
     "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
 }
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
