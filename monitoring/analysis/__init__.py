@@ -1,1 +1,1 @@
-"""GPU use from traces: whom a pool would serve, and how many GPUs it would need."""
+"""GPU use from traces: who would be served by a pool, and how many GPUs it would need."""
