@@ -27,7 +27,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "consensus": ({"pool"}, {"pysyncobj", "cbor2", "trio"}),
     "remoting": ({"pool"}, {"cbor2", "trio", "cryptography", "numpy", "cupy", "cuda", "pynvml"}),
     "monitoring": ({"pool", "remoting"}, {"trio", "cbor2"}),
-    "cli": ({"pool", "consensus", "remoting", "monitoring", "simulations"}, {"click", "rich", "trio"}),
+    "cli": (
+        {"pool", "consensus", "remoting", "monitoring", "simulations"},
+        {"click", "rich", "trio"},
+    ),
     "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
 }
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
