@@ -25,6 +25,7 @@ that any number of nodes can live in one process.
              -> SnapshotTransfer  -> Puller
              -> Puller            (a server without a vote)
              -> TableComparison   is this table that of the others?
+             -> Hearsay           whom do the others refuse?
              -> Promises          who has forgotten, who is a clone, who is repaired
              -> RaftCore          elections, replication, commit, apply; calls back ``CoreHost``
              -> PeerFrames        (what waits to leave)
@@ -54,6 +55,7 @@ from gpupool.consensus.contacts import Contacts
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.followers import Puller, PullResponder
+from gpupool.consensus.hearsay import Hearsay
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.promises import Promises
@@ -138,6 +140,7 @@ class RaftNode:
             now=now,
         )
         self._promises = Promises(context, Start(boot, incarnation))
+        self._hearsay = Hearsay(context, self._promises)
         self._contacts = Contacts(context)
         self._puller = Puller(context)
         self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
@@ -169,6 +172,7 @@ class RaftNode:
             "hello": self._promises.on_hello,
             "refused": self._promises.on_refused,
             "promised": self._promises.on_promised,
+            "refusal": self._hearsay.on_refusal,
         }
 
     # --- what the driver reports -------------------------------------------------------------
@@ -179,6 +183,7 @@ class RaftNode:
         self._frames.connect(peer)
         self._drop_transfers(peer)
         self._promises.connected(peer)
+        self._hearsay.connected(peer)
         self._contacts.heard(peer)
         with self._core.stepping(self._context.now):
             self._core.connected_to(peer)
@@ -303,6 +308,7 @@ class RaftNode:
             self._proposals.expire(self._context.now)
             core.tick()
             self._comparison.judge()
+            self._hearsay.tell()
             leads = core.state == LEADER
             if leads:
                 self._contacts.leads_in(core.term)
@@ -408,6 +414,7 @@ class RaftNode:
             diverged=self._comparison.differing,
             unfit=self._unfit(),
             alarm=self._promises.alarm(),
+            refused_by=self._hearsay.heard(now),
         )
 
     def _unfit(self) -> dict[ServerId, str]:

@@ -96,6 +96,11 @@ class Promises:
             found[self._context.server_id] = "it gets back from the others what its disk lost"
         return found
 
+    @property
+    def refused(self) -> dict[ServerId, str]:
+        """The servers that this one refuses, and why."""
+        return self._refused
+
     def alarm(self) -> str:
         """Return what an operator must know beyond ``unfit``, or nothing."""
         return self._alarm or self._context.core.alarm

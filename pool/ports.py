@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.pieces import Field, PieceDecoder
@@ -64,6 +64,13 @@ class Role(Enum):
     REMOVED = "removed"
 
 
+class RefusedBy(NamedTuple):
+    """Which server says that it refuses another one, and why."""
+
+    teller: ServerId
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class RaftHealth:
     """The state of consensus as this server sees it; never blocks, never asks the network."""
@@ -82,6 +89,8 @@ class RaftHealth:
     unfit: Mapping[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Servers that cannot be counted on as voters, and why."""
     alarm: str = ""  # what an operator must know beyond that
+    refused_by: Mapping[ServerId, RefusedBy] = field(default_factory=dict[ServerId, RefusedBy])
+    """Servers that others refuse, by hearsay: it is shown, and nothing rests on it."""
 
 
 class StateMachine(Protocol):

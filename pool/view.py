@@ -384,6 +384,11 @@ def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -
         if (known := state.servers.get(server)) is not None:
             text = f"{visible(known.name)} does not count as a voter: {visible(why)}"
             warnings.append(ALARM + text)
+    for server, (teller, why) in sorted(health.refused_by.items()):
+        if server in state.servers and server not in health.unfit:
+            says = state.servers[teller].name if teller in state.servers else teller
+            text = f"{visible(state.servers[server].name)} does not count as a voter: "
+            warnings.append(f"{ALARM}{text}server {visible(says)} says: {visible(why)}")
     if health.alarm:
         warnings.append(f"{ALARM}{health.alarm}")
     if len(state.voters()) == 2:

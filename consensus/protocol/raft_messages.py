@@ -135,6 +135,8 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     "refused": (19, {"boot": (int,), "reason": (str,)}),
     # What the receiver, which repairs its log, promised to the sender.
     "promised": (20, {"term": (int,), "index": (int,)}),
+    # The sender refuses another server; believed for ``for_ms``, 0 ends it. See ``hearsay.py``.
+    "refusal": (21, {"server": (str,), "reason": (str,), "for_ms": (int,)}),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())

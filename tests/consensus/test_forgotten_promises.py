@@ -23,9 +23,9 @@ from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 class ForgetfulWorld(World):
     """A world in which a server may end for good, and directories can be swapped."""
 
-    def __init__(self, seed: int, *, voters: int = 3) -> None:
+    def __init__(self, seed: int, *, voters: int = 3, learners: int = 0) -> None:
         self.ended: dict[ServerId, StorageError] = {}
-        super().__init__(seed, voters=voters)
+        super().__init__(seed, voters=voters, learners=learners)
 
     def _guard(self, server: Server, action: Callable[[], None]) -> None:
         """End a server whose step raises; one that cannot even start says so to the test."""

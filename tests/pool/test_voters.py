@@ -10,7 +10,7 @@ from gpupool.pool.model.codec import decode
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
-from gpupool.pool.ports import RaftHealth, Role
+from gpupool.pool.ports import RaftHealth, RefusedBy, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import ALARM, build_view
 
@@ -123,6 +123,25 @@ def test_voters_that_cannot_be_counted_on_are_no_part_of_the_quorum() -> None:
     name = pool.state.servers[s2].name
     told = [text.removeprefix(ALARM) for text in view.warnings if text.startswith(ALARM)]
     assert told == [f"{name} does not count as a voter: it is an old copy", "entry 7 is lost"]
+
+
+def test_whom_others_refuse_is_shown_and_counts_here_all_the_same() -> None:
+    pool = Pool(3)
+    s1, s2 = ServerId("s1"), ServerId("s2")
+    told = RefusedBy(s1, "it is an old copy")
+    ill = replace(
+        health(pool.state),
+        connected=(s1, s2),
+        refused_by={s2: told, s1: RefusedBy(s2, "by hearsay"), ServerId("gone"): told},
+        unfit={s1: "seen here"},
+    )
+    view = build_view(pool.state, ill, answered_by=ServerId("s0"), now_ms=1000)
+    assert view.raft.connected == (s2,), "what is known here alone decides"
+    one, two = (pool.state.servers[each].name for each in (s1, s2))
+    assert [text for text in view.warnings if text.startswith(ALARM)] == [
+        f"{ALARM}{one} does not count as a voter: seen here",
+        f"{ALARM}{two} does not count as a voter: server {one} says: it is an old copy",
+    ]
 
 
 def health(state: PoolState, role: Role = Role.LEADER) -> RaftHealth:

@@ -1,0 +1,130 @@
+"""Hearsay: servers tell each other whom they refuse, so that each of them can show it.
+
+Only a server that met a forgetful voter refuses it (``promises.py``), and an operator asks any
+server. So each one tells those that it is connected to: when a refusal begins or ends, to a new
+connection at once, and every ``TELL_EVERY_S``, for a message may meet a server that does not listen
+yet. What is not said again within ``HEARSAY_S`` is forgotten. That covers a teller that ended, was
+removed, or started again and remembers less.
+
+Followers without a vote are connected to voters alone. A voter therefore passes on what such a
+follower says. It passes on nothing of other voters, so that no hearsay goes in a circle.
+
+Hearsay is shown, and changes nothing else: whose votes, acknowledgements and messages count, each
+server decides by its own memory. It is heard and told of the pool's servers alone, so that it ends
+when one is removed. Nothing is sent while nobody is refused, and an older build drops the message.
+"""
+
+from typing import NamedTuple
+
+from gpupool.consensus.node_context import NodeContext
+from gpupool.consensus.promises import Promises
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import RefusedBy
+
+TELL_EVERY_S = 5.0
+"""How often what is refused is told again."""
+
+HEARSAY_S = 20.0
+"""For how long it is believed: three repetitions may be lost."""
+
+HEARD_MAX = 64
+"""Servers that one teller may speak of at a time."""
+
+REASON_MAX = 500
+
+
+class _Heard(NamedTuple):
+    """What one teller says of one server, and until when that is believed."""
+
+    reason: str
+    until: float
+
+
+class Hearsay:
+    """What this server tells the others of refused servers, and what they told it."""
+
+    def __init__(self, context: NodeContext, promises: Promises) -> None:
+        """Begin without hearsay; it is in memory alone."""
+        self._context = context
+        self._promises = promises
+        self._told: dict[ServerId, str] = {}
+        self._told_at = context.now
+        self._heard: dict[ServerId, dict[ServerId, _Heard]] = {}
+
+    def connected(self, peer: ServerId) -> None:
+        """Tell a new connection what the others know."""
+        for server, reason in sorted(self._told.items()):
+            self._tell(peer, server, reason)
+
+    def tell(self) -> None:
+        """Tell all peers what began or ended since the last time, and repeat it now and then."""
+        if self._heard:
+            self._forget()
+        if not self._told and not self._promises.refused and not self._heard:
+            return
+        known = self._to_tell()
+        repeats = self._context.now >= self._told_at + TELL_EVERY_S
+        if known == self._told and not repeats:
+            return
+        news = {server: "" for server in self._told if server not in known}
+        news |= known if repeats else dict(known.items() - self._told.items())
+        self._told = known
+        if repeats:
+            self._told_at = self._context.now
+        for peer in sorted(self._context.frames.connected()):
+            for server, reason in sorted(news.items()):
+                self._tell(peer, server, reason)
+
+    def on_refusal(self, peer: ServerId, message: Message) -> None:
+        """Take what a peer says of another server."""
+        server, reason = ServerId(message["server"]), message["reason"][:REASON_MAX]
+        heard = self._heard.setdefault(peer, {})
+        for_s = min(message["for_ms"] / 1000, HEARSAY_S)
+        if for_s <= 0:
+            heard.pop(server, None)
+        elif server in heard or len(heard) < HEARD_MAX:
+            heard[server] = _Heard(reason, self._context.now + for_s)
+
+    def heard(self, now: float) -> dict[ServerId, RefusedBy]:
+        """Return which servers of the pool others refuse; of several tellers, the first by id."""
+        found: dict[ServerId, RefusedBy] = {}
+        for teller, heard in sorted(self._heard.items()):
+            for server, (reason, until) in heard.items():
+                if now < until and self._is_known(server):
+                    found.setdefault(server, RefusedBy(teller, reason))
+        return found
+
+    def _to_tell(self) -> dict[ServerId, str]:
+        """Return what this server refuses, and at a voter what followers without a vote do."""
+        context, found = self._context, dict[ServerId, str]()
+        if context.core.votes:
+            for teller, heard in sorted(self._heard.items()):
+                if teller not in context.core.voters:
+                    found |= {server: each.reason for server, each in heard.items()}
+        found |= self._promises.refused
+        known = [server for server in sorted(found) if self._is_known(server)]
+        return {server: found[server] for server in known[:HEARD_MAX]}
+
+    def _is_known(self, server: ServerId) -> bool:
+        """Tell whether a server belongs to the pool, as far as this one was told."""
+        context = self._context
+        return server in context.servers or server in (context.server_id, *context.core.voters)
+
+    def _forget(self) -> None:
+        now = self._context.now
+        for teller, heard in list(self._heard.items()):
+            for server in [each for each, (_, until) in heard.items() if now >= until]:
+                del heard[server]
+            if not heard:
+                del self._heard[teller]
+
+    def _tell(self, peer: ServerId, server: ServerId, reason: str) -> None:
+        for_ms = int(HEARSAY_S * 1000) if reason else 0
+        message: Message = {
+            "type": "refusal",
+            "server": server,
+            "reason": reason,
+            "for_ms": for_ms,
+        }
+        self._context.frames.send(peer, message)

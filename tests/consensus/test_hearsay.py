@@ -1,0 +1,160 @@
+"""Whom one server refuses, every server shows, and nobody's vote depends on it."""
+
+from typing import Any
+
+import pytest
+from lone_node import Lone
+from test_forgotten_promises import ForgetfulWorld
+
+from gpupool.consensus.hearsay import HEARD_MAX, HEARSAY_S, TELL_EVERY_S
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import RefusedBy
+
+B, C, D = ServerId("b"), ServerId("c"), ServerId("d")
+
+
+class TalkativeWorld(ForgetfulWorld):
+    """Three voters and two followers without a vote."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, learners=2)
+        self.healthy()
+        self.run(1.0)
+
+    def shown(self, name: ServerId, victim: ServerId) -> str:
+        """Return why ``victim`` does not count, as ``name`` shows it."""
+        server = self.servers[name]
+        health = self.node(name).health(self.local(server))
+        hearsay = health.refused_by.get(victim)
+        return health.unfit.get(victim) or (hearsay.reason if hearsay else "")
+
+
+@pytest.mark.parametrize("refuser", [0, 1, 2, 3])
+def test_every_server_shows_whom_any_server_refuses(refuser: int) -> None:
+    world = TalkativeWorld(3)
+    leader = world.leader()
+    assert leader is not None
+    victim = next(name for name in world.names[:3] if name != leader)
+    others = [name for name in world.names if name != victim]
+    world.crash(victim)
+    old = world.servers[victim].disk.image()
+    world.boot(victim)
+    world.run(1.0)
+    world.crash(victim)
+    world.run(0.2)
+    world.servers[victim].disk.restore(old)
+    met = others[refuser]
+    world.block([[victim, met], others])
+    world.boot(victim)
+    world.run(3.0)
+    assert f"server {met} says" in str(world.ended[victim].why), "it met one server only"
+    world.heal()
+    world.run(1.0)
+    for name in others:
+        assert "old copy" in world.shown(name, victim), name
+    # It lasts as long as the refusal does, and a server that comes back hears of it.
+    again = next(name for name in others[::-1] if name != met)
+    world.crash(again)
+    world.boot(again)
+    world.run(HEARSAY_S + 2 * TELL_EVERY_S)
+    for name in others:
+        assert "old copy" in world.shown(name, victim), name
+    for name in others:
+        world.node(name).set_servers([each for each in others if each not in world.names[:3]])
+    world.crash(met)
+    world.run(HEARSAY_S + 2 * TELL_EVERY_S)
+    assert not any(world.shown(name, victim) for name in others if name != met)
+
+
+def told(sent: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, str]]:
+    """Return who was told of whom, and what."""
+    refusals = [(peer, message) for peer, message in sent if message["type"] == "refusal"]
+    return [(peer, message["server"], message["reason"]) for peer, message in refusals]
+
+
+def hello(lone: Lone, peer: str, boot: int) -> list[tuple[str, dict[str, Any]]]:
+    start = {"boot": boot, "incarnation": 0, "term": 1, "last_index": 2, "repairing": False}
+    return lone.take(peer, "hello", **start)
+
+
+def say(lone: Lone, peer: str, server: str, reason: str) -> list[tuple[str, dict[str, Any]]]:
+    """Let a peer say whom it refuses; without a reason, it does so no more."""
+    for_ms = 10**9 if reason else 0
+    return lone.take(peer, "refusal", server=server, reason=reason, for_ms=for_ms)
+
+
+def refused_by(lone: Lone) -> dict[ServerId, RefusedBy]:
+    return dict(lone.node.health(lone.now).refused_by)
+
+
+def test_a_refusal_is_told_when_it_begins_and_ends_and_to_new_connections() -> None:
+    lone = Lone(("me", "b", "c"))
+    assert not told(hello(lone, "b", 5))
+    begun = told(hello(lone, "b", 4))
+    assert [(peer, server) for peer, server, _ in begun] == [("b", "b"), ("c", "b")]
+    assert "an old copy" in begun[0][2]
+    assert not told(lone.tick(TELL_EVERY_S / 2)), "once is enough for a while"
+    lone.node.disconnected(C, lone.now)
+    lone.node.connected(C, lone.now)
+    assert told(lone.tick()) == [begun[1]]
+    assert told(lone.tick(TELL_EVERY_S)) == begun, "what was not listened to is said again"
+    assert told(hello(lone, "b", 5)) == [("b", "b", ""), ("c", "b", "")]
+    assert not told(lone.tick(2 * TELL_EVERY_S))
+
+
+def test_hearsay_is_shown_and_changes_nothing_else() -> None:
+    lone = Lone(("me", "b", "c"))
+    say(lone, "c", "b", "an old copy")
+    say(lone, "c", "me", "an old copy")
+    both = {B: RefusedBy(C, "an old copy"), ServerId("me"): RefusedBy(C, "an old copy")}
+    assert refused_by(lone) == both
+    health = lone.node.health(lone.now)
+    assert (dict(health.unfit), health.alarm) == ({}, "")
+    lone.win("b")
+    lone.propose("counts")
+    lone.tick()
+    lone.acknowledge("b", lone.journal.last_index)
+    assert lone.node.core.commit_index == lone.journal.last_index
+
+
+def test_hearsay_ends_when_it_is_taken_back_or_not_repeated() -> None:
+    lone = Lone(("me", "b", "c"))
+    say(lone, "c", "b", "an old copy")
+    say(lone, "c", "b", "")
+    assert not refused_by(lone)
+    say(lone, "c", "b", "an old copy")
+    lone.node.disconnected(C, lone.now)
+    lone.tick(HEARSAY_S - 1)
+    assert refused_by(lone), "a short silence is nothing"
+    lone.tick(1)
+    assert not refused_by(lone)
+
+
+def test_hearsay_is_bounded_and_only_of_servers_of_the_pool() -> None:
+    lone = Lone(("me", "b", "c"))
+    for number in range(2 * HEARD_MAX):
+        say(lone, "c", f"s{number}", "x" * 9999)
+    assert not refused_by(lone), "it knows none of them"
+    lone.node.set_servers([ServerId(f"s{number}") for number in range(2 * HEARD_MAX)])
+    shown = refused_by(lone)
+    assert len(shown) == HEARD_MAX
+    assert all(len(refusal.reason) == 500 for refusal in shown.values())
+    lone.node.set_servers([ServerId("s1")])
+    assert set(refused_by(lone)) == {"s1"}
+
+
+def test_what_a_refused_server_says_of_others_is_not_heard() -> None:
+    lone = Lone(("me", "b", "c"))
+    hello(lone, "b", 5)
+    hello(lone, "b", 4)
+    say(lone, "b", "c", "an old copy")
+    assert not refused_by(lone)
+
+
+def test_a_voter_passes_on_what_followers_say_and_nothing_of_voters() -> None:
+    lone = Lone(("me", "b", "c"), peers=("b", "c", "d"))
+    lone.node.set_servers([B, C, D])
+    assert not told(say(lone, "b", "c", "of a voter"))
+    passed = told(say(lone, "d", "c", "of a follower"))
+    assert passed == [(peer, "c", "of a follower") for peer in ("b", "c", "d")]
+    assert told(say(lone, "d", "c", "")) == [(peer, "c", "") for peer in ("b", "c", "d")]
