@@ -47,7 +47,10 @@ WAITING_LAPSE_MS = 15_000
 """A waiting entry that was not renewed for so long is dropped (design section 3.6)."""
 
 STARVED_AFTER_MS = 60_000
-"""After so long a wait, claims of GPUs that the oldest waiting request needs are refused."""
+"""After so long a wait, claims of GPUs that the oldest waiting request needs are refused.
+
+A new table has this; the simulator begins with tables that have less.
+"""
 
 PARTITION_SIZE_MIN = 1 << 20
 """The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
@@ -337,6 +340,8 @@ class PoolState:
     acts: tuple[Act, ...] = ()  # the latest administrative acts, oldest first
     act_count: int = 0  # of all administrative acts there ever were
     former: Former | None = None
+    starved_after_ms: int = field(default=STARVED_AFTER_MS, metadata=OPTIONAL)
+    """After how long a wait a request goes first: one value for all servers that apply the log."""
     labels_awaited: dict[str, dict[str, str]] = field(  # by name of a server that is to join
         default_factory=dict[str, dict[str, str]]
     )

@@ -1,20 +1,18 @@
 """Fairness between requests: the GPUs that are reserved for the request that goes first.
 
-A request that has waited for ``STARVED_AFTER_MS`` is starved. The oldest starved one of the highest
-priority goes first: offers leave the GPUs alone that are nearest to serving it, and ``apply``
-refuses grants of them to others of its priority or less. So a stream of small requests cannot keep
-a large one waiting for ever.
+A request that has waited for the table's ``starved_after_ms`` is starved. The oldest starved one
+of the highest priority goes first: offers leave the GPUs alone that are nearest to serving it, and
+``apply`` refuses grants of them to others of its priority or less. So a stream of small requests
+cannot keep a large one waiting for ever.
 
-``STARVED_AFTER_MS`` is a constant of the module, and no parameter: ``apply`` must do the same on
-every server, so no server may have a value of its own. The table has no field for it, because a
-field would change the bytes of snapshots. The simulator replaces it for a whole run.
+The limit stands in the table, because ``apply`` must do the same on every server.
 """
 
 from typing import NamedTuple
 
 from gpupool.pool.model.ids import GpuId, RequestId, ServerId
 from gpupool.pool.model.memo import Memo
-from gpupool.pool.model.state import STARVED_AFTER_MS, PoolState, Request, Server, Waiting
+from gpupool.pool.model.state import PoolState, Request, Server, Waiting
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of_all
 from gpupool.pool.scheduling.capacity import partition_size
 from gpupool.pool.scheduling.filters import admitted
@@ -25,7 +23,7 @@ def oldest_starved(state: PoolState) -> Waiting | None:
 
     One that a limit of the policy holds back reserves nothing: memory alone would not help it.
     """
-    limit = state.now - STARVED_AFTER_MS
+    limit = state.now - state.starved_after_ms
     starved = state.waiting.since_at_most(limit)
     if not starved:
         return None

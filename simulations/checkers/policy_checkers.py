@@ -6,7 +6,6 @@ from fractions import Fraction
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import LeaseId, RequestId
 from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
-from gpupool.pool.scheduling import fairness
 from gpupool.simulations.checkers.policy_oracle import (
     HOLDERS,
     KINDS,
@@ -157,7 +156,7 @@ class NobodyStarves:
         starved = [
             entry
             for entry in state.waiting.values()
-            if entry.since <= state.now - fairness.STARVED_AFTER_MS
+            if entry.since <= state.now - state.starved_after_ms
             and entry.renewed >= state.now - WAITING_LAPSE_MS
         ]
         starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))

@@ -29,7 +29,7 @@ STATE_EVERY = 16
 class LogsAgree:
     """All servers apply the same commands at the same indices, and get the same tables."""
 
-    def __init__(self, failures: FailureReporter) -> None:
+    def __init__(self, failures: FailureReporter, empty: PoolState) -> None:
         self._failures = failures
         self._commands: dict[int, tuple[Plain, Plain]] = {}
         self._previous: dict[int, int] = {}
@@ -37,7 +37,7 @@ class LogsAgree:
         self._at: dict[str, int] = {}
         self.newest = 0
         """The newest index that any server applied."""
-        self.state = PoolState()
+        self.state = empty
         """The table there."""
 
     def began(self, server: str) -> None:

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer
 from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.model.state import ServerStatus, TokenKind
+from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.ports import Role
 from gpupool.remoting.server.proposer import Decision
 from gpupool.simulations.cluster.client_connections import Credentials
@@ -67,8 +67,11 @@ class Cluster:
         )
         network.timeout_s = {PEER: PEER_TIMEOUT_S, CONTROL: CLIENT_TIMEOUT_S}
         self.quiescence = QuiescenceTracker(scheduler)
+        # Requests go first sooner than runs last.
+        empty = PoolState(starved_after_ms=int(options.starved_s * 1000))
+        checkers = Checkers(self.failures, empty)
         self.environment = Environment(
-            options, scheduler, trace, network, Checkers(self.failures), self.quiescence
+            options, scheduler, trace, network, checkers, empty, self.quiescence
         )
         self.options = options
         self.scheduler = scheduler

@@ -43,9 +43,9 @@ from gpupool.simulations.kernel.trace import Trace
 class Checkers:
     """Every checker of a run."""
 
-    def __init__(self, failures: FailureReporter) -> None:
+    def __init__(self, failures: FailureReporter, empty: PoolState) -> None:
         self.failures = failures
-        self.logs = LogsAgree(failures)
+        self.logs = LogsAgree(failures, empty)
         self.leaders = OneLeader(failures)
         self.table = TableSound(failures)
         self.memory = MemoryTruth(failures)
@@ -75,6 +75,8 @@ class Environment:
     trace: Trace
     network: Network
     checkers: Checkers
+    empty: PoolState
+    """The table with which each server begins."""
     quiescence: QuiescenceTracker
     history: History = field(default_factory=History)
     tables: SharedTables = field(default_factory=SharedTables)

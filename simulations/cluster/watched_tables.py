@@ -13,7 +13,7 @@ class WatchedMachine(PoolMachine):
     """The real state machine, with the checkers watching."""
 
     def __init__(self, environment: Environment, server: str) -> None:
-        super().__init__(PoolState())
+        super().__init__(environment.empty)
         self._environment = environment
         self._server = server
         environment.checkers.logs.began(server)

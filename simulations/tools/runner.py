@@ -6,12 +6,11 @@ failure of a checker ends the run.
 """
 
 import gc
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from gpupool.pool.scheduling import fairness
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.faults.fault_schedule import Fault, happen, schedule
@@ -71,7 +70,7 @@ def run(
     gc.collect()
     gc.disable()
     try:
-        with _starved_after(options.starved_s), broken():
+        with broken():
             simulation = _Simulation(options, only)
             try:
                 simulation.create()
@@ -84,17 +83,6 @@ def run(
             return simulation.report()
     finally:
         gc.enable()
-
-
-@contextmanager
-def _starved_after(seconds: float) -> Generator[None]:
-    """Let requests go first sooner than runs last."""
-    usual = fairness.STARVED_AFTER_MS
-    fairness.STARVED_AFTER_MS = int(seconds * 1000)
-    try:
-        yield
-    finally:
-        fairness.STARVED_AFTER_MS = usual
 
 
 class _Simulation:

@@ -47,6 +47,7 @@ GIB = 1 << 30
 START_MS = 1_790_000_000_000
 """At 14:13:20 UTC; each command comes a tenth of a second after the one before."""
 
+EMPTY = PoolState()
 FAR = Milliseconds(2**52)
 ONE = Incarnation(1)
 A, B, C = (ServerId(letter * 12) for letter in "abc")
@@ -279,9 +280,9 @@ def clock_set() -> list[Command]:
 class Script:
     """A table, and what its commands answered."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, empty: PoolState = EMPTY) -> None:
         self.name = name
-        self.machine = PoolMachine(PoolState())
+        self.machine = PoolMachine(empty)
         self.found: dict[str, bytes] = {}
 
     @property
@@ -313,6 +314,9 @@ def scripts() -> list[Script]:
     pool.keep("later")
     pool.run(clock_set())
     pool.keep("clock set")
+    short = Script("impatient", PoolState(starved_after_ms=1500))
+    short.run(founding()[:2])
+    short.keep("where a request goes first soon")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))
@@ -320,7 +324,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, heir]
+    return [pool, short, heir]
 
 
 def everything() -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from gpupool.pool.model.state import STARVED_AFTER_MS, RequestId, TokenId, Waiti
 from gpupool.pool.policy.policy_calendar import phase, to_utc
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.reconcile import plan_leader
+from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.placement import NoOffer, Offer
 from gpupool.pool.transitions.leases import encryption_of
@@ -435,6 +436,17 @@ def starve(pool: Pool, user: str, count: int, number: int = 255) -> Waiting:
         pool.now_ms += 10_000
         pool.do(c.Wait(entry.request, user, TokenId(user), "busy"))
     return pool.state.waiting[entry.request.id]
+
+
+def test_the_table_says_after_how_long_a_wait_a_request_goes_first() -> None:
+    pool = Pool("")
+    pool.grant("dee", 4)
+    entry = wait(pool, "ada", 4, 1)
+    pool.now_ms += 5000
+    pool.do(c.Wait(entry.request, "ada", TokenId("ada"), "busy"))
+    assert fairness.oldest_starved(pool.state) is None
+    soon = replace(pool.state, starved_after_ms=4000)
+    assert fairness.oldest_starved(soon) == pool.state.waiting[entry.request.id]
 
 
 def test_the_class_gives_the_priority() -> None:
