@@ -57,7 +57,7 @@ def uuid_of(place: int, ordinal: int) -> str:
 def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
-    from stand_ins import LinksInVain, SharingBudget, TappedStream
+    from stand_ins import LinksInVain, LyingStream, SharingBudget, TappedStream
 
     from gpupool.remoting.devices.base import Budget, DeviceSpec
     from gpupool.remoting.driver_api.executor.memory import address_slices
@@ -122,6 +122,8 @@ def run_worker(arguments: argparse.Namespace) -> None:
     links = LinksInVain() if arguments.links else None
     if arguments.tap:
         stream = TappedStream(stream, Path(arguments.tap) / f"{arguments.place}-{os.getpid()}")
+    if arguments.lie >= 0:
+        stream = LyingStream(stream, arguments.lie)
     profile = os.environ.get("LOOPBACK_PROFILE")
     if profile:
         import cProfile
@@ -216,6 +218,7 @@ class LoopbackAgent:
             *(["--links"] if self.arguments.links else []),
             *(["--tap", self.arguments.tap] if self.arguments.tap else []),
             *(["--no-launcher"] if self.arguments.no_launcher else []),
+            *("--lie", str(self.arguments.lie)),
         ]
         worker = subprocess.Popen(
             command,
@@ -282,6 +285,7 @@ def main() -> int:
     parser.add_argument("--no-launcher", action="store_true", help="launch by Python alone")
     parser.add_argument("--tap", default="", help="a folder for the bytes that workers receive")
     parser.add_argument("--share", default="", help="a folder for what processes share")
+    parser.add_argument("--lie", type=int, default=-1, help="which false answers workers give")
     parser.add_argument("--links", action="store_true", help="between servers, which break")
     parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
     parser.add_argument("--delay-us", type=int, default=0, help="round trip that it adds")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,6 +28,59 @@ class TappedStream:
     def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
         """Send everything."""
         self.stream.send_buffers(buffers)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self.stream.close()
+
+
+class LyingStream:
+    """A stream that sends some true answers, then some false ones, and then ends.
+
+    A number decides which: sizes, ids and kinds of answers, bytes in them, too much, or too little.
+    """
+
+    LIES = 4
+    TRUE_MAX = 60
+
+    def __init__(self, stream: Stream, number: int) -> None:
+        self.stream = stream
+        self.random = random.Random(number)
+        self.true_left = self.random.randrange(self.TRUE_MAX)
+        self.lies_left = self.LIES
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive some bytes; none after the last lie."""
+        return self.stream.recv_into(buffer) if self.lies_left else 0
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        """Send everything, or something else."""
+        if self.true_left:
+            self.true_left -= 1
+            self.stream.send_buffers(buffers)
+        elif self.lies_left:
+            self.lies_left -= 1
+            self.stream.send_buffers([self._lie(b"".join(bytes(each) for each in buffers))])
+            if not self.lies_left:
+                self.stream.close()
+
+    def _lie(self, truth: bytes) -> bytes:
+        draw, told = self.random, bytearray(truth)
+        way = draw.choice(("head", "bytes", "longer", "shorter", "noise"))
+        if way == "head":  # a field of it: the largest, the smallest, or any number
+            at, size = draw.choice(((0, 4), (4, 4), (8, 8), (16, 4), (20, 4), (24, 8)))
+            value = draw.choice((b"\xff" * size, bytes(size), draw.randbytes(size)))
+            told[at : at + size] = value
+        elif way == "bytes":
+            for _ in range(draw.randrange(1, 9)):
+                told[draw.randrange(len(told))] = draw.randrange(256)
+        elif way == "longer":
+            told += draw.randbytes(draw.choice((1, 24, 5000)))
+        elif way == "shorter":
+            del told[draw.randrange(len(told)) :]
+        else:
+            told[:] = draw.randbytes(draw.choice((1, 24, 100, 70000)))
+        return bytes(told)
 
     def close(self) -> None:
         """Close the stream."""
