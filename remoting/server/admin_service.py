@@ -23,7 +23,7 @@ from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
-from gpupool.remoting.server.rights import check_unexpired
+from gpupool.remoting.server.client_checks import check_unexpired
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
 UPDATE_EVERY_MIN_S = 0.2

@@ -78,12 +78,11 @@ from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
-from gpupool.remoting.server.greeting import authenticate, welcome
+from gpupool.remoting.server.client_checks import authenticate, check_rights, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
 from gpupool.remoting.server.reconciler import Reconciler
-from gpupool.remoting.server.rights import check_rights
 from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.service_context import (
     Client,

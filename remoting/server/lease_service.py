@@ -27,9 +27,9 @@ from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.actions import StartSession
 from gpupool.remoting.server.attachments import Attachments
+from gpupool.remoting.server.client_checks import check_request
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
-from gpupool.remoting.server.validation import check_request
 
 ATTACHED_COUNT_MAX = 64
 TEXT_LENGTH_MAX = 200

@@ -9,7 +9,7 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
 from gpupool.remoting.server import policy_service
-from gpupool.remoting.server.validation import check_request
+from gpupool.remoting.server.client_checks import check_request
 
 
 def test_a_version_that_is_not_kept() -> None:
