@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
-from gpupool.pool.policy import notices
+from gpupool.pool.policy import lease_ends
 
 UNREACHABLE_AFTER_S = 10.0
 """Without contact for so long, a server's GPUs are not grantable (design section 3)."""
@@ -52,7 +52,7 @@ def plan_leader(
             plan.append(ServerContact(server.id, server.incarnation, reachable=True))
     if now_ms > state.now and state.waiting.renewed_before(now_ms - WAITING_LAPSE_MS):
         plan.append(Tick())
-    plan += notices.due(state, now_ms)
+    plan += lease_ends.due(state, now_ms)
     return tuple(plan)
 
 

@@ -28,7 +28,7 @@ from gpupool.cli.run.request_options import unknown_text
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.state import Request
-from gpupool.pool.policy.idleness import notice_s
+from gpupool.pool.policy.lease_ends import notice_s
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.protocol.framing import load
 

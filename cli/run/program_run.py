@@ -25,7 +25,7 @@ from gpupool.cli.run.request_options import Wanted, unknown_text
 from gpupool.cli.run.waiting_line import WaitingLine
 from gpupool.pool.errors import ExitCode
 from gpupool.pool.model.ids import GpuId, ServerId
-from gpupool.pool.policy.idleness import effective_timeout_s
+from gpupool.pool.policy.lease_ends import effective_timeout_s
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool

@@ -136,7 +136,7 @@ def _wanted(
     placement: str,
     idle_timeout: float | None,
 ) -> Wanted:
-    from gpupool.pool.policy.idleness import IDLE_TIMEOUT_MIN_S
+    from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
     from gpupool.pool.scheduling.filters import check_filters
 
     if idle_timeout is not None and idle_timeout < IDLE_TIMEOUT_MIN_S:

@@ -168,11 +168,11 @@ class Lease:
     granted_at: Milliseconds
     client: str = ""  # user@host of the client, for people
     program: str = ""
-    idle_on: tuple[ServerId, ...] = ()  # servers on which it is nearly idle; see ``idleness``
+    idle_on: tuple[ServerId, ...] = ()  # servers on which it is nearly idle; see ``lease_ends``
     end_reason: str = ""  # empty while it is held
     ended_at: Milliseconds = Milliseconds(0)
     units: dict[ServerId, int] = field(default_factory=dict[ServerId, int])  # of policy.UNIT
-    idle_timeout_s: float = 0.0  # unused for so long, it ends (``idleness``); 0: never
+    idle_timeout_s: float = 0.0  # unused for so long, it ends (``lease_ends``); 0: never
     ends_at: Milliseconds = Milliseconds(0)  # by the policy, at the latest; 0: never
     notice_at: Milliseconds = Milliseconds(0)  # when its client is notified of that
     ends_why: str = ""  # which rule says so

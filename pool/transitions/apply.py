@@ -38,7 +38,7 @@ from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Milliseconds, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.policy import notices
+from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
     clock_setting,
     leases,
@@ -95,10 +95,10 @@ def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
 
 def give_notice(state: PoolState, command: GiveNotice) -> Step:
     """Set an end to a lease that the policy allows no more."""
-    state, result = notices.give_notice(state, command)
+    state, result = lease_ends.give_notice(state, command)
     if result.ok:
         name = lease_name(command.lease)
-        text = notices.notice_text(state.leases[command.lease])
+        text = lease_ends.notice_text(state.leases[command.lease])
         state = emit_event(state, "notice", name, text)
     return state, result
 

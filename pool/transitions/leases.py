@@ -24,7 +24,7 @@ from gpupool.pool.model.state import (
     Waiting,
 )
 from gpupool.pool.policy.admission import Admission
-from gpupool.pool.policy.notices import with_terms
+from gpupool.pool.policy.lease_ends import with_terms
 from gpupool.pool.policy.rulebook import NOTHING, plus, units_of, usage_of
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.filters import (

@@ -8,7 +8,7 @@ import hmac
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
 from gpupool.pool.model.state import Request, Token, TokenKind
-from gpupool.pool.policy.idleness import IDLE_TIMEOUT_MIN_S
+from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol import messages as m

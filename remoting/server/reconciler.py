@@ -13,7 +13,7 @@ from gpupool.pool.model.commands import Command, GpuReading, ReportGpus, ServerU
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
-from gpupool.pool.policy.idleness import idle_notice, idle_plan
+from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader
 from gpupool.remoting.protocol import messages as m
@@ -111,7 +111,7 @@ class Reconciler:
                     del noted[lease]
 
     def _end_idle(self, state: PoolState, attached: Mapping[LeaseId, Set[int]], now: float) -> None:
-        """Announce and end idle leases; see ``pool.policy.idleness``."""
+        """Announce and end idle leases; see ``pool.policy.lease_ends``."""
         leases = state.leases
         bounded = [
             (lease, since)

@@ -21,7 +21,7 @@ from gpupool.pool.model.commands import (
 )
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
-from gpupool.pool.policy.idleness import idle_reason
+from gpupool.pool.policy.lease_ends import idle_reason
 from gpupool.pool.reconcile import UNATTACHED_MAX_S
 from gpupool.simulations.checkers.lease_causes import LeaseCauses, longest_rests
 from gpupool.simulations.kernel.failure_reporter import FailureReporter

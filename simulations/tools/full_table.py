@@ -26,7 +26,7 @@ from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, GpuReading, Grant, Tick, wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request
-from gpupool.pool.policy import notices
+from gpupool.pool.policy import lease_ends
 from gpupool.pool.ports import Committed, PeerEvents, RaftHealth, Role
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -296,7 +296,7 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
             spent["look"] += _time(controller.applied)
     ages = dict.fromkeys(table.state.servers, 0.0)
     plan = _time(lambda: plan_leader(table.state, ages, 2**41, server_id(0)))
-    due = _time(lambda: notices.due(table.state, 2**41))
+    due = _time(lambda: lease_ends.due(table.state, 2**41))
     size = _snapshot_size(table.machine)
     gc.collect()
     with tempfile.TemporaryDirectory() as directory:

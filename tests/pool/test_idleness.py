@@ -10,7 +10,7 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Partition, PoolState, Request
 from gpupool.pool.model.tables import LeaseTable
-from gpupool.pool.policy.idleness import (
+from gpupool.pool.policy.lease_ends import (
     duration,
     effective_timeout_s,
     idle_notice,

@@ -170,7 +170,7 @@ def test_limits_hold_at_every_step_and_replays_agree(
         elif kind == "wait":
             do(c.Wait(pool.request(1 + number % 4), user, TokenId(user), "busy"))
         elif kind == "duties":
-            from gpupool.pool.policy.notices import due
+            from gpupool.pool.policy.lease_ends import due
 
             for command in due(pool.state, pool.now_ms):
                 do(command)

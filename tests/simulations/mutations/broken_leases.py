@@ -25,8 +25,8 @@ from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.results import Result, Step
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
-from gpupool.pool.policy import notices
-from gpupool.pool.policy.idleness import IdlePlan, idle_plan
+from gpupool.pool.policy import lease_ends
+from gpupool.pool.policy.lease_ends import IdlePlan, idle_plan
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.reconcile import HostPlan, plan_host
 from gpupool.pool.transitions import apply as transitions
@@ -138,12 +138,12 @@ def revocation_ends_all_of_user() -> AbstractContextManager[None]:
 
 
 def ends_5s_early() -> AbstractContextManager[None]:
-    original = notices.due
+    original = lease_ends.due
 
     def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
         return original(state, now + 5000)
 
-    return patched(notices, "due", due)
+    return patched(lease_ends, "due", due)
 
 
 def notice_without_grace() -> AbstractContextManager[None]:

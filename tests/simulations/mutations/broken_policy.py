@@ -14,9 +14,9 @@ from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Filter, Gpu, Lease, PoolState, Server, Waiting
-from gpupool.pool.policy import notices
+from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.admission import Admission
-from gpupool.pool.policy.idleness import IdlePlan
+from gpupool.pool.policy.lease_ends import IdlePlan
 from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
 from gpupool.pool.scheduling import capacity, fairness, filters
@@ -136,7 +136,7 @@ def outlives_its_time() -> AbstractContextManager[None]:
         del state, now
         return ()
 
-    return patched(notices, "due", due)
+    return patched(lease_ends, "due", due)
 
 
 def never_idle() -> AbstractContextManager[None]:
