@@ -7,6 +7,7 @@ time (``ids.Milliseconds``).
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, TypeVar
 
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import (
@@ -21,6 +22,8 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
+
+T = TypeVar("T")
 
 VOTER_COUNT_MAX = 7
 """More voters make every commit slower and tolerate failures that never happen together."""
@@ -104,7 +107,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Server:
-    """One member of the pool. Without slots, for ``copies.with_changes``."""
+    """One member of the pool. Without slots, for ``with_changes``."""
 
     id: ServerId
     name: str
@@ -155,7 +158,7 @@ class PartStatus(Enum):
 class Lease:
     """The partitions granted to one request, until every server of it has freed its part.
 
-    Without slots, for ``copies.with_changes``.
+    Without slots, for ``with_changes``.
     """
 
     id: LeaseId
@@ -314,7 +317,7 @@ class Former:
 
 @dataclass(frozen=True)
 class PoolState:
-    """The whole replicated table. Without slots, for ``copies.with_changes``."""
+    """The whole replicated table. Without slots, for ``with_changes``."""
 
     cluster_id: str = ""
     name: str = ""
@@ -358,3 +361,17 @@ class PoolState:
     def voters(self) -> tuple[ServerId, ...]:
         """Return the servers that should vote, in the order in which they joined."""
         return tuple(s.id for s in self.servers.values() if s.voter)
+
+
+def with_changes(value: T, **changes: Any) -> T:
+    """Return a copy of ``value``, a frozen dataclass without slots, with these fields changed.
+
+    It does what ``dataclasses.replace`` does, without reading and setting each field by itself:
+    ``apply`` copies the table several times for each command, and this takes a sixth of the time.
+    """
+    copy = object.__new__(type(value))
+    fields = copy.__dict__
+    fields |= value.__dict__
+    fields |= changes
+    assert len(fields) == len(value.__dict__), "a field that is changed exists"
+    return copy

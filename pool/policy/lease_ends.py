@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpupool.pool.model.commands import Command, EndLease, GiveNotice, NoteIdle
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.policy import Window
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
-from gpupool.pool.model.state import Lease, PartStatus, PoolState
+from gpupool.pool.model.state import Lease, PartStatus, PoolState, with_changes
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.rulebook import rulebook
 

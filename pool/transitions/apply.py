@@ -34,10 +34,9 @@ from gpupool.pool.model.commands import (
     Tick,
     Wait,
 )
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Milliseconds, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
     clock_setting,

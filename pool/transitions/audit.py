@@ -7,8 +7,14 @@ The table keeps the latest ``ACT_COUNT_MAX`` acts. Every server also writes each
 its own as it applies it, so that the older ones are not lost: see ``cli.server.audit_file``.
 """
 
-from gpupool.pool.model.copies import with_changes
-from gpupool.pool.model.state import ACT_COUNT_MAX, EVENT_COUNT_MAX, Act, Event, PoolState
+from gpupool.pool.model.state import (
+    ACT_COUNT_MAX,
+    EVENT_COUNT_MAX,
+    Act,
+    Event,
+    PoolState,
+    with_changes,
+)
 
 BY_LENGTH_MAX = 64
 SUBJECT_LENGTH_MAX = 128

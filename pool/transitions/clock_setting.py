@@ -14,11 +14,10 @@ beginning; what began before the accident keeps its end.
 from dataclasses import replace
 
 from gpupool.pool.model.commands import SetClock
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
-from gpupool.pool.model.state import Lease, PoolState, Server, Token
+from gpupool.pool.model.state import Lease, PoolState, Server, Token, with_changes
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 from gpupool.pool.transitions.audit import emit_event, record
 

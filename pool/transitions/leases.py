@@ -8,7 +8,6 @@ grant, is its fencing token.
 from dataclasses import replace
 
 from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
@@ -22,6 +21,7 @@ from gpupool.pool.model.state import (
     PartStatus,
     PoolState,
     Waiting,
+    with_changes,
 )
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.lease_ends import with_terms

@@ -8,7 +8,6 @@ from typing import cast
 
 from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import ApplyPolicy
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.policy import (
     PACKED_SIZE_MAX,
@@ -18,7 +17,7 @@ from gpupool.pool.model.policy import (
     PolicyVersion,
 )
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.transitions.shallow_json import load_shallow
 from gpupool.pool.transitions.uploads import assemble
 

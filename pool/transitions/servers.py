@@ -21,7 +21,6 @@ from gpupool.pool.model.commands import (
     ServerContact,
     ServerUp,
 )
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
@@ -34,6 +33,7 @@ from gpupool.pool.model.state import (
     Server,
     ServerStatus,
     TokenKind,
+    with_changes,
 )
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.transitions import leases

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import unwrap
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field, PieceDecoder, fields_of
 from gpupool.pool.model.results import RefusalKind, refuse
-from gpupool.pool.model.state import Act, PoolState
+from gpupool.pool.model.state import Act, PoolState, with_changes
 from gpupool.pool.transitions.apply import apply
 from gpupool.pool.transitions.audit import acts_since
 

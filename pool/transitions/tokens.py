@@ -6,13 +6,13 @@ from gpupool.pool.model.commands import (
     CreateToken,
     RevokeToken,
 )
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     NAME_LENGTH_MAX,
     TOKEN_COUNT_MAX,
     PoolState,
     Token,
+    with_changes,
 )
 from gpupool.pool.transitions import leases
 from gpupool.pool.transitions.audit import emit_event, record

@@ -7,9 +7,8 @@ a document takes effect atomically or not at all. Parts may arrive in any order 
 from hashlib import sha256
 
 from gpupool.pool.model.commands import StagePart
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
-from gpupool.pool.model.state import PoolState, Staged
+from gpupool.pool.model.state import PoolState, Staged, with_changes
 
 PART_SIZE_MAX = 12 * 1024
 """A command has at most 32 KiB, envelope included."""

@@ -10,9 +10,8 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from gpupool.pool.model.commands import Command, GpuReading, ReportGpus, ServerUp
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, LeaseId
-from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
+from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 from gpupool.pool.errors import GpupoolError, NoQuorumError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import PoolState, TokenKind
+from gpupool.pool.model.state import PoolState, TokenKind, with_changes
 from gpupool.pool.ports import Clock, RaftHealth, Role
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.state_machine import PoolMachine

@@ -35,9 +35,8 @@ on either. The table alone grants; a client that is never notified lives by its 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, RequestId, ServerId
-from gpupool.pool.model.state import Gpu, PoolState, Request, Server
+from gpupool.pool.model.state import Gpu, PoolState, Request, Server, with_changes
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.placement import Offer, has_room_together, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose

@@ -9,10 +9,9 @@ from collections import deque
 from dataclasses import replace
 
 from gpupool.pool.model.commands import Command, Envelope, FreeLease, Grant, ServerUp, wrap
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, Plain, RequestId
 from gpupool.pool.model.results import RefusalKind
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 

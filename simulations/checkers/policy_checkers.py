@@ -3,9 +3,15 @@
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import LeaseId, RequestId
-from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
+from gpupool.pool.model.state import (
+    WAITING_LAPSE_MS,
+    Lease,
+    PoolState,
+    Request,
+    Waiting,
+    with_changes,
+)
 from gpupool.simulations.checkers.policy_oracle import (
     HOLDERS,
     KINDS,

@@ -21,10 +21,9 @@ from gpupool.pool.model.commands import (
     ServerContact,
     ServerUp,
 )
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.results import Result, Step
-from gpupool.pool.model.state import Lease, PartStatus, PoolState
+from gpupool.pool.model.state import Lease, PartStatus, PoolState, with_changes
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.lease_ends import IdlePlan, idle_plan
 from gpupool.pool.ports import RaftHealth
