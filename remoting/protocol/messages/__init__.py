@@ -52,6 +52,7 @@ from gpupool.remoting.protocol.messages.backup_messages import (
 from gpupool.remoting.protocol.messages.declaration import (
     BY_NUMBER,
     CALL_DECLARATIONS,
+    CALL_NUMBER_MAX,
     NUMBERS,
     PUSH_MIN,
     Answer,
@@ -60,6 +61,8 @@ from gpupool.remoting.protocol.messages.declaration import (
     Opening,
     Push,
     Rights,
+    from_body,
+    to_frame,
 )
 from gpupool.remoting.protocol.messages.hello_messages import (
     PROTOCOL,
@@ -94,7 +97,6 @@ from gpupool.remoting.protocol.messages.lease_messages import (
     SessionOpened,
 )
 from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinPool
-from gpupool.remoting.protocol.messages.message_codec import CALL_NUMBER_MAX, from_body, to_frame
 from gpupool.remoting.protocol.messages.orders import (
     ORDER_SIZE,
     CreateToken,
