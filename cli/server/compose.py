@@ -54,7 +54,6 @@ from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.pool_client import SystemClock, SystemRng
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.confinement import wanted
 from gpupool.remoting.host.device_lock import DeviceLocks
@@ -70,6 +69,7 @@ from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
+from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 
 STOPPING = "it is being stopped"
 """The reason of a drain that a server proposes of itself, and takes back when it starts again."""

@@ -16,8 +16,6 @@ them: when the connection to a server of its lease is lost, so is the lease. All
 
 import logging
 import os
-import random
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -52,6 +50,7 @@ from gpupool.remoting.protocol.token_text import (
 )
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls
 from gpupool.remoting.transport.pki import fingerprint
+from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 
 BACKUP_TIMEOUT_S = 30.0
 """The largest backup is tens of megabytes."""
@@ -61,33 +60,6 @@ POLICY_TIMEOUT_S = 6.0
 
 ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
-
-
-class SystemClock:
-    """The clocks of this machine."""
-
-    def monotonic(self) -> float:
-        """Return seconds that never go back."""
-        return time.monotonic()
-
-    def wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch."""
-        return time.time_ns() // 1_000_000
-
-
-class SystemRng:
-    """Random numbers from the operating system."""
-
-    def __init__(self) -> None:
-        self._random = random.SystemRandom()
-
-    def random(self) -> float:
-        """Return a float in [0, 1)."""
-        return self._random.random()
-
-    def randbytes(self, n: int, /) -> bytes:
-        """Return ``n`` random bytes."""
-        return os.urandom(n)
 
 
 @dataclass(frozen=True, slots=True)

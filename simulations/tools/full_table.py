@@ -30,10 +30,10 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.ports import Committed, PeerEvents, RaftHealth, Role
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.pool_client import SystemClock
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.reconciler import readings_of
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.system_clock import SystemClock
 from gpupool.simulations.tools.scale import BASE_INDEX, big_state, server_id
 
 PARTITION_SIZE = 10 << 30

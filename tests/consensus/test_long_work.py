@@ -29,7 +29,7 @@ from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.pool_client import SystemClock
+from gpupool.remoting.transport.system_clock import SystemClock
 from gpupool.simulations.tools.full_table import full_machine
 
 T = TypeVar("T")

@@ -26,7 +26,6 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.enrolment import join_pool
-from gpupool.remoting.client.pool_client import SystemClock, SystemRng
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.committer import Committer
@@ -44,6 +43,7 @@ from gpupool.remoting.transport.pki import (
     fingerprint,
     sign_server,
 )
+from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 
 USERS = (("root", TokenKind.OPERATOR), ("ada", TokenKind.USER))
 
