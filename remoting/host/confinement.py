@@ -14,6 +14,7 @@ from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host import worker_mounts
 from gpupool.remoting.host.lease_cgroups import LeaseCgroups
 from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
@@ -36,8 +37,6 @@ COMMON_NODES = (
 
 NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Those that a server with GPUs has; where they are missing, they may be yet to be made."""
-
-MPS_DIRECTORY = Path("/tmp/nvidia-mps")  # noqa: S108
 
 
 def wanted(environment: Mapping[str, str]) -> frozenset[str]:
@@ -163,4 +162,4 @@ class Confinement:
 
 def uses_mps() -> bool:
     """Return whether NVIDIA's daemon that shares GPUs between processes is set up here."""
-    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or (MPS_DIRECTORY / "control").exists()
+    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or Path(MPS_DIRECTORY, "control").exists()

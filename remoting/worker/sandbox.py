@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
@@ -60,7 +62,7 @@ _SYSTEM_READABLE = (
     ),
     *("/run/nvidia-persistenced", "/run/nvidia-topologyd", "/run/opengl-driver"),
 )
-_SYSTEM_WRITABLE = ("/proc/self", "/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108
+_SYSTEM_WRITABLE = ("/proc/self", MPS_DIRECTORY, "/run/nvidia-mps")
 
 
 def _libc() -> ctypes.CDLL:
