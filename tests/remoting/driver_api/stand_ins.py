@@ -45,6 +45,7 @@ class LyingStream:
 
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
+        self.calls = 0
         self.random = random.Random(number)
         self.true_left = self.random.randrange(self.TRUE_MAX)
         self.lies_left = self.LIES
