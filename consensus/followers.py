@@ -12,6 +12,7 @@ next commit. Committed entries are safe to take from anyone at any time.
     an answer that helps        pulls from the same server again, or from the first in order
                                 unless one failed to help in the last ``RETURN_S``
     an answer that does not     pulls from the next one in order
+    entries that do not fit     pulls from the next one in order after ``pull_wait_s``
     no answer in time           pulls from the next one in order
     no help for ``lost_s``      takes every server of the pool for a source, not voters only
     "you have no vote"          pulls from the sender, though this server takes itself for a voter
@@ -133,19 +134,24 @@ class Puller:
         except ValueError as error:
             _log.warning("entries from %s cannot be read: %s", peer, error)
             return
-        # Servers that are out of touch themselves could answer each other for ever.
-        helpful = bool(entries) or message["majority_age_ms"] < 1000 * context.settings.lost_s
-        if helpful:
-            self._answered_at = context.now
         leader = message["leader"]
         # An answer is held back for ``pull_wait_s`` at most; a later one was held up on its way.
         held_up_s = context.now - self._asked_at - context.settings.pull_wait_s
         leader_id = None if leader is None else ServerId(leader)
         core.observe_leader(leader_id, message, max(held_up_s, 0.0))
+        known = core.commit_index
         stored = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
         if stored.match is not None:
             core.commit_to(min(message["commit_index"], stored.match))
-        if core.votes and not entries:
+        gained = core.commit_index > known
+        # Servers that are out of touch themselves could answer each other for ever.
+        helpful = gained or message["majority_age_ms"] < 1000 * context.settings.lost_s
+        if helpful:
+            self._answered_at = context.now
+        if entries and not gained:
+            # To ask again at once is to get the same again, as fast as both can.
+            self._deadline = min(self._deadline, context.now + context.settings.pull_wait_s)
+        elif core.votes and not entries:
             self._excluded, self._source = False, None  # It was the other who did not know.
         elif helpful:
             sources = self._sources() if context.now >= self._return_at else []

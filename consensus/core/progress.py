@@ -9,6 +9,11 @@ from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX, IN_FLI
 ASKED_MAX = 4096
 """Messages without an answer that one follower is remembered by: minutes of heartbeats."""
 
+REJECTIONS_AT_ONCE = 64
+"""Rejections of one follower that are answered at once. A log that differs takes one for each of
+its terms that nobody else has: a few. One that goes on rejecting has a fault, and would get
+messages as fast as it answers; it gets one for each heartbeat."""
+
 
 class Mode(Enum):
     """What the leader knows of a follower's log; the states of etcd's ``tracker.Progress``.
@@ -38,7 +43,10 @@ class Progress:
     def __init__(self) -> None:
         self.mode = Mode.PROBE
         self.probe_sent = False
+        self.rests = False
+        """True while the next probe waits for a heartbeat."""
         self.commit_sent = 0
+        self._patience = REJECTIONS_AT_ONCE
         self._in_flight: deque[tuple[int, int]] = deque()
         self._in_flight_bytes = 0
         self._asked: deque[_Asked] = deque()
@@ -46,10 +54,20 @@ class Progress:
     def become(self, mode: Mode) -> None:
         """Change the mode; whatever was in flight is not waited for any more."""
         self.mode = mode
-        self.probe_sent = False
+        self.probe_sent = self.rests = False
         self.commit_sent = 0
         self._in_flight.clear()
         self._in_flight_bytes = 0
+
+    def rejected(self) -> None:
+        """Probe again, at once if this follower has not rejected too often of late."""
+        self.become(Mode.PROBE)
+        self.rests = not self._patience
+        self._patience = max(0, self._patience - 1)
+
+    def heartbeat(self) -> None:
+        """Note that a heartbeat is due: one more rejection may be answered at once."""
+        self._patience = min(self._patience + 1, REJECTIONS_AT_ONCE)
 
     def has_room(self) -> bool:
         """Tell whether another message with entries may go out."""

@@ -11,6 +11,7 @@ proposal and every answer; the library calls ``_SyncObj__sendAppendEntries`` for
                 a commit index when there are none
     SNAPSHOT    pieces of a snapshot, heartbeats        success -> REPLICATE
 
+A follower that rejects again and again gets one probe a heartbeat (``Progress.rejected``).
 A new connection or a lost one makes it PROBE again, from the highest index known to match. A voter
 whose next entry is gone from the journal makes it SNAPSHOT.
 
@@ -272,7 +273,7 @@ class Replication(Elections):
                 match = 0
             back = min(next_index, message["rejected"])
             self._SyncObj__raftNextIndex[node] = max(back, match + 1)
-            progress.become(Mode.PROBE)
+            progress.rejected()
             self._replicate_to(node, heartbeat=False)
 
     def _has_lost(self, node: Peer, match: int) -> None:
@@ -325,6 +326,9 @@ class Replication(Elections):
     def _replicate_to(self, peer: Peer, *, heartbeat: bool) -> None:
         """Send one voter entries, a commit index, or a sign of life (findings L1, L5)."""
         progress, journal = self._progress[peer], self._journal
+        if progress.rests and not heartbeat:
+            return
+        progress.rests = False
         next_index = self._SyncObj__raftNextIndex[peer]
         if next_index <= journal.base_index or progress.mode is Mode.SNAPSHOT:
             progress.mode = Mode.SNAPSHOT
@@ -414,6 +418,7 @@ class Replication(Elections):
         self._SyncObj__newAppendEntriesTime = self._active.now + self._settings.heartbeat_s
         for peer in self._others():
             if peer in self._SyncObj__connectedNodes:
+                self._progress[peer].heartbeat()
                 self._replicate_to(peer, heartbeat=True)
 
     def _SyncObj__onBecomeLeader(self) -> None:
