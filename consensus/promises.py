@@ -49,6 +49,10 @@ from gpupool.pool.model.ids import ServerId
 PROBATION_S = 2.5
 """The original dials again within 1.5 s: the pause of the server with the larger id, and TLS."""
 
+TOLD_S = 2.0
+"""A server that was left behind is dialled for so long after it was told: the notice may be lost.
+A server that got it has ended, and is not heard again."""
+
 SAVE_EVERY_S = 5.0
 """How often promises are written."""
 
@@ -73,6 +77,7 @@ class Promises:
         self._start = start
         self._refused: dict[ServerId, str] = {}
         self._ended_at: dict[ServerId, float] = {}
+        self._told_at: dict[ServerId, float] = {}
         self._displaced: set[ServerId] = set()
         self._probation: dict[ServerId, float] = {}
         self._repairing: set[ServerId] = set()
@@ -214,8 +219,7 @@ class Promises:
             self._refused[peer] = text
             _log.error("server %s is refused: %s", peer, text)
         if self._memory.fenced.get(peer) is False:
-            self._memory.fenced[peer] = True
-            self._memory.dirty = self._urgent = True
+            self._told_at[peer] = self._context.now
         refused: Message = {"type": "refused", "boot": boot, "reason": reason}
         self._context.frames.send(peer, refused)
 
@@ -260,6 +264,7 @@ class Promises:
             _log.warning("this server has back what its disk had lost, and votes again")
             for peer in sorted(self._context.frames.connected()):
                 self._greet(peer)
+        self._note_told()
         now = self._context.now
         if now < self._saved_at + (SAVE_URGENT_S if self._urgent else SAVE_EVERY_S):
             return
@@ -267,6 +272,13 @@ class Promises:
         if self._memory.dirty:
             self._memory.save()
         self._urgent, self._saved_at = False, now
+
+    def _note_told(self) -> None:
+        over = [p for p, at in self._told_at.items() if self._context.now > at + TOLD_S]
+        for peer in over:
+            del self._told_at[peer]
+            self._memory.fenced[peer] = True
+            self._memory.dirty = self._urgent = True
 
     # --- entries that were committed -----------------------------------------------------------
 

@@ -176,10 +176,10 @@ def test_true_restarts_are_welcome_at_once() -> None:
 class Pair:
     """A node and the peer that a test plays, with the greeting of each of its processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, voters: tuple[str, ...] = ("me", "b", "c")) -> None:
         from lone_node import Lone
 
-        self.lone = Lone(("me", "b", "c"))
+        self.lone = Lone(voters, peers=("b", "c"))
         self.node = self.lone.node
 
     def hello(self, boot: int, incarnation: int, *, last_index: int = 2, term: int = 1) -> None:
@@ -458,6 +458,20 @@ def test_recover_fences_those_that_it_left_behind() -> None:
     world.put(survivor, "it goes on alone")
     told = world.node(survivor).storage.memory.fenced
     assert told == dict.fromkeys(others, True), "told once is enough"
+
+
+def test_a_server_left_behind_is_told_before_its_connection_is_given_up() -> None:
+    """It was not: the one notice was queued, and the connection closed before it left."""
+    pair, peer = Pair(voters=("me", "c")), ServerId("b")
+    pair.node.storage.memory.fence([peer], "the pool was recovered without it")
+    pair.hello(1, 11)
+    assert pair.refusals()
+    assert peer in pair.node.peers(), "the connection stays, and the notice leaves by it"
+    assert pair.node.storage.memory.fenced == {peer: False}, "it may still be lost on its way"
+    for _ in range(4):
+        pair.lone.tick(1.0)
+    assert pair.node.storage.memory.fenced == {peer: True}
+    assert pair.node.peers() == ("c",)
 
 
 def test_a_voter_far_behind_does_not_count() -> None:
