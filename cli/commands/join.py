@@ -18,6 +18,7 @@ from gpupool.cli.lib.values import (
     Emulation,
 )
 from gpupool.pool.errors import UsageError
+from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 
 
@@ -56,8 +57,8 @@ from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 )
 @click.option(
     "--data-encryption",
-    type=click.Choice(["tls", "off"]),
-    default="tls",
+    type=click.Choice([each.value for each in DataEncryption]),
+    default=DataEncryption.TLS.value,
     show_default=True,
     help="Of a new pool: whether the data of programs is encrypted. Control always is.",
 )

@@ -26,6 +26,7 @@ from gpupool.cli.lib.paths import runtime_dir
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.client.session_answer import OpenedSession, SessionAnswer, to_plain
 from gpupool.remoting.protocol.driver_variables import allowed_environment
 
@@ -418,6 +419,6 @@ class Agent:
 
     def _with_relay(self, session: OpenedSession) -> OpenedSession:
         """Offer to encrypt for a library that may not be able to."""
-        if session.encryption == "off":
+        if session.encryption == DataEncryption.OFF:
             return session
         return offer_relay(session, self._folder, self.log)

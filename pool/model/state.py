@@ -6,7 +6,7 @@ time (``ids.Milliseconds``).
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from gpupool.pool.model.codec import OPTIONAL
@@ -57,6 +57,16 @@ A new table has this; the simulator begins with tables that have less.
 
 PARTITION_SIZE_MIN = 1 << 20
 """The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
+
+
+class DataEncryption(StrEnum):
+    """Whether the data of programs is encrypted on TCP; control always is.
+
+    The fields that hold it are strings, because a lease's may be empty: as the pool has it.
+    """
+
+    TLS = "tls"
+    OFF = "off"
 
 
 class ServerStatus(Enum):
@@ -179,7 +189,7 @@ class Lease:
     ends_at: Milliseconds = Milliseconds(0)  # by the policy, at the latest; 0: never
     notice_at: Milliseconds = Milliseconds(0)  # when its client is notified of that
     ends_why: str = ""  # which rule says so
-    data_encryption: str = ""  # "tls" or "off" by the policy; empty: as the pool has it
+    data_encryption: str = ""  # a ``DataEncryption`` by the policy; empty: as the pool has it
 
     @property
     def held(self) -> bool:
@@ -323,7 +333,7 @@ class PoolState:
     name: str = ""
     index: int = 0  # of the last applied command
     now: Milliseconds = Milliseconds(0)
-    data_encryption: str = "tls"  # or "off": for the data plane only
+    data_encryption: str = DataEncryption.TLS.value
     servers: PersistentMap[ServerId, Server] = field(
         default_factory=PersistentMap[ServerId, Server]
     )

@@ -10,6 +10,7 @@ from typing import cast
 
 from gpupool.pool.model.policy import NO_LIMIT
 from gpupool.pool.model.sizes import parse_size
+from gpupool.pool.model.state import DataEncryption
 
 WORD_COUNT_MAX = 64
 
@@ -37,7 +38,7 @@ def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
             raise WrongValueError('write labels as "key=value", or "name=server-*"')
         return 0, words
     if kind == "data_encryption":
-        if value not in ("tls", "off"):
+        if value not in tuple(DataEncryption):
             raise WrongValueError('write "tls" or "off"')
         return 0, (str(value),)
     if kind == "priority":

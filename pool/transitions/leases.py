@@ -377,6 +377,6 @@ def _count(state: PoolState, user: str, change: Usage, *, sign: int) -> PoolStat
 
 
 def encryption_of(state: PoolState, lease: LeaseId) -> str:
-    """Return whether a lease's data is encrypted: "tls" or "off"."""
+    """Return the ``DataEncryption`` of a lease."""
     known = state.leases.get(lease)
     return (known.data_encryption if known is not None else "") or state.data_encryption

@@ -25,7 +25,7 @@ class OpenedSession:
     session: bytes
     certificate_sha256: bytes
     ticket: bytes = field(repr=False)
-    encryption: str  # "tls" or "off", for TCP
+    encryption: str  # a ``DataEncryption``, for TCP
     devices: tuple[SessionDevice, ...]
     relay: str | None = None  # Unix socket of a relay that encrypts for the process
 

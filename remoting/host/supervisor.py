@@ -38,7 +38,7 @@ import trio
 from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
-from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
@@ -67,7 +67,7 @@ class HostSupervisor:
         runtime_dir: Path,
         state_dir: Path | None = None,
         warm_workers: int = 1,
-        data_encryption: Callable[[LeaseId], str] = lambda _lease: "tls",
+        data_encryption: Callable[[LeaseId], str] = lambda _lease: DataEncryption.TLS,
         limits: HostLimits | None = None,
         doors: Mapping[str, str] | None = None,
         own_uids: bool = True,
@@ -84,7 +84,7 @@ class HostSupervisor:
                 lets other users of the machine reach the socket.
             state_dir: where live workers are recorded, for ``reap_orphans``.
             warm_workers: warm workers that wait for sessions.
-            data_encryption: called for each connection: the setting of its lease, "tls" or "off".
+            data_encryption: called for each connection: the ``DataEncryption`` of its lease.
             limits: bounds and intervals.
             doors: name of each door to its "module:function"; by default the array door.
             own_uids: whether workers get uids of their own where that is possible.
@@ -248,7 +248,7 @@ class HostSupervisor:
                 raise DeniedError("data connection refused", why="no session waits for it")
             plain = connection.family == socket.AF_UNIX
             if not plain and worker.lease is not None:
-                plain = self._data_encryption(worker.lease) == "off"
+                plain = self._data_encryption(worker.lease) == DataEncryption.OFF
             try:
                 worker.send(worker_messages.Connection(plain=plain), connection.fileno())
             except WorkerFailedError as error:

@@ -264,13 +264,13 @@ def _done(result: Result) -> m.Message:
 
 
 def _token_view(token: Token, now_ms: int) -> m.TokenView:
-    state = "valid"
+    state = m.TokenState.VALID
     if token.revoked_at:
-        state = "revoked"
+        state = m.TokenState.REVOKED
     elif token.used_by is not None:
-        state = "used"
+        state = m.TokenState.USED
     elif now_ms >= token.expires_at:
-        state = "expired"
+        state = m.TokenState.EXPIRED
     return m.TokenView(
         token=token.id,
         kind=token.kind,
@@ -278,5 +278,5 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
         created_at=token.created_at,
         expires_at=token.expires_at,
         created_by=token.created_by,
-        state=state,
+        state=state.value,
     )

@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 
 from gpupool.pool.errors import AuthenticationError, UnreachableError
+from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.transport.session_stream import PlainStream, TlsStream
 
@@ -19,7 +20,7 @@ class SessionAddress:
     certificate_sha256: bytes
     address: tuple[str, int] | None = None
     unix: str | None = None
-    encryption: str = "tls"  # or "off"; a Unix socket is never encrypted
+    encryption: str = DataEncryption.TLS  # a Unix socket is never encrypted
 
 
 def dial(target: SessionAddress, *, timeout_s: float = 10.0) -> PlainStream | TlsStream:
@@ -50,7 +51,7 @@ def prove(
     proven = sock
     try:
         sock.settimeout(timeout_s)
-        if sock.family == socket.AF_UNIX or target.encryption == "off":
+        if sock.family == socket.AF_UNIX or target.encryption == DataEncryption.OFF:
             _prove_plain(sock, target)
         else:
             proven = _prove_tls(sock, target)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.devices.base import Backend, Fill
 from gpupool.remoting.protocol import handshake
@@ -75,7 +76,7 @@ def _peer(value: Any, malformed: RemoteProtocolError) -> Peer | None:
         raise malformed
     server, name, session, certificate, encryption, key = value
     texts = all(type(text) is str and len(text) <= TEXT_LENGTH_MAX for text in (server, name))
-    if not texts or encryption not in ("tls", "off"):
+    if not texts or encryption not in tuple(DataEncryption):
         raise malformed
     sizes = ((session, handshake.SESSION_SIZE), (certificate, 32), (key, KEY_SIZE))
     if not all(_is_bytes(data, size) for data, size in sizes):

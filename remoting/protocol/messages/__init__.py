@@ -39,6 +39,7 @@ from gpupool.remoting.protocol.messages.admin_messages import (
     Subscribe,
     TelemetryNow,
     Tokens,
+    TokenState,
     TokenView,
     Update,
     ViewNow,

@@ -1,6 +1,7 @@
 """The messages that show the pool: views, telemetry, tokens, the audit."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
@@ -48,9 +49,18 @@ class Update(Push):
     telemetry: Telemetry
 
 
+class TokenState(Enum):
+    """Whether a token is good for anything."""
+
+    VALID = "valid"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    USED = "used"  # by a server, which it let in
+
+
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """A token without its hash. ``state`` is "valid", "expired", "revoked" or "used"."""
+    """A token without its hash."""
 
     token: TokenId
     kind: TokenKind
@@ -58,7 +68,7 @@ class TokenView:
     created_at: Milliseconds
     expires_at: Milliseconds
     created_by: str
-    state: str
+    state: str  # a ``TokenState``; a newer server may know more of them
 
 
 @message(137)

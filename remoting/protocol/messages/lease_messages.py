@@ -98,7 +98,7 @@ class Release(Call):
 
 @message(134)
 class SessionOpened(Answer):
-    """Where the worker is reached. ``encryption`` is "tls" or "off", for the data alone."""
+    """Where the worker is reached. ``encryption`` is a ``DataEncryption``."""
 
     info: SessionInfo
     address: str  # host:port

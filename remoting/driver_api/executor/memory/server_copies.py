@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.driver_api.executor.api import HOST_TO_DEVICE, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
@@ -55,7 +56,7 @@ def introduction(data: bytes, count: int) -> tuple[bytes, tuple[Peer | None, ...
     for server, name, session, certificate, key, encrypted, there in PEER.iter_unpack(
         data[KEY_SIZE:]
     ):
-        encryption = "tls" if encrypted else "off"
+        encryption = DataEncryption.TLS if encrypted else DataEncryption.OFF
         peer = Peer(_text(server), _text(name), session, certificate, encryption, key)
         others.append(peer if there else None)
     return data[:KEY_SIZE], tuple(others)
