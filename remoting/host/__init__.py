@@ -1,1 +1,1 @@
-"""What a GPU server does for its sessions: inventory, worker processes, telemetry, health."""
+"""The host side of a GPU server: inventory, worker processes, telemetry, health."""

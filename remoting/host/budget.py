@@ -7,7 +7,7 @@ reserved until it fits again. Everything that a worker holds returns when it die
 
 Memory that a worker shares with others of its lease is charged to the lease, under the token by
 which they find it, until the last of them has let go of it or died: CUDA keeps physical memory as
-long as any process has it, whoever allocated it.
+long as any process has it, not only the one that allocated it.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""What confines the workers of one host: what is wanted, what can be had, and why not the rest.
+"""The confinement of a host's workers: properties wanted, properties in force, reasons for gaps.
 
-A worker says what holds for it (``Ready.confinement``). What needs the lease is done here, by root,
-before the worker hears of it.
+A worker says which properties hold for it (``Ready.confinement``). Those that need the lease are
+put in force here, by root, before the worker hears of the lease.
 """
 
 import os
@@ -57,7 +57,7 @@ def wanted(environment: Mapping[str, str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What this host confines workers by."""
+    """The properties by which this host confines workers."""
 
     properties: frozenset[str] = frozenset(PROPERTIES)
     #: The device nodes of each GPU; None where those of a real one are not known.
@@ -66,7 +66,7 @@ class Confinement:
     )
 
     def asked(self) -> tuple[str, ...]:
-        """Return what a new worker is told to give up."""
+        """Return the properties that a new worker must put in force itself."""
         unknown = set[str]() if self._knows_devices() else {"devices"}
         return tuple(sorted(self.properties - unknown - {"cgroup", "shared-memory"}))
 
@@ -78,7 +78,7 @@ class Confinement:
         return all(Path(node).exists() for node in (*own, *(NEEDED_NODES if own else ())))
 
     def message(self) -> worker_messages.Confine:
-        """Return what a new worker is told."""
+        """Return the message about them for a new worker."""
         return worker_messages.Confine(self.asked(), self.devices())
 
     def devices(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class Confinement:
     def complete(
         self, holds: tuple[str, ...], pid: int, groups: LeaseCgroups | None
     ) -> tuple[str, ...]:
-        """Return what holds for a worker, with what this host will do for it, and can."""
+        """Return the properties of a worker: its own, and those that this host can add."""
         if "private-devices" in holds and not worker_mounts.may_enter(pid):
             # It has the nodes of all GPUs that are offered.
             holds = tuple("listed-devices" if name == "private-devices" else name for name in holds)

@@ -1,9 +1,9 @@
-"""The lock on a physical GPU: one gpupool server of a machine holds it, whatever its pool is.
+"""The lock on a physical GPU: of all gpupool servers on a machine, one holds it.
 
 The table keeps two servers of one pool from offering the same GPU. Two pools know nothing of each
 other, so a server also claims each GPU from the machine: a Unix socket whose abstract name is the
-GPU's UUID. The kernel gives such a name to one process at a time, and takes it back when that
-process is gone, however it ended. It holds for one network namespace; nothing is sent through it.
+GPU's UUID. The kernel gives the name to one process at a time, and takes it back when that
+process has ended. The name holds in one network namespace. Nothing is sent through the socket.
 """
 
 import errno

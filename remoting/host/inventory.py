@@ -44,7 +44,7 @@ class OwnUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What was last found about one GPU."""
+    """The latest state of one GPU."""
 
     gpu: Gpu
     telemetry: GpuTelemetry
@@ -184,7 +184,7 @@ def apply_xids(
 
 @dataclass(slots=True)
 class _Found:
-    """What the sampling thread brings back."""
+    """The results of the sampling thread."""
 
     samples: dict[GpuId, NvmlSample] = field(default_factory=dict[GpuId, NvmlSample])
     failures: dict[GpuId, str] = field(default_factory=dict[GpuId, str])

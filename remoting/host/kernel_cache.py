@@ -1,9 +1,9 @@
 """Compiled kernels and images of each user, kept between sessions.
 
 Only the first session compiles a kernel, and only the first one needs a module's image from its
-client. Both are code, and whoever writes one decides what runs in the worker that loads it. So no
-worker ever writes here: the host gives each worker what its own user's workers have left, and
-takes what a worker leaves once nothing of it is alive. One user's kernels reach no other user's.
+client. Both are code: their author decides what runs in the worker that loads them. So no worker
+ever writes here. The host gives each worker the files that workers of its own user have left, and
+takes a worker's files once no process of it is alive. One user's kernels reach no other user.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _UNFINISHED = "tmp"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a cache keeps at most, and whether its names are the SHA-256 of what they name."""
+    """The most that a cache keeps, and whether a file's name is the SHA-256 of its content."""
 
     file_size: int = FILE_SIZE_MAX
     user_size: int = USER_SIZE_MAX
@@ -87,8 +87,8 @@ class KernelCache:
     def take(self, user: str, source: Path, uid: int) -> None:
         """Keep the kernels that a dead worker of ``user`` has left in its own cache.
 
-        Nothing in there is trusted to be what it seems: only plain files are read that nothing
-        else links to, by descriptors, and each name is taken once.
+        The worker may have made links and pipes there. So only plain files with a single link are
+        read, by descriptors, and each name is taken once.
         """
         try:
             with self._lock:
@@ -97,7 +97,7 @@ class KernelCache:
             self._log(f"the kernels that a worker compiled cannot be kept: {error}")
 
     def take_later(self, user: str, source: Path, uid: int) -> None:
-        """Keep what a dead worker has left, soon: nobody waits for large files to be read."""
+        """Keep the kernels of a dead worker later, on a thread: large files take long to read."""
         aside = source.parent.with_name(f"{source.parent.name}-{source.name}")
         try:
             source.rename(aside)

@@ -2,8 +2,8 @@
 
 Below the server's own group there is one for each lease, and in it one for each of its workers,
 which holds all that the worker starts. Only a server whose group is delegated to it, or that is
-root, can make them; the controllers may belong to somebody else even then, and the kernel may be
-too old to kill a group. What is not there is not used.
+root, can make them. Even then the controllers may belong to another program, and the kernel may be
+too old to kill a group: the host goes on without what is missing.
 """
 
 import contextlib

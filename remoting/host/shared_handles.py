@@ -1,7 +1,7 @@
-"""What the workers of one lease share: CUDA's own handles, which only they may get.
+"""The CUDA handles that the workers of one lease share, and no other worker may get.
 
-A client gets a token instead, drawn by its worker. Another client of the same lease can open it on
-this server; in any other lease it is worth nothing.
+A client gets a token for a handle, which its worker draws. Another client of the same lease can
+open it on this server. In any other lease the token is worth nothing.
 """
 
 import os

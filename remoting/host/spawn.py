@@ -25,10 +25,10 @@ ENVIRONMENT_PASSED = (
     *("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST"),
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
 )
-"""All that a worker inherits; whatever else the operator has set may be a secret."""
+"""All variables that a worker inherits; any other one of the operator's may be a secret."""
 
 BLAS_THREAD_COUNT_MAX = 8
-"""Threads of NumPy's BLAS in one worker; unlimited, every idle worker has one for each core."""
+"""Threads of NumPy's BLAS in one worker; by default each idle worker has one for each core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Isolation:
 
 
 def isolation_for(*, cuda: bool, wanted: bool, uids: UidPool) -> Isolation:
-    """Return how workers of this process are isolated, for the reasons that there are.
+    """Return how workers of this process are isolated, and why not better.
 
     Args:
         cuda: whether they use real GPUs.

@@ -79,10 +79,10 @@ class LeaseUser:
     holders: int = 0  # workers that got it and are not buried yet
 
     memory: Path | None = None
-    """What its workers see as ``/dev/shm``, in the machine's; None: they see the machine's."""
+    """The directory that its workers see as ``/dev/shm``; None: they see the machine's own."""
 
     network: int = -1
-    """Descriptor of the network namespace that its workers share; -1: each has what it has."""
+    """Descriptor of the network namespace that its workers share; -1: they share none."""
 
     def own_memory(self) -> None:
         """Make a ``/dev/shm`` for its workers, if it has none yet; raise OSError if it cannot."""
@@ -105,12 +105,11 @@ class LeaseUser:
             self.network = -1
 
     def clean_up(self, pid: int, *, killed: bool) -> bool:
-        """Kill and remove what the worker ``pid``, which has ended, left; return whether all went.
+        """Remove all that the ended worker ``pid`` has left; return whether nothing is left of it.
 
-        With ``killed``, its control group is empty, out of which nothing gets.
-
-        What others of the lease run stays. The last one leaves nothing of the user at all, so that
-        the next who gets its uid finds no memory of this lease. Blocks.
+        ``killed`` says that its control group is empty already, which no process can leave.
+        Processes of the lease's other workers stay. After the last worker nothing of the user is
+        left, so that the next lease with this uid finds no memory of this one. Blocks.
         """
         gone = killed or kill_processes_of(self.uid, self.running)
         if self.running and self.memory is not None:
@@ -142,9 +141,9 @@ class LeaseUsers:
         return user
 
     def ended(self, user: LeaseUser, pid: int) -> None:
-        """Note that a worker has ended. After the last one, the lease's next gets another user.
+        """Note that a worker has ended; after the last one, the lease's next gets another user.
 
-        For whoever cleans up after the last one kills whatever the user has.
+        The cleaning up after the last one kills every process of the user.
         """
         user.running.discard(pid)
         if not user.running and self._users.get(user.lease) is user:
@@ -175,7 +174,7 @@ def processes_of(uid: int) -> dict[int, int]:
 
 
 def without_worker(found: Mapping[int, int], running: Collection[int]) -> tuple[list[int], bool]:
-    """Return the processes that descend from no running worker, and whether that is all of them.
+    """Return the processes that descend from no running worker, and whether none is in doubt.
 
     A worker stays the ancestor of all that it starts (``sandbox.keep_descendants``). A parent that
     has just ended tells nothing: its children have another one by now.
@@ -205,8 +204,8 @@ def kill_processes_of(uid: int, running: Collection[int] = (), *, rounds_max: in
     Args:
         uid: of its lease.
         running: pids of the other workers of that lease, which stay with all that they started.
-            Looked into anew in each round, after the processes were listed: a worker gets its uid
-            only once it is in there.
+            Each round reads them anew after it has listed the processes: a worker gets its uid
+            only once it is among them.
         rounds_max: how often to look.
     """
     for _ in range(rounds_max):

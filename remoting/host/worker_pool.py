@@ -238,7 +238,7 @@ class WorkerPool:
         return worker.uid, self._isolation.groups
 
     async def _narrow(self, worker: WorkerHandle) -> None:
-        """Bound a worker's lease, and take from its sight what is not its lease's."""
+        """Bound a worker's lease, and hide devices and files of other leases from the worker."""
         memory = worker.user.memory if worker.user is not None else None
         narrow = self._settings.confinement.narrow
         pid, holds = worker.process.pid, worker.confinement
@@ -336,7 +336,7 @@ class WorkerPool:
         return worker
 
     def _spawn(self) -> WorkerHandle:
-        """Start a process; whatever was opened for it is closed again when that fails."""
+        """Start a process; a failure closes everything that was opened for it."""
         self._number += 1
         with contextlib.ExitStack() as undo:
             directory = spawn.make_directory(self._directory, self._number)
@@ -430,7 +430,7 @@ class WorkerPool:
         self._wake()
 
     def _remove_remains(self, worker: WorkerHandle) -> bool:
-        """Kill what it started and remove its files; return whether that went; on a thread."""
+        """Kill its processes and remove its files; return whether all are gone. Blocks."""
         killed = False
         if worker.group is not None:
             worker.out_of_memory = worker.group.ran_out_of_memory()
