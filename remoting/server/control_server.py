@@ -8,9 +8,9 @@ The logic is ``controller.Controller``; this gives it sockets, a log and a host.
                            clock=clock, chance=chance, log=log)
     await nursery.start(server.serve, listeners)
 
-What it promises to the rest: it calls ``follow(servers, voters)`` whenever the table's membership
-may have changed (for ``RaftDriver.set_servers`` and ``reconcile_voters``), and ``save_key(pem)``
-when, as a new voter, it was given the CA's key. With ``certificates.save`` it renews its
+It promises two calls: ``follow(servers, voters)`` whenever the table's membership may have changed
+(for ``RaftDriver.set_servers`` and ``reconcile_voters``), and ``save_key(pem)`` when, as a new
+voter, it was given the CA's key. With ``certificates.save`` it renews its
 own certificate, whose settings the links share. Before ``serve``, the host must have killed
 every worker of an earlier incarnation.
 """
@@ -232,7 +232,7 @@ class ControlServer:
         self._wake.set()
 
     async def _tick(self) -> None:
-        """Run the controller's timers, and whatever follows a change of the table."""
+        """Run the controller's timers, and the consequences of each change of the table."""
         followed: object = None
         while True:
             self._wake = trio.Event()

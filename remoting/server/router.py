@@ -203,7 +203,7 @@ async def peek_route(stream: trio.SocketStream) -> Route | None:
 
 
 def _has_hung_up(peeked: trio.socket.SocketType) -> bool:
-    """Return whether the other end has closed: nothing will follow what was peeked at."""
+    """Return whether the other end has closed: no byte follows those that were peeked at."""
     poll = select.poll()
     poll.register(peeked.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -60,7 +60,7 @@ class Peer:
 
 
 class Links(Protocol):
-    """What a door needs of the other workers; implemented by `Peers`."""
+    """The links to the other workers, as a door uses them; ``Peers`` implements it."""
 
     def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
         """Take the client's word for who the others are."""

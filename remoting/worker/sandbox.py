@@ -1,4 +1,4 @@
-"""What a worker process gives up before it hears of any client: privileges, files, core dumps.
+"""The sandbox of a worker: it gives up privileges, files and core dumps before it has a client.
 
 Linux calls are made through ctypes, with their numbers from the kernel's headers
 (``linux/prctl.h``, ``linux/landlock.h``, ``asm-generic/unistd.h``). Where the kernel lacks one, the
@@ -104,10 +104,10 @@ def limit_resources(*, own_uid: bool) -> None:
 
 
 def limit_data(partition: int) -> None:
-    """Bound what this process may allocate, for a session whose arrays are its own memory.
+    """Bound the memory of this process, for a session whose arrays lie in it.
 
-    Some calls make much out of little, and what they make is known only when it is there. Not for
-    CUDA, which reserves far more addresses than it uses.
+    Some calls make large results of small arguments, and the size is known only afterwards. A
+    session with CUDA has no such bound, because CUDA reserves far more addresses than it uses.
 
     Args:
         partition: bytes of the session's partitions.
@@ -123,9 +123,9 @@ def limit_data(partition: int) -> None:
 
 
 def keep_descendants() -> bool:
-    """Stay an ancestor of whatever this process starts, whoever of those between has ended.
+    """Stay an ancestor of all processes that come from this one, also when a parent has ended.
 
-    By that the host tells what a dead worker left behind from what others of its lease run.
+    The host tells a dead worker's processes from those of the lease's other workers by that.
     """
     return _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -161,11 +161,11 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def drop_capabilities() -> bool:
-    """Leave root nothing but its files and the right to read others', which it may have to import.
+    """Drop all capabilities of root but the right to read files, which imports may need.
 
-    For a worker that could not get a uid of its own. Must be called while the process has one
-    thread: it holds for the calling thread and those that it starts later. With
-    ``forbid_new_privileges`` no program that it starts gets any back.
+    A worker that could not get a uid of its own calls this while it has one thread: it holds for
+    the calling thread and those that it starts later. After ``forbid_new_privileges`` no program
+    that it starts gets a capability back.
     """
     version = 0x2008_0522  # _LINUX_CAPABILITY_VERSION_3 of linux/capability.h: two words each
     header = struct.pack("=Ii", version, 0)
@@ -264,7 +264,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # What is not there needs no rule.
+        return  # A path that does not exist needs no rule.
     try:
         if not Path(path).is_dir():
             rights &= _FILE_RIGHTS

@@ -1,4 +1,4 @@
-"""Linux's system calls by name: their numbers on x86-64 and aarch64, and what a worker may do.
+"""Linux's system calls by name: their numbers on x86-64 and aarch64, and which a worker may make.
 
 From ``asm/unistd_64.h`` (x86-64) and ``asm-generic/unistd.h`` (aarch64). The choice follows
 Docker's default profile for seccomp, under which CUDA, PyTorch, JAX and Triton are known to run,
@@ -98,7 +98,7 @@ def _parse(text: str) -> dict[str, tuple[int | None, int | None]]:
 
 ALLOWED = _parse(_ALLOWED)
 FORBIDDEN = _parse(_FORBIDDEN)
-"""Refused with EPERM; what is not known at all is refused with ENOSYS, so that libraries go on."""
+"""Refused with EPERM. Unknown calls are refused with ENOSYS, so that libraries go on."""
 
 CHECKED = _parse(_CHECKED)
 """Allowed or refused by their arguments: see ``syscall_filter``."""

@@ -118,7 +118,7 @@ class BudgetClient:
     def find(self, token: bytes, *, opens: bool = False) -> tuple[bytes, int] | None:
         """Return a handle of another worker of the lease, and its descriptor or -1.
 
-        The descriptor is the caller's to close. Whoever ``opens`` memory has a hold on it then.
+        The caller closes the descriptor. A caller that ``opens`` memory has a hold on it then.
         """
         with self._lock:
             self._send(worker_messages.FIND, int(opens), len(token), token)

@@ -1,9 +1,9 @@
-"""The worker process: one client process's calls, executed with nothing but its lease at hand.
+"""The worker process: it executes the calls of one client process, and reaches its lease alone.
 
 Started as ``python -P -m gpupool.remoting.worker.worker_main CONTROL_FD PARENT_PID``. It confines
 itself, waits warm for a session, does the handshake with the client itself, and hands the
-connection to the door. Whatever ends the connection, or the host, ends the process: ``os._exit``
-leaves it to the kernel and the driver to free everything, at once.
+connection to the door. The end of the connection, or of the host, ends the process: after
+``os._exit`` the kernel and the driver free everything at once.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
         traceback.print_exc()
-        # What the machine refuses, such as room on its disk, is no bug of ours.
+        # A refusal of the machine, as of room on its disk, is no bug of ours.
         said = error.strerror if isinstance(error, OSError) else ""
         why = f"its machine says: {said}" if said else f"bug: {error!r}"
         _try_send(channel, worker_messages.Ended(worker_messages.shortened(why), failed=True))
