@@ -2,9 +2,9 @@
 
 A full collection visits every object that is tracked: 100 ms with a table of 10,000 leases, in
 which nothing else runs. The table has no cycles, so nothing of it is ever found. So a server
-exempts what there is (``gc.freeze``) at its start and after each snapshot. What is exempt is still
-freed when nothing refers to it any more, unless it has become part of a cycle. When twice as much
-is exempt as once was, everything is visited after all.
+exempts all objects (``gc.freeze``) at its start and after each snapshot. An exempt object is still
+freed when nothing refers to it any more, unless it has become part of a cycle. When twice as many
+objects are exempt as after the last full collection, there is another full collection.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""What the parts of one ``RaftNode`` share, so that they need not know each other."""
+"""The objects that the parts of one ``RaftNode`` share, so that they need not know each other."""
 
 from dataclasses import dataclass
 

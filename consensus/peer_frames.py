@@ -2,8 +2,8 @@
 
 Each frame carries the sender's boot, its connection and a number that counts up, so that a frame
 that arrives twice, late, or from an earlier connection is dropped. One exception: the ``hello`` of
-a new connection is read whatever its boot is, because a server that presents an old one must be
-noticed, not ignored. Messages wait here until ``take``, which the node calls after the journal's
+a new connection is read with any boot, because a server that presents an old one must be noticed,
+not ignored. Messages wait here until ``take``, which the node calls after the journal's
 sync; those that rest on nothing unsynced may leave before, by ``take_early``.
 """
 

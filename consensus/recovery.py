@@ -1,10 +1,10 @@
-"""A pool whose majority is lost for good: what a survivor still has, and how it goes on alone.
+"""Recovery of a pool whose majority is lost for good: one survivor goes on alone with its log.
 
-Raft has no safe way out of that, so this happens offline and by a person's order. Everything in
-the survivor's log becomes committed, whether it ever was; what only the others had is lost. The
-others must never return with what they remember: a majority of them would grant on their own. So
-they are fenced: the survivor dials them, and one that hears of it ends for good. Those that return
-where the survivor cannot be reached do not hear of it.
+Raft has no safe way out of that loss, so a person orders the recovery, offline. Every entry of the
+survivor's log becomes committed, also one that never was. Entries that only the others had are
+lost. The others must never return with their old state: a majority of them would grant on their
+own. So they are fenced: the survivor dials them, and a server that hears of the recovery ends for
+good. A server that the survivor cannot reach does not hear of it.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """What the storage of one server holds."""
+    """The content of one server's storage."""
 
     last_index: int
     last_term: int
@@ -58,7 +58,7 @@ def recover(
     others: Sequence[ServerId] = (),
     why: str = "the pool was recovered without this server",
 ) -> None:
-    """Make ``server_id`` the only voter, and ``commands`` the first that it commits as such.
+    """Make ``server_id`` the only voter, and let it commit ``commands`` first.
 
     Never do this while a majority of the voters may still live. The log is written with one sync,
     so a crash leaves all of it or nothing. After that, ``others`` are fenced: this server refuses

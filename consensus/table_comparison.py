@@ -4,8 +4,8 @@ Raft gives all servers the same commands. A fault of one machine, or a build tha
 in another way, makes its table another one all the same, and grants then rest on two truths. So
 each server hashes index, command and result of each ``compare_entries`` entries of the log, from
 and to indexes that are the same everywhere, and sends the hash to all that it is connected to. A
-server that has not applied such a run from its beginning, since it started or got a snapshot
-meanwhile, skips it.
+server that has not applied a run from its beginning, since it started or got a snapshot meanwhile,
+skips that run.
 
     this server differs from a majority of the voters    it stops: ``DivergedError``
     another one differs from a majority                  it is named in the health, and in the log

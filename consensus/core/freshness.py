@@ -1,13 +1,13 @@
-"""How old a follower's table is, by what its leader said; and what may make a message look young.
+"""The age of a follower's table by its leader's messages, and the doubt about late messages.
 
 A heartbeat says "at this instant I was in touch with a majority, and so much was committed". A
-server that has applied that much has a table as of that instant, whatever comes later, and whoever
-leads then. ``TableAge`` keeps these instants until the table has caught up with them.
+server that has applied that much has a table as of that instant, also under a later leader.
+``TableAge`` keeps these instants until the table has caught up with them.
 
 A message is as old as its way was long, and it may have waited in a socket for half a minute.
 ``LeaderClock`` compares the clock that each message states with the clock here: a message that was
-held up states too little. A server that was itself stopped cannot tell what waited meanwhile:
-``TableAge.doubt`` makes it wait for the messages after that. Pure.
+held up states too little. A server that was itself stopped cannot tell which messages waited
+meanwhile: ``TableAge.doubt`` makes it wait for the messages after those. Pure.
 """
 
 from collections import deque

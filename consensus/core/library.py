@@ -1,9 +1,9 @@
 """pysyncobj's Raft core, kept in check: only this and its private copy know pysyncobj.
 
 pysyncobj 0.3.17 as it ships loses acknowledged commits in several reproducible ways, and executes
-what any peer sends. What is used of it is its ``SyncObj`` with ``autoTick=False``: the state, the
+code that any peer sends. This core uses its ``SyncObj`` with ``autoTick=False``: the state, the
 election timer, the counting of votes and of matches, the commit rule, the order in which entries
-are applied. What is overridden, and why, stands at each method, here and in the subclasses:
+are applied. Each overriding method says why it overrides, here and in the subclasses:
 ``elections.py``, ``replication.py`` and ``raft_core.py``, which build on ``LibraryCore``.
 
 ``library_copy.py`` loads the private copy of the library and checks that it is the audited version.
@@ -84,7 +84,7 @@ class _LibraryLog:
 
 
 class CoreHost(Protocol):
-    """What the core needs from the node around it."""
+    """The node around the core, as the core calls it."""
 
     def send(self, peer: ServerId, message: Message) -> None:
         """Queue one message; unless ``may_leave_early``, it waits for the journal's next sync."""

@@ -1,6 +1,6 @@
 """The private copy of pysyncobj's core: loaded, audited, and cut off from the world.
 
-pysyncobj 0.3.17 as it ships executes what any peer sends, and reads the time and chance of the
+pysyncobj 0.3.17 as it ships executes code that any peer sends, and reads the time and chance of the
 process. ``library.py`` builds on this copy instead.
 
 - The copy of the module ``pysyncobj.syncobj`` is loaded here, and only that copy is changed: its
@@ -86,28 +86,28 @@ _ACTIVE: ContextVar[Stepping] = ContextVar("the core that is being stepped")
 
 
 class _LibraryRng:
-    """What the library's module global ``random`` becomes."""
+    """Replaces the library's module global ``random``."""
 
     def random(self) -> float:
         return _ACTIVE.get().randomness.random()
 
 
 class _NoPoller:
-    """What the library's poller becomes: there are no sockets here."""
+    """Replaces the library's poller: there are no sockets here."""
 
     def poll(self, _timeout_s: float) -> None:
         return
 
 
 class _NoSerializer:
-    """What the library's snapshot writer becomes: ``snapshot.py`` does that work."""
+    """Replaces the library's snapshot writer: ``snapshot.py`` does that work."""
 
     def __init__(self, *_arguments: object) -> None:
         return
 
 
 class _ClosedPickle:
-    """What the library's ``pickle`` becomes: plain values as strict CBOR, nothing executable."""
+    """Replaces the library's ``pickle``: plain values as strict CBOR, nothing executable."""
 
     def dumps(self, value: Plain, protocol: int | None = None) -> bytes:
         del protocol

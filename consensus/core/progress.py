@@ -1,4 +1,4 @@
-"""How far the leader has got with one follower, and how much more it may send. Pure."""
+"""The leader's progress with one follower: how far it has got, how much more it may send. Pure."""
 
 from collections import deque
 from enum import Enum
@@ -16,7 +16,7 @@ messages as fast as it answers; it gets one for each heartbeat."""
 
 
 class Mode(Enum):
-    """What the leader knows of a follower's log; the states of etcd's ``tracker.Progress``.
+    """The leader's knowledge of a follower's log; the states of etcd's ``tracker.Progress``.
 
     ::
 

@@ -1,4 +1,4 @@
-"""How punctual this server and its leader have been lately, which elections allow for. Pure.
+"""The recent lateness of this server and its leader, which elections allow for. Pure.
 
 On a busy machine a heartbeat comes late because the leader was late, or because this server was
 late to read it. Neither is a reason for another leader, which would be no more punctual.
@@ -8,7 +8,7 @@ HALF_LIFE_S = 5.0
 """A busy time is half forgotten after so long."""
 
 LATENESS_MAX_S = 0.6
-"""Whoever is later than this was stopped, or is no leader to wait for: that is no lateness."""
+"""A server that is later than this was stopped, or is no leader to wait for: it is not noted."""
 
 
 class Lateness:

@@ -1,4 +1,4 @@
-"""What servers say to each other: every message with its fields, and the frames they travel in.
+"""The messages between servers with their fields, and the frames that carry them.
 
 A message is a dict, because pysyncobj's handlers take dicts and its field names are kept where
 they overlap. On the wire it is a CBOR list: the number of its kind, then the fields in order.
@@ -6,9 +6,9 @@ Log entries travel as one run of bytes (``journal.encode_entries``), which is fi
 than CBOR and the same encoding that the journal uses.
 
 A frame is ``version u8 | epoch u64 | sequence u64 | message``. The sender's epoch grows with every
-connection, also across restarts, and the sequence with every frame: whatever is not newer than
-the newest seen from that peer is dropped, so that a transport that duplicates or reorders can do
-no harm (findings S8, S9).
+connection, also across restarts, and the sequence with every frame. A frame that is not newer than
+the newest of its peer is dropped, so that a transport that duplicates or reorders can do no harm
+(findings S8, S9).
 """
 
 import struct
@@ -159,7 +159,7 @@ _SMALL_COUNT = 64
 
 
 class _Shape(NamedTuple):
-    """What the list of a kind looks like, its number included."""
+    """The shape of a kind's list, its number included."""
 
     kind: str
     names: tuple[str, ...]
@@ -252,7 +252,7 @@ class FrameReader:
         self._newest = (0, 0)
 
     def begin_connection(self) -> None:
-        """Drop what the peer sent for an earlier connection, whichever one it arrives by."""
+        """Drop frames that the peer sent for earlier connections, by any connection they arrive."""
         self._newest = (self._newest[0], _SEQUENCE_MAX)
 
     def body(self, frame: bytes) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The few file operations that consensus needs, behind a Protocol that the simulator replaces."""
+"""The file operations of consensus, behind a Protocol that the simulator replaces."""
 
 import errno
 import fcntl
@@ -14,10 +14,10 @@ from gpupool.pool.errors import StorageError
 class Disk(Protocol):
     """One flat directory of files. Every method may raise ``OSError``.
 
-    What a power loss may do, and a simulated disk should do: whatever was appended or written
-    since the last ``sync`` of that file may be lost, wholly or page by page; a ``rename`` or
-    ``remove`` is durable only after ``sync_directory``. A name read after ``rename`` refers to
-    the content of the renamed file.
+    A power loss, simulated or not, may undo two things. Bytes that were appended or written since
+    the last ``sync`` of their file may be lost, wholly or page by page. A ``rename`` or ``remove``
+    is durable only after ``sync_directory``. A name read after ``rename`` refers to the content of
+    the renamed file.
     """
 
     def names(self) -> Sequence[str]:

@@ -14,10 +14,10 @@ earlier one succeeded. Hence the rule of recovery:
 So that the second rule also protects the newest synced batch, ``seal`` writes and syncs an empty
 batch when the journal has been at rest for a second, and when it is closed.
 
-The rules rest on every batch but the last being on the disk, and the content of a file proves no
-such thing: after a failed sync the kernel takes pages for clean that it could not write, and a
-server that starts again on the same boot reads them from its memory. So every start writes a new
-file; what it promised before is in there, and nothing else matters.
+The rules rest on every batch but the last being on the disk. The content of a file does not prove
+that: after a failed sync the kernel takes pages for clean that it could not write, and a server
+that starts again on the same boot reads them from the kernel's memory. So every start writes a new
+file, which holds everything that the server has promised.
 
 A batch is ``magic u32 | length u32 | sequence u64 | payload crc32 u32 | header crc32 u32``, with
 the header's checksum seeded by the batch's offset, so that no payload can pass for a batch. Its

@@ -1,4 +1,4 @@
-"""What this server remembers of the others: their starts, and what they promised to it.
+"""The memory that this server has of the others: their starts, and their promises to it.
 
 A server whose state directory was replaced by an older copy does not know that it has forgotten
 something. The others do: each remembers of every other server the highest boot with its

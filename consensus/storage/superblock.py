@@ -1,4 +1,4 @@
-"""The superblock: what the journal held when it was last synced, kept beside it.
+"""The superblock: the state of the journal at its last sync, in a file beside it.
 
 A journal that was cut in its synced part, or whose newest batch is damaged, looks like one whose
 last write a crash tore. The superblock tells the two apart: after each sync of the journal it
@@ -6,8 +6,8 @@ notes the count of synced batches, the boot, the term, the vote and the last ind
 
 It costs no sync of its own. The note is one small write into one of two slots in turn, which the
 kernel keeps when the process dies; a power loss may undo it. So a superblock may know too little,
-and never too much: what it says was synced, was. What a power loss takes from it, the other
-servers' memory of this one still knows (``peer_memory.py``).
+and never too much: everything was synced that it calls synced. The other servers' memory of this
+one still has what a power loss takes from it (``peer_memory.py``).
 
 When something is missing, the file ``repair`` says how far this server may have made promises. It
 is removed when the server has its log back from the others (``promises.py``).
@@ -33,7 +33,7 @@ _FLOOR = struct.Struct("<8sQQ")
 
 
 class Synced(NamedTuple):
-    """What one journal file held after a sync."""
+    """The state of one journal file after a sync."""
 
     journal: int
     """Names the file: the checksum of its first batch."""
