@@ -1,4 +1,4 @@
-// Which context is current on each thread, and with that where its calls go.
+// The current context of each thread, which decides where its calls go.
 #include "base.h"
 
 static __thread struct gp_context *stack[GP_STACK_MAX];

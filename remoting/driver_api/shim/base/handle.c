@@ -1,5 +1,5 @@
-// Handles: what streams, events, graphs and so on are to the program. Their identifiers name them
-// to the servers.
+// Handles: streams, events, graphs and other objects as the program holds them. Their identifiers
+// name them to the servers.
 #define _GNU_SOURCE
 #include "base.h"
 

@@ -1,4 +1,4 @@
-// What lies where: ranges of addresses that the program has got, on all servers and on the host.
+// The map of addresses: ranges that the program has got, on all servers and on the host.
 #define _GNU_SOURCE
 #include "base.h"
 

@@ -1,4 +1,4 @@
-// What a call needs before anything else: the library is there, and a context is current.
+// The preconditions of every call: the library is started, and a context is current.
 #include "base.h"
 
 int gp_ready(void) {

@@ -1,4 +1,4 @@
-// Which server of the lease a call is for.
+// The route of a call: the server of the lease that it is for.
 //
 // Identifiers are made here and are the same for all servers, contexts and ranges of addresses are
 // kept here for all of them, so one call is sent to one server and no other has to know of it.

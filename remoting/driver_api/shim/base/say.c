@@ -1,4 +1,4 @@
-// What is said to the user, what the environment asks for, and threads of the library's own.
+// Messages to the user, variables of the environment, and threads of the library's own.
 #define _GNU_SOURCE
 #include "base.h"
 

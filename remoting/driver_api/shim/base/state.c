@@ -1,4 +1,4 @@
-// What all layers look at: the devices, and whether what is rare is there.
+// The state that all layers read: the devices, and counts of rare things, as of mapped memory.
 #include "base.h"
 
 struct gp_state gp;

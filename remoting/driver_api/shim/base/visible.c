@@ -1,4 +1,4 @@
-// Which devices a program sees, and in what order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+// The devices that a program sees, in their order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 #define _GNU_SOURCE
 #include "base.h"
 

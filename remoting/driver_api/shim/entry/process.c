@@ -1,4 +1,4 @@
-// Starting, forks, functions that are not there, and what is said at the end.
+// The process: start, forks, missing functions, and the report at the end.
 #define _GNU_SOURCE
 #include "core.h"
 

@@ -1,8 +1,8 @@
-// How names become functions, and the runtime's undocumented tables.
+// The lookup of functions by name, and the runtime's undocumented tables.
 //
 // The tables exist for interoperability: every CUDA runtime asks the driver for them and does not
-// start without them. See NOTICE. What is known of them was found by observation and is
-// described, with its sources, in docs/cuda-door.md.
+// start without them. See NOTICE. They were found by observation; docs/cuda-door.md describes them
+// and names the sources.
 #define _GNU_SOURCE
 #include "core.h"
 #include "hash.h"

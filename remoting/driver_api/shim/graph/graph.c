@@ -1,5 +1,5 @@
-// Graphs and how their nodes hang together. What is built here node by node is known here, and the
-// worker follows; what a capture or a clone has made is asked for once, when somebody wants it.
+// Graphs and the edges between their nodes. A graph that is built here node by node is known here,
+// and the worker follows. The nodes of a captured or cloned graph are asked for once, when needed.
 #include "graph.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// What graphs and their nodes are here: made, connected, ended.
+// The data of graphs and their nodes on this side: made, connected, ended.
 #include "graph.h"
 
 #include <stdlib.h>

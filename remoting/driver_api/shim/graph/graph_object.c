@@ -1,5 +1,5 @@
-// User objects: what a program wants to be told of when no graph uses it any more. They never
-// leave this machine. The destructor runs in the thread that gives up the last reference.
+// User objects: the program is told when no graph uses one any more. They never leave this
+// machine. The destructor runs in the thread that gives up the last reference.
 #include "graph.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Nodes: what they hold, as the program gives it and as it travels. On the wire, handles are
+// The contents of nodes, as the program gives them and as they travel. On the wire, handles are
 // identifiers, the host's memory is a place in a slot, contexts are devices counted from one.
 #include "graph.h"
 

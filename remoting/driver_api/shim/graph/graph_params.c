@@ -1,4 +1,4 @@
-// What nodes hold: asked for, and changed in graphs and executables.
+// The parameters of nodes: asked for, and changed in graphs and executables.
 #include "graph.h"
 
 #define ATTRIBUTE_SIZE 64

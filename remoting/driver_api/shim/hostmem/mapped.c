@@ -1,4 +1,4 @@
-// What the program writes to memory that kernels see, and what they wrote there.
+// Memory of the host that kernels see: the writes of the program, and those of kernels.
 //
 // Writes to small pieces are found by comparison. Larger ones, of which NCCL has megabytes that it
 // hardly ever touches, are always readable, but not writable between a launch and the first write
@@ -49,7 +49,7 @@ static bool open_blocks(struct gp_mapped *at, size_t first, size_t end, int how)
     return mprotect(at->host + from, whole_pages(to - from), how) == 0;
 }
 
-// Such memory is always readable: whatever faults there is a write.
+// Closed memory stays readable, so every fault there is a write.
 static bool repair(uint64_t address) {
     if (__atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0 || getpid() != owner) return false;
     bool opened = false;

@@ -1,5 +1,5 @@
-// Two sides write the same memory, each its own bytes: which of them are new, and how they get in
-// between the other's. A mask has one bit for each byte.
+// The merge of two sides' writes to the same memory: finds the new bytes of one side, and puts them
+// between those of the other. A mask has one bit for each byte.
 #include "hostmem.h"
 
 static inline uint64_t word_at(const unsigned char *at) {

@@ -1,9 +1,9 @@
-// Pinned memory of the host: allocation, registration, and what kernels see of it.
+// Pinned memory of the host: allocation, registration, and its mirror for kernels.
 //
-// The worker holds a mirror, which kernels use. What the program writes here goes there before
-// the next launch; what kernels wrote comes back before a synchronisation ends. Programs keep
-// addresses of such memory in structures on the GPU, where nobody can translate them, so the mirror
-// lies at the same address as the memory itself wherever that is free in both processes.
+// The worker holds the mirror, which kernels use. The program's writes go there before the next
+// launch; the writes of kernels come back before a synchronisation ends. Programs keep addresses of
+// pinned memory in structures on the GPU, where nobody can translate them, so the mirror lies at
+// the same address as the memory itself wherever that is free in both processes.
 #define _GNU_SOURCE
 #include "hostmem.h"
 #include "ipc.h"

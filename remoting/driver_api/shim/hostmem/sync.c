@@ -1,4 +1,4 @@
-// Waiting for the GPU, with what the host and the GPU see of each other's writes by then.
+// Waits for the GPU, after which the host and the GPU see each other's writes.
 #include "hostmem.h"
 
 int gp_synchronize(int op, uint64_t id) {

@@ -1,4 +1,4 @@
-// What the files of base/ share with all: results, handles, devices, ranges, routes, hooks.
+// The interface of base/: results, handles, devices, ranges, routes, hooks.
 #ifndef GP_BASE_H
 #define GP_BASE_H
 

@@ -1,4 +1,4 @@
-// What all layers offer to those above them. Files of a low layer include the header of theirs:
+// The interfaces of all layers to those above. Files of a low layer include the header of theirs:
 // base.h, wire.h, hostmem.h or runtime.h, each of which includes the one before.
 #ifndef GP_CORE_H
 #define GP_CORE_H

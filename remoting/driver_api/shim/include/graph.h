@@ -1,4 +1,4 @@
-// What the files of graphs share: graphs, their nodes, and the host's memory that nodes copy.
+// The types that the files of graph/ share: graphs, nodes, and host memory that nodes copy.
 #ifndef GP_GRAPH_H
 #define GP_GRAPH_H
 

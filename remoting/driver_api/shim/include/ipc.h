@@ -1,4 +1,4 @@
-// Tokens for what other processes of the lease may open.
+// Tokens for memory and events that other processes of the lease may open.
 #ifndef GP_IPC_H
 #define GP_IPC_H
 

@@ -1,4 +1,4 @@
-// The bytes between the shim and its worker, whatever carries them.
+// The byte stream between the shim and its worker, over TLS, TCP or a Unix socket.
 #ifndef GP_LINK_H
 #define GP_LINK_H
 

@@ -1,4 +1,4 @@
-// Managed memory: what managed.c tracks, and what managed_calls.c and others ask of it.
+// Managed memory: the state that managed.c tracks, and the questions of other files about it.
 #ifndef GP_MANAGED_H
 #define GP_MANAGED_H
 

@@ -1,5 +1,5 @@
-// Sharing with other processes of the lease. What CUDA calls a handle is a token of the server's
-// here, which the host of this lease knows and nobody else.
+// Sharing with other processes of the lease. A handle of CUDA's is a token of the server's here,
+// which only the host of this lease knows.
 #define _GNU_SOURCE
 #include "core.h"
 #include "ipc.h"

@@ -1,4 +1,4 @@
-// Managed memory as programs ask for it: allocations, hints, and what is known of a range.
+// Managed memory as programs ask for it: allocations, hints, and attributes of ranges.
 #define _GNU_SOURCE
 #include "core.h"
 #include "managed.h"

@@ -1,4 +1,4 @@
-// What a program may ask about an address.
+// Questions of a program about an address.
 #include "core.h"
 
 // Attributes of CUpointer_attribute: 4-byte values, boolean ones too, unless stated.

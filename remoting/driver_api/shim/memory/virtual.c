@@ -1,4 +1,4 @@
-// Virtual memory management: physical memory, reserved addresses, and what is mapped where.
+// Virtual memory management: physical memory, reserved addresses, and the mappings of both.
 #define _GNU_SOURCE
 #include "core.h"
 #include "ipc.h"

@@ -1,4 +1,4 @@
-// How long an image is that comes without a length, and which part of it the device needs.
+// The length of an image that comes without one, and the part of it that the device needs.
 #define _GNU_SOURCE
 #include "image.h"
 

@@ -1,4 +1,4 @@
-// Options of the compiler in the server's driver (CUjit_option), and what it says.
+// Options of the compiler in the server's driver (CUjit_option), and its logs.
 #include "jit.h"
 
 #define LOG_MAX 32768  // of each; the worker keeps no more

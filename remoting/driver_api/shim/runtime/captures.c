@@ -1,5 +1,5 @@
-// Which captures are going on. What one is for is in graph/capture.c; here is what launches, copies
-// and streams ask.
+// The captures that are going on, as launches, copies and streams ask for them. Capture itself is in
+// graph/capture.c.
 #include "captures.h"
 
 #include <stdlib.h>

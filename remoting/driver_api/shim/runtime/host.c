@@ -1,8 +1,8 @@
-// Host functions: what a stream calls on this machine, between two of its operations.
+// Host functions: a stream calls them on this machine, between two of its operations.
 //
 // The server's driver comes to a function's place in its stream, waits there, and the worker says
 // so. One thread here runs the functions, in the order in which they are announced, and answers
-// with HOST_DONE; then the stream goes on. HOST_DONE travels behind whatever was sent before. Where
+// with HOST_DONE; then the stream goes on. HOST_DONE travels behind everything sent before. Where
 // the worker stands still in that, another thread of it finds the answer, but not at once. So while
 // functions are pending, callers wait a moment before they send more than a stream's queue holds, or
 // a call that may wait for the GPU; and no longer, for the function may be waiting for them.

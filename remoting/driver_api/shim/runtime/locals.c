@@ -1,4 +1,4 @@
-// What the runtime stores in a context: values by keys, each ended with the context.
+// The values that the runtime stores in a context by keys; each ends with the context.
 #include "runtime.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// The start of a session: what each server says of its devices, and which of them the program sees.
+// The start of a session: the devices of each server, and those of them that the program sees.
 #define _GNU_SOURCE
 #include "runtime.h"
 #include "json.h"

@@ -1,4 +1,4 @@
-// Streams, events and what waits for them.
+// Streams, events, and waits for them.
 #include "runtime.h"
 #include "ipc.h"
 

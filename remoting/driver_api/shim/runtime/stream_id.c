@@ -1,4 +1,4 @@
-// Which stream a program means: one that it made, the legacy one, or the thread's own.
+// The stream that a program means: one that it made, the legacy one, or the thread's own.
 #include "runtime.h"
 
 static __thread struct gp_handle *thread_streams[GP_DEVICES_MAX];

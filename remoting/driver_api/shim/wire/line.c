@@ -1,4 +1,4 @@
-// Which lines there are, and how they are lost. line.h says how a line works.
+// The list of lines, and the loss of one. line.h says how a line works.
 #define _GNU_SOURCE
 #include "line.h"
 

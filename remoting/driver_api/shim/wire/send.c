@@ -1,4 +1,4 @@
-// The buffer of a line, and what is sent. line.h says how a line works.
+// The buffer of a line, and its sending. line.h says how a line works.
 #define _GNU_SOURCE
 #include "line.h"
 

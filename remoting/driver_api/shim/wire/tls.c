@@ -1,4 +1,4 @@
-// TLS by whatever OpenSSL 3 the machine has; without one, gpupool run encrypts for us.
+// TLS by the machine's own OpenSSL 3; without one, gpupool run encrypts for us.
 //
 // The worker's certificate is pinned by its hash, so neither its chain nor its name mean anything.
 // OpenSSL allows one call at a time on a connection, so each is made under a lock on a socket that
