@@ -172,7 +172,7 @@ class Executor:
                         raise RemoteProtocolError("unknown record", why=str(op))
                     handler(flags)
             except errors as error:
-                client.skip_bulk()  # whatever has failed before it read them all
+                client.skip_bulk()  # which a handler that failed has not read
                 client.fail(op, client.api.status_of(error))
             except OverflowError:
                 client.skip_bulk()

@@ -64,7 +64,7 @@ class Finder(Protocol):
             body: its words.
             frame: the number of its frame.
             bulk: gives the bytes behind the frame, with the last record of one that has any; None
-                as well if whoever executes has taken some of them.
+                as well if the executor has taken some of them.
         """
         ...
 
@@ -227,7 +227,7 @@ class Reader:
             try:
                 count = self._stream.recv_into(chunk)
             except OSError:
-                count = 0  # it broke, and whoever executes gets to know of it as of an end
+                count = 0  # it broke, which the executor takes for an end
             finally:
                 self._changed.acquire()
             self._ended = not count
@@ -261,7 +261,7 @@ class Reader:
                 yield True
             magic, size, bulk = FRAME.unpack_from(self._ahead, at)
             if magic != FRAME_MAGIC or size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX:
-                return  # whoever executes it will say so
+                return  # the executor will say so
             at += FRAME.size
             while len(self._ahead) < at + size:
                 yield True

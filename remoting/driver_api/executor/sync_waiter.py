@@ -135,7 +135,7 @@ class Waiter:
         self.when_broken: list[Callable[[int], None]] = []
         """Told of an error after which nothing that was queued is executed any more."""
         self.after: list[Callable[[], None]] = []
-        """What looks for changes after whatever has waited for the GPU, before the reply."""
+        """Called after each wait for the GPU, before the reply, to look for changes."""
 
     def heard(self, status: int) -> None:
         """Take note of an error that a synchronisation ended with."""
@@ -215,8 +215,8 @@ class Waiter:
     def push(self) -> None:
         """Send all downloads that are done.
 
-        Whatever a synchronisation covers was completed before it, so that calling this between
-        the synchronisation and its reply puts every byte in place in time.
+        All work that a synchronisation covers is completed by then. So a call between the
+        synchronisation and its reply puts every byte in place in time.
         """
         for look in self.after:
             look()

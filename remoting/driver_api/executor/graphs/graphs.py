@@ -193,7 +193,7 @@ class Graphs(HandlerGroup):
         except self.api.errors:
             if own:
                 self._forget(number)
-            self.client.failed = (0, 0)  # this is how whatever spoiled the capture is heard of
+            self.client.failed = (0, 0)  # this error tells of the spoiled capture
             raise
         if self.objects["g"].get(number) != graph:
             raise RemoteProtocolError("a capture that ends in another graph")

@@ -19,7 +19,7 @@ UNTOUCHED = 64 * GIB
 """With less of the lowest addresses, cuInit says that it is out of memory."""
 
 END = 128 * TIB - (1 << 16)
-"""Of what mmap gives on x86-64 to whoever does not ask for more."""
+"""The end of the addresses that mmap gives on x86-64 to a program that asks for no higher ones."""
 
 STACK_ROOM = 256 * MIB
 """Below the stack of the main thread, which grows."""

@@ -1,8 +1,8 @@
 """Sharing memory and events with the other processes of a lease on this server.
 
 CUDA's own handles stay among the workers: the host keeps them, and a client gets a token of 32
-bytes in place of one. What is opened costs nothing more than whoever allocated it has paid, and
-stays charged until all who have it have let go.
+bytes in place of one. Opened memory is charged once, as it was when it was allocated, until all
+processes that have it have let go.
 """
 
 import ctypes

@@ -37,7 +37,7 @@ class Sharer(Protocol):
         ...
 
     def find(self, token: bytes, *, opens: bool = False) -> tuple[bytes, int] | None:
-        """Return a handle, and its descriptor or -1; whoever ``opens`` memory then holds it."""
+        """Return a handle, and its descriptor or -1; one that ``opens`` memory then holds it."""
         ...
 
     def forget(self, token: bytes) -> None:

@@ -94,7 +94,7 @@ class Memory(HandlerGroup):
         budget = self.client.budget
         if cost == 0 or budget.reserve(device, cost):
             return
-        # As CUDA does: memory that lies idle in a pool is for whoever needs it.
+        # As CUDA does: an allocation gets memory that lies idle in a pool.
         if not (self.pools.squeeze(device) and budget.reserve(device, cost)):
             raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
 

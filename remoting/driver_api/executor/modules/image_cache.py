@@ -90,7 +90,7 @@ class Images:
 
     def _write_one(self, image: memoryview) -> None:
         assert self._directory is not None
-        name = hashlib.sha256(image).hexdigest()  # of what came, whatever it was said to be
+        name = hashlib.sha256(image).hexdigest()  # of the bytes, not as announced
         temporary = self._directory / f".{name}"
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)

@@ -64,7 +64,7 @@ class Variables:
         if loaded is None or loaded.seen or name in loaded.names or len(loaded.names) >= NAMES_MAX:
             return
         loaded.names.add(name)
-        # It exists already: what does not fit is found by whoever compares the books with NVML.
+        # It exists already, so an excess is left to the comparison of the books with NVML.
         try:
             self._memory.reserve(loaded.device, charged(size))
         except CudaError:

@@ -87,7 +87,7 @@ class Modules(HandlerGroup):
         return b""
 
     def _load_compiled(self, number: int, library: int, size: int, *given: int) -> bytes | None:
-        """Load PTX with options of the compiler; the reply has its logs, whatever came of it."""
+        """Load PTX with options of the compiler; the reply has its logs, also after a failure."""
         image, options, made = self._image(size), Options(given), ctypes.c_uint64(0)
         data = ctypes.c_char.from_buffer(image)
         wishes = (options.names, options.values, options.count)

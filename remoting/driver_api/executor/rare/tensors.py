@@ -50,7 +50,7 @@ def encode_tensor_map(direct: Direct, words: Sequence[int]) -> bytes:
         raise RemoteProtocolError("malformed tensor map")
 
     def array(kind: Any, start: int) -> Any:
-        # Always RANK_MAX long, so that each has an address, whatever the rank.
+        # Always RANK_MAX long, so that each has an address at every rank.
         return (kind * RANK_MAX)(*words[base + start : base + start + RANK_MAX])
 
     sizes, strides = array(ctypes.c_uint64, 0), array(ctypes.c_uint64, 5)

@@ -24,8 +24,8 @@ size_t gp_find_new(const unsigned char *fresh, const unsigned char *known, unsig
     return count;
 }
 
-// What another thread of the program writes beside them meanwhile stays, and whoever looks sees
-// whole words.
+// Bytes that another thread of the program writes beside them meanwhile stay, and readers see whole
+// words.
 static void merge_word(uint64_t *target, uint64_t fresh, unsigned char mask) {
     uint64_t which = 0;
     for (unsigned byte = 0; byte < 8; byte++) {

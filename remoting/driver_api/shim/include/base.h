@@ -320,7 +320,7 @@ static inline void gp_unroute(const int *before) {
     __attribute__((cleanup(gp_unroute), unused)) const int GP_NAMED(__LINE__) = gp_route(device)
 #define GP_ON(handle) GP_ROUTE(gp_several ? gp_handle_device(handle) : -1)
 #define GP_ON_ADDRESS(address) GP_ROUTE(gp_several ? gp_device_at(address) : -1)
-// A stream with a meaning of its own, such as NULL, is that of whatever server has the memory.
+// A stream with a meaning of its own, such as NULL, is that of the server that has the memory.
 #define GP_ON_EITHER(stream, address) \
     GP_ROUTE(!gp_several ? -1 : gp_handle_device(stream) >= 0 ? gp_handle_device(stream) \
                                                               : gp_device_at(address))

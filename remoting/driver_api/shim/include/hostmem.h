@@ -27,8 +27,8 @@
 // mapped.c and managed.c whose memory it was. sync.c waits for the GPU with both done.
 //
 // Locks, in the order in which they are taken: gp_push_lock (the list, and what is being sent) or
-// that of managed memory, never both; then gp_mapped_lock (the list, and what blocks are), which a
-// thread takes that reads for the wire, whatever it holds. A fault takes gp_mapped_lock or that of
+// that of managed memory, never both; then gp_mapped_lock (the list, and states of blocks), which a
+// thread that reads for the wire takes beside any other. A fault takes gp_mapped_lock or that of
 // managed memory, so nothing touches a closed block while it holds them: the library writes through
 // `alias`.
 #ifndef GP_HOSTMEM_H

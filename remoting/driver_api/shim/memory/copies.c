@@ -48,8 +48,8 @@ static int copy_on_device(uint64_t target, uint64_t source, size_t size, void *s
     return gp_post_cuMemcpyDtoDAsync_v2(target, source, size, id);
 }
 
-// Managed memory is reached on the server, whatever a copy takes it for. The program may touch it
-// as soon as a synchronous copy has returned.
+// Managed memory is reached on the server, as whichever kind a copy names it. The program may touch
+// it as soon as a synchronous copy has returned.
 bool gp_is_managed(uint64_t address) {
     struct gp_range range;
     return __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0 &&

@@ -10,7 +10,7 @@ static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
 
 GP_EXPORT int cuCtxSetCurrent(void *context) {
     GP_CHECK(gp_ready());
-    // There it has no effect, so that whatever needs a context says that it is not permitted.
+    // There it has no effect: calls that need a context then say that they are not permitted.
     if (gp_in_host_function()) return GP_SUCCESS;
     if (context == NULL) {
         gp_pop();

@@ -90,8 +90,8 @@ static struct download **find_download(struct line *line, uint64_t id) {
     return at;
 }
 
-// Read the bytes of a download. It is awaited until they are there: whoever frees the memory that
-// they go to waits for that, see gp_drain.
+// Read the bytes of a download. It is awaited until they are there: a free of the memory that they
+// go to waits for that, see gp_drain.
 static bool read_download(struct line *line, const struct answer *head) {
     pthread_mutex_lock(&line->read_lock);
     struct download *found = *find_download(line, head->request);
