@@ -134,7 +134,9 @@ def read_object(path: Path, layer: str, name: str) -> Object:
 
 
 def compile_object(source: Path, target: Path) -> Path:
-    command = [os.environ.get("CC", "gcc"), *build.COMPILE, f"-I{build.HEADERS}", "-c"]
+    # Not optimized: quicker to compile, and no call is left out because it was inlined.
+    flags = ["-O0" if flag == "-O2" else flag for flag in build.COMPILE if "FORTIFY" not in flag]
+    command = [os.environ.get("CC", "gcc"), *flags, f"-I{build.HEADERS}", "-c"]
     subprocess.run([*command, "-o", str(target), str(source)], check=True)
     return target
 
