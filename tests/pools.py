@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import trio
+from tests import commands
 
 from gpupool.cli.lib.connect import connected
 from gpupool.cli.lib.output import to_plain
@@ -58,15 +59,7 @@ class Spawned:
 
     def start(self, words: list[str], env: Mapping[str, str]) -> "subprocess.Popen[str]":
         """Start one without a terminal; it ends with its test."""
-        process = subprocess.Popen(
-            words,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        process = commands.start(words, env=env, start_new_session=True)
         self._processes.append(process)
         return process
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import commands
+from tests.commands import GPUPOOL
 from tests.pools import Spawned, view_of, wrong_with
 from tests.shared import Shared
 
@@ -274,8 +276,6 @@ def terminal() -> Iterator[Terminal]:
 
 # --- a real pool ----------------------------------------------------------------------------------
 
-GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
-
 
 class LiveServer:
     """One real ``gpupool join`` with two emulated GPUs of 8 GiB."""
@@ -295,9 +295,7 @@ class LiveServer:
         if not self.state_dir.exists():
             argv += ["--listen", "127.0.0.1:0"]
         with self.out.open("ab") as out, self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                argv, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=log
-            )
+            self.process = commands.start(argv, env=self.env, stdout=out, stderr=log, text=False)
 
     def wait_for_log(self, word: str) -> None:
         """Wait until a line of the log has ``word`` in it."""
@@ -357,16 +355,8 @@ class LivePool:
         self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end, without a terminal."""
-        return subprocess.run(
-            [*GPUPOOL, *arguments],
-            env=self.env | dict(env or {}),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=2 * DEADLINE_S,
-            check=False,
-        )
+        words, variables = [*GPUPOOL, *arguments], self.env | dict(env or {})
+        return commands.finish(words, env=variables, cwd=cwd, timeout=2 * DEADLINE_S)
 
     def spawn(
         self, *arguments: str, env: Mapping[str, str] | None = None

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import GPUPOOL, LiveServer
+from tests import commands
+from tests.cli.conftest import LiveServer
+from tests.commands import GPUPOOL
 
 
 class OnePool:
@@ -35,15 +37,7 @@ class OnePool:
         self.server.wait_for_log("is listening")
 
     def run(self, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*GPUPOOL, *arguments],
-            env=self.env | env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=40,
-            check=False,
-        )
+        return commands.finish([*GPUPOOL, *arguments], env=self.env | env, timeout=40)
 
     def stop(self) -> None:
         process = self.server.process

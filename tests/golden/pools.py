@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
+from tests import commands
+from tests.commands import GPUPOOL
 
 from gpupool.cli.lib.connect import connected, first_error
 from gpupool.cli.lib.output import to_plain
@@ -18,7 +19,6 @@ from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import Pool
 
 DEADLINE_S = 60.0
-GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
 View = dict[str, Any]
 
 
@@ -54,12 +54,12 @@ class Server:
         argv = [*self._program, "join", "--emulate", "2:8G", "--name", self.name, *arguments]
         argv += ["--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0"]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = commands.start(
                 [*argv, "--log-format", "json"],
                 env=self._env,
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                text=False,
             )
 
     def wait(self) -> None:
@@ -90,15 +90,7 @@ def command(
     env: Mapping[str, str], *arguments: str, expect: int = 0
 ) -> "subprocess.CompletedProcess[str]":
     """Run one command to its end."""
-    done = subprocess.run(
-        [*GPUPOOL, *arguments],
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = commands.finish([*GPUPOOL, *arguments], env=env, timeout=DEADLINE_S)
     assert done.returncode == expect, done
     return done
 

@@ -5,17 +5,17 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fake_cuda.build import build as build_driver
+from tests import commands
+from tests.commands import GPUPOOL
 from tests.pools import Spawned, wrong_with
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
 DEADLINE_S = 30.0
 
 SETTINGS = """import os
@@ -155,15 +155,7 @@ class FakeGpuPool:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""
-        return subprocess.run(
-            [*GPUPOOL, *words],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return commands.finish([*GPUPOOL, *words], env=self.env, timeout=60)
 
     def spawn(self, *words: str) -> "subprocess.Popen[str]":
         """Start one command; it ends with its test."""
