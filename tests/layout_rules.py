@@ -5,6 +5,7 @@ folder that a module lies in. An edge is one import: the module that imports, an
 """
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def too_long(sizes: Mapping[str, int], most: int, excused: Collection[str]) -> l
     ]
 
 
-def imports_of(source: str, *, typing_too: bool = True) -> set[tuple[str, str]]:
+@functools.cache
+def imports_of(source: str, *, typing_too: bool = True) -> frozenset[tuple[str, str]]:
     """Return each imported module with the name that is taken from it, which may be empty.
 
     Without ``typing_too``, imports below ``if TYPE_CHECKING`` are left out.
@@ -124,7 +126,7 @@ def imports_of(source: str, *, typing_too: bool = True) -> set[tuple[str, str]]:
                 raise ValueError("relative import")
             found |= {(node.module or "", alias.name) for alias in node.names}
         todo += ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 def _is_type_checking(test: ast.expr) -> bool:
