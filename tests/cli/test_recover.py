@@ -18,6 +18,10 @@ DEADLINE_S = 20.0
 RUN = ["run", "--no-wait", "-p", "0.5", "--", "true"]
 
 
+def lost(pool: View) -> bool:
+    return not pool["raft"]["quorum"]
+
+
 @pytest.fixture
 def lost_pool() -> Iterator[LivePool]:
     """Run a pool of its own, of which two servers were killed."""
@@ -27,6 +31,7 @@ def lost_pool() -> Iterator[LivePool]:
         pool.start()
         for name in ("a", "b"):
             pool.servers[name].end(signal.SIGKILL)
+        pool.wait_until(lost)  # which takes the survivor a while to notice
         yield pool
     finally:
         pool.stop()
