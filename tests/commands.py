@@ -1,7 +1,7 @@
 """Starts commands of ``gpupool`` as users do, each a process of its own.
 
 A start of Python that imports what a command needs takes three times as long as most commands do,
-and tests start a thousand of them. So one process imports it all, and each command is a fork of it
+and tests start hundreds of them. So one process imports it all, and each command is a fork of it
 (``command_forks.py``), which is otherwise as a new process is: its words, environment, folder, open
 files and signals are its own. It is a child of the tests' process.
 
