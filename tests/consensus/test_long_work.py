@@ -30,7 +30,7 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.system_clock import SystemClock
-from gpupool.simulations.tools.full_table import full_machine
+from gpupool.simulations.tools.full_table import full_machine, measure
 
 T = TypeVar("T")
 
@@ -199,3 +199,9 @@ def test_followers_share_the_voters_evenly_and_move_only_from_one_that_goes() ->
     gone = voters.pop(3)
     for follower, voter in chosen.items():
         assert sources(follower, voters) == voter or voter == gone
+
+
+def test_the_measurement_of_a_full_table_runs() -> None:
+    costs = measure(8, 20, rounds=3)
+    assert costs.cycles_per_s > 0
+    assert costs.snapshot_bytes > 10_000
