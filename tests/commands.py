@@ -19,6 +19,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +39,7 @@ class Forks:
 
     def __init__(self) -> None:
         self._sock: socket.socket | None = None
+        self._lock = threading.Lock()  # of a request and its answer
         self._environment = dict(os.environ)
 
     def can(self, words: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -54,16 +56,17 @@ class Forks:
 
     def fork(self, request: dict[str, object], files: list[int]) -> int:
         """Fork a process of that request, and return its number."""
-        if self._sock is None:
-            self._sock = self._started()
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        # What the command's own processes leave behind is adopted as always, by process 1.
-        assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-        try:
-            socket.send_fds(self._sock, [json.dumps(request).encode()], files)
-            return int(self._sock.recv(32))
-        finally:
-            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with self._lock:
+            if self._sock is None:
+                self._sock = self._started()
+            prctl = ctypes.CDLL(None, use_errno=True).prctl
+            # What the command's own processes leave behind is adopted as always, by process 1.
+            assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+            try:
+                socket.send_fds(self._sock, [json.dumps(request).encode()], files)
+                return int(self._sock.recv(32))
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
