@@ -31,6 +31,8 @@ UPDATE_EVERY_MAX_S = 60.0
 USER_SUBSCRIPTION_COUNT_MAX = 32
 """Subscriptions of one user: each update is encoded for each of them."""
 SERVER_ID_LENGTH = 12
+REPEATED_WITHIN_MS = 60_000
+"""A client that lost its connection repeats an order at another server within less time."""
 
 
 class AdminService:
@@ -175,12 +177,24 @@ class AdminService:
 
         def propose() -> None:
             server = self._context.state.server_named(name)
+            if server is None and isinstance(order, m.RemoveServer) and self._removed(name):
+                self._context.answer(client, call, m.Done())
+                return
             if server is None:
                 raise UsageError(f"the pool has no server named {name[:64]}")
             self._propose_order(client, call, order, server.id)
 
         # Another server may have come, or have taken this name, that the table here lacks.
         self._context.when_current(client, call, propose)
+
+    def _removed(self, name: str) -> bool:
+        """Tell whether a server of this name was removed just now: by an earlier attempt, often."""
+        state = self._context.state
+        since = self._context.now_ms() - REPEATED_WITHIN_MS
+        return any(
+            act.kind == "server-removed" and name in (act.subject, act.text) and act.at >= since
+            for act in reversed(state.acts)
+        )
 
     def _propose_order(
         self, client: Client, call: int, order: m.Order, server: ServerId | None

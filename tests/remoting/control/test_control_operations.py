@@ -202,6 +202,12 @@ async def test_a_removed_server_sends_everybody_away(
         assert node.host.workers == {}
         assert set(pool.connections.by_server) == {n.id for n in cluster.nodes if n is not node}
         assert node.name not in [server.name for server in (await pool.view()).servers]
+        # A client that lost its connection to the removed one repeats the order at another server.
+        done = f"{node.name} is no longer in the pool"
+        assert (await root.operate(m.RemoveServer(node.name))).startswith(done)
+        await trio.sleep(61)
+        with pytest.raises(UsageError, match="no server named"):
+            await root.operate(m.RemoveServer(node.name))
         # It is told to consensus everywhere, the removed one included.
         for each in cluster.nodes:
             servers, voters = each.followed[-1]
