@@ -301,8 +301,8 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
     plan = _time(lambda: plan_leader(table.state, ages, 2**41, server_id(0)))
     due = _time(lambda: lease_ends.due(table.state, 2**41))
     size = _snapshot_size(table.machine)
-    gc.unfreeze()
     gc.collect()
+    gc.freeze()
     with tempfile.TemporaryDirectory() as directory:
         loop = trio.run(_measure_loop, table.machine, Path(directory))
     return Costs(
