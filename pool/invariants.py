@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.state import VOTER_COUNT_MAX, Gpu, Lease, PartStatus, PoolState, Server
+from gpupool.pool.model.state import (
+    RECORD_COUNT_MAX,
+    VOTER_COUNT_MAX,
+    Gpu,
+    Lease,
+    PartStatus,
+    PoolState,
+    Server,
+)
 from gpupool.pool.policy.rulebook import plus, usage_of
 
 ROWS_PER_APPLY = 2
@@ -52,6 +60,18 @@ def check_rows(state: PoolState) -> Iterator[list[str]]:
     numbers = [act.number for act in state.acts]
     if numbers != list(range(state.act_count - len(numbers) + 1, state.act_count + 1)):
         yield [f"{state.act_count} administrative acts, of which {numbers} are kept"]
+    yield _record_violations(state)
+
+
+def _record_violations(state: PoolState) -> list[str]:
+    """Return what is wrong with the numbers of the records of ended leases."""
+    kept = len(state.records)
+    if kept != min(state.record_count, RECORD_COUNT_MAX):
+        return [f"{state.record_count} records of leases, of which {kept} are kept"]
+    first = state.record_count - kept + 1
+    if any(record.number != first + at for at, record in enumerate(state.records)):
+        return ["the numbers of the records of leases have a gap"]
+    return []
 
 
 class InvariantSampler:

@@ -6,7 +6,7 @@ one that was proposed twice because its outcome was unknown does no harm.
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.codec import OPTIONAL, CodecError, decode, encode
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -61,6 +61,9 @@ class ServerUp:
     labels: dict[str, str] = field(default_factory=dict[str, str])
     link_speed: int = 0  # Mbit/s
     rdma: bool = False
+    accounts: bool = field(default=False, metadata=OPTIONAL)
+    """Its program records leases as they end. The first such command begins the pool's records:
+    servers that read the same log with a former program, or from another snapshot, number alike."""
 
 
 @dataclass(frozen=True, slots=True)

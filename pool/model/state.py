@@ -40,6 +40,9 @@ EVENT_COUNT_MAX = 256
 ACT_COUNT_MAX = 1024
 """Administrative acts kept in the table; each server's own audit file goes further back."""
 
+RECORD_COUNT_MAX = 1024
+"""Records of ended leases kept in the table; each server's own file goes further back."""
+
 CLOSED_REQUEST_COUNT_MAX = 8192
 """Ended request ids kept so that a late grant for one of them is refused."""
 
@@ -190,6 +193,10 @@ class Lease:
     notice_at: Milliseconds = Milliseconds(0)  # when its client is notified of that
     ends_why: str = ""  # which rule says so
     data_encryption: str = ""  # a ``DataEncryption`` by the policy; empty: as the pool has it
+    requested_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
+    """Since when its request waited; 0: it was granted at once."""
+    user_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
+    department: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
 
     @property
     def held(self) -> bool:
@@ -317,6 +324,41 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedGpu:
+    """One partition of an ended lease. ``units`` are shares of a GPU, of ``policy.UNIT``."""
+
+    gpu: GpuId
+    model: str
+    memory: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """One server's part of a lease, from request to end, for the accounts.
+
+    Numbers have no gaps. There is one record for each lease and server.
+    """
+
+    number: int  # 1 for the first record of the pool
+    lease: LeaseId
+    server: ServerId
+    server_name: str
+    user: str
+    user_class: str  # by the policy of the grant
+    department: str
+    client: str
+    program: str
+    gpus: tuple[RecordedGpu, ...]
+    requested_at: Milliseconds
+    granted_at: Milliseconds
+    ended_at: Milliseconds
+    freed_at: Milliseconds  # until then nobody else could have the memory
+    reason: str
+    idle_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Former:
     """The pool whose backup was restored into this one."""
 
@@ -361,6 +403,11 @@ class PoolState:
 
     era: int = field(default=0, metadata=OPTIONAL)
     """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
+
+    accounts_since: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
+    """Since when parts of leases are recorded as they are freed; 0: they are not."""
+    records: tuple[LeaseRecord, ...] = field(default=(), metadata=OPTIONAL)  # the latest
+    record_count: int = field(default=0, metadata=OPTIONAL)  # of all that there ever were
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

@@ -23,6 +23,7 @@ from gpupool.pool.model.policy import (
     Zone,
 )
 from gpupool.pool.policy.policy_values import (
+    NAME_LENGTH_MAX,
     WrongValueError,
     duration_ms,
     moment,
@@ -35,7 +36,6 @@ from gpupool.pool.policy.toml_lines import Path, key_lines
 RULE_COUNT_MAX = 4096
 WINDOW_COUNT_MAX = 512
 RESERVATION_COUNT_MAX = 64
-NAME_LENGTH_MAX = 64
 PROBLEM_COUNT_MAX = 50
 PROBLEM_LENGTH_MAX = 300
 ZONE_COUNT_MAX = 16
@@ -48,7 +48,7 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 
 HELD = ("max_gpus", "max_memory", "max_leases")
 HELD_PER_USER = tuple(f"{key}_per_user" for key in HELD)
-TERMS = ("gpus", "servers", "idle_timeout", "max_lease_time", "data_encryption")
+TERMS = ("gpus", "servers", "idle_timeout", "max_lease_time", "data_encryption", "department")
 RULE_KEYS: dict[str, tuple[str, ...]] = {
     "defaults": (*HELD, *TERMS, "priority"),
     "pool": HELD,

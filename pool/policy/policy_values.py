@@ -13,6 +13,7 @@ from gpupool.pool.model.sizes import parse_size
 from gpupool.pool.model.state import DataEncryption
 
 WORD_COUNT_MAX = 64
+NAME_LENGTH_MAX = 64
 
 LIFETIME_MS_MIN = 2000
 """Of an idle timeout and of a lease; use is measured once a second."""
@@ -41,6 +42,12 @@ def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
         if value not in tuple(DataEncryption):
             raise WrongValueError('write "tls" or "off"')
         return 0, (str(value),)
+    if kind == "department":
+        if not isinstance(value, str) or not 0 < len(value) <= NAME_LENGTH_MAX:
+            raise WrongValueError(f"write a name of 1 to {NAME_LENGTH_MAX} characters")
+        if not value.isprintable():
+            raise WrongValueError("write a name without control characters")
+        return 0, (value,)
     if kind == "priority":
         if type(value) is not int or not -1000 <= value <= 1000:
             raise WrongValueError("write a whole number from -1000 to 1000")

@@ -83,6 +83,7 @@ class Terms:
     max_lease_ms: int  # 0: none
     max_lease: Source | None
     data_encryption: str  # empty: as the pool has it
+    department: str  # to which leases are accounted; empty: none
 
     @property
     def restricts_places(self) -> bool:
@@ -153,7 +154,8 @@ class Moment:
             idle_timeout_ms=_number(self._own(user, group, "idle_timeout", "idle_timeout")),
             max_lease_ms=_number(longest),
             max_lease=longest,
-            data_encryption=encryption.rule.words[0] if encryption is not None else "",
+            data_encryption=_word(encryption),
+            department=_word(self._own(user, group, "department", "department")),
         )
 
     def _own(self, user: str, group: str, key: str, group_key: str) -> Source | None:
@@ -427,6 +429,10 @@ def rulebook(policy: Policy) -> Rulebook:
 
 
 # --- what leases count ----------------------------------------------------------------------------
+
+
+def _word(found: Source | None) -> str:
+    return found.rule.words[0] if found is not None else ""
 
 
 def units_of(partition: Partition, gpu: Gpu) -> int:

@@ -8,7 +8,8 @@ beginning; what began before the accident keeps its end.
 - A lease granted in the accident keeps its longest time; an end of which notice was given in the
   accident keeps its period of grace.
 - Waiting requests keep their age and their order, uploads their age. Events move too.
-- Administrative acts stay as they were recorded: each server has them in a file of its own.
+- Administrative acts and records of ended leases stay as they were recorded: each server has them
+  in files of its own.
 """
 
 from dataclasses import replace
@@ -97,7 +98,8 @@ def _token(token: Token, move: _Move) -> Token:
 
 
 def _lease(lease: Lease, move: _Move) -> Lease:
-    lease = with_changes(lease, ended_at=move.past(lease.ended_at))
+    ended_at, requested_at = move.past(lease.ended_at), move.past(lease.requested_at)
+    lease = with_changes(lease, ended_at=ended_at, requested_at=requested_at)
     # Of a lease that is held, an earlier notice than the table's time was given lately.
     if move.made_since(lease.granted_at) or (lease.held and move.made_since(lease.notice_at)):
         ends_at, notice_at = move.moved(lease.ends_at), move.moved(lease.notice_at)

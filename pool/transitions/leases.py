@@ -33,6 +33,7 @@ from gpupool.pool.scheduling.filters import (
     names_server,
     well_formed,
 )
+from gpupool.pool.transitions.accounts import record_part, with_request
 from gpupool.pool.transitions.audit import emit_event, record
 
 TEXT_LENGTH_MAX = 200
@@ -77,7 +78,7 @@ def grant(state: PoolState, command: Grant) -> Step:
         idle_timeout_s=request.idle_timeout_s,
         units=_units(state, command.partitions),
     )
-    lease = with_terms(state, lease)
+    lease = with_request(state, with_terms(state, lease))
     state = _count(_charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
     state = with_changes(
         state,
@@ -335,6 +336,7 @@ def free_all_of(state: PoolState, server: ServerId, reason: str) -> PoolState:
 def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     if lease.parts[server] is PartStatus.FREED:
         return state
+    state = record_part(state, lease, server)
     mine = tuple(p for p in lease.partitions if p.server == server)
     state = _charge(state, mine, sign=-1)
     parts = lease.parts | {server: PartStatus.FREED}

@@ -37,6 +37,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.transitions import leases
+from gpupool.pool.transitions.accounts import begin_accounts
 from gpupool.pool.transitions.audit import emit_event, record
 
 GPU_COUNT_MAX = 64
@@ -146,6 +147,8 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         return state, refuse(RefusalKind.CONFLICT, "a later incarnation of this server is known")
     if len(command.gpus) > GPU_COUNT_MAX:
         return state, refuse(RefusalKind.DENIED, f"a server has at most {GPU_COUNT_MAX} GPUs")
+    if command.accounts:
+        state = begin_accounts(state)
     restarted = command.incarnation > server.incarnation
     if restarted:
         state = leases.free_all_of(state, server.id, f"server {server.name} restarted")

@@ -9,7 +9,8 @@ from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field, PieceDecoder, fields_of
 from gpupool.pool.model.results import RefusalKind, refuse
-from gpupool.pool.model.state import Act, PoolState, with_changes
+from gpupool.pool.model.state import Act, LeaseRecord, PoolState, with_changes
+from gpupool.pool.transitions.accounts import records_since
 from gpupool.pool.transitions.apply import apply
 from gpupool.pool.transitions.audit import acts_since
 
@@ -20,15 +21,17 @@ class PoolMachine:
 
     ``on_apply`` is called after each change of ``state``, on the thread that changed it. A reader
     on any thread takes ``state`` once and holds one consistent picture. ``on_acts`` is called on
-    that thread too, with every administrative act since the last call, in order. ``sampler`` checks
-    the invariants of the table on a running server.
+    that thread too, with every administrative act since the last call, in order; ``on_records``
+    with every record of a lease. ``sampler`` checks the invariants of a running server's table.
     """
 
     state: PoolState
     on_apply: Callable[[], None] | None = None
     on_acts: Callable[[tuple[Act, ...]], None] | None = None
+    on_records: Callable[[tuple[LeaseRecord, ...]], None] | None = None
     sampler: InvariantSampler | None = None
     _reported_count: int = 0
+    _record_count: int = 0
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -75,5 +78,9 @@ class PoolMachine:
             if self.on_acts is not None:
                 self.on_acts(acts_since(self.state, self._reported_count))
             self._reported_count = self.state.act_count
+        if self.state.record_count != self._record_count:
+            if self.on_records is not None:
+                self.on_records(records_since(self.state, self._record_count))
+            self._record_count = self.state.record_count
         if self.on_apply is not None:
             self.on_apply()

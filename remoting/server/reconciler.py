@@ -155,6 +155,7 @@ class Reconciler:
                     labels=dict(software.labels),
                     link_speed=software.link_speed,
                     rdma=software.rdma,
+                    accounts=True,
                 )
             )
             return

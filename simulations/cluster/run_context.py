@@ -6,6 +6,7 @@ from gpupool.pool.model.codec import CodecError
 from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.ids import LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
+from gpupool.simulations.checkers.accounts_checker import AccountsClose
 from gpupool.simulations.checkers.history import History
 from gpupool.simulations.checkers.late_commands import LateCommands
 from gpupool.simulations.checkers.lease_causes import LeaseCauses
@@ -64,6 +65,7 @@ class Checkers:
         self.late = LateCommands(failures)
         self.time = TableTime(failures)
         self.linearizable = Linearizable(failures)
+        self.accounts = AccountsClose(failures)
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class Environment:
         now = self.scheduler.now
         self.checkers.rightly.applied(envelope, before, state, machines, now)
         self.checkers.late.applied(index, envelope, result, before, state)
+        self.checkers.accounts.applied(envelope, before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""

@@ -93,6 +93,7 @@ class LivenessPhase:
         checkers = cluster.environment.checkers
         checkers.logs.end((n, p.table.state) for n, p in cluster.servers.items())
         checkers.linearizable.end(cluster.environment.history)
+        checkers.accounts.end(checkers.logs.state)
 
     def _settle(self) -> None:
         """Let no more requests be made, and wait until nothing of dead clients is left."""

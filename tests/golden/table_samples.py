@@ -324,7 +324,34 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir]
+    return [pool, short, heir, accounts()]
+
+
+def accounts() -> Script:
+    """Return a pool that records its leases: one waited for, of a class and a department."""
+    script = Script("accounts")
+    script.run(founding())
+    gpus = gpus_of("a")
+    up = commands.ServerUp(A, Incarnation(1), "a:1", "0.1.0", "580.1", "13.0", gpus, accounts=True)
+    script.run([up])
+    script.run(document(compressed("packed department", _department), 0))
+    waiting = request(1, idle_timeout_s=60.5)
+    script.run([commands.Wait(waiting, "ada", TokenId("ada" * 4), "busy"), commands.Tick()])
+    script.run([grant(waiting, "ada", part(A, 0, 70)), grant(request(2), "bob", part(A, 1, 70))])
+    first, second = script.state.leases
+    script.run([commands.EndLease(first, "released", "ada"), commands.FreeLease(first, A, ONE)])
+    assert list(script.state.leases) == [second]
+    later = request(3)
+    script.run([commands.Wait(later, "ada", TokenId("ada" * 4), "busy"), commands.Tick()])
+    script.run([grant(later, "ada", part(B, 0, 70))])
+    script.keep("with records")
+    return script
+
+
+def _department() -> bytes:
+    text = "[class.lab]\nusers = ['ada']\n[user.ada]\ndepartment = 'physics'\n"
+    made = policy_versions.Draft(policy_versions.pack_text(text), parse_policy(text, zone))
+    return policy_versions.pack_draft(made)
 
 
 def everything() -> dict[str, bytes]:
@@ -336,6 +363,9 @@ def everything() -> dict[str, bytes]:
     found["table of samples in an era"] = closed_cbor.encode(encode(in_an_era()))
     envelope = wrap(commands.Tick(), at_ms=START_MS, ttl_ms=1000, era=3)
     found["tick in an era"] = closed_cbor.encode(envelope)
+    found["packed department"] = compressed("packed department", _department)
+    up = commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", (), accounts=True)
+    found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     for name, result in results().items():
         found[name] = closed_cbor.encode(encode(result))
     for script in scripts():

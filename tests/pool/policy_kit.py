@@ -83,7 +83,7 @@ def founding(servers: Sequence[ServerId], gpu_count: int, capacity: int) -> list
             for n in range(gpu_count)
         )
         labels = LABELS.get(server, {})
-        found.append(c.ServerUp(server, ONE, "x:1", "1", "2", "3", gpus, labels))
+        found.append(c.ServerUp(server, ONE, "x:1", "1", "2", "3", gpus, labels, accounts=True))
     return found
 
 

@@ -132,7 +132,7 @@ def server_up(server: ServerId, incarnation: Incarnation, kept: int, shrink: boo
     gpus = gpus_of(server)[:kept]
     if shrink:
         gpus = tuple(Gpu(g.id, g.index, g.name, g.memory_total // 2, parent=g.parent) for g in gpus)
-    return c.ServerUp(server, incarnation, f"{server}:7470", "1", "2", "3", gpus, {})
+    return c.ServerUp(server, incarnation, f"{server}:7470", "1", "2", "3", gpus, {}, accounts=True)
 
 
 readings = st.dictionaries(

@@ -26,6 +26,7 @@ VALUES = {
     "idle_timeout": "'30m'",
     "max_lease_time": "'8h'",
     "data_encryption": "'off'",
+    "department": "'physics'",
     "priority": "7",
 }
 """Each lets ada have half a GPU, once, and differs from what holds without a policy."""
@@ -53,6 +54,7 @@ def takes_effect(pool: Pool, key: str) -> bool:
         "idle_timeout": lease.idle_timeout_s == 1800,
         "max_lease_time": lease.ends_at == pool.now_ms + 8 * 3_600_000,
         "data_encryption": encryption_of(pool.state, lease.id) == "off",
+        "department": lease.department == "physics",
         "priority": priority == 7,
     }
     found = felt.get(key, not more.ok)

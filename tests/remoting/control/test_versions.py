@@ -28,7 +28,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (4, "b1f1b372edb7"),
-    "table": (3, "418519584865"),
+    "table": (4, "5a2a51dcdb1d"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")

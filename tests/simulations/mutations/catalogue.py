@@ -7,7 +7,12 @@ one of them by name.
 
 from dataclasses import replace
 
-from tests.simulations.mutations import broken_consensus, broken_policy, broken_servers
+from tests.simulations.mutations import (
+    broken_accounts,
+    broken_consensus,
+    broken_policy,
+    broken_servers,
+)
 from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
 from tests.simulations.mutations.mutation import Mutation, short, with_policy
 
@@ -315,6 +320,19 @@ MUTATIONS = (
         "a client that waits does not ask again",
         broken_servers.never_asks_again,
         tune=short(2.0, 10.0),
+    ),
+    Mutation(
+        "counted-to-the-end",
+        "accounts-close",
+        "a record ends with its lease, before the memory is given back",
+        broken_accounts.counted_to_the_end,
+    ),
+    Mutation(
+        "restart-unrecorded",
+        "accounts-close",
+        "a part that a restarted server frees leaves no record",
+        broken_accounts.restart_unrecorded,
+        (("kill", 1.0),),
     ),
 )
 """Every broken build, and the checker that must notice it."""

@@ -1,0 +1,98 @@
+"""The records of ended leases in the table, from which all accounts are made.
+
+When one server's part of a lease is freed, ``apply`` makes one numbered record of it. The table
+keeps the latest ``RECORD_COUNT_MAX``; every server also writes each record to a file of its own, as
+for the administrative acts (``audit``). So a server that was away gets what it missed with a
+snapshot, it knows a gap by the numbers, and what servers have written can be merged exactly.
+
+Records begin with the first ``ServerUp`` that asks for them, and not with the program that applies
+it: servers apply an old log from different snapshots, and would number differently.
+"""
+
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.state import (
+    RECORD_COUNT_MAX,
+    Lease,
+    LeaseRecord,
+    Partition,
+    PoolState,
+    RecordedGpu,
+    with_changes,
+)
+from gpupool.pool.policy.admission import Admission
+from gpupool.pool.policy.rulebook import units_of
+
+
+def begin_accounts(state: PoolState) -> PoolState:
+    """Return ``state`` with records of every part that is freed from now on."""
+    if state.accounts_since:
+        return state
+    return with_changes(state, accounts_since=Milliseconds(max(1, state.now)))
+
+
+def with_request(state: PoolState, lease: Lease) -> Lease:
+    """Return a lease that is being granted with what its records will say of its request."""
+    if not state.accounts_since:
+        return lease
+    terms, waiting = Admission(state).terms(lease.user), state.waiting.get(lease.request)
+    return with_changes(
+        lease,
+        requested_at=waiting.since if waiting is not None else Milliseconds(0),
+        user_class=terms.group,
+        department=terms.department,
+    )
+
+
+def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
+    """Return ``state`` with a record of the part of ``lease`` that ``server`` frees now."""
+    if not state.accounts_since:
+        return state
+    known = state.servers.get(server)
+    record = LeaseRecord(
+        number=state.record_count + 1,
+        lease=lease.id,
+        server=server,
+        server_name=known.name if known is not None else "",
+        user=lease.user,
+        user_class=lease.user_class,
+        department=lease.department,
+        client=lease.client,
+        program=lease.program,
+        gpus=_gpus(state, lease, server),
+        # Setting the time back moves each instant by itself, and so may change their order.
+        requested_at=min(lease.requested_at or lease.granted_at, lease.granted_at),
+        granted_at=lease.granted_at,
+        ended_at=max(lease.ended_at, lease.granted_at),
+        freed_at=state.now,
+        reason=lease.end_reason,
+        idle_timeout_ms=round(lease.idle_timeout_s * 1000),
+    )
+    records = (*state.records[-RECORD_COUNT_MAX + 1 :], record)
+    return with_changes(state, records=records, record_count=record.number)
+
+
+def _gpus(state: PoolState, lease: Lease, server: ServerId) -> tuple[RecordedGpu, ...]:
+    """Return the GPUs of a part. Their shares add up to what the grant counted."""
+    known = state.servers.get(server)
+    found: list[RecordedGpu] = []
+    left = lease.units.get(server, 0)
+    parts = [part for part in lease.partitions if part.server == server]
+    for number, part in enumerate(parts, start=1):
+        gpu = known.gpus.get(part.gpu) if known is not None else None
+        # A GPU whose capacity was reported anew since the grant counts as it did then.
+        units = left if number == len(parts) else min(left, _share(state, part))
+        left -= units
+        found.append(RecordedGpu(part.gpu, gpu.name if gpu else "", part.memory, units))
+    return tuple(found)
+
+
+def _share(state: PoolState, part: Partition) -> int:
+    server = state.servers.get(part.server)
+    gpu = server.gpus.get(part.gpu) if server is not None else None
+    return units_of(part, gpu) if gpu is not None else 0
+
+
+def records_since(state: PoolState, number: int) -> tuple[LeaseRecord, ...]:
+    """Return the records in the table whose number is larger than ``number``, oldest first."""
+    count = min(max(0, state.record_count - number), len(state.records))
+    return state.records[len(state.records) - count :]

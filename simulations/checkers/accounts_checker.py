@@ -1,0 +1,103 @@
+"""The checker of accounts: what records say of ended leases is what an own count of time says.
+
+It follows the log as the first server to apply each command saw it. It does not read when a lease
+was granted, but adds up the time that passes while each server's part of it is not freed.
+"""
+
+from gpupool.pool.model.commands import Envelope, SetClock
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.state import Lease, LeaseRecord, PartStatus, PoolState
+from gpupool.pool.transitions.accounts import records_since
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
+
+Key = tuple[LeaseId, ServerId]
+
+
+class AccountsClose:
+    """Each part that is freed has one record, of the memory and the milliseconds that it had."""
+
+    def __init__(self, failures: FailureReporter) -> None:
+        self._failures = failures
+        self._passed = 0  # milliseconds of the table's time, since the first command
+        self._began: dict[Key, int] = {}
+        self._granted: dict[Key, int] = {}
+        self.freed: dict[Key, int] = {}
+        """Byte-milliseconds of every part that was freed since the accounts began."""
+
+    def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
+        """Count a command that was applied for the first time, and judge its records."""
+        self._pass_time(envelope, before, after)
+        if before.leases is after.leases and before.record_count == after.record_count:
+            return
+        records = {(each.lease, each.server): each for each in self._made(before, after)}
+        for lease in before.leases.values():
+            left = after.leases.get(lease.id)
+            if left is not lease:
+                self._judge(lease, left, records, recorded=bool(after.accounts_since))
+        for key, record in records.items():
+            self._fail(f"record {record.number} is of {key}, of which no part was freed")
+        for lease_id in after.leases.keys() - before.leases.keys():
+            for server in after.leases[lease_id].parts:
+                self._began[lease_id, server] = self._passed
+                self._granted[lease_id, server] = after.now
+
+    def end(self, state: PoolState) -> None:
+        """Demand that leases which are not over have the time counted that they say."""
+        for lease in state.leases.values():
+            for server, part in lease.parts.items():
+                if part is PartStatus.FREED:
+                    continue
+                counted, told = (
+                    self._passed - self._began[lease.id, server],
+                    state.now - lease.granted_at,
+                )
+                if told != counted:
+                    self._fail(f"lease {lease.id} has been held for {told} ms, not {counted}")
+
+    def _pass_time(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
+        if after.era == before.era:
+            self._passed += after.now - before.now
+            return
+        assert isinstance(envelope.command, SetClock)
+        now, to = max(before.now, envelope.at), after.now
+        self._passed += now - before.now + max(0, to - now)
+        for key, granted in self._granted.items():
+            # An operator has declared that this time did not pass; what began in it lasts as long.
+            if to < granted <= now:
+                self._granted[key] = granted - (now - to)
+            elif to < now:
+                self._began[key] += now - to
+
+    def _made(self, before: PoolState, after: PoolState) -> tuple[LeaseRecord, ...]:
+        made = records_since(after, before.record_count)
+        numbers = [each.number for each in made]
+        count = after.record_count - before.record_count
+        if count != len(made) or numbers != [before.record_count + 1 + n for n in range(count)]:
+            self._fail(f"{count} records after {before.record_count} have the numbers {numbers}")
+        return made
+
+    def _judge(
+        self, lease: Lease, left: Lease | None, records: dict[Key, LeaseRecord], *, recorded: bool
+    ) -> None:
+        for server, part in lease.parts.items():
+            now = left.parts[server] if left is not None else PartStatus.FREED
+            if part is PartStatus.FREED or now is not PartStatus.FREED:
+                continue
+            key = lease.id, server
+            passed = self._passed - self._began.pop(key)
+            del self._granted[key]
+            record = records.pop(key, None)
+            if not recorded:
+                continue
+            memory = sum(p.memory for p in lease.partitions if p.server == server)
+            self.freed[key] = memory * passed
+            if record is None:
+                self._fail(f"the part of lease {lease.id} on {server} was freed without a record")
+            elif record.freed_at - record.granted_at != passed:
+                told = record.freed_at - record.granted_at
+                self._fail(f"record {record.number} says {told} ms, and {passed} have passed")
+            elif sum(gpu.memory for gpu in record.gpus) != memory or record.user != lease.user:
+                self._fail(f"record {record.number} is not of what {lease.user} had")
+
+    def _fail(self, text: str) -> None:
+        self._failures.fail("accounts-close", text)

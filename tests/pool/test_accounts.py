@@ -1,0 +1,245 @@
+"""The records of ended leases: one for each part, numbered, of the time that really passed."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pool.policy_kit import A, B, Pool
+from tests.pool.pool_strategies import GIB, steps
+from tests.pool.test_apply_properties import founded
+from tests.pool.test_apply_walks import Walker
+
+from gpupool.pool.invariants import violations
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.commands import unwrap, wrap
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.state import (
+    RECORD_COUNT_MAX,
+    LeaseRecord,
+    Partition,
+    PoolState,
+    RecordedGpu,
+    Request,
+)
+from gpupool.pool.transitions.accounts import records_since
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.simulations.checkers.accounts_checker import AccountsClose
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
+from gpupool.simulations.kernel.scheduler import Scheduler
+from gpupool.simulations.kernel.trace import Trace
+
+ONE = Incarnation(1)
+names, numbers = st.text(max_size=20), st.integers(0, 2**63)
+recorded = st.builds(
+    LeaseRecord,
+    number=numbers,
+    lease=numbers.map(LeaseId),
+    server=names.map(ServerId),
+    server_name=names,
+    user=names,
+    user_class=names,
+    department=names,
+    client=names,
+    program=names,
+    gpus=st.lists(
+        st.builds(RecordedGpu, gpu=names.map(GpuId), model=names, memory=numbers, units=numbers),
+        max_size=4,
+    ).map(tuple),
+    requested_at=numbers.map(Milliseconds),
+    granted_at=numbers.map(Milliseconds),
+    ended_at=numbers.map(Milliseconds),
+    freed_at=numbers.map(Milliseconds),
+    reason=names,
+    idle_timeout_ms=numbers,
+)
+
+
+class Recount:
+    """The simulator's own count, beside a table."""
+
+    def __init__(self) -> None:
+        scheduler = Scheduler(0)
+        self.failures = FailureReporter(scheduler, Trace(scheduler))
+        self.checker = AccountsClose(self.failures)
+
+    def step(self, machine: PoolMachine, plain: object) -> None:
+        before = machine.state
+        machine.apply(before.index + 1, plain)  # type: ignore[arg-type]
+        self.checker.applied(unwrap(plain), before, machine.state)  # type: ignore[arg-type]
+        assert self.failures.failure is None, self.failures.failure
+        assert violations(machine.state) == []
+
+    def end(self, machine: PoolMachine, records: list[LeaseRecord]) -> None:
+        self.checker.end(machine.state)
+        assert self.failures.failure is None, self.failures.failure
+        assert [each.number for each in records] == list(range(1, len(records) + 1))
+        sums = {
+            (each.lease, each.server): sum(gpu.memory for gpu in each.gpus)
+            * (each.freed_at - each.granted_at)
+            for each in records
+        }
+        assert sums == self.checker.freed
+        for each in records:
+            assert each.requested_at <= each.granted_at <= each.ended_at <= each.freed_at
+            assert min(gpu.units for gpu in each.gpus) >= 0
+            assert sum(gpu.units for gpu in each.gpus) <= len(each.gpus) * UNIT
+
+
+def watch(machine: PoolMachine) -> list[LeaseRecord]:
+    found: list[LeaseRecord] = []
+    machine.on_records = found.extend
+    return found
+
+
+@given(recorded)
+def test_a_record_is_read_as_what_was_written(record: LeaseRecord) -> None:
+    assert decode(LeaseRecord, encode(record)) == record
+
+
+@given(steps)
+def test_records_are_an_independent_recount(
+    drawn: list[tuple[c.Command, int, int]],
+) -> None:
+    machine, recount = founded(), Recount()
+    records, now = watch(machine), 1000
+    for command, pause, lifetime in drawn:
+        now += pause
+        recount.step(machine, wrap(command, at_ms=now, ttl_ms=lifetime))
+    recount.end(machine, records)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_records_of_a_busy_pool_are_an_independent_recount(seed: int) -> None:
+    machine, recount, walker = founded(), Recount(), Walker(seed)
+    records, now = watch(machine), 10_000
+    for number in range(800):
+        now += walker.random.choice([0, 1, 7, 1000])
+        command: c.Command = walker.next(machine.state)
+        era = machine.state.era
+        if number % 97 == 96:
+            shift = walker.random.choice([-4000, -100, 50_000])
+            command = c.SetClock(Milliseconds(machine.state.now + shift), era, "root")
+        recount.step(machine, wrap(command, at_ms=now, ttl_ms=0, era=era))
+        now = machine.state.now if machine.state.era != era else now
+    assert len(records) > 50
+    recount.end(machine, records)
+
+
+def test_a_record_says_who_had_what_and_when() -> None:
+    pool = Pool(
+        "[class.lab]\nusers = ['ada']\n[user.ada]\ndepartment = 'physics'\nidle_timeout = '30m'\n"
+    )
+    request = dataclasses.replace(
+        pool.request(2, 0.25), across=True, client="ada@laptop", program="train.py"
+    )
+    first = pool.now_ms
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    pool.now_ms += 5000
+    parts = tuple(Partition(s, GpuId(f"{s}-1"), 20 * GIB) for s in (A, B))
+    incarnations = {A: ONE, B: ONE}
+    claim = c.Grant(request, "ada", TokenId("ada"), bytes(32), parts, incarnations)
+    lease = pool.do(claim).lease
+    assert lease is not None
+    pool.put("[user.ada]\ndepartment = 'history'\n")  # later changes do not rewrite the past
+    pool.now_ms += 60_000
+    pool.do(c.EndLease(lease, "released", "ada"))
+    pool.now_ms += 10
+    pool.do(c.FreeLease(lease, B, ONE))
+    pool.do(c.FreeLease(lease, B, ONE))
+    pool.now_ms += 1
+    pool.do(c.FreeLease(lease, A, ONE))
+    of_b, of_a = pool.state.records
+    assert (of_b.server, of_a.server) == (B, A)
+    assert of_b == LeaseRecord(
+        number=1,
+        lease=lease,
+        server=B,
+        server_name=B[0],
+        user="ada",
+        user_class="lab",
+        department="physics",
+        client="ada@laptop",
+        program="train.py",
+        gpus=(RecordedGpu(parts[1].gpu, of_b.gpus[0].model, 20 * GIB, UNIT // 4),),
+        requested_at=Milliseconds(first),
+        granted_at=Milliseconds(first + 5000),
+        ended_at=Milliseconds(first + 65_000),
+        freed_at=Milliseconds(first + 65_010),
+        reason="released",
+        idle_timeout_ms=1_800_000,
+    )
+    assert of_b.gpus[0].model
+    assert (of_a.number, of_a.freed_at) == (2, of_b.freed_at + 1)
+
+
+def test_a_server_that_restarts_frees_what_it_had_with_a_record() -> None:
+    pool = Pool()
+    lease = pool.do(pool.claim("ada", pool.request())).lease
+    pool.now_ms += 1234
+    pool.do(c.ServerUp(A, Incarnation(2), "x:1", "1", "2", "3", (), {}, accounts=True))
+    (record,) = pool.state.records
+    assert (record.lease, record.freed_at - record.granted_at) == (lease, 1234)
+    assert record.reason == f"server {A[0]} restarted"
+
+
+def test_a_pool_without_such_servers_has_no_records() -> None:
+    """The bytes of older tables stay, and servers that read an old log number alike."""
+    pool = Pool()
+    since = pool.state.accounts_since
+    assert since
+    machine = PoolMachine(dataclasses.replace(pool.state, accounts_since=Milliseconds(0)))
+    pool.machine = machine
+    lease = pool.do(pool.claim("ada", pool.request())).lease
+    assert lease is not None
+    pool.end(lease)
+    assert machine.state.record_count == 0
+    plain = encode(machine.state)
+    assert isinstance(plain, dict)
+    assert not {"accounts_since", "records", "record_count"} & plain.keys()
+
+
+def test_the_table_keeps_the_latest_records() -> None:
+    pool = Pool()
+    found = watch(pool.machine)
+    for _ in range(RECORD_COUNT_MAX + 3):
+        lease = pool.do(pool.claim("ada", pool.request())).lease
+        assert lease is not None
+        pool.end(lease)
+    state = pool.state
+    assert [each.number for each in found] == list(range(1, RECORD_COUNT_MAX + 4))
+    assert list(state.records) == found[3:]
+    assert records_since(state, RECORD_COUNT_MAX) == tuple(found[-3:])
+    again = watched_restart(state)
+    assert again == list(state.records)
+
+
+def watched_restart(state: PoolState) -> list[LeaseRecord]:
+    """Return the records that a server is told which adopts a table."""
+    machine = PoolMachine(PoolState())
+    found = watch(machine)
+    machine.adopt(decode(PoolState, encode(state)))
+    return found
+
+
+def test_an_unknown_request_of_the_accident_is_not_after_its_grant() -> None:
+    """Setting the time back moves each instant by itself."""
+    pool = Pool()
+    request: Request = pool.request()
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    to = pool.now_ms
+    pool.now_ms += 3_600_000
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    lease = pool.do(pool.claim("ada", request)).lease
+    assert lease is not None
+    pool.do(c.SetClock(Milliseconds(to + 10), 0, "root"))
+    held = pool.state.leases[lease]
+    assert held.granted_at <= held.requested_at
+    machine = pool.machine
+    for command in (c.EndLease(lease, "over", "ada"), c.FreeLease(lease, A, ONE)):
+        machine.apply(machine.state.index + 1, wrap(command, at_ms=to + 50, ttl_ms=0, era=1))
+    (record,) = machine.state.records
+    assert record.requested_at <= record.granted_at <= record.ended_at <= record.freed_at
+    assert record.freed_at - record.granted_at == 40
