@@ -3,7 +3,7 @@
 The order of a start: checks that need nothing (``enter_pool.check_options``), the listening socket,
 the state directory and its lock, the pool's identity, then the parts from the inside outwards::
 
-    AuditLog, PeerTransport, RaftDriver, HostSupervisor, ControlServer
+    AuditLog, LeaseLog, ObserverLink, PeerTransport, RaftDriver, HostSupervisor, ControlServer
 
 A stop runs the other way: first no new leases (a drain), then the leases' end, then the leadership
 goes to another server, and then all parts are cancelled at once.
@@ -28,6 +28,7 @@ from gpupool.cli.server.bootstrap import (
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
 from gpupool.cli.server.join_options import JoinOptions
+from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
@@ -46,6 +47,7 @@ from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
+from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
@@ -124,8 +126,17 @@ class _Server:
         self._rng = SystemRng()
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
+        self.observer = ObserverLink(
+            monitoring_folder(state.path),
+            lambda: self.machine.state,
+            logging.getLogger("gpupool.observer"),
+        )
+        self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
         self.machine = PoolMachine(
-            PoolState(), on_acts=self.audit.record, sampler=InvariantSampler(self._on_violation)
+            PoolState(),
+            on_acts=self.audit.record,
+            on_records=self.leases.record,
+            sampler=InvariantSampler(self._on_violation),
         )
         self._stops = 0
 
@@ -196,6 +207,7 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=ServerCertificates(contexts=contexts, save=self._save_certificate),
             table_clock=self._table_clock,
+            ask_records=self.observer.ask,
         )
         try:
             await self._run_parts(
@@ -223,6 +235,8 @@ class _Server:
                 stop = trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
                 nursery.start_soon(self.audit.run)
+                nursery.start_soon(self.leases.run)
+                nursery.start_soon(self.observer.run)
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)

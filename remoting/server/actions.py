@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, Partition
+from gpupool.pool.record_query import RecordQuery
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Propose
 
@@ -59,10 +60,18 @@ class CompilePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class AskUsage:
+    """Ask the observer for records of leases; report with ``usage_answered``."""
+
+    number: int
+    query: RecordQuery
+
+
+@dataclass(frozen=True, slots=True)
 class AskKey:
     """Ask this voter for the CA's key."""
 
     peer: ServerId
 
 
-Action = Send | Hangup | Propose | StartSession | KillLease | CompilePolicy | AskKey
+Action = Send | Hangup | Propose | StartSession | KillLease | CompilePolicy | AskUsage | AskKey

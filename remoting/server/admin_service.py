@@ -4,6 +4,7 @@ Every user sees the whole pool and ends their own leases; operators do everythin
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
 """
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -19,10 +20,12 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
+from gpupool.pool.record_query import RecordPage
 from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
+from gpupool.remoting.server.actions import AskUsage
 from gpupool.remoting.server.client_checks import check_unexpired
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
@@ -30,6 +33,8 @@ UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
 USER_SUBSCRIPTION_COUNT_MAX = 32
 """Subscriptions of one user: each update is encoded for each of them."""
+USAGE_COUNT_MAX = 2
+"""Questions of one connection that the observer is asked at a time."""
 SERVER_ID_LENGTH = 12
 REPEATED_WITHIN_MS = 60_000
 """A client that lost its connection repeats an order at another server within less time."""
@@ -41,6 +46,8 @@ class AdminService:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._subscribers: dict[int, Client] = {}
+        self._usage_numbers = itertools.count(1)
+        self._usage: dict[int, tuple[Client, int]] = {}  # calls that the observer is asked for
 
     def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
@@ -49,6 +56,7 @@ class AdminService:
             m.GetTelemetry: self._get_telemetry,
             m.Subscribe: self._subscribe,
             m.GetAudit: self._get_audit,
+            m.GetUsage: self._get_usage,
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
@@ -129,6 +137,26 @@ class AdminService:
             return m.AuditNow(context.state.acts, context.state.act_count, acts)
 
         context.propose_for(client, call, commands.Tick(), then)
+
+    def _get_usage(self, client: Client, call: int, message: m.GetUsage) -> None:
+        """Have the observer answer; a majority is not needed, and every server has the records."""
+        mine = sum(asking is client for asking, _ in self._usage.values())
+        if mine >= USAGE_COUNT_MAX:
+            raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
+        query = message.query
+        if client.kind is not TokenKind.OPERATOR:
+            query = replace(query, user=client.user)
+        else:
+            check_unexpired(self._context, client)
+        number = next(self._usage_numbers)
+        self._usage[number] = client, call
+        self._context.actions.append(AskUsage(number, query))
+
+    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> None:
+        """Answer the call for which the observer was asked."""
+        client, call = self._usage.pop(number)
+        failed = isinstance(result, GpupoolError)
+        self._context.answer(client, call, m.refused(result) if failed else m.UsageIs(result))
 
     def _subscribe(self, client: Client, call: int, message: m.Subscribe) -> None:
         interval_s = message.interval_s

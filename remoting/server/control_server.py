@@ -28,6 +28,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.record_query import AskRecords, records_of_nobody
 from gpupool.pool.table_clock import Source, TableClock
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -37,6 +38,7 @@ from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.actions import (
     Action,
     AskKey,
+    AskUsage,
     CompilePolicy,
     Hangup,
     KillLease,
@@ -96,6 +98,7 @@ class ControlServer:
         save_key: Callable[[bytes], None] = lambda _pem: None,
         table_clock: TableClock | None = None,
         certificates: ServerCertificates | None = None,
+        ask_records: AskRecords = records_of_nobody,
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
         self._machine = machine
@@ -114,8 +117,7 @@ class ControlServer:
         self.ca_key = self._make_ca_key(authority, save_key)
         self._renewal = self._make_renewal()
         self._clock_problems: dict[str, str] = {}
-        self._clocks_at = float("-inf")
-        self._loop_lag_s = 0.0
+        self._clocks_at, self._loop_lag_s = float("-inf"), 0.0
         self._numbers = itertools.count(1)
         self._served: dict[int, _Served] = {}
         self._killing: set[LeaseId] = set()
@@ -123,6 +125,7 @@ class ControlServer:
         self._asleep_until = float("-inf")
         self._nursery: trio.Nursery | None = None
         self._rate_limited_log = RateLimitedLog(log, clock)
+        self._ask_records = ask_records
         self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(
             replicated_log, clock=clock, rng=rng, table_clock=self._table_clock
@@ -284,6 +287,8 @@ class ControlServer:
                         self._nursery.start_soon(self._kill, action)
                 case CompilePolicy():
                     self._nursery.start_soon(self._run_compiler, action)
+                case AskUsage():
+                    self._nursery.start_soon(self._ask_usage, action)
                 case AskKey():
                     self._links.ask_key(action.peer)
         if self.controller.wake_at() < self._asleep_until:
@@ -336,6 +341,14 @@ class ControlServer:
         if isinstance(result, GpupoolError):
             self._log.warning("no session for lease %x: %s", action.lease.id, result)
         self._do(self.controller.session_opened(action.number, result))
+
+    async def _ask_usage(self, action: AskUsage) -> None:
+        try:
+            result = await self._ask_records(action.query)
+        except GpupoolError as error:
+            self._do(self.controller.usage_answered(action.number, error))
+            return
+        self._do(self.controller.usage_answered(action.number, result))
 
     async def _run_compiler(self, action: CompilePolicy) -> None:
         try:

@@ -9,6 +9,7 @@ method calls, each of which returns the actions to carry out, in order (see ``ac
     decided(number, outcome)                    an attempt of a ``Propose`` has ended
     session_opened(number, info or error)       a ``StartSession`` has ended
     policy_compiled(number, draft or error)     a ``CompilePolicy`` has ended
+    usage_answered(number, page or error)       an ``AskUsage`` has ended
     applied()                                   the table has changed
     poll()                                      time has passed; call again at ``wake_at()``
     reconcile_now()                             the host has changed: workers have ended
@@ -70,6 +71,7 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
+from gpupool.pool.record_query import RecordPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -219,6 +221,11 @@ class Controller:
     def policy_compiled(self, number: int, result: Draft | GpupoolError) -> list[Action]:
         """Take the result of a ``CompilePolicy``."""
         self._policies.compiled(number, result)
+        return self._take()
+
+    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> list[Action]:
+        """Take the result of an ``AskUsage``."""
+        self._admin.usage_answered(number, result)
         return self._take()
 
     def applied(self) -> list[Action]:

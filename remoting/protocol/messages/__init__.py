@@ -12,7 +12,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
     leases       Ask, Claim, OpenSession                  Offered, Claimed, SessionOpened
                  Cancel, AwaitGpus, Attach, Release       Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
-                 GetAudit                                 AuditNow
+                 GetAudit, GetUsage                       AuditNow, UsageIs
                  Subscribe                                Done
     orders       CreateToken, RevokeToken, EndLease       Done
                  RemoveServer, DrainServer, LabelServer,
@@ -34,6 +34,7 @@ from gpupool.remoting.protocol.messages.admin_messages import (
     AuditNow,
     GetAudit,
     GetTelemetry,
+    GetUsage,
     GetView,
     ListTokens,
     Subscribe,
@@ -42,6 +43,7 @@ from gpupool.remoting.protocol.messages.admin_messages import (
     TokenState,
     TokenView,
     Update,
+    UsageIs,
     ViewNow,
 )
 from gpupool.remoting.protocol.messages.backup_messages import (

@@ -5,6 +5,7 @@ from enum import Enum
 
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
+from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
@@ -98,3 +99,20 @@ class AuditNow(Answer):
 @message(96, answered_by=AuditNow, rights=Rights.USER)
 class GetAudit(Call):
     """Ask for the administrative acts in the table, as they stand once this call is committed."""
+
+
+@message(178)
+class UsageIs(Answer):
+    """A page of what the answering server has recorded of ended leases."""
+
+    page: RecordPage
+
+
+@message(100, answered_by=UsageIs, rights=Rights.USER)
+class GetUsage(Call):
+    """Ask for the records of ended leases; of other users' leases, users are told sums.
+
+    The answer is of one server, with or without a majority. ``query.user`` is an operator's choice.
+    """
+
+    query: RecordQuery

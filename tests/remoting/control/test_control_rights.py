@@ -11,6 +11,7 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
+from gpupool.pool.record_query import RecordQuery
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
@@ -53,6 +54,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.GetTelemetry(),
         m.Subscribe(0.0),
         m.GetAudit(),
+        m.GetUsage(RecordQuery()),
         m.GetPolicy(),
         m.GetPolicyHistory(),
         m.CheckPolicy("ada"),

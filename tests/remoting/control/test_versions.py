@@ -27,7 +27,7 @@ HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
 
 SHAPES = {
-    "calls": (4, "b1f1b372edb7"),
+    "calls": (5, "31e9c6748a20"),
     "table": (4, "5a2a51dcdb1d"),
 }
 """The versions, and what they were recorded for."""

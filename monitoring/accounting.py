@@ -1,0 +1,179 @@
+"""Sums of the records of ended leases: GPU-hours, GB-hours and waiting, exactly.
+
+Everything here is arithmetic on integers: shares of GPUs in ``policy.UNIT``, bytes, milliseconds of
+the table's time. A range cuts a lease at its ends, so that the sums of two ranges that meet are the
+sum of both together. Nothing is rounded before it is shown.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.state import LeaseRecord
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+FAR = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From ``since`` to before ``until``, in the table's time."""
+
+    since: int = 0
+    until: int = FAR
+
+    def covers(self, record: LeaseRecord) -> bool:
+        """Return whether a part was granted for a moment of the range."""
+        return record.granted_at < self.until and record.freed_at > self.since
+
+    def ms_of(self, record: LeaseRecord) -> int:
+        """Return for how long a part was granted within the range."""
+        since, until = max(record.granted_at, self.since), min(record.freed_at, self.until)
+        return max(0, until - since)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What some parts of leases had."""
+
+    leases: int = 0
+    unit_ms: int = 0  # shares of GPUs times milliseconds
+    byte_ms: int = 0
+    wait_ms: int = 0  # of all these leases together
+    wait_max_ms: int = 0
+
+    @property
+    def gpu_hours(self) -> float:
+        """Return GPU-hours: what nobody else could have."""
+        return self.unit_ms / UNIT / HOUR_MS
+
+    @property
+    def gib_hours(self) -> float:
+        """Return hours times GiB of GPU memory."""
+        return self.byte_ms / 2**30 / HOUR_MS
+
+    def __add__(self, other: "Sum") -> "Sum":
+        """Return the sum of two, which have no lease in common."""
+        return Sum(
+            self.leases + other.leases,
+            self.unit_ms + other.unit_ms,
+            self.byte_ms + other.byte_ms,
+            self.wait_ms + other.wait_ms,
+            max(self.wait_max_ms, other.wait_max_ms),
+        )
+
+
+Key = Callable[[LeaseRecord], str]
+KEYS: dict[str, Key] = {
+    "user": lambda record: record.user,
+    "class": lambda record: record.user_class,
+    "department": lambda record: record.department,
+    "client": lambda record: record.client,
+    "lease": lambda record: lease_name(record.lease),
+    "server": lambda record: record.server_name or record.server,
+    "model": lambda record: ", ".join(sorted({gpu.model for gpu in record.gpus})),
+    "program": lambda record: record.program,
+    "day": lambda record: day_of(record.granted_at),
+}
+"""What can be summed by. Parts with GPUs of several models, and of several days, are cut first."""
+
+
+def day_of(at: int) -> str:
+    """Return the day of an instant, in UTC."""
+    return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def merge(answers: Iterable[Iterable[LeaseRecord]]) -> list[LeaseRecord]:
+    """Return the records of several servers, each part of a lease once, in their order."""
+    found: dict[tuple[LeaseId, ServerId], LeaseRecord] = {}
+    for records in answers:
+        for record in records:
+            found.setdefault((record.lease, record.server), record)
+    return sorted(found.values(), key=lambda record: (record.freed_at, record.number))
+
+
+def sums(records: Iterable[LeaseRecord], by: str, within: Range) -> dict[str, Sum]:
+    """Return the sums of the records by one of ``KEYS``, the largest GPU-hours first."""
+    key = KEYS[by]
+    parts = (
+        part for record in records if within.covers(record) for part in _cut(record, by, within)
+    )
+    leases: dict[str, set[LeaseId]] = {}
+    found: dict[str, Sum] = {}
+    for part in parts:
+        name = key(part)
+        known = leases.setdefault(name, set())
+        first = part.lease not in known
+        known.add(part.lease)
+        found[name] = found.get(name, Sum()) + _sum_of(part, within, first=first)
+    return dict(sorted(found.items(), key=lambda item: (-item[1].unit_ms, item[0])))
+
+
+def total(records: Iterable[LeaseRecord], within: Range) -> Sum:
+    """Return the sum of all records."""
+    leases: set[LeaseId] = set()
+    found = Sum()
+    for record in records:
+        if within.covers(record):
+            found += _sum_of(record, within, first=record.lease not in leases)
+            leases.add(record.lease)
+    return found
+
+
+def _sum_of(record: LeaseRecord, within: Range, *, first: bool) -> Sum:
+    ms = within.ms_of(record)
+    waited = max(0, record.granted_at - record.requested_at) if first else 0
+    return Sum(
+        leases=1 if first else 0,
+        unit_ms=ms * sum(gpu.units for gpu in record.gpus),
+        byte_ms=ms * sum(gpu.memory for gpu in record.gpus),
+        wait_ms=waited,
+        wait_max_ms=waited,
+    )
+
+
+def _cut(record: LeaseRecord, by: str, within: Range) -> Iterator[LeaseRecord]:
+    if by == "model":
+        for model in dict.fromkeys(gpu.model for gpu in record.gpus):
+            yield replace(record, gpus=tuple(gpu for gpu in record.gpus if gpu.model == model))
+    elif by == "day":
+        start, end = max(record.granted_at, within.since), min(record.freed_at, within.until)
+        while start < end:
+            midnight = min(end, (start // DAY_MS + 1) * DAY_MS)
+            waited = max(0, record.granted_at - record.requested_at)
+            yield replace(
+                record,
+                requested_at=Milliseconds(start - (waited if start == record.granted_at else 0)),
+                granted_at=Milliseconds(start),
+                freed_at=Milliseconds(midnight),
+            )
+            start = midnight
+    else:
+        yield record
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Which records some servers together lack, by number."""
+
+    newest: int
+    missing: tuple[tuple[int, int], ...]  # from and to, both included
+
+    @property
+    def count(self) -> int:
+        """Return how many records are missing."""
+        return sum(last - first + 1 for first, last in self.missing)
+
+
+def gaps_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the runs of numbers from 1 on that are missing below the largest of ``numbers``."""
+    found: list[tuple[int, int]] = []
+    expected = 1
+    for number in sorted(numbers):
+        if number > expected:
+            found.append((expected, number - 1))
+        expected = max(expected, number + 1)
+    return tuple(found)

@@ -1,0 +1,184 @@
+"""The server's side of its observer: starts it, starts it again, and asks it.
+
+The observer's end stops nothing here. While it is away, questions are answered from the records
+that the table holds, and the answer says so.
+"""
+
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from gpupool.monitoring.frames import (
+    Answered,
+    Asked,
+    Message,
+    RecordsWritten,
+    frame_reader,
+    from_frame,
+    to_frame,
+)
+from gpupool.monitoring.pages import with_recent
+from gpupool.pool.errors import ProtocolError
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.record_query import RecordPage, RecordQuery
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
+STEADY_S = 60.0
+"""An observer that ran for so long is started again at once."""
+
+ANSWER_TIMEOUT_S = 1.5
+STOP_S = 2.0
+OUTBOX_MAX = 64
+READ_SIZE = 256 * 1024
+AWAY = "its observer does not answer: only the latest records are known"
+
+
+class ObserverLink:
+    """One server's observer; see the module."""
+
+    def __init__(self, folder: Path, state: Callable[[], PoolState], log: logging.Logger) -> None:
+        """Make the link; ``run`` starts the observer."""
+        self._folder = folder
+        self._state = state
+        self._log = log
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, _Answer] = {}
+        self._outbox: trio.MemorySendChannel[Message] | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self.process: trio.Process | None = None
+        """The observer that runs now."""
+
+    async def run(self) -> None:
+        """Keep an observer running until cancelled."""
+        self._token = trio.lowlevel.current_trio_token()
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            began = trio.current_time()
+            try:
+                why = await self._run_one()
+            except OSError as error:
+                why = str(error)
+            if trio.current_time() - began >= STEADY_S:
+                backoff_s = BACKOFF_MIN_S
+            self._log.warning("the observer has ended (%s); again in %.0f s", why, backoff_s)
+            await trio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    def records_written(self) -> None:
+        """Tell the observer that ``leases.jsonl`` has new lines; from any thread."""
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._send, RecordsWritten())
+
+    async def ask(self, query: RecordQuery) -> RecordPage:
+        """Return a page of the records that this server has, the latest of the table included."""
+        page = await self._ask(query)
+        state = self._state()
+        if page is None:
+            page = RecordPage(problem=AWAY)
+        return with_recent(page, state.records, state.record_count, query)
+
+    async def _ask(self, query: RecordQuery) -> RecordPage | None:
+        number, waiting = next(self._numbers), _Answer()
+        if not self._send(Asked(number, query)):
+            return None
+        self._asked[number] = waiting
+        try:
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await waiting.done.wait()
+        finally:
+            self._asked.pop(number, None)
+        return waiting.page
+
+    def _send(self, message: Message) -> bool:
+        """Queue a message; return False when there is no observer, or it reads nothing."""
+        if self._outbox is None:
+            return False
+        try:
+            self._outbox.send_nowait(message)
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            return False
+        return True
+
+    async def _run_one(self) -> str:
+        """Run one observer to its end, and return why it has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                [
+                    *(sys.executable, "-P", "-m", "gpupool.monitoring.observer"),
+                    *(str(theirs.fileno()), str(self._folder.resolve())),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+            )
+        self.process = process
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        outbox, queue = trio.open_memory_channel[Message](OUTBOX_MAX)
+        self._outbox, why = outbox, "the connection was closed"
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_pump, queue, stream)
+                try:
+                    await self._receive(stream)
+                except (ProtocolError, trio.BrokenResourceError) as error:
+                    why = str(error) or "the connection was reset"
+                nursery.cancel_scope.cancel()
+        finally:
+            self._outbox = self.process = None
+            for waiting in self._asked.values():
+                waiting.done.set()
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+                await _end(process)
+        return f"{why}, status {process.returncode}"
+
+    async def _receive(self, stream: trio.SocketStream) -> None:
+        reader = frame_reader()
+        while data := await stream.receive_some(READ_SIZE):
+            reader.feed(data)
+            for frame in reader.frames():
+                message = from_frame(frame)
+                if not isinstance(message, Answered):
+                    raise ProtocolError("the observer asks")
+                waiting = self._asked.get(message.number)
+                if waiting is not None:
+                    waiting.page = message.page
+                    waiting.done.set()
+
+
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH")
+"""No more of the server's environment is the observer's."""
+
+
+class _Answer:
+    """A question under way."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.page: RecordPage | None = None
+
+
+async def _pump(queue: trio.MemoryReceiveChannel[Message], stream: trio.SocketStream) -> None:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async for message in queue:
+            await stream.send_all(to_frame(message))
+
+
+async def _end(process: trio.Process) -> None:
+    """Let it end by itself, since its socket is closed; then end it."""
+    with trio.move_on_after(STOP_S):
+        await process.wait()
+        return
+    process.kill()
+    await process.wait()

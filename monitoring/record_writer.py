@@ -1,0 +1,119 @@
+"""The work of the observer's threads: records into ``usage.db``, and questions answered from it."""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gpupool.monitoring.frames import PAGE_SIZE_MAX
+from gpupool.monitoring.pages import told
+from gpupool.monitoring.record_import import RecordReader
+from gpupool.monitoring.usage_store import FILE_NAME, UsageStore, put_aside
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.codec import encode
+from gpupool.pool.record_query import PAGE_COUNT_MAX, RecordPage, RecordQuery
+from gpupool.remoting.protocol import framing
+
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class RecordWriter:
+    """Imports ``leases.jsonl`` into ``usage.db``; used by one thread at a time."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._path = folder / FILE_NAME
+        self._reader = RecordReader(folder)
+        self._say = say
+        self._store: UsageStore | None = None
+        self._newest = 0
+        self.problem = ""
+        """Why the database may lack records; empty when it does not."""
+
+    def step(self) -> None:
+        """Import what is new. What cannot be done now is said, once, and tried again later."""
+        try:
+            store = self._open()
+            for batch in self._reader.batches(self._newest):
+                store.add(batch)
+                self._newest = max(self._newest, batch[-1].number)
+        except sqlite3.Error as error:
+            self._failed(error)
+        except (OSError, GpupoolError) as error:
+            self._note(f"the accounts cannot be kept: {error}")
+        else:
+            if self.problem:
+                self._say("the accounts are kept again")
+            self.problem = ""
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _open(self) -> UsageStore:
+        if self._store is None:
+            store = UsageStore(self._path, write=True)
+            try:
+                store.check()
+                self._newest = store.newest()
+            except BaseException:
+                store.close()
+                raise
+            self._store = store
+            self._reader.again()
+        return self._store
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        self.close()
+        code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        # ``check`` finds damage without a code of its own.
+        if code in DAMAGED or type(error) is sqlite3.DatabaseError:
+            try:
+                to = put_aside(self._path)
+            except OSError as failed:
+                self._note(f"{self._path.name} is damaged and cannot be renamed: {failed}")
+                return
+            self._say(f"{self._path.name} is damaged ({error}): it is {to.name} now, begun anew")
+            self._newest = 0
+            self.problem = f"{to.name} was damaged"
+        else:
+            self._note(f"the accounts cannot be written: {error}")
+
+    def _note(self, text: str) -> None:
+        if text != self.problem:
+            self._say(text)
+        self.problem = text
+
+
+def answer(folder: Path, query: RecordQuery, size_max: int = PAGE_SIZE_MAX) -> RecordPage:
+    """Return a page of the records in ``usage.db``.
+
+    Raises:
+        sqlite3.Error: when the database cannot be read.
+    """
+    if not (folder / FILE_NAME).exists():
+        return RecordPage(problem="its observer has not begun yet")
+    store = UsageStore(folder / FILE_NAME)
+    try:
+        newest = store.newest()
+        known = RecordPage(upto=newest, newest=newest, missing=store.missing())
+        if not query.count:
+            return known
+        count = min(max(1, query.count), PAGE_COUNT_MAX)
+        rows = store.select(query, count + 1)
+    finally:
+        store.close()
+    while True:
+        chosen = rows[:count]
+        more = len(rows) > count
+        page = replace(
+            told(chosen, query),
+            upto=chosen[-1].number if more else known.upto,
+            more=more,
+            newest=known.newest,
+            missing=known.missing,
+        )
+        if count == 1 or len(framing.dump(encode(page))) <= size_max:
+            return page
+        count //= 2

@@ -1,0 +1,154 @@
+"""``usage.db``: the records of ended leases that one server has, in SQLite.
+
+A record is there once, by lease and server, whatever is imported twice. What was committed survives
+the end of the process and of the machine (WAL, ``synchronous=FULL``). A damaged file is put aside
+and begun anew from ``leases.jsonl``.
+"""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpupool.monitoring.accounting import gaps_of
+from gpupool.pool.errors import StorageError
+from gpupool.pool.model.state import LeaseRecord, RecordedGpu
+from gpupool.pool.record_query import RecordQuery
+
+FILE_NAME = "usage.db"
+SCHEMA = 1
+WAL_SIZE_MAX = 16 << 20
+BUSY_S = 5.0
+
+_MAKE = """
+CREATE TABLE record (
+    lease INTEGER NOT NULL, server TEXT NOT NULL, number INTEGER NOT NULL,
+    server_name TEXT NOT NULL, user TEXT NOT NULL, user_class TEXT NOT NULL,
+    department TEXT NOT NULL, client TEXT NOT NULL, program TEXT NOT NULL,
+    gpus TEXT NOT NULL, requested_at INTEGER NOT NULL, granted_at INTEGER NOT NULL,
+    ended_at INTEGER NOT NULL, freed_at INTEGER NOT NULL, reason TEXT NOT NULL,
+    idle_timeout_ms INTEGER NOT NULL, PRIMARY KEY (lease, server)
+) WITHOUT ROWID;
+CREATE INDEX record_number ON record (number);
+CREATE INDEX record_freed ON record (freed_at);
+"""
+_COLUMNS = (
+    *("lease", "server", "number", "server_name", "user", "user_class", "department", "client"),
+    *("program", "gpus", "requested_at", "granted_at", "ended_at", "freed_at", "reason"),
+    "idle_timeout_ms",
+)
+_INSERT = (
+    f"INSERT OR IGNORE INTO record ({', '.join(_COLUMNS)})"  # noqa: S608
+    f" VALUES ({', '.join('?' * len(_COLUMNS))})"
+)
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM record"  # noqa: S608
+
+
+class UsageStore:
+    """One connection to the file; the writer's is the only one that writes."""
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        """Open the file; with ``write`` make it if it is missing.
+
+        Raises:
+            StorageError: when it is of a newer gpupool.
+            sqlite3.Error: when it is damaged, or the disk refuses.
+        """
+        if write:
+            self._db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+        else:
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_S, uri=True,
+                check_same_thread=False,
+            )  # fmt: skip
+        try:
+            self._prepare(path, write=write)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, path: Path, *, write: bool) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA:
+            raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
+        if not write:
+            self._db.execute("PRAGMA query_only=ON")
+            self._db.execute("BEGIN")  # everything that is read is of one moment
+            return
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_MAKE} PRAGMA user_version={SCHEMA}; COMMIT;")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def check(self) -> None:
+        """Look through the whole file.
+
+        Raises:
+            sqlite3.DatabaseError: when it is damaged.
+        """
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != ("ok",):
+            raise sqlite3.DatabaseError(str(found))
+
+    def add(self, records: Sequence[LeaseRecord]) -> None:
+        """Add the records that are not there yet, in one transaction."""
+        with self._db:
+            self._db.executemany(_INSERT, [_row_of(record) for record in records])
+
+    def newest(self) -> int:
+        """Return the largest number of a record; 0 for none."""
+        (number,) = self._db.execute("SELECT max(number) FROM record").fetchone()
+        return number or 0
+
+    def select(self, query: RecordQuery, count: int) -> list[LeaseRecord]:
+        """Return at most ``count`` of the records that a query asks for, by number."""
+        where = " WHERE number > ? AND freed_at > ? AND granted_at < ?"
+        values: list[int] = [query.after, query.since, query.until]
+        if query.through:
+            where, values = f"{where} AND number <= ?", [*values, query.through]
+        if query.lease:
+            where, values = f"{where} AND lease = ?", [*values, query.lease]
+        rows = self._db.execute(f"{_SELECT}{where} ORDER BY number LIMIT ?", [*values, count])
+        return [_record_of(row) for row in rows]
+
+    def everything(self) -> list[LeaseRecord]:
+        """Return all records, by number."""
+        return [_record_of(row) for row in self._db.execute(f"{_SELECT} ORDER BY number")]
+
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """Return the runs of numbers that are not there, below the newest."""
+        count, newest = self._db.execute("SELECT count(*), max(number) FROM record").fetchone()
+        if count == (newest or 0):
+            return ()
+        return gaps_of(number for (number,) in self._db.execute("SELECT number FROM record"))
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a damaged file and what belongs to it; return its new name."""
+    number = 1
+    while (to := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(to)
+    for end in ("-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+    return to
+
+
+def _row_of(record: LeaseRecord) -> tuple[int | str, ...]:
+    gpus = [[gpu.gpu, gpu.model, gpu.memory, gpu.units] for gpu in record.gpus]
+    return tuple(
+        json.dumps(gpus, separators=(",", ":")) if name == "gpus" else getattr(record, name)
+        for name in _COLUMNS
+    )
+
+
+def _record_of(row: tuple[Any, ...]) -> LeaseRecord:
+    fields: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    fields["gpus"] = tuple(RecordedGpu(*each) for each in json.loads(fields["gpus"]))
+    return LeaseRecord(**fields)

@@ -1,0 +1,60 @@
+"""A question about the records of ended leases, and a page of the answer.
+
+Servers ask their own observer with them, and clients ask servers. Pages go by the numbers of the
+records, so that a client can go on with another server in the middle.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.state import LeaseRecord
+
+FAR = Milliseconds(2**62)
+PAGE_COUNT_MAX = 1000
+"""Records of one page; 0.3 MB of usual ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuery:
+    """Which records are wanted: of parts granted for a moment from ``since`` to ``until``."""
+
+    since: Milliseconds = Milliseconds(0)
+    until: Milliseconds = FAR
+    after: int = 0  # records with larger numbers only
+    through: int = 0  # records up to this number only; 0: all
+    count: int = PAGE_COUNT_MAX  # 0: only what is known of all
+    lease: LeaseId = LeaseId(0)  # 0: any
+    user: str = ""  # of others only sums are told; empty: everything is told
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSum:
+    """What leases of other users had within the asked range, by class."""
+
+    user_class: str
+    parts: int
+    milli_gpu_ms: int  # thousandths of GPUs times milliseconds
+    gib_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPage:
+    """One page of an answer, by number."""
+
+    records: tuple[LeaseRecord, ...] = ()
+    others: tuple[ClassSum, ...] = ()
+    upto: int = 0  # the number up to which this page has everything
+    more: bool = False
+    newest: int = 0  # number of the newest record that this server has
+    missing: tuple[tuple[int, ...], ...] = ()  # runs of numbers that it lacks: from and to
+    problem: str = ""  # why it may lack some
+
+
+AskRecords = Callable[[RecordQuery], Awaitable[RecordPage]]
+"""Asks the observer of a server; raises ``GpupoolError`` when that does not answer."""
+
+
+async def records_of_nobody(_query: RecordQuery) -> RecordPage:
+    """Answer for a server that has no observer."""
+    return RecordPage(problem="it keeps no accounts")

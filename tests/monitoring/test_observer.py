@@ -1,0 +1,227 @@
+"""The observer as a process: it answers, is started again when it dies, and loses nothing."""
+
+import logging
+import os
+import random
+import signal
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from tests.monitoring.records import record, write
+
+from gpupool.cli.server.lease_file import monitoring_folder
+from gpupool.monitoring import observer_link
+from gpupool.monitoring.observer_link import AWAY, ObserverLink
+from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.record_query import RecordPage, RecordQuery
+
+LOG = logging.getLogger("test")
+EVERYTHING = RecordQuery(count=1000)
+
+
+@asynccontextmanager
+async def observed(state_dir: Path, state: PoolState | None = None) -> AsyncGenerator[ObserverLink]:
+    table = state or PoolState()
+    link = ObserverLink(monitoring_folder(state_dir), lambda: table, LOG)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        yield link
+        nursery.cancel_scope.cancel()
+
+
+async def running(link: ObserverLink, *, running: bool = True) -> None:
+    """Wait until it runs, or no more."""
+    while (link.process is not None) is not running:  # noqa: ASYNC110
+        await trio.sleep(0.005)
+
+
+async def newest(link: ObserverLink, number: int) -> RecordPage:
+    """Return everything once the record with this number is there."""
+    with trio.fail_after(20):
+        while True:
+            page = await link.ask(RecordQuery(count=0))
+            if page.newest >= number:
+                return await link.ask(EVERYTHING)
+            await trio.sleep(0.02)
+
+
+def test_it_imports_and_answers_and_ends_with_its_server(tmp_path: Path) -> None:
+    records = [record(number) for number in range(1, 50)]
+
+    async def main() -> int:
+        async with observed(tmp_path) as link:
+            write(tmp_path, records[:20])
+            assert list((await newest(link, 20)).records) == records[:20]
+            write(tmp_path, records[20:])
+            link.records_written()
+            page = await newest(link, 49)
+            assert (list(page.records), page.problem) == (records, "")
+            assert link.process is not None
+            return link.process.pid
+
+    pid = trio.run(main)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_while_it_is_away_the_table_answers(tmp_path: Path) -> None:
+    records = tuple(record(number) for number in range(5, 9))
+
+    async def main() -> None:
+        link = ObserverLink(
+            monitoring_folder(tmp_path), lambda: PoolState(records=records, record_count=8), LOG
+        )
+        link.records_written()
+        page = await link.ask(EVERYTHING)
+        assert (page.records, page.missing, page.problem) == (records, ((1, 4),), AWAY)
+
+    trio.run(main)
+
+
+def test_one_that_is_stopped_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_link, "ANSWER_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        async with observed(tmp_path) as link:
+            write(tmp_path, [record(1)])
+            await newest(link, 1)
+            assert link.process is not None
+            os.kill(link.process.pid, signal.SIGSTOP)
+            try:
+                with trio.fail_after(60):
+                    for _ in range(3):
+                        assert (await link.ask(EVERYTHING)).problem == AWAY
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(300):  # more than any queue holds
+                            nursery.start_soon(link.ask, EVERYTHING)
+            finally:
+                os.kill(link.process.pid, signal.SIGCONT)
+            await newest(link, 1)
+
+    trio.run(main)
+
+
+def kill_in_a_loop(state_dir: Path, kills: int, seed: int) -> None:
+    """Kill the observer at random moments while records come, and look at what is left."""
+    draw = random.Random(seed)
+    records = [record(number) for number in range(1, 12 * kills + 1)]
+
+    async def main() -> None:
+        async with observed(state_dir) as link:
+            for at in range(0, len(records), 12):
+                await running(link)
+                write(state_dir, records[at : at + 6])
+                link.records_written()
+                # From before it has read its first byte to the middle of a transaction.
+                await trio.sleep(draw.choice([0.0, 0.3, 0.6]) + draw.random() * 0.3)
+                write(state_dir, records[at + 6 : at + 12])
+                link.records_written()
+                await trio.sleep(draw.random() * 0.02)
+                if link.process is not None:
+                    os.kill(link.process.pid, signal.SIGKILL)
+                await trio.sleep(0.01)
+                store = UsageStore(monitoring_folder(state_dir) / FILE_NAME) if at > 600 else None
+                if store is not None:
+                    store.check()
+                    store.close()
+            await newest(link, len(records))
+
+    trio.run(main)
+    store = UsageStore(monitoring_folder(state_dir) / FILE_NAME, write=True)
+    try:
+        store.check()
+        assert store.everything() == records
+    finally:
+        store.close()
+    assert not list(monitoring_folder(state_dir).glob("*damaged*"))
+
+
+def test_killed_again_and_again_it_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.01)
+    kill_in_a_loop(tmp_path, 24, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_a_thousand_times_it_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.01)
+    kill_in_a_loop(tmp_path, 1000, seed=2)
+
+
+def test_it_is_started_again_with_a_pause_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.1)
+    monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.3)
+
+    async def main() -> None:
+        async with observed(tmp_path) as link:
+            for _ in range(3):
+                await running(link)
+                assert link.process is not None
+                os.kill(link.process.pid, signal.SIGKILL)
+                await running(link, running=False)
+
+    with caplog.at_level(logging.WARNING):
+        trio.run(main)
+    pauses = [message.args[1] for message in caplog.records if message.args]  # type: ignore[index]
+    assert pauses == [0.1, 0.2, 0.3]
+
+
+def test_it_reads_and_writes_its_own_folder_only(tmp_path: Path) -> None:
+    """The keys lie beside it."""
+    from gpupool.remoting.worker import sandbox
+
+    if sandbox.landlock_version() < 1:
+        pytest.skip("this kernel has no Landlock")
+    script = (
+        "import sys; from pathlib import Path; from gpupool.monitoring import observer\n"
+        "folder = Path(sys.argv[1])\n"
+        "observer.confine(folder)\n"
+        "(folder / 'x').write_text('mine')\n"
+        "try: (folder.parent / 'ca.key').read_text()\n"
+        "except PermissionError: print('refused')\n"
+    )
+    (tmp_path / "ca.key").write_text("secret")
+    folder = monitoring_folder(tmp_path)
+
+    async def main() -> bytes:
+        import sys
+
+        result = await trio.run_process(
+            [sys.executable, "-P", "-c", script, str(folder)], capture_stdout=True
+        )
+        return result.stdout
+
+    assert trio.run(main) == b"refused\n"
+
+
+def test_a_database_that_another_process_reads_stays_writable(tmp_path: Path) -> None:
+    records = [record(number) for number in range(1, 30)]
+
+    async def main() -> None:
+        async with observed(tmp_path) as link:
+            write(tmp_path, records[:5])
+            await newest(link, 5)
+            reader = sqlite3.connect(monitoring_folder(tmp_path) / FILE_NAME)
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM record").fetchone() == (5,)
+            write(tmp_path, records[5:])
+            link.records_written()
+            assert list((await newest(link, 29)).records) == records
+            assert reader.execute("SELECT count(*) FROM record").fetchone() == (5,)
+            reader.close()
+
+    trio.run(main)

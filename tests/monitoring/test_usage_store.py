@@ -1,0 +1,223 @@
+"""``usage.db``: exact whatever is imported twice, and whatever happens to file and disk."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.monitoring.records import START_MS, record, write
+
+from gpupool.cli.server import numbered_log
+from gpupool.cli.server.lease_file import monitoring_folder
+from gpupool.monitoring.accounting import Range, total
+from gpupool.monitoring.pages import told, with_recent
+from gpupool.monitoring.record_writer import RecordWriter, answer
+from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
+from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.record_query import RecordPage, RecordQuery
+
+RECORDS = [record(number) for number in range(1, 101)]
+
+
+def imported(state_dir: Path, said: list[str] | None = None) -> RecordWriter:
+    said = [] if said is None else said
+    writer = RecordWriter(monitoring_folder(state_dir), said.append)
+    writer.step()
+    return writer
+
+
+def ask(state_dir: Path, query: RecordQuery | None = None) -> RecordPage:
+    return answer(monitoring_folder(state_dir), query or RecordQuery())
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS[:60])
+    writer = imported(tmp_path)
+    write(tmp_path, RECORDS[60:])
+    writer.step()
+    page = ask(tmp_path)
+    assert list(page.records) == RECORDS
+    assert (page.upto, page.newest, page.more, page.missing) == (100, 100, False, ())
+
+
+def test_nothing_is_there_twice(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS)
+    for _ in range(3):
+        imported(tmp_path).close()
+    store = UsageStore(monitoring_folder(tmp_path) / FILE_NAME, write=True)
+    store.add(RECORDS)
+    store.close()
+    assert list(ask(tmp_path).records) == RECORDS
+
+
+def test_pages_make_the_whole(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS)
+    imported(tmp_path)
+    found: list[LeaseRecord] = []
+    after, more = 0, True
+    while more:
+        page = ask(tmp_path, RecordQuery(after=after, count=7))
+        found += page.records
+        after, more = page.upto, page.more
+    assert found == RECORDS
+    folder = monitoring_folder(tmp_path)
+    small = answer(folder, RecordQuery(), 3000)
+    assert small.more
+    assert 0 < len(small.records) < 20
+    only = RecordQuery(after=10, through=12)
+    assert [each.number for each in ask(tmp_path, only).records] == [11, 12]
+    one = ask(tmp_path, RecordQuery(lease=RECORDS[5].lease))
+    assert list(one.records) == [RECORDS[5]]
+    since = RecordQuery(since=Milliseconds(RECORDS[50].granted_at), count=1000)
+    assert all(each.freed_at > since.since for each in ask(tmp_path, since).records)
+
+
+def test_a_user_is_told_sums_of_others(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS)
+    imported(tmp_path)
+    page = ask(tmp_path, RecordQuery(user="ada"))
+    assert {each.user for each in page.records} == {"ada"}
+    assert [each.user_class for each in page.others] == ["", "lab"]
+    assert sum(each.parts for each in page.others) + len(page.records) == len(RECORDS)
+    bobs = total([each for each in RECORDS if each.user == "bob"], Range())
+    assert page.others[1].milli_gpu_ms == bobs.unit_ms // 10**9
+    foreign = next(each for each in RECORDS if each.user == "bob")
+    page = ask(tmp_path, RecordQuery(user="ada", lease=LeaseId(foreign.lease)))
+    assert page.records == page.others == ()
+
+
+def test_gaps_are_said(tmp_path: Path) -> None:
+    write(tmp_path, [*RECORDS[4:10], *RECORDS[20:30]])
+    imported(tmp_path)
+    assert ask(tmp_path).missing == ((1, 4), (11, 20))
+
+
+def test_files_that_were_renamed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = numbered_log.NumberedLog.__init__
+    defaults = dict(log.__kwdefaults__ or {})
+    monkeypatch.setitem(log.__kwdefaults__, "size_max", 4000)
+    assert defaults["size_max"] == 8 << 20
+    writer = imported(tmp_path)
+    for at in range(0, 40, 5):
+        write(tmp_path, RECORDS[at : at + 5])
+        if at == 20:
+            writer.step()
+    writer.step()
+    assert len(list(monitoring_folder(tmp_path).glob("leases.jsonl*"))) > 3
+    assert list(ask(tmp_path).records) == RECORDS[:40]
+
+
+def test_a_line_that_is_being_written_is_read_later(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS[:2])
+    path = monitoring_folder(tmp_path) / "leases.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data[:-9])
+    writer = imported(tmp_path)
+    assert len(ask(tmp_path).records) == 1
+    with path.open("ab") as file:
+        file.write(data[-9:])
+    writer.step()
+    assert list(ask(tmp_path).records) == RECORDS[:2]
+
+
+def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS[:3])
+    path = monitoring_folder(tmp_path) / "leases.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + '{"schema":1,"number":"two"}\n' + lines[2])
+    imported(tmp_path)
+    page = ask(tmp_path)
+    assert [each.number for each in page.records] == [1, 3]
+    assert page.missing == ((2, 2),)
+
+
+@pytest.mark.parametrize("kind", ["header", "pages", "truncated"])
+def test_a_damaged_database_is_put_aside_and_begun_anew(tmp_path: Path, kind: str) -> None:
+    many = [record(number) for number in range(1, 801)]
+    write(tmp_path, many)
+    imported(tmp_path).close()
+    path = monitoring_folder(tmp_path) / FILE_NAME
+    data = bytearray(path.read_bytes())
+    if kind == "header":
+        data[:16] = b"something else\0\0"
+    elif kind == "pages":
+        data[8192:] = os.urandom(len(data) - 8192)
+    else:
+        del data[len(data) // 2 :]
+    path.write_bytes(data)
+    said: list[str] = []
+    writer = imported(tmp_path, said)
+    assert "damaged" in said[0]
+    assert writer.problem
+    writer.step()
+    assert list(ask(tmp_path, RecordQuery(count=1000)).records) == many
+    assert [p.name for p in path.parent.glob("*damaged*")] == ["usage.damaged-1.db"]
+    writer.step()
+    assert writer.problem == ""
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS)
+    said: list[str] = []
+    writer = imported(tmp_path, said)
+    many = [record(number) for number in range(101, 901)]
+    write(tmp_path, many)
+    store = writer._store  # pyright: ignore[reportPrivateUsage]
+    assert store is not None
+    database: sqlite3.Connection = store._db  # pyright: ignore[reportPrivateUsage]
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count={pages}")  # SQLITE_FULL, as of a full disk
+    writer.step()
+    assert said == ["the accounts cannot be written: database or disk is full"]
+    assert list(ask(tmp_path).records)[:100] == RECORDS
+    writer.step()
+    assert said[-1] == "the accounts are kept again"
+    assert len(said) == 2
+    assert list(ask(tmp_path, RecordQuery(count=1000)).records) == [*RECORDS, *many]
+
+
+def test_a_newer_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS[:1])
+    imported(tmp_path).close()
+    path = monitoring_folder(tmp_path) / FILE_NAME
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(StorageError, match="newer gpupool"):
+        UsageStore(path)
+    said: list[str] = []
+    writer = imported(tmp_path, said)
+    writer.step()
+    assert len(said) == 1
+    assert "newer gpupool" in said[0]
+    assert not list(path.parent.glob("*damaged*"))
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path: Path) -> None:
+    """Numbers order the records, and not their instants."""
+    shift = 3_600_000
+    back = [
+        record(number, granted_at=START_MS - shift + number, freed_at=START_MS - shift + 2 * number)
+        for number in range(101, 111)
+    ]
+    write(tmp_path, [*RECORDS, *back])
+    imported(tmp_path)
+    page = ask(tmp_path)
+    assert list(page.records) == [*RECORDS, *back]
+    found = total(page.records, Range()).byte_ms
+    assert found == sum((r.freed_at - r.granted_at) * r.gpus[0].memory for r in [*RECORDS, *back])
+
+
+def test_the_latest_of_the_table_come_after_those_of_the_database() -> None:
+    query = RecordQuery(user="ada")
+    page = told(RECORDS[:50], query)
+    page = RecordPage(page.records, page.others, 50, False, 50)
+    whole = with_recent(page, RECORDS[40:], 100, query)
+    assert list(whole.records) == [each for each in RECORDS if each.user == "ada"]
+    assert (whole.upto, whole.newest, whole.missing) == (100, 100, ())
+    assert sum(each.parts for each in whole.others) + len(whole.records) == 100
+    away = with_recent(RecordPage(problem="away"), RECORDS[40:], 100, RecordQuery())
+    assert list(away.records) == RECORDS[40:]
+    assert (away.missing, away.problem) == (((1, 40),), "away")
