@@ -58,3 +58,17 @@ AskRecords = Callable[[RecordQuery], Awaitable[RecordPage]]
 async def records_of_nobody(_query: RecordQuery) -> RecordPage:
     """Answer for a server that has no observer."""
     return RecordPage(problem="it keeps no accounts")
+
+
+Runs = tuple[tuple[int, ...], ...]
+
+
+def common(one: Runs, other: Runs) -> Runs:
+    """Return the numbers that are in runs of both, as runs. Runs are in order."""
+    found: list[tuple[int, ...]] = []
+    for first, last in one:
+        for begin, end in other:
+            low, high = max(first, begin), min(last, end)
+            if low <= high:
+                found.append((low, high))
+    return tuple(found)

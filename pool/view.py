@@ -69,6 +69,8 @@ class ServerView:
     joined_at: Milliseconds
     link_speed: int = 0  # Mbit/s
     rdma: bool = False
+    silent_since: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
+    """When the pool lost contact with it; 0: it has contact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,9 @@ class LeaseView:
     granted_at: Milliseconds
     age_s: float
     user_class: str = ""  # by the policy now in force
+    requested_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: as granted
+    granted_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
+    department: str = field(default="", metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +312,12 @@ def _server_view(
         joined_at=server.joined_at,
         link_speed=server.link_speed,
         rdma=server.rdma,
+        silent_since=_silent_since(server),
     )
+
+
+def _silent_since(server: Server) -> Milliseconds:
+    return server.changed_at if server.status is ServerStatus.UNREACHABLE else Milliseconds(0)
 
 
 def _visible_event(event: Event) -> Event:
@@ -336,6 +346,9 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 granted_at=lease.granted_at,
                 age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
                 user_class=book.group_of(lease.user),
+                requested_at=lease.requested_at,
+                granted_class=lease.user_class,
+                department=lease.department,
             )
         )
     return tuple(views)

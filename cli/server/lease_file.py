@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpupool.cli.server.numbered_log import NumberedLog
+from gpupool.cli.server.numbered_log import FILE_SIZE_MAX, NumberedLog
 from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
 from gpupool.pool.model.state import LeaseRecord
 
@@ -32,6 +32,7 @@ class LeaseLog(NumberedLog[LeaseRecord]):
             what="records of leases",
             lines_of=_lines,
             number_of=lambda line: record_of(line).number,
+            size_max=FILE_SIZE_MAX,
             written=written,
         )
 

@@ -27,6 +27,7 @@ from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, U
 from gpupool.pool.model.ids import RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
+from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.transitions.backup import BackupError, from_file, pack
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.client.allocator import Allocator
@@ -39,6 +40,7 @@ from gpupool.remoting.client.server_connections import (
     Connections,
     ServerConnection,
 )
+from gpupool.remoting.client.usage_query import UsageAnswer, ask_usage
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import (
@@ -234,6 +236,20 @@ class Pool:
         answer = await self._call(m.GetAudit())
         assert isinstance(answer, m.AuditNow)
         return answer
+
+    async def usage(self, query: RecordQuery) -> UsageAnswer:
+        """Return the records of ended leases, of all servers together that answer in time."""
+        return await ask_usage(self.connections, query)
+
+    def user(self) -> str:
+        """Return whose token this client has."""
+        return next(iter(each.welcome.user for each in self.connections.by_server.values()), "")
+
+    def is_operator(self) -> bool:
+        """Return whether this client's token is an operator's."""
+        return any(
+            each.welcome.kind is TokenKind.OPERATOR for each in self.connections.by_server.values()
+        )
 
     async def backup(self) -> bytes:
         """Return the content of a backup file: policy, tokens' hashes, labels, history, audit."""

@@ -294,8 +294,15 @@ class Connections:
             while not all(t.tried for t in self._targets.values()):
                 await self._changed.wait()
 
-    async def reach(self, server: ServerId, timeout_s: float) -> ServerConnection:
+    async def reach(
+        self, server: ServerId, timeout_s: float, *, patience_s: float | None = None
+    ) -> ServerConnection:
         """Return the connection to ``server``, waiting for it.
+
+        Args:
+            server: its id.
+            timeout_s: how long to wait.
+            patience_s: how long to go on after a try has failed, as where nobody listens.
 
         Raises:
             UnreachableError: when there is none in time.
@@ -303,8 +310,11 @@ class Connections:
         member = self.members.get(server)
         if member is not None and server not in self.by_server:
             self._add_member(member)
-        with trio.move_on_after(timeout_s):
+        with trio.move_on_after(timeout_s) as scope:
             while server not in self.by_server:
+                if patience_s is not None and member is not None and self._failed(member):
+                    scope.deadline = min(scope.deadline, trio.current_time() + patience_s)
+                    patience_s = None
                 await self._changed.wait()
         connection = self.by_server.get(server)
         if connection is None:
@@ -320,6 +330,14 @@ class Connections:
         target = _Target(address, trio.CancelScope(), given)
         self._targets[address] = target
         self._nursery.start_soon(self._keep, target)
+
+    def _failed(self, member: m.Member) -> bool:
+        """Return whether the latest try to connect to a member has failed."""
+        return any(
+            target.failure is not None
+            for address, target in self._targets.items()
+            if str(address) == member.address
+        )
 
     def _add_member(self, member: m.Member) -> None:
         try:

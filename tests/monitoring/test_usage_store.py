@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.monitoring.records import START_MS, record, write
 
-from gpupool.cli.server import numbered_log
+from gpupool.cli.server import lease_file
 from gpupool.cli.server.lease_file import monitoring_folder
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.pages import told, with_recent
@@ -95,10 +95,7 @@ def test_gaps_are_said(tmp_path: Path) -> None:
 
 
 def test_files_that_were_renamed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = numbered_log.NumberedLog.__init__
-    defaults = dict(log.__kwdefaults__ or {})
-    monkeypatch.setitem(log.__kwdefaults__, "size_max", 4000)
-    assert defaults["size_max"] == 8 << 20
+    monkeypatch.setattr(lease_file, "FILE_SIZE_MAX", 4000)
     writer = imported(tmp_path)
     for at in range(0, 40, 5):
         write(tmp_path, RECORDS[at : at + 5])

@@ -1,0 +1,214 @@
+"""``gpupool usage``: who had how much of the pool, and for how long."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool import __version__
+from gpupool.cli.commands.audit import parse_since
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.values import Parsed, parse_lease
+from gpupool.pool.errors import ExitCode, StorageError, UsageError
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.record_query import FAR, ClassSum, RecordQuery, Runs
+from gpupool.pool.view import PoolView, visible
+
+if TYPE_CHECKING:
+    from gpupool.monitoring.usage_report import Report
+    from gpupool.remoting.client.usage_query import UsageAnswer
+
+BY = ("user", "class", "department", "client", "lease", "server", "model", "program", "day")
+DEFAULT_SINCE = "30d"
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known of the asked range, and what is not."""
+
+    records: list[LeaseRecord]
+    others: list[ClassSum] = field(default_factory=list[ClassSum])
+    missing: Runs = ()
+    silent: dict[str, str] = field(default_factory=dict[str, str])
+    problems: list[str] = field(default_factory=list[str])
+
+
+@click.command()
+@click.option(
+    "--since",
+    default=DEFAULT_SINCE,
+    show_default=True,
+    type=Parsed("time", parse_since),
+    help="From 2h or 30d ago, or 2026-11-21T14:30 UTC.",
+)
+@click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
+@click.option("--by", type=click.Choice(BY), default="user", show_default=True, help="What to sum.")
+@click.option("--lease", type=Parsed("lease", parse_lease), help="All that is known of one lease.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
+@click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
+@click.option(
+    "--file",
+    "database",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Read this copy of a server's usage.db; no pool is asked.",
+)
+@pool_options
+@json_option
+def command(
+    credentials: str | None,
+    since: float,
+    until: float | None,
+    by: str,
+    lease: int | None,
+    database: str | None,
+    as_csv: bool,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Show GPU-hours: the share of GPU memory that leases had, times how long they had it.
+
+    Users see their own leases and sums of the others by class, operators everybody's. All servers
+    are asked, and each has the records of the whole pool; one that does not answer is named.
+    """
+    if as_csv and as_json:
+        raise UsageError("--csv and --json exclude each other", hint="give one of them")
+    from gpupool.monitoring.accounting import Range
+    from gpupool.monitoring.usage_report import make_report
+
+    query = RecordQuery(
+        since=Milliseconds(0 if lease else round(since * 1000)),
+        until=Milliseconds(round(until * 1000)) if until is not None and not lease else FAR,
+        lease=LeaseId(lease or 0),
+    )
+    if database is not None:
+        found = _read(Path(database), query)
+    else:
+        found = run_async(lambda: _ask(credentials, query))
+    if lease:
+        _show_lease(LeaseId(lease), found.records, as_json=as_json)
+    else:
+        within = Range(query.since, query.until)
+        _show(make_report(found.records, found.others, by, within), found, as_csv, as_json)
+    _warn(found)
+    if strict and (found.silent or found.missing):
+        raise SystemExit(ExitCode.UNHEALTHY)
+
+
+def _read(path: Path, query: RecordQuery) -> _Found:
+    """Return the records of a copy of usage.db."""
+    import sqlite3
+
+    from gpupool.monitoring.accounting import Range
+    from gpupool.monitoring.usage_store import UsageStore
+
+    try:
+        store = UsageStore(path)
+        try:
+            records, missing = store.everything(), store.missing()
+        finally:
+            store.close()
+    except sqlite3.Error as error:
+        raise StorageError(f"cannot read {path}", why=str(error)) from error
+    within = Range(query.since, query.until)
+    chosen = [r for r in records if within.covers(r) and query.lease in (0, r.lease)]
+    return _Found(chosen, missing=missing)
+
+
+async def _ask(credentials: str | None, query: RecordQuery) -> _Found:
+    async with connected(credentials) as pool:
+        # First the view: a lease that ends meanwhile has a record by then, which counts.
+        view = await pool.view()
+        answer = await pool.usage(query)
+        return _put_together(view, answer, query, pool.user(), operator=pool.is_operator())
+
+
+def _put_together(
+    view: PoolView, answer: "UsageAnswer", query: RecordQuery, user: str, *, operator: bool
+) -> _Found:
+    from gpupool.monitoring.accounting import Range
+    from gpupool.monitoring.usage_report import added, live_records, split_by_user
+
+    within = Range(query.since, query.until)
+    live = [
+        each
+        for each in live_records(view, answer.records)
+        if within.covers(each) and query.lease in (0, each.lease)
+    ]
+    others: list[ClassSum] = []
+    if not operator:
+        live, theirs = split_by_user(live, user, within)
+        others = [] if query.lease else added(answer.others, theirs)
+    names = {each.id: each.name for each in view.servers}
+    silent = {_name(names, each): _contact(view, each, why) for each, why in answer.silent.items()}
+    problems = [
+        f"server {_name(names, each)}: {page.problem}"
+        for each, page in answer.answered.items()
+        if page.problem
+    ]
+    return _Found([*answer.records, *live], others, answer.missing, silent, problems)
+
+
+def _name(names: dict[ServerId, str], server: ServerId) -> str:
+    return names.get(server, server)
+
+
+def _contact(view: PoolView, server: ServerId, why: str) -> str:
+    from gpupool.monitoring.usage_report import when
+
+    since = next((each.silent_since for each in view.servers if each.id == server), 0)
+    return f"last contact {when(since)}" if since else why
+
+
+def _show(report: "Report", found: _Found, as_csv: bool, as_json: bool) -> None:
+    from gpupool.monitoring.usage_report import as_csv as csv_of
+    from gpupool.monitoring.usage_report import as_plain, table
+
+    if as_json:
+        print_json(
+            version=__version__,
+            **as_plain(report),
+            silent=found.silent,
+            missing=found.missing,
+            problems=found.problems,
+        )
+    elif as_csv:
+        click.echo(csv_of(report).encode(), nl=False)
+    else:
+        _print(table(report))
+
+
+def _print(lines: Sequence[tuple[str, ...]]) -> None:
+    shown = [tuple(visible(word) for word in line) for line in lines]
+    widths = [max(len(line[at]) for line in shown) for at in range(len(shown[0]))]
+    for name, *cells in shown:
+        columns = [word.rjust(w) for word, w in zip(cells, widths[1:], strict=True)]
+        click.echo("  ".join([name.ljust(widths[0]), *columns]).rstrip())
+
+
+def _show_lease(lease: LeaseId, parts: list[LeaseRecord], *, as_json: bool) -> None:
+    from gpupool.monitoring.accounting import Range, total
+    from gpupool.monitoring.usage_report import lease_report, plain_row
+    from gpupool.pool.model.ids import lease_name
+
+    if not parts:
+        raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
+    if as_json:
+        print_json(lease=lease_name(lease), parts=parts, total=plain_row(total(parts, Range())))
+        return
+    for line in lease_report(lease, parts):
+        click.echo(visible(line))
+
+
+def _warn(found: _Found) -> None:
+    for name, why in found.silent.items():
+        say(f"gpupool: server {visible(name)} did not answer ({visible(why)})")
+    for problem in found.problems:
+        say(f"gpupool: {visible(problem)}")
+    if found.missing:
+        count = sum(last - first + 1 for first, last in found.missing)
+        say(f"gpupool: {count} records of leases are not to be had, so the sums are too small")

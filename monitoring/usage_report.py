@@ -1,0 +1,252 @@
+"""Reports of usage: rows, CSV, JSON and one lease on a screen. Pure: values in, text out."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gpupool.monitoring.accounting import HOUR_MS, Range, Sum, sums, total
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.state import LeaseRecord, RecordedGpu
+from gpupool.pool.record_query import ClassSum
+from gpupool.pool.view import LeaseView, PoolView
+
+SCHEMA = 1
+UNKNOWN = "unknown"
+NONE = "-"
+LIVE = "not over"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The sums of a range by one key."""
+
+    by: str
+    within: Range
+    rows: dict[str, Sum]
+    whole: Sum
+    others: dict[str, ClassSum]
+    """Sums of other users' leases, by class; empty for operators."""
+
+
+def make_report(
+    records: Sequence[LeaseRecord], others: Sequence[ClassSum], by: str, within: Range
+) -> Report:
+    """Return the report of records that one may see, with sums of what one may not."""
+    return Report(
+        by, within, sums(records, by, within), total(records, within),
+        {each.user_class: each for each in others},
+    )  # fmt: skip
+
+
+def live_records(view: PoolView, recorded: Sequence[LeaseRecord]) -> list[LeaseRecord]:
+    """Return parts of leases that are not freed yet, counted up to the view's time."""
+    known = {(each.lease, each.server) for each in recorded}
+    servers = {each.id: each for each in view.servers}
+    found: list[LeaseRecord] = []
+    for lease in view.leases:
+        for server_id in dict.fromkeys(part.server for part in lease.partitions):
+            if (lease.id, server_id) in known:
+                continue
+            server = servers.get(server_id)
+            gpus = {gpu.id: gpu for gpu in server.gpus} if server is not None else {}
+            parts = tuple(
+                RecordedGpu(
+                    part.gpu,
+                    gpu.name if (gpu := gpus.get(part.gpu)) is not None else "",
+                    part.memory,
+                    part.memory * UNIT // gpu.capacity if gpu is not None and gpu.capacity else 0,
+                )
+                for part in lease.partitions
+                if part.server == server_id
+            )
+            name = server.name if server is not None else ""
+            found.append(_live(lease, server_id, name, parts, view.now))
+    return found
+
+
+def _live(
+    lease: LeaseView,
+    server: ServerId,
+    server_name: str,
+    gpus: tuple[RecordedGpu, ...],
+    now: Milliseconds,
+) -> LeaseRecord:
+    until = Milliseconds(max(now, lease.granted_at))
+    return LeaseRecord(
+        number=0,
+        lease=lease.id,
+        server=server,
+        server_name=server_name,
+        user=lease.user,
+        user_class=lease.granted_class,
+        department=lease.department,
+        client=lease.client,
+        program=lease.program,
+        gpus=gpus,
+        requested_at=lease.requested_at or lease.granted_at,
+        granted_at=lease.granted_at,
+        ended_at=until,
+        freed_at=until,
+        reason=LIVE,
+        idle_timeout_ms=0,
+    )
+
+
+def split_by_user(
+    records: Sequence[LeaseRecord], user: str, within: Range
+) -> tuple[list[LeaseRecord], list[ClassSum]]:
+    """Return one user's records, and sums of those of the others by class."""
+    own = [record for record in records if record.user == user]
+    found: list[ClassSum] = []
+    for name in sorted({record.user_class for record in records if record.user != user}):
+        theirs = [each for each in records if each.user != user and each.user_class == name]
+        theirs = [each for each in theirs if within.covers(each)]
+        if theirs:
+            of_class = total(theirs, within)
+            milli = of_class.unit_ms * 1000 // UNIT
+            found.append(ClassSum(name, len(theirs), milli, of_class.byte_ms >> 30))
+    return own, found
+
+
+def added(one: Sequence[ClassSum], other: Sequence[ClassSum]) -> list[ClassSum]:
+    """Return the sums of two lists, by class."""
+    found: dict[str, ClassSum] = {}
+    for each in (*one, *other):
+        known = found.get(each.user_class, ClassSum(each.user_class, 0, 0, 0))
+        found[each.user_class] = ClassSum(
+            each.user_class,
+            known.parts + each.parts,
+            known.milli_gpu_ms + each.milli_gpu_ms,
+            known.gib_ms + each.gib_ms,
+        )
+    return [found[name] for name in sorted(found)]
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+TITLES = ("LEASES", "GPU-HOURS", "GIB-HOURS", "MEAN WAIT", "LONGEST", "BUSY")
+
+
+def table(report: Report) -> list[tuple[str, ...]]:
+    """Return the lines of a table, its titles first."""
+    lines: list[tuple[str, ...]] = [(report.by.upper(), *TITLES)]
+    lines += [(name or NONE, *_cells(row)) for name, row in report.rows.items()]
+    lines.append(("all", *_cells(report.whole)))
+    for name, other in report.others.items():
+        gpu_hours, gib_hours = _hours(other)
+        cells = (NONE, f"{gpu_hours:.2f}", f"{gib_hours:.1f}", NONE, NONE, UNKNOWN)
+        lines.append((f"others of class {name}" if name else "others", *cells))
+    return lines
+
+
+def _hours(of_class: ClassSum) -> tuple[float, float]:
+    return of_class.milli_gpu_ms / 1000 / HOUR_MS, of_class.gib_ms / HOUR_MS
+
+
+def _cells(row: Sum) -> tuple[str, ...]:
+    mean = seconds_text(row.wait_ms / row.leases) if row.leases else NONE
+    return (
+        str(row.leases),
+        f"{row.gpu_hours:.2f}",
+        f"{row.gib_hours:.1f}",
+        mean,
+        seconds_text(row.wait_max_ms) if row.leases else NONE,
+        UNKNOWN,  # until samples are kept; never shown as nothing
+    )
+
+
+def seconds_text(ms: float) -> str:
+    """Return a duration for people."""
+    return f"{ms / 1000:.1f} s"
+
+
+def as_csv(report: Report) -> str:
+    """Return the report as CSV (RFC 4180), the units in its header."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    names = (
+        *(report.by, "leases [count]", "usage [GPU h]", "memory [GiB h]"),
+        *("waiting [s]", "longest wait [s]", "busy [GPU h]"),
+    )
+    writer.writerow(names)
+    for name, row in report.rows.items():
+        fields = plain_row(row)
+        writer.writerow([name, *("" if each is None else each for each in fields.values())])
+    return out.getvalue()
+
+
+def plain_row(row: Sum) -> dict[str, float | int | None]:
+    """Return a row as JSON carries it; None is unknown."""
+    return {
+        "leases": row.leases,
+        "gpu_hours": row.gpu_hours,
+        "gib_hours": row.gib_hours,
+        "wait_s": row.wait_ms / 1000,
+        "wait_max_s": row.wait_max_ms / 1000,
+        "busy_gpu_hours": None,
+    }
+
+
+def as_plain(report: Report) -> dict[str, object]:
+    """Return the report as JSON carries it, without its schema number."""
+    return {
+        "by": report.by,
+        "since": report.within.since,
+        "until": report.within.until,
+        "rows": [{"key": name, **plain_row(row)} for name, row in report.rows.items()],
+        "total": plain_row(report.whole),
+        "others": [
+            {
+                "class": each.user_class,
+                "parts": each.parts,
+                "gpu_hours": _hours(each)[0],
+                "gib_hours": _hours(each)[1],
+            }
+            for each in report.others.values()
+        ],
+    }
+
+
+def when(at: int) -> str:
+    """Return an instant of the table's time for people."""
+    return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def lease_report(lease: LeaseId, parts: Sequence[LeaseRecord]) -> list[str]:
+    """Return what is known of one lease, on one screen."""
+    first = min(parts, key=lambda part: part.number)
+    whole = total(parts, Range())
+    live = any(part.reason == LIVE for part in parts)
+    lines = [
+        f"lease       {lease_name(lease)}",
+        f"user        {first.user}",
+        f"class       {first.user_class or NONE}",
+        f"department  {first.department or NONE}",
+        f"client      {first.client or NONE}",
+        f"program     {first.program or NONE}",
+        f"requested   {when(first.requested_at)}",
+        f"granted     {when(first.granted_at)}, after "
+        f"{seconds_text(first.granted_at - first.requested_at)}",
+    ]
+    if live:
+        lines.append(f"ended       {LIVE}")
+    else:
+        freed = max(part.freed_at for part in parts)
+        lines += [
+            f"ended       {when(first.ended_at)}: {first.reason}",
+            f"freed       {when(freed)}",
+        ]
+    for part in sorted(parts, key=lambda each: each.server_name):
+        for gpu in part.gpus:
+            share, size = gpu.units / UNIT, gpu.memory / 2**30
+            where = part.server_name or part.server
+            lines.append(f"GPU         {where}: {gpu.model}, {size:.1f} GiB, {share:.3f} of it")
+    lines += [
+        f"usage       {whole.gpu_hours:.4f} GPU-hours, {whole.gib_hours:.2f} GiB-hours",
+        f"busy        {UNKNOWN}: no samples are kept",
+        f"memory used {UNKNOWN}: no samples are kept",
+    ]
+    return lines

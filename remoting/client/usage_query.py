@@ -1,0 +1,173 @@
+"""Asks all servers of a pool for the records of ended leases, and puts their answers together.
+
+Every server has the records of the whole pool, unless it was away for long, so one that answers is
+enough. All are asked what they have; the one with the most is read page by page, and what it lacks
+is taken from the others. What nobody has is known by its numbers. A server that does not answer is
+named, never left out in silence.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.record_query import ClassSum, RecordPage, RecordQuery, Runs, common
+from gpupool.remoting.client.server_connections import Connections, ServerConnection
+from gpupool.remoting.protocol import messages as m
+
+DEADLINE_S = 2.0
+"""For both tries of a server together: a report must not wait for one that is dead."""
+
+TRIES = 2
+PATIENCE_S = 0.3
+"""After a refused connection, as of a machine on which no server runs."""
+
+IN_FLIGHT = 64
+ALL_SERVERS = 4096
+PAGE_TIMEOUT_S = 3.0
+
+
+@dataclass(slots=True)
+class UsageAnswer:
+    """What all servers together say."""
+
+    records: list[LeaseRecord] = field(default_factory=list[LeaseRecord])
+    others: tuple[ClassSum, ...] = ()
+    missing: Runs = ()
+    """Numbers of records that no server has which answered."""
+    answered: dict[ServerId, RecordPage] = field(default_factory=dict[ServerId, RecordPage])
+    silent: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
+    """Servers that did not answer, and why."""
+
+
+async def ask_usage(connections: Connections, query: RecordQuery) -> UsageAnswer:
+    """Return the records that ``query`` asks for, of all servers that answer in time.
+
+    Raises:
+        GpupoolError: when no server answers, or the last one that has them is lost meanwhile.
+    """
+    connections.widen(ALL_SERVERS)
+    answer = UsageAnswer()
+    limit = trio.CapacityLimiter(IN_FLIGHT)
+
+    async def ask(server: ServerId) -> None:
+        async with limit:
+            try:
+                page = await _what_it_has(connections, server)
+            except GpupoolError as error:
+                answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what
+            else:
+                answer.answered[server] = page
+
+    async with trio.open_nursery() as nursery:
+        for server in list(connections.members) or list(connections.by_server):
+            nursery.start_soon(ask, server)
+    if not answer.answered:
+        raise connections.failure()
+    await _read(connections, query, answer)
+    return answer
+
+
+async def _what_it_has(connections: Connections, server: ServerId) -> RecordPage:
+    deadline = trio.current_time() + DEADLINE_S
+    for left in reversed(range(TRIES)):
+        try:
+            remaining_s = max(0.01, deadline - trio.current_time())
+            connection = await connections.reach(server, remaining_s, patience_s=PATIENCE_S)
+            timeout_s = max(0.01, (deadline - trio.current_time()) / (left + 1))
+            return await _page(connection, RecordQuery(count=0), timeout_s)
+        except GpupoolError:
+            if not left or trio.current_time() >= deadline:
+                raise
+    raise AssertionError  # the last try returns or raises
+
+
+async def _page(connection: ServerConnection, query: RecordQuery, timeout_s: float) -> RecordPage:
+    answer = await connection.call(m.GetUsage(query), timeout_s=timeout_s)
+    assert isinstance(answer, m.UsageIs)
+    return answer.page
+
+
+async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswer) -> None:
+    """Read the pages of the server that has the most, and what it lacks from the others."""
+    count = {server: page.newest - _size(page.missing) for server, page in answer.answered.items()}
+    best = sorted(count, key=lambda server: -count[server])
+    newest = max(page.newest for page in answer.answered.values())
+    collected = _Collected()
+    left: Runs = ((query.after + 1, newest),) if newest > query.after else ()
+    failure: GpupoolError | None = None
+    for server in best:
+        if not left:
+            break
+        has = answer.answered[server]
+        lacks = (*has.missing, (has.newest + 1, newest))
+        try:
+            for first, last in left:
+                if common(((first, last),), lacks) == ((first, last),):
+                    continue
+                await _read_run(connections, server, query, (first, last), collected)
+        except GpupoolError as error:
+            failure = error
+            answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what
+            left = _after(left, collected.upto)
+            continue
+        left = common(left, lacks)
+    if failure is not None and left and not collected.upto:
+        raise failure
+    answer.records = sorted(collected.records.values(), key=lambda record: record.number)
+    answer.others = tuple(collected.others[name] for name in sorted(collected.others))
+    answer.missing = left
+    for server in answer.silent:
+        answer.answered.pop(server, None)
+
+
+class _Collected:
+    """What was read so far: each part of a lease once."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[LeaseId, ServerId], LeaseRecord] = {}
+        self.others: dict[str, ClassSum] = {}
+        self.upto = 0
+        """Of the run that is being read: up to which number it was."""
+
+    def add(self, page: RecordPage) -> None:
+        """Take a page; pages have no number in common."""
+        for record in page.records:
+            self.records.setdefault((record.lease, record.server), record)
+        for each in page.others:
+            known = self.others.get(each.user_class, ClassSum(each.user_class, 0, 0, 0))
+            self.others[each.user_class] = ClassSum(
+                each.user_class,
+                known.parts + each.parts,
+                known.milli_gpu_ms + each.milli_gpu_ms,
+                known.gib_ms + each.gib_ms,
+            )
+        self.upto = max(self.upto, page.upto)
+
+
+async def _read_run(
+    connections: Connections,
+    server: ServerId,
+    query: RecordQuery,
+    run: tuple[int, ...],
+    collected: _Collected,
+) -> None:
+    first, last = run
+    connection = await connections.reach(server, PAGE_TIMEOUT_S)
+    after, more = first - 1, True
+    while more and after < last:
+        wanted = replace(query, after=after, through=last)
+        page = await _page(connection, wanted, PAGE_TIMEOUT_S)
+        collected.add(replace(page, upto=min(page.upto, last)))
+        after, more = page.upto, page.more
+
+
+def _after(runs: Runs, number: int) -> Runs:
+    return tuple((max(first, number + 1), last) for first, last in runs if last > number)
+
+
+def _size(runs: Iterable[tuple[int, ...]]) -> int:
+    return sum(last - first + 1 for first, last in runs)

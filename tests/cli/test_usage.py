@@ -1,0 +1,171 @@
+"""``gpupool usage`` with three real servers: exact, whoever is dead, and the same in every form."""
+
+import csv
+import io
+import json
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import running
+
+UNIT = 10**12
+RUN = ("run", "--no-wait", "-p", "0.5", "--", "sleep", "0.3")
+
+
+def usage(pool: Any, *arguments: str, **more: Any) -> dict[str, Any]:
+    done = pool.run("usage", "--json", *arguments, **more)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+def records_of(state_dir: Path) -> list[tuple[int, ...]]:
+    path = state_dir / "monitoring" / "usage.db"
+    if not path.exists():
+        return []
+    database = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    try:
+        names = "number, lease, granted_at, freed_at, gpus"
+        return database.execute(f"SELECT {names} FROM record ORDER BY number").fetchall()
+    finally:
+        database.close()
+
+
+def everywhere(pool: Any, count: int) -> list[tuple[int, ...]]:
+    """Return the records once every server's observer has so many."""
+    end = time.monotonic() + 30
+    while True:
+        found = [records_of(server.state_dir) for server in pool.servers.values()]
+        if all(len(each) == count for each in found):
+            assert found[0] == found[1] == found[2]
+            return found[0]
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+
+
+def gpu_hours(records: list[tuple[int, ...]]) -> float:
+    """Count again, from what the files hold."""
+    units = [sum(gpu[3] for gpu in json.loads(str(row[4]))) for row in records]
+    return sum(u * (r[3] - r[2]) for u, r in zip(units, records, strict=True)) / UNIT / 3_600_000
+
+
+def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Path) -> None:
+    before = usage(live_pool)["total"]["leases"]
+    for _ in range(2):
+        assert live_pool.run(*RUN).returncode == 0
+    live_pool.wait_until(lambda pool: pool["leases"] == [])
+    records = everywhere(live_pool, before + 2)
+    found = usage(live_pool)
+    assert found["schema"] == 1
+    assert (found["silent"], found["missing"], found["problems"]) == ({}, [], [])
+    assert found["total"]["leases"] == before + 2
+    assert found["total"]["gpu_hours"] == gpu_hours(records)
+    assert found["total"]["busy_gpu_hours"] is None  # unknown, and not nothing
+    text = live_pool.run("usage", "--csv", "--by", "lease").stdout
+    titles, *rows = list(csv.reader(io.StringIO(text, newline="")))
+    assert titles[2] == "usage [GPU h]"
+    rows_json = {each["key"]: each for each in usage(live_pool, "--by", "lease")["rows"]}
+    assert {row[0]: float(row[2]) for row in rows} == {
+        key: each["gpu_hours"] for key, each in rows_json.items()
+    }
+    table = live_pool.run("usage", "--by", "class")
+    assert "unknown" in table.stdout
+    copy = tmp_path / "usage.db"
+    source = sqlite3.connect(live_pool.servers["b"].state_dir / "monitoring" / "usage.db")
+    with sqlite3.connect(copy) as target:
+        source.backup(target)
+    source.close()
+    offline = usage(live_pool, "--file", str(copy), env={"GPUPOOL_CREDENTIALS": "/nowhere"})
+    assert offline["rows"] == found["rows"]
+    name = f"{records[-1][1]:04x}"
+    lease = live_pool.run("usage", "--lease", name).stdout
+    assert "Emulated" in lease
+    assert "busy        unknown" in lease
+
+
+def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
+    program = live_pool.spawn("run", "-p", "0.5", "--", "sleep", "60")
+    live_pool.wait_until(lambda pool: len(pool["leases"]) == 1)
+    name = live_pool.view()["leases"][0]["name"]
+    first = usage(live_pool, "--by", "lease")
+    time.sleep(0.2)
+    second = usage(live_pool, "--by", "lease")
+    hours = [{r["key"]: r["gpu_hours"] for r in each["rows"]}[name] for each in (first, second)]
+    assert 0 < hours[0] < hours[1]
+    assert "not over" in live_pool.run("usage", "--lease", name).stdout
+    program.terminate()
+    program.wait(30)
+    live_pool.wait_until(lambda pool: pool["leases"] == [])
+
+
+def test_users_see_their_own_and_sums_of_the_others(live_pool: Any, tmp_path: Path) -> None:
+    made = live_pool.run("token", "create", "--user", "ada", "--json")
+    env = {"GPUPOOL_CREDENTIALS": str(tmp_path / "ada.json")}
+    token = json.loads(made.stdout)["token"]
+    assert live_pool.run("login", token, env=env).returncode == 0
+    assert live_pool.run(*RUN).returncode == 0
+    assert live_pool.run(*RUN, env=env).returncode == 0
+    live_pool.wait_until(lambda pool: pool["leases"] == [])
+    everybody, hers = usage(live_pool), usage(live_pool, env=env)
+    assert [each["key"] for each in hers["rows"]] == ["ada"]
+    (others,) = hers["others"]
+    assert everybody["others"] == []
+    whole = everybody["total"]["gpu_hours"]
+    assert others["gpu_hours"] + hers["total"]["gpu_hours"] == pytest.approx(whole, abs=1e-6)
+    foreign = next(r["key"] for r in usage(live_pool, "--by", "lease")["rows"])
+    mine = [each["key"] for each in usage(live_pool, "--by", "lease", env=env)["rows"]]
+    if foreign not in mine:
+        assert live_pool.run("usage", "--lease", foreign, env=env).returncode == 2
+
+
+def test_one_server_killed_and_one_observer_killed() -> None:
+    with running() as pool:
+        for _ in range(3):
+            assert pool.run(*RUN).returncode == 0
+        pool.wait_until(lambda view: view["leases"] == [])
+        records = everywhere(pool, 3)
+        leader = pool.view()["raft"]["leader"]
+        victim = next(name for name in pool.servers if name != leader)
+        pool.servers[victim].end(signal.SIGKILL)
+        began = time.monotonic()
+        found = usage(pool)
+        took_s = time.monotonic() - began
+        assert found["total"]["gpu_hours"] == gpu_hours(records)
+        assert (list(found["silent"]), found["missing"]) == ([victim], [])
+        assert took_s < 3.0
+        strict = pool.run("usage", "--strict")
+        assert strict.returncode == 3
+        assert f"server {victim} did not answer" in strict.stderr
+        # The grants, the leases and the server itself go on without an observer.
+        observer = observer_of(pool.servers[leader].process.pid)
+        os.kill(observer, signal.SIGSTOP)
+        assert pool.run(*RUN).returncode == 0
+        pool.wait_until(lambda view: view["leases"] == [])
+        found = usage(pool)
+        assert found["total"]["leases"] == 4
+        os.kill(observer, signal.SIGKILL)
+        assert usage(pool)["total"]["leases"] == 4
+        pool.servers[victim].start()
+        pool.wait_until(pool.is_whole)
+        records = everywhere(pool, 4)
+        assert usage(pool)["total"]["gpu_hours"] == gpu_hours(records)
+        print(f"with one of three servers killed: {took_s:.2f} s")
+
+
+def observer_of(server: int) -> int:
+    """Return the pid of a server's observer."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if parent == server and b"gpupool.monitoring.observer" in words:
+            return int(entry.name)
+    raise AssertionError("the server has no observer")
