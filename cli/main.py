@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor:command", "Check the path from here to the pool."),
     "rejoin": ("rejoin:command", "Make a server that has forgotten something a new member."),
     "recover": ("recover:command", "Go on alone, after most servers were lost for good."),
+    "analyze": ("analyze:command", "See how GPUs are used, and how many a pool would need."),
     "config": ("about:config", "Show every setting and where it comes from."),
     "completion": ("about:completion", "Print the completion script of a shell."),
     "demo": ("about:demo", "See it all work on this machine, without any GPU."),

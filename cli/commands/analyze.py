@@ -1,0 +1,210 @@
+"""``gpupool analyze``: GPU use before a pool is adopted, and how large the pool must be."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import json_option
+from gpupool.cli.lib.output import print_json, say, stdout_console
+from gpupool.cli.lib.values import DURATION, SIZE_TYPE, duration_text
+from gpupool.pool.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpupool.monitoring.analysis.sizing import Goal, Size
+    from gpupool.monitoring.analysis.trace_form import Trace
+
+FORMATS = (
+    *("slurm", "nvidia-smi", "prometheus", "philly", "helios", "pai2020", "openb2023"),
+    "dlrm2025",
+)
+"""The names in ``gpupool.monitoring.analysis.importers``, repeated here to keep help fast."""
+
+MODES = ("recorded", "attached", "whole", "silos")
+
+
+@click.group()
+def command() -> None:
+    r"""See how GPUs are used today, and how many a pool would need; no pool is asked.
+
+    \b
+      gpupool analyze import slurm jobs.txt -o jobs.trace
+      gpupool analyze size jobs.trace --wait 5m
+    """
+
+
+@command.command("import")
+@click.argument("form", metavar="FORMAT", type=click.Choice(FORMATS))
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, allow_dash=True))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    required=True,
+    help='The trace to write, packed if it ends with .gz; "-" is standard output.',
+)
+@click.option("--zone", default="", help="Of times that name none, as Europe/Berlin.")
+@click.option("--every", type=DURATION, default=0.0, help="Join readings to such intervals.")
+@json_option
+def import_(
+    form: str, files: tuple[str, ...], out: str, zone: str, every: float, as_json: bool
+) -> None:
+    """Make a trace of what a scheduler or a monitor wrote.
+
+    FORMAT is one of slurm, nvidia-smi, prometheus, philly, helios, pai2020, openb2023, dlrm2025.
+    What is odd in the files is counted, and said.
+    """
+    from gpupool.monitoring.analysis.trace_files import read_import, write_trace
+
+    if as_json and out == "-":
+        raise UsageError("--json and --out - exclude each other", hint="give one of them")
+    trace = read_import(form, files, zone=zone, thin_s=every)
+    write_trace(trace, out)
+    if as_json:
+        print_json(**_counts(trace))
+        return
+    say(
+        f"gpupool: {len(trace.jobs):,} jobs and {len(trace.samples):,} readings of "
+        f"{trace.span_s / 86400:.1f} days"
+    )
+    for sentence in trace.sentences:
+        say(f"  {sentence}")
+
+
+def _counts(trace: "Trace") -> dict[str, object]:
+    return {
+        "source": trace.source,
+        "jobs": len(trace.jobs),
+        "readings": len(trace.samples),
+        "machines": len(trace.machines),
+        "begin": trace.begin,
+        "end": trace.end,
+        "notes": trace.notes,
+    }
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+def _size_options(function: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.option("--wait", type=DURATION, default=300.0, help="p95 of waits.  [default: 5m]"),
+        click.option(
+            "--mode",
+            "modes",
+            type=click.Choice(MODES),
+            multiple=True,
+            help="How jobs use GPUs; may be given several times.  [default: all that can be]",
+        ),
+        click.option(
+            "--server-gpus",
+            type=click.IntRange(1, 64),
+            default=8,
+            show_default=True,
+            help="GPUs of each server.",
+        ),
+        click.option(
+            "--gpu-memory", type=SIZE_TYPE, default="80G", help="Of each.  [default: 80G]"
+        ),
+        click.option(
+            "--slowdown",
+            type=click.FloatRange(1.0, 100.0),
+            default=1.0,
+            show_default=True,
+            help="Jobs take so many times as long over the network, as 1.05.",
+        ),
+        click.option(
+            "--idle-timeout", type=DURATION, default=1800.0, help="Of attached.  [default: 30m]"
+        ),
+        click.option(
+            "--resamples",
+            type=click.IntRange(0, 1000),
+            default=20,
+            show_default=True,
+            help="Draws of days that the range is made of.",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of the draws."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command("size")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@_size_options
+@click.option("--strict-queue", is_flag=True, help="Nobody overtakes: for comparison only.")
+@click.option("--gpus", "counts", type=click.IntRange(1, 32768), multiple=True, help="Try these.")
+@json_option
+def size_(
+    traces: tuple[str, ...],
+    modes: tuple[str, ...],
+    strict_queue: bool,
+    counts: tuple[int, ...],
+    as_json: bool,
+    **given: float,
+) -> None:
+    r"""Find the fewest GPUs with which 95 % of all requests wait no longer than --wait.
+
+    The jobs are replayed in virtual time, through the pool's own rules of placement and waiting.
+    With --gpus, only pools of those sizes are tried. What the modes mean:
+
+    \b
+      recorded   a job holds its GPUs from its start to its end
+      attached   it holds them while it computes, and for the idle timeout after
+      whole      as recorded, and a share of a GPU counts as a whole one
+      silos      as whole, and no group lends to another: as without a pool
+    """
+    from gpupool.monitoring.analysis.sizing import sizes, tried
+    from gpupool.monitoring.analysis.trace_files import read_traces
+
+    trace = read_traces(traces)
+    goal = _goal(given, strict=strict_queue)
+    if counts:
+        rows = {mode: tried(trace, mode, goal, counts) for mode in modes or ("recorded",)}
+        if as_json:
+            print_json(wait_s=goal.wait_s, modes=rows)
+            return
+        from gpupool.cli.lib.analysis_charts import rows_table
+
+        for mode, each in rows.items():
+            stdout_console().print(rows_table(mode, each))
+        return
+    found = sizes(trace, goal, _progress, modes)
+    if as_json:
+        print_json(wait_s=goal.wait_s, sizes=found, notes=trace.sentences)
+        return
+    _print_sizes(trace, goal, found)
+
+
+def _goal(given: "dict[str, float]", *, strict: bool) -> "Goal":
+    from gpupool.monitoring.analysis.demand import Wish
+    from gpupool.monitoring.analysis.sizing import Goal
+
+    wish = Wish(given["slowdown"], given["idle_timeout"], int(given["gpu_memory"]))
+    return Goal(
+        wait_s=given["wait"],
+        per_server=int(given["server_gpus"]),
+        wish=wish,
+        strict=strict,
+        resamples=int(given["resamples"]),
+        seed=int(given["seed"]),
+    )
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text[:78]}", nl=False, err=True)
+
+
+def _print_sizes(trace: "Trace", goal: "Goal", found: "list[Size]") -> None:
+    from gpupool.cli.lib.analysis_charts import sizes_view
+
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)
+    for part in sizes_view(found, goal):
+        stdout_console().print(part)
+    for sentence in trace.sentences:
+        say(f"  {sentence}")
+    say(f"  waits of 95 % of requests: {duration_text(goal.wait_s)} at most")

@@ -1,0 +1,139 @@
+"""Trace files on the disk: read with limits, written whole; several become one trace."""
+
+import contextlib
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from gpupool.monitoring.analysis import importers, recordings
+from gpupool.monitoring.analysis.csv_rows import Source
+from gpupool.monitoring.analysis.trace_form import Builder, Trace, TraceError
+from gpupool.monitoring.analysis.trace_lines import from_lines, to_lines
+
+FILE_MAX = 16 << 30
+"""Characters of one file, unpacked: more than the largest trace that is published has."""
+
+CHUNK = 1 << 18
+"""Characters that one read takes of a line; a reader refuses longer lines."""
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Generator[Iterator[str]]:
+    """Yield the lines of a file; of standard input for ``-``; of what is packed, unpacked.
+
+    Raises:
+        TraceError: when it cannot be read, or is no text.
+    """
+    try:
+        with open(0 if path == "-" else path, "rb", closefd=path != "-") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            binary = gzip.GzipFile(fileobj=raw) if packed else raw
+            with binary, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+                yield _lines(text, path)
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"{path} is no text in UTF-8", hint="give the files that the format names"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        raise TraceError(f"cannot read {path}", why=why) from error
+
+
+def _lines(stream: TextIO, name: str) -> Iterator[str]:
+    size = 0
+    while line := stream.readline(4 * CHUNK):
+        size += len(line)
+        if size > FILE_MAX:
+            raise TraceError(f"{name} is longer than {FILE_MAX >> 30} GiB", hint="cut the file")
+        yield line
+
+
+def read_import(name: str, paths: Sequence[str], *, zone: str = "", thin_s: float = 0.0) -> Trace:
+    """Return the trace that files of a foreign format say.
+
+    Raises:
+        TraceError: with what is wrong, and in which file.
+    """
+    with contextlib.ExitStack() as stack:
+        sources = [Source(path, stack.enter_context(opened(path))) for path in paths]
+        return importers.read(name, sources, zone=zone, thin_s=thin_s)
+
+
+def read_traces(paths: Sequence[str]) -> Trace:
+    """Return one trace of all that the files hold: traces, and recordings.
+
+    Raises:
+        TraceError: when one of them is neither, or when they do not go together.
+    """
+    found = [_read(path) for path in paths]
+    return found[0] if len(found) == 1 else merged(found)
+
+
+def _read(path: str) -> Trace:
+    if path != "-" and recordings.is_recording(Path(path)):
+        return recordings.read_recording(Path(path))
+    with opened(path) as lines:
+        return from_lines(lines, path)
+
+
+def merged(traces: Sequence[Trace]) -> Trace:
+    """Return one trace of several of the same time, such as jobs and readings, or two machines.
+
+    Raises:
+        TraceError: when some have dates and others count from their beginning.
+    """
+    if len({trace.dated for trace in traces}) > 1:
+        raise TraceError(
+            "the traces do not go together",
+            why="some have dates, and others count seconds from their beginning",
+            hint="give them one by one",
+        )
+    builder = Builder(
+        ", ".join(dict.fromkeys(trace.source for trace in traces)),
+        zone=traces[0].zone,
+        dated=traces[0].dated,
+    )
+    for trace in traces:
+        for job in trace.jobs:
+            builder.add_job(job)
+        for sample in trace.samples:
+            builder.add_sample(sample)
+        for machine in trace.machines:
+            builder.add_machine(machine)
+    builder.notes = {}
+    for trace in traces:
+        for key, count in trace.notes.items():
+            builder.note(key, count)
+    builder.begin = min(trace.begin for trace in traces)
+    builder.end = max(trace.end for trace in traces)
+    return builder.trace()
+
+
+def write_trace(trace: Trace, path: str) -> None:
+    """Write a trace; packed when the name ends with .gz, to standard output for ``-``.
+
+    Raises:
+        TraceError: when the disk is full, or the folder refuses.
+    """
+    if path == "-":
+        for line in to_lines(trace):
+            sys.stdout.write(line + "\n")
+        return
+    target = Path(path)
+    fresh = target.with_name(f".{target.name}.new")
+    try:
+        # The time that gzip would write would make two files of one trace differ.
+        with open(fresh, "wb") as raw:
+            binary = gzip.GzipFile("", "wb", 6, raw, mtime=0) if path.endswith(".gz") else raw
+            with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as stream:
+                stream.writelines(line + "\n" for line in to_lines(trace))
+        fresh.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        why = (error.strerror or str(error)).lower()
+        raise TraceError(f"cannot write {path}", why=why) from error
