@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -30,6 +30,7 @@ def command() -> None:
 
     \b
       gpupool analyze import slurm jobs.txt -o jobs.trace
+      gpupool analyze report jobs.trace --html report.html
       gpupool analyze size jobs.trace --wait 5m
     """
 
@@ -88,6 +89,7 @@ def _counts(trace: "Trace") -> dict[str, object]:
 
 
 def _size_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add what a pool is made of, and what it must achieve."""
     options = (
         click.option("--wait", type=DURATION, default=300.0, help="p95 of waits.  [default: 5m]"),
         click.option(
@@ -201,10 +203,54 @@ def _progress(text: str) -> None:
 def _print_sizes(trace: "Trace", goal: "Goal", found: "list[Size]") -> None:
     from gpupool.cli.lib.analysis_charts import sizes_view
 
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", nl=False, err=True)
+    _progress("")
     for part in sizes_view(found, goal):
         stdout_console().print(part)
     for sentence in trace.sentences:
         say(f"  {sentence}")
     say(f"  waits of 95 % of requests: {duration_text(goal.wait_s)} at most")
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+
+@command.command("report")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False), help="Write one HTML page to this file."
+)
+@click.option("--sizes/--no-sizes", "sized", default=True, help="Say how large a pool must be.")
+@_size_options
+@json_option
+def report_(
+    traces: tuple[str, ...], page: str | None, sized: bool, as_json: bool, **given: Any
+) -> None:
+    """Show how GPUs were used: working, held idle, free; when, by whom, and what would do.
+
+    The page of --html is one file that loads nothing, with the same charts. Names of users are in
+    it as they are in the trace.
+    """
+    from pathlib import Path
+
+    from gpupool.cli.lib.files import write_private
+    from gpupool.monitoring.analysis.report_page import page_of
+    from gpupool.monitoring.analysis.trace_files import read_traces
+    from gpupool.monitoring.analysis.usage_report import report_of
+
+    modes = cast("tuple[str, ...]", given.pop("modes"))
+    found = report_of(
+        read_traces(traces), _goal(given, strict=False), _progress, sized=sized, modes=modes
+    )
+    if page is not None:
+        write_private(Path(page), page_of(found).encode())
+    if as_json:
+        print_json(report=found)
+        return
+    from gpupool.cli.lib.analysis_charts import report_view
+
+    _progress("")
+    console = stdout_console()
+    for part in report_view(found):
+        console.print(part)
+    if page is not None:
+        say(f"gpupool: the page is {page}")

@@ -12,6 +12,7 @@ from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
     from gpupool.monitoring.analysis.sizing import Goal, Row, Size
+    from gpupool.monitoring.analysis.usage_report import Report
 
 SILOS_SHOWN = 12
 MEANINGS = {
@@ -76,4 +77,93 @@ def _table(*titles: str) -> Table:
     for at, title in enumerate(titles):
         left = at == 0 or title == "WHAT IT MEANS"
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
+    return table
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+BAR = 40
+SHADES = " ░▒▓█"
+KINDS = (("working", "working"), ("idle", "held idle"), ("free", "free"), ("unknown", "unknown"))
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def report_view(report: "Report") -> Iterator[RenderableType]:
+    """Return the report's tables and charts, those of the page, from top to bottom."""
+    yield Text(
+        f"{visible(report.source)}: {report.days:.1f} days from {report.begins} ({report.zone}), "
+        f"{report.account.gpu_count:,} GPUs, {report.job_count:,} jobs"
+    )
+    yield ""
+    hours = report.account.hours
+    amounts = [(label, float(getattr(hours, name))) for name, label in KINDS]
+    yield _bars("GPU-HOURS", amounts)
+    if sum(report.account.bins):
+        bins = [(f"{n * 10}-{n * 10 + 10} %", v) for n, v in enumerate(report.account.bins)]
+        yield ""
+        yield _bars("BUSY", bins)
+    yield ""
+    yield from _heat_lines(report)
+    if report.users:
+        yield ""
+        yield _users_table(report)
+    if report.too_large:
+        yield ""
+        yield _too_large_table(report)
+    yield ""
+    when, level = report.busiest
+    yield Text(f"busiest hour: {when}, {level:.1f} GPUs asked for")
+    yield Text(
+        f"GPUs asked for at once: {report.p95_demand:.1f} for 95 % of the time, "
+        f"{report.peak_demand:.1f} at most"
+    )
+    if report.sizes:
+        yield ""
+        yield from sizes_view(report.sizes, report.goal)
+    yield ""
+    for sentence in report.assumptions:
+        yield Text(f"- {visible(sentence)}")
+
+
+def _bars(title: str, amounts: Sequence[tuple[str, float]]) -> Table:
+    table = _table(title, "HOURS", "SHARE", "")
+    table.columns[-1].justify = "left"
+    total = sum(value for _, value in amounts) or 1.0
+    top = max(value for _, value in amounts) or 1.0
+    for label, value in amounts:
+        bar = "█" * round(value / top * BAR) or ("▏" if value else "")
+        table.add_row(label, f"{value:,.1f}", f"{value / total:.0%}", Text(bar))
+    return table
+
+
+def _heat_lines(report: "Report") -> Iterator[RenderableType]:
+    values = [value for row in report.heat for value in row if value is not None]
+    top = max(values, default=0.0) or 1.0
+    what = f"{top:.0%} busy" if report.heat_of == "busy" else f"{top:.1f} GPUs asked for"
+    yield Text("HOUR  " + "".join(f"{hour:<6}" for hour in range(0, 24, 3)), style="bold")
+    for day, row in enumerate(report.heat):
+        cells = [
+            ". " if value is None else SHADES[round(value / top * (len(SHADES) - 1))] * 2
+            for value in row
+        ]
+        yield Text(f"{DAYS[day] if report.dated else f'day {day + 1}':<6}" + "".join(cells))
+    yield Text(f"      {SHADES[-1]} is {what}")
+
+
+def _users_table(report: "Report") -> Table:
+    table = _table("USER", "JOBS", "HELD", "WORKING", "IDLE", "IDLE SHARE")
+    for user in report.users:
+        known = user.idle + user.working
+        hours = [f"{each:,.1f}" for each in (user.held, user.working, user.idle)]
+        share = f"{user.idle / known:.0%}" if known else "-"
+        name = Text(visible(user.user)[:40] or "(none)")
+        table.add_row(name, f"{user.jobs:,}", *hours, share)
+    return table
+
+
+def _too_large_table(report: "Report") -> Table:
+    table = _table("ASKED FOR WHOLE GPUS", "JOBS", "GPU-HOURS", "WOULD HAVE DONE")
+    for each in report.too_large:
+        name = Text(visible(each.user)[:40] or "(none)")
+        table.add_row(name, f"{each.jobs:,}", f"{each.gpu_hours:,.1f}", f"{each.share:.0%}")
     return table

@@ -10,8 +10,19 @@ from zoneinfo import ZoneInfo
 from gpupool.monitoring.analysis.trace_form import Builder, TraceError
 
 ZONES = {
-    "UTC": 0, "GMT": 0, "Z": 0, "CET": 1, "CEST": 2,
-    "EST": -5, "EDT": -4, "CST": -6, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7,
+    "UTC": 0,
+    "GMT": 0,
+    "Z": 0,
+    "CET": 1,
+    "CEST": 2,
+    "EST": -5,
+    "EDT": -4,
+    "CST": -6,
+    "CDT": -5,
+    "MST": -7,
+    "MDT": -6,
+    "PST": -8,
+    "PDT": -7,
 }
 """Hours to add to UTC for the names that monitors write behind a time."""
 

@@ -77,6 +77,11 @@ class Job:
         """Return since when it held, or would have held, its GPUs."""
         return self.submit if self.start is None else self.start
 
+    @property
+    def fraction_or_one(self) -> float:
+        """Return the share of each GPU; a whole one where bytes were asked for."""
+        return self.fraction or 1.0
+
 
 class Sample(NamedTuple):
     """One reading of one GPU; None for what is unknown."""
