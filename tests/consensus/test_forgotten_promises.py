@@ -273,7 +273,9 @@ def test_a_memory_that_was_lost_accuses_nobody(caplog: pytest.LogCaptureFixture)
     disk = SimulatedDisk(Random(1))
     memory = PeerMemory(disk)
     memory.set(ServerId("b"), Remembered(Start(4, 44), term=7, index=40))
+    memory.dirty = False
     memory.fence([ServerId("c")], "why")
+    assert memory.dirty, "to be written, whoever saves it"
     memory.save()
     assert PeerMemory(disk).servers == memory.servers
     assert PeerMemory(disk).fenced == {"c": False}

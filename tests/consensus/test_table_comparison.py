@@ -6,7 +6,7 @@ import pytest
 from raft_world import World
 
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
-from gpupool.consensus.table_comparison import DivergedError
+from gpupool.consensus.table_comparison import ApplyError, DivergedError
 from gpupool.pool.model.ids import Plain, ServerId
 
 SETTINGS = ConsensusSettings(compare_entries=16, snapshot_entries=40)
@@ -93,3 +93,11 @@ def test_servers_that_start_and_that_get_snapshots_agree() -> None:
         assert all(any(len(hashes) == 4 for hashes in each.values()) for each in known)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def test_error_of_one_server_says_which_entry_and_why() -> None:
+    error = ApplyError(7, MemoryError("no room"))
+    assert error.what == "entry 7 of the pool's log could not be applied"
+    assert error.why == "MemoryError: no room"
+    assert ApplyError(7, MemoryError()).why == "MemoryError"
+    assert "nothing is lost" in error.hint

@@ -289,3 +289,8 @@ def test_a_new_pool_begins_with_its_makers_clock() -> None:
     assert world.clock.now_ms() == world.wall_ms()
     assert world.clock.reading().source is Source.OWN
     assert world.clock.refusal(wrap(Tick(), at_ms=world.wall_ms(), ttl_ms=0)) is None
+
+
+def test_of_two_majorities_that_agree_the_closer_one_sets_the_time() -> None:
+    assert agreed_time([0, 4_000, 5_000], 3) == 4_000
+    assert agreed_time([0, 1_000, 5_000], 3) == 0
