@@ -11,6 +11,7 @@ from gpupool.pool.ports import Role
 from gpupool.remoting.server.proposer import Decision
 from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.clients import ClientProcess, Counters
+from gpupool.simulations.cluster.clones import Clones
 from gpupool.simulations.cluster.operators import Joiner, Operator, draw_credentials
 from gpupool.simulations.cluster.run_context import Checkers, Environment
 from gpupool.simulations.cluster.server_process import CONTROL, ServerProcess
@@ -25,7 +26,7 @@ from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
-from gpupool.simulations.workload.drawn_policies import USERS, draw_policy
+from gpupool.simulations.workload.drawn_policies import USERS, draw_bulk, draw_policy
 
 PEER_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 10.0
@@ -85,6 +86,7 @@ class Cluster:
         self._client_numbers = itertools.count(1)
         self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
+        self.clones = Clones(self.environment)
         self._replacing = ""
         self._former: dict[str, ServerId] = {}
         self.rotten: set[str] = set()
@@ -186,6 +188,7 @@ class Cluster:
         # No two documents are the same, so that each is a version of its own.
         text += f"# {number}\n"
         self.trace.note("operator", "policy", " ".join(text.split()))
+        text += draw_bulk(random, self.options.bulk_kib)
         self.operator.put_policy(text, state.policy.version, self._policy_later)
 
     def _add_machine(self, name: str) -> None:
@@ -272,10 +275,11 @@ class Cluster:
             return
         name = process.machine
         self.trace.note(name, "stopped", reason)
+        self.clones.died(process, reason)
         rotten = name in self.rotten and "cannot be written" not in reason
         if rotten or "may not take part" in reason:
             self.end_process(process)
-            self._rejoin(name)
+            self.rejoin(name)
             return
         if "damaged" in reason or "missing" in reason:
             self.failures.fail("starts-again", f"{process.machine} {reason}")
@@ -287,6 +291,7 @@ class Cluster:
         self.quiescence.disturb(process.machine)
         process.kill()
         self.network.process_died(process)
+        self.clones.died(process, "")
 
     def power_off(self, server: str, down_s: float) -> None:
         """Cut the power of a server's machine."""
@@ -297,6 +302,7 @@ class Cluster:
         machine.dark = True
         self.quiescence.disturb(server)
         process.kill()
+        self.clones.died(process, "power")
         machine.disk.lose_power()
         machine.lose_workers()
         self.network.machine_went_dark(server)
@@ -307,6 +313,10 @@ class Cluster:
         if name not in self._restarts:
             self._restarts.add(name)
             self.scheduler.after(down_s, partial(self._restart, name))
+
+    def start_again(self, name: str) -> None:
+        """Start a machine's server, unless it runs."""
+        self._restart(name)
 
     def restart_down_servers(self) -> None:
         """Start every server that is down, at once."""
@@ -386,10 +396,10 @@ class Cluster:
         server = self.environment.machines[name].server
         self.operator.remove(server, partial(self._removed, name, server))
 
-    def _rejoin(self, name: str) -> None:
+    def rejoin(self, name: str) -> None:
         """Do ``gpupool rejoin`` on a machine whose server must not go on as itself."""
         if self._replacing and self._replacing != name:
-            self.scheduler.after(WITHOUT_VOTE_S, partial(self._rejoin, name))
+            self.scheduler.after(WITHOUT_VOTE_S, partial(self.rejoin, name))
             return
         if name not in self.servers:
             return  # removed meanwhile, and on its way in again

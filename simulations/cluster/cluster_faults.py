@@ -6,6 +6,7 @@ from random import Random
 from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.pool_recovery import Recovery
 from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.machines import RACKS
 from gpupool.simulations.kernel.quiescence import between
@@ -36,6 +37,7 @@ class ClusterFaults:
         self._wrong_clock = ""
         self._wrong_by_ms = 0
         self._forgotten_at = -FORGET_PAUSE_S
+        self._recovery = Recovery(cluster)
 
     # --- targets ----------------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ class ClusterFaults:
         self._trace.note("nemesis", "clock-rate", f"{server} at {rate} for {for_s:.2f} s")
         clock = self._environment.machines[server].clock
         clock.set_rate(rate)
+        self._environment.checkers.unserved.clocks_differ(self._scheduler.now + for_s)
         self._disturb(server, for_s)
         self._scheduler.after(for_s, partial(clock.set_rate, 1.0))
 
@@ -175,7 +178,7 @@ class ClusterFaults:
         """Let a server forget by "old-copy", "lost-tail" or "rot", if no other one does."""
         process, cluster = self._cluster.servers.get(server), self._cluster
         now, disk = self._scheduler.now, self._environment.machines[server].disk
-        if process is None or not self._may_forget(server):
+        if process is None or not self._may_forget():
             return
         self._forgotten_at = now
         self._trace.note("nemesis", what, server)
@@ -194,7 +197,29 @@ class ClusterFaults:
             self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.discard, server))
         cluster.restart_later(server, 0.05 + 0.5 * random.random())
 
-    def _may_forget(self, server: str) -> bool:
+    def clone(self, server: str) -> None:
+        """Start a copy of a server beside it, while all servers are there and reach each other."""
+        process, cluster = self._cluster.servers.get(server), self._cluster
+        if process is None or not self._may_forget() or cluster.clones.active:
+            return
+        names = self.server_names()
+        reach = all(not self._network.blocked(a, b) for a in names for b in names if a != b)
+        linked = process.links is not None and len(process.links.connected()) == len(names) - 1
+        if reach and linked:
+            self._forgotten_at = self._scheduler.now
+            cluster.clones.start(process)
+
+    def recover(self, random: Random) -> None:
+        """Lose all servers but one for good, if all were there; what they hold is replaced."""
+        if self._may_forget() and not self._cluster.clones.active:
+            self._recovery.happen(random)
+
+    def disturbed(self) -> None:
+        """Take note of a fault that may keep servers from hearing of each other."""
+        now = self._scheduler.now
+        self._cluster.clones.disturbed_at = self._recovery.disturbed_at = now
+
+    def _may_forget(self) -> bool:
         """Return whether all servers are there, so that one may forget what it promised."""
         cluster = self._cluster
         recent = self._scheduler.now - self._forgotten_at < FORGET_PAUSE_S
@@ -210,7 +235,7 @@ class ClusterFaults:
         """
         self._forgotten_at = -FORGET_PAUSE_S
         process, cluster = self._cluster.servers.get(server), self._cluster
-        if process is None or process.server != before.server or not self._may_forget(server):
+        if process is None or process.server != before.server or not self._may_forget():
             return
         assert process.replicated_log is not None
         boot = process.replicated_log.node.storage.journal.boot

@@ -30,6 +30,7 @@ from gpupool.simulations.checkers.safety_checkers import (
     RevokedMeansRevoked,
     TableSound,
 )
+from gpupool.simulations.checkers.service_checkers import MessageSizes, OneServes, RevokedUnserved
 from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.cluster.shared_tables import SharedTables
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
@@ -64,6 +65,9 @@ class Checkers:
         self.rightly = LeasesEndRightly(failures, self.causes)
         self.late = LateCommands(failures)
         self.time = TableTime(failures)
+        self.unserved = RevokedUnserved(failures)
+        self.sizes = MessageSizes(failures)
+        self.one_serves = OneServes(failures)
         self.linearizable = Linearizable(failures)
         self.accounts = AccountsClose(failures)
 
@@ -83,6 +87,8 @@ class Environment:
     history: History = field(default_factory=History)
     tables: SharedTables = field(default_factory=SharedTables)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
+    clones: dict[str, Machine] = field(default_factory=dict[str, Machine])
+    """Machines that run a copy of another machine's state directory."""
     abandoned_requests: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
     """Requests that a living client has left behind for another, with its machine."""
     requests: dict[RequestId, Request] = field(default_factory=dict[RequestId, Request])
@@ -124,6 +130,7 @@ class Environment:
         self.checkers.rightly.applied(envelope, before, state, machines, now)
         self.checkers.late.applied(index, envelope, result, before, state)
         self.checkers.accounts.applied(envelope, before, state)
+        self.checkers.unserved.applied(envelope, now)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""
@@ -135,5 +142,5 @@ class Environment:
 
     def identify(self, machine: str) -> ServerId | None:
         """Return whose certificate a machine shows."""
-        found = self.machines.get(machine)
+        found = self.machines.get(machine) or self.clones.get(machine)
         return found.server if found is not None else None

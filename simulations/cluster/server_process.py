@@ -11,7 +11,7 @@ from gpupool.consensus.core.raft_log import SafetyError
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.pool.errors import GpupoolError, StorageError
-from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId, TokenId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.table_clock import TableClock
@@ -83,6 +83,7 @@ class ServerProcess(Process):
         create: bool = False,
         first: bool = False,
         servers: Sequence[ServerId] = (),
+        clone: bool = False,
     ) -> None:
         """Make a process that does nothing yet.
 
@@ -93,6 +94,7 @@ class ServerProcess(Process):
             create: whether the server's storage has to be made.
             first: whether it is the first server of the pool.
             servers: the members that a joining server got.
+            clone: whether its state directory is a copy of one that is in use.
         """
         super().__init__(environment.scheduler, machine.name)
         self._environment = environment
@@ -101,9 +103,11 @@ class ServerProcess(Process):
         self._create = create
         self._first = first
         self._known = servers
+        self._clone = clone
         self._numbers = itertools.count(1)
         self._ends: dict[int, End] = {}
         self._clients: dict[int, str] = {}
+        self._tokens: dict[int, TokenId] = {}
         self._killing: set[LeaseId] = set()
         self._poll_at = float("inf")
         self._seen: PoolState | None = None
@@ -141,6 +145,7 @@ class ServerProcess(Process):
             identify=environment.identify,
             is_removed=lambda peer: peer in self.table.state.removed,
             clock=machine.clock,
+            sends=partial(environment.checkers.sizes.frame, machine.name),
         )
         self.table_clock = TableClock(
             lambda: self.table.state,
@@ -211,7 +216,12 @@ class ServerProcess(Process):
     def _stepped(self, replicated_log: SimulatedDriver) -> None:
         journal = replicated_log.node.storage.journal
         core = replicated_log.node.core
-        self._environment.checkers.leaders.stepped(self.server, core, journal.term, journal.vote)
+        checkers = self._environment.checkers
+        # A copy's votes are none of its original's: they must not count anywhere.
+        name = self.machine if self._clone else self.server
+        checkers.leaders.stepped(name, core, journal.term, journal.vote)
+        if self._clone and replicated_log.node.leads:
+            checkers.one_serves.clone_acts(self.machine, "leads")
         if self._seen is not self.table.state:
             self._seen = self.table.state
             self.after(POLL_DELAY_S, self._table_changed)
@@ -224,6 +234,9 @@ class ServerProcess(Process):
 
         def checked(outcome: Outcome) -> None:
             if isinstance(outcome, Committed):
+                if self._clone:
+                    text = f"got {command} committed"
+                    self._environment.checkers.one_serves.clone_acts(self.machine, text)
                 logs = self._environment.checkers.logs
                 logs.acknowledged(self.machine, command, outcome)
             decided(outcome)
@@ -273,12 +286,11 @@ class ServerProcess(Process):
         for action in actions:
             match action:
                 case Send():
-                    if (end := self._ends.get(action.connection)) is not None:
-                        end.send(Packet(action.call, action.message))
+                    self._send(action)
                 case Hangup():
                     if (end := self._ends.pop(action.connection, None)) is not None:
                         end.close()
-                        self.run(partial(self._closed, action.connection))
+                        self.run(partial(self._hung_up, action.connection))
                 case Propose():
                     decided = partial(self._decided, action.number)
                     self.propose(action.command, action.timeout_s, decided)
@@ -294,6 +306,17 @@ class ServerProcess(Process):
                     pass
         self._set_timer()
 
+    def _send(self, action: Send) -> None:
+        if (end := self._ends.get(action.connection)) is None:
+            return
+        checkers, message = self._environment.checkers, action.message
+        assert self.replicated_log is not None
+        age_s = self.replicated_log.majority_age_s
+        token = self._tokens.get(action.connection, TokenId(""))
+        checkers.unserved.sent(self.machine, token, message, age_s, self.scheduler.now)
+        checkers.sizes.message(self.machine, message, from_server=True)
+        end.send(Packet(action.call, message))
+
     def _decided(self, number: int, outcome: Outcome) -> None:
         if self.controller is not None:
             self.do(self.controller.decided(number, outcome))
@@ -305,6 +328,7 @@ class ServerProcess(Process):
         )
         causes = self._environment.checkers.causes
         causes.session_opened(action.lease.id, self.machine, self.scheduler.now)
+        self._environment.checkers.unserved.starts(self.machine, action.lease, self.scheduler.now)
         info = SessionInfo(bytes(16), bytes(32), bytes(32), "", devices)
 
         def opened(error: GpupoolError | None) -> None:
@@ -344,15 +368,32 @@ class ServerProcess(Process):
 
     def received(self, number: int, packet: Packet) -> None:
         """Take a client's message."""
-        if self.controller is not None:
-            self.do(self.controller.received(number, packet.call, packet.message))
+        if self.controller is None:
+            return
+        message = packet.message
+        if isinstance(message, m.Hello):
+            self._tokens[number] = message.token
+        self._environment.checkers.sizes.message(self.machine, message, from_server=False)
+        self.do(self.controller.received(number, packet.call, message))
 
     def lost(self, number: int) -> None:
         """Take note that a client's connection is gone."""
         self._ends.pop(number, None)
         self._closed(number)
 
+    def _hung_up(self, number: int) -> None:
+        """Go on without a connection that this server closed.
+
+        That is no reason for a lease to end, unless the table gave it one to close it.
+        """
+        state = self.table.state
+        token = state.tokens.get(self._tokens.get(number, TokenId("")))
+        if token is not None and not token.revoked_at and self.server in state.servers:
+            self._clients.pop(number, None)
+        self._closed(number)
+
     def _closed(self, number: int) -> None:
+        self._tokens.pop(number, None)
         if (client := self._clients.pop(number, None)) is not None:
             causes = self._environment.checkers.causes
             causes.connection_lost(client, self.machine, self.scheduler.now)

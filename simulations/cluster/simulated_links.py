@@ -51,8 +51,10 @@ class SimulatedTransport:
         identify: Callable[[str], ServerId | None],
         is_removed: Callable[[ServerId], bool],
         clock: Clock,
+        sends: Callable[[bytes], None] = lambda _frame: None,
     ) -> None:
         self._server = server
+        self._sends = sends
         self._process = process
         self._network = network
         self._random = random
@@ -71,6 +73,7 @@ class SimulatedTransport:
 
     def send(self, peer: ServerId, frame: bytes) -> bool:
         """Queue one frame; False when there is no connection or its queue is full."""
+        self._sends(frame)
         end = self._links.get(peer)
         return end is not None and end.send(frame)
 

@@ -90,6 +90,14 @@ class FaultTarget(Protocol):
         """Let a server forget by "old-copy", "lost-tail" or "rot", if no other one does."""
         ...
 
+    def clone(self, server: str) -> None:
+        """Start a copy of a server's state directory on another machine, if all is well."""
+        ...
+
+    def recover(self, random: Random) -> None:
+        """Lose all servers but one for good, if all is well, and once in a run."""
+        ...
+
     def disk(self, server: str, what: str, for_s: float) -> None:
         """Make a disk "slow", "full" or "broken"."""
         ...
@@ -271,6 +279,14 @@ def _forget(what: str) -> Callable[[FaultTarget, Random], None]:
     return effect
 
 
+def _clone(target: FaultTarget, random: Random) -> None:
+    target.clone(random.choice(target.server_names()))
+
+
+def _recover(target: FaultTarget, random: Random) -> None:
+    target.recover(random)
+
+
 def _client_kill(target: FaultTarget, random: Random) -> None:
     target.kill_client(random.choice(target.client_names()), silently=False)
 
@@ -354,4 +370,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "old-copy": _forget("old-copy"),
     "lost-tail": _forget("lost-tail"),
     "rot": _forget("rot"),
+    "clone": _clone,
+    "recover": _recover,
 }

@@ -58,6 +58,8 @@ FAULT_KINDS = (
     "old-copy",  # a server's directory is replaced by a copy from before its last start
     "lost-tail",  # the end of a journal is gone, though a sync had confirmed it
     "rot",  # one bit of what a server has on its disk flips while it is down
+    "clone",  # a copy of a server's state directory is started on another machine beside it
+    "recover",  # all servers stop, one is recovered, one returns as it was, the others join anew
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 
@@ -93,6 +95,8 @@ class Options:
     policy_s: float = 0.0  # mean time until operators put another policy in force; 0 for none
     policy: tuple[str, ...] = ()  # kinds of rules in policies; see ``drawn_policies``
     starved_s: float = 60.0  # after so long a wait, others may not overtake
+    small_messages: bool = False  # between servers: batches of 4 KiB, snapshots by 2 KiB
+    bulk_kib: int = 0  # of each policy, in bytes that cannot be deflated
     faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
 
@@ -151,6 +155,8 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         policy=policy if policy_s else (),
         starved_s=_pick(seed, "starved_s", 1.0, 3.0, 10.0, 60.0),
         snapshot_entries=_pick(seed, "snapshot_entries", 40, 200, 1000, 10_000),
+        small_messages=_pick(seed, "small_messages", False, False, False, True),
+        bulk_kib=_pick(seed, "bulk_kib", 0, 0, 0, 0, 0, 0, 20, 38),
         faults=tuple(faults),
     )
     if servers is not None:

@@ -19,9 +19,13 @@ from gpupool.simulations.kernel.scheduler import NoProgressError
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Line
 from gpupool.simulations.tools.liveness import OBSERVE_EVERY_S, LivenessPhase
+from gpupool.simulations.tools.scaled_bounds import scaled
 
 CREATE_S_MAX = 30.0
 """A pool without faults must be complete within this."""
+
+_APART = frozenset({"clone", "recover", "revoke", "end-lease", "relabel", "worker-death"})
+"""Faults that keep no server from hearing of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def run(
     gc.collect()
     gc.disable()
     try:
-        with broken():
+        with scaled(options), broken():
             simulation = _Simulation(options, only)
             try:
                 simulation.create()
@@ -118,6 +122,8 @@ class _Simulation:
         random = fault.random(self._options.seed)
         if fault.kind.startswith("client") and not self.cluster.client_names():
             return
+        if not fault.kind.startswith("client") and fault.kind not in _APART:
+            self._target.disturbed()
         happen(fault, self._target, random)
 
     def liveness_phase(self) -> None:

@@ -13,6 +13,11 @@ Tables = dict[str, dict[str, str]]
 """Keys and values, as they are written, by table."""
 
 
+def draw_bulk(random: Random, kib: int) -> str:
+    """Return comments that deflate to about so many KiB: half of their size in hex."""
+    return "".join(f"# {random.randbytes(512).hex()}\n" for _ in range(2 * kib))
+
+
 def draw_policy(random: Random, options: Options, now_ms: int) -> str:
     """Return a policy's document.
 

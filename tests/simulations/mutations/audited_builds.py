@@ -169,7 +169,14 @@ CONSENSUS = (
         "one-vote",
         "a server that restarts knows its term, and not its vote",
         broken_consensus.vote_lost_term_kept,
-        (("blink", 0.1), ("kill-leader", 1.0)),
+        tune=lambda options: replace(
+            options,
+            servers=5,
+            clients=3,
+            fault_s=20.0,
+            heal_s=1.0,
+            faults=(("blink", 0.1), ("kill-leader", 1.0), ("slow-link", 2.0)),
+        ),
     ),
     Mutation(
         "directory-not-synced",

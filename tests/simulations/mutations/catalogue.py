@@ -15,10 +15,21 @@ from tests.simulations.mutations import (
 )
 from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
 from tests.simulations.mutations.mutation import Mutation, short, with_policy
+from tests.simulations.mutations.newer_builds import NEWER
+
+from gpupool.simulations.kernel.swarm_options import Options
+
+
+def _without_clones(options: Options) -> Options:
+    """Leave out what makes a rare coincidence rarer."""
+    faults = tuple(each for each in options.faults if each[0] not in ("clone", "recover"))
+    return replace(options, faults=faults, small_messages=False, bulk_kib=0)
+
 
 MUTATIONS = (
     *LEASES,
     *CONSENSUS,
+    *NEWER,
     Mutation(
         "vote-not-persisted",
         "one-vote",
@@ -283,7 +294,7 @@ MUTATIONS = (
         "a claim counts as refused when a repetition of it has expired",
         broken_servers.expired_is_definite,
         (("reset", 0.3), ("isolate-leader", 2.0), ("kill-leader", 2.0)),
-        lambda options: replace(options, think_s=0.3, hold_s=1.0),
+        lambda options: replace(_without_clones(options), think_s=0.3, hold_s=1.0),
     ),
     Mutation(
         "minority-silent",

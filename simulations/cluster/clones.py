@@ -1,0 +1,88 @@
+"""Copies of state directories that run beside their originals, as a cloned machine does."""
+
+from functools import partial
+
+from gpupool.consensus.storage.journal import JOURNAL
+from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.cluster.server_process import ServerProcess
+from gpupool.simulations.kernel.drifting_clock import DriftingClock
+from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.simulated_network import Network
+
+REFUSED_S = 8.0
+"""A copy that can reach all others is refused within this: it connects, and the original again."""
+
+
+class Clones:
+    """Starts one copy at a time, and demands that it ends and its original goes on."""
+
+    def __init__(self, environment: Environment) -> None:
+        """Begin without a copy."""
+        self._environment = environment
+        self._original: ServerProcess | None = None
+        self._copy: ServerProcess | None = None
+        self.disturbed_at = -REFUSED_S
+        """When something happened that may hide one of the two from the others."""
+
+    @property
+    def active(self) -> bool:
+        """Return whether a copy runs."""
+        return self._copy is not None
+
+    def start(self, original: ServerProcess) -> None:
+        """Copy the state directory of a server that runs, and start it on another machine."""
+        environment, scheduler = self._environment, self._environment.scheduler
+        machine = environment.machines[original.machine]
+        if JOURNAL not in machine.disk.names():
+            return
+        random = scheduler.random(f"clone/{machine.name}/{scheduler.now}")
+        copy = Machine(
+            f"{machine.name}-copy",
+            machine.server,
+            scheduler=scheduler,
+            trace=environment.trace,
+            random=random,
+            clock=DriftingClock(scheduler, origin_s=1e6, rate=1.0, wall_error_ms=0),
+            gpu_count=environment.options.gpus,
+            gpu_gib=environment.options.gpu_gib[0],
+            idle=0.0,
+            kill_s=environment.options.kill_s,
+            workers_changed=environment.checkers.memory.changed,
+        )
+        copy.disk = machine.disk.clone(random)
+        copy.disk.sync_latency_s = environment.options.sync_s
+        copy.incarnation = machine.incarnation
+        environment.clones[copy.name] = copy
+        environment.trace.note("nemesis", "clone", copy.name)
+        self._original = original
+        self._copy = ServerProcess(environment, copy, died=self._ended, clone=True)
+        copy.process = self._copy
+        self._copy.start()
+        scheduler.after(REFUSED_S, partial(self._must_be_over, self._copy, scheduler.now))
+
+    def _ended(self, process: ServerProcess, reason: str) -> None:
+        self._environment.trace.note(process.machine, "stopped", reason)
+        if process is self._copy:
+            self.stop()
+
+    def _must_be_over(self, copy: ServerProcess, since: float) -> None:
+        if copy is self._copy and self.disturbed_at <= since:
+            what = f"is not refused within {REFUSED_S:.0f} s"
+            self._environment.checkers.one_serves.clone_acts(copy.machine, what)
+
+    def stop(self) -> None:
+        """End the copy."""
+        copy, self._copy, self._original = self._copy, None, None
+        if copy is not None:
+            copy.kill()
+            network: Network = self._environment.network
+            network.process_died(copy)
+            self._environment.clones.pop(copy.machine, None)
+
+    def died(self, process: ServerProcess, reason: str) -> None:
+        """Take note that a server ended; its copy cannot be told from it any more."""
+        if process is not self._original:
+            return
+        if "may not take part" in reason and self._copy is not None:
+            self._environment.checkers.one_serves.ended(process.machine, self._copy.machine)
+        self.stop()

@@ -1,0 +1,87 @@
+"""``gpupool recover`` after most servers were lost for good, and the return of one of them."""
+
+from functools import partial
+from random import Random
+
+from gpupool.consensus import recovery
+from gpupool.consensus.storage.store import Storage
+from gpupool.pool.model.commands import RemoveServer, wrap
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.server_process import ServerProcess
+
+TOLD_S = 8.0
+"""A server that was left behind and can be reached is told so within this."""
+
+
+class Recovery:
+    """The operator's work, once in a run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Begin with nothing lost."""
+        self._cluster = cluster
+        self._done = False
+        self.disturbed_at = -TOLD_S
+
+    def happen(self, random: Random) -> None:
+        """Stop all servers, and let the one that knows most go on alone.
+
+        One of the others returns as it was, which must not last; the rest do ``gpupool rejoin``.
+        The real order may go to any server that is left, and loses what that one lacks. The one
+        that knows most lacks nothing that was ever confirmed, so here nothing may be lost.
+        """
+        cluster, environment = self._cluster, self._cluster.environment
+        if self._done:
+            return
+        disks = {name: environment.machines[name].disk for name in cluster.servers}
+        if any("repair" in disk.names() for disk in disks.values()):
+            return  # who knows most cannot be told from the logs
+        self._done = True
+        environment.trace.note("nemesis", "recover", "all servers stop")
+        for process in list(cluster.servers.values()):
+            cluster.end_process(process)
+        known: list[tuple[int, int, str]] = []
+        for name, disk in disks.items():
+            found = recovery.replay(Storage(disk, create=False), PoolMachine(PoolState()))
+            known.append((found.last_term, found.last_index, name))
+        survivor = max(known)[2]
+        self._recover(survivor)
+        cluster.restart_later(survivor, 0.1)
+        others = [name for name in cluster.servers if name != survivor]
+        ghost = random.choice(others)
+        former = environment.machines[ghost].server
+        later_s = 0.5 + 2.0 * random.random()
+        environment.scheduler.after(later_s, partial(self._return, ghost, former))
+        for name in others:
+            if name != ghost:
+                cluster.rejoin(name)
+
+    def _recover(self, survivor: str) -> None:
+        machine = self._cluster.environment.machines[survivor]
+        storage, table = Storage(machine.disk, create=False), PoolMachine(PoolState())
+        found = recovery.replay(storage, table)
+        state = table.state
+        removals = [
+            wrap(RemoveServer(server, "gpupool recover"), at_ms=state.now, ttl_ms=0)
+            for server in state.servers
+            if server != machine.server
+        ]
+        others: list[ServerId] = sorted({*state.servers, *found.voters} - {machine.server})
+        recovery.recover(storage, machine.server, removals, others=others)
+        self._cluster.trace.note(survivor, "recovered", f"from entry {found.last_index} on")
+
+    def _return(self, ghost: str, former: ServerId) -> None:
+        cluster = self._cluster
+        cluster.start_again(ghost)
+        process = cluster.servers.get(ghost)
+        if process is not None and process.alive and process.server == former:
+            since = cluster.scheduler.now
+            cluster.scheduler.after(TOLD_S, partial(self._must_be_over, process, since))
+
+    def _must_be_over(self, ghost: ServerProcess, since: float) -> None:
+        cluster = self._cluster
+        if self.disturbed_at <= since and ghost.alive:
+            checkers = cluster.environment.checkers
+            checkers.one_serves.left_behind(ghost.machine)

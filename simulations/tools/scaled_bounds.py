@@ -1,0 +1,54 @@
+"""Bounds that are scaled down for one run, so that it reaches them.
+
+A run lasts half a minute, and its log has a hundred kilobytes. The rules that begin with a megabyte
+of log, or a minute's wait, would never matter in it.
+"""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+from gpupool.consensus import followers
+from gpupool.consensus.core import progress, replication
+from gpupool.consensus.protocol import raft_settings
+from gpupool.consensus.storage import snapshot
+from gpupool.pool.scheduling import fairness
+from gpupool.simulations.kernel.swarm_options import Options
+
+BATCH_BYTES = 4 * 1024
+PROBE_BYTES = 1024
+IN_FLIGHT_BYTES = 16 * 1024
+IN_FLIGHT_MESSAGES = 8
+SNAPSHOT_CHUNK_BYTES = 2 * 1024
+
+_SMALL: tuple[tuple[object, str, int], ...] = (
+    (raft_settings, "BATCH_BYTES_MAX", BATCH_BYTES),
+    (replication, "BATCH_BYTES_MAX", BATCH_BYTES),
+    (replication, "PROBE_BYTES_MAX", PROBE_BYTES),
+    (followers, "BATCH_BYTES_MAX", BATCH_BYTES),
+    (progress, "IN_FLIGHT_BYTES_MAX", IN_FLIGHT_BYTES),
+    (progress, "IN_FLIGHT_MESSAGES_MAX", IN_FLIGHT_MESSAGES),
+    (raft_settings, "SNAPSHOT_CHUNK_BYTES", SNAPSHOT_CHUNK_BYTES),
+    (snapshot, "SNAPSHOT_CHUNK_BYTES", SNAPSHOT_CHUNK_BYTES),
+)
+
+
+@contextmanager
+def scaled(options: Options) -> Generator[None]:
+    """Let requests go first sooner than runs last, and with small messages, send many of them."""
+    with ExitStack() as stack:
+        starved_ms = int(options.starved_s * 1000)
+        stack.enter_context(_set(fairness, "STARVED_AFTER_MS", starved_ms))
+        if options.small_messages:
+            for module, name, value in _SMALL:
+                stack.enter_context(_set(module, name, value))
+        yield
+
+
+@contextmanager
+def _set(module: object, name: str, value: int) -> Generator[None]:
+    usual = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, usual)

@@ -1,0 +1,129 @@
+"""Broken builds of promises, sizes, sends before the sync, and what a cut-off server serves."""
+
+from dataclasses import replace
+
+from tests.simulations.mutations import broken_promises
+from tests.simulations.mutations.mutation import Mutation, short
+
+from gpupool.simulations.kernel.swarm_options import Options
+
+
+def _small(options: Options) -> Options:
+    return replace(options, servers=5, clients=12, small_messages=True, snapshot_entries=40)
+
+
+def _five(options: Options) -> Options:
+    return short(16.0, 2.0)(replace(options, servers=5, clients=6))
+
+
+NEWER = (
+    Mutation(
+        "revoked-stays-connected",
+        "revoked-unserved",
+        "connections of a token go on after its revocation",
+        broken_promises.revoked_stays_connected,
+        (("revoke", 1.0),),
+        short(10.0, 1.0),
+    ),
+    Mutation(
+        "majority-not-required",
+        "revoked-unserved",
+        "a server that is cut off goes on offering GPUs and opening sessions",
+        broken_promises.majority_not_required,
+        (("revoke", 1.0), ("isolate-leader", 2.0), ("deaf", 2.0)),
+    ),
+    Mutation(
+        "hangs-up-on-clients",
+        "ends-for-a-reason",
+        "a server closes connections of clients, which ends their leases",
+        broken_promises.hangs_up_on_clients,
+    ),
+    Mutation(
+        "batches-without-bound",
+        "size-bounds",
+        "a server sends all that another one lacks in one message",
+        broken_promises.batches_without_bound,
+        (("kill", 2.0), ("pause", 2.0)),
+        lambda options: replace(_small(options), snapshot_entries=10_000),
+    ),
+    Mutation(
+        "snapshot-in-one-piece",
+        "size-bounds",
+        "a server sends a whole snapshot in one message",
+        broken_promises.snapshot_in_one_piece,
+        (("kill", 2.0), ("replace", 3.0)),
+        lambda options: replace(
+            _small(options), bulk_kib=38, policy=("priority",), policy_s=2.0, clients=6
+        ),
+    ),
+    Mutation(
+        "clone-not-noticed",
+        "one-serves",
+        "a server welcomes each start of another one, whichever ones it has heard of",
+        broken_promises.clone_not_noticed,
+        (("clone", 2.0),),
+        _five,
+    ),
+    Mutation(
+        "no-probation",
+        "one-serves",
+        "a start counts at once that takes the place of a connection that lives",
+        broken_promises.no_probation,
+        (("clone", 2.0),),
+        _five,
+    ),
+    Mutation(
+        "refusal-ignored",
+        "one-serves",
+        "a server goes on that the others refuse",
+        broken_promises.refusal_ignored,
+        (("clone", 2.0),),
+        lambda options: replace(_five(options), faults=(("clone", 2.0),)),
+    ),
+    Mutation(
+        "original-refused",
+        "one-serves",
+        "the former of two starts of a server passes for the clone",
+        broken_promises.original_refused,
+        (("clone", 2.0),),
+        _five,
+    ),
+    Mutation(
+        "recover-fences-nobody",
+        "one-serves",
+        "a server returns that a recovered pool went on without",
+        broken_promises.recover_fences_nobody,
+        tune=lambda options: replace(_five(options), faults=(("recover", 2.0),)),
+    ),
+    Mutation(
+        "told-and-hung-up",
+        "one-serves",
+        "the notice to a server that was left behind is lost with its connection",
+        broken_promises.told_and_hung_up,
+        tune=lambda options: replace(_five(options), faults=(("recover", 2.0),)),
+    ),
+    Mutation(
+        "recover-drops-the-end",
+        "logs-agree",
+        "the survivor goes on without the newest entries of its log",
+        broken_promises.recover_drops_the_end,
+        tune=lambda options: replace(_five(options), faults=(("recover", 2.0),)),
+    ),
+    Mutation(
+        "latest-clock-believed",
+        "table-time",
+        "the table's time follows the clock that is furthest ahead",
+        broken_promises.latest_clock_believed,
+        (("clock-wrong", 2.0),),
+        short(16.0, 1.0),
+    ),
+    Mutation(
+        "hash-not-begun-anew",
+        "no-crash",
+        "a server that got a snapshot hashes the rest of a run as the whole",
+        broken_promises.hash_not_begun_anew,
+        (("kill", 1.0),),
+        lambda options: replace(short(12.0, 1.0)(options), snapshot_entries=40),
+    ),
+)
+"""Broken builds of the mechanisms that came after the audit of November 2026."""
