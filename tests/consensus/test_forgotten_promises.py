@@ -14,7 +14,7 @@ from gpupool.consensus.storage.journal import JOURNAL, decode_entries
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.storage.superblock import SUPERBLOCK, Superblock
+from gpupool.consensus.storage.superblock import SUPERBLOCK, Floor, Superblock
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
@@ -474,6 +474,12 @@ def test_a_server_left_behind_is_told_before_its_connection_is_given_up() -> Non
         pair.lone.tick(1.0)
     assert pair.node.storage.memory.fenced == {peer: True}
     assert pair.node.peers() == ("c",)
+
+
+def test_what_is_missing_is_read_as_it_was_written() -> None:
+    disk = SimulatedDisk(Random(1))
+    Superblock(disk).lose(Floor(3, 9))
+    assert Superblock(disk).floor == Floor(3, 9)
 
 
 def test_a_voter_far_behind_does_not_count() -> None:
