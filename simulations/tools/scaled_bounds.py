@@ -1,7 +1,7 @@
 """Bounds that are scaled down for one run, so that it reaches them.
 
-A run lasts half a minute, and its log has a hundred kilobytes. The rules that begin with a megabyte
-of log, or a minute's wait, would never matter in it.
+A run's log has a hundred kilobytes. The rules that begin with a megabyte of log would never matter
+in it.
 """
 
 from collections.abc import Generator
@@ -11,7 +11,6 @@ from gpupool.consensus import followers
 from gpupool.consensus.core import progress, replication
 from gpupool.consensus.protocol import raft_settings
 from gpupool.consensus.storage import snapshot
-from gpupool.pool.scheduling import fairness
 from gpupool.simulations.kernel.swarm_options import Options
 
 BATCH_BYTES = 4 * 1024
@@ -34,10 +33,8 @@ _SMALL: tuple[tuple[object, str, int], ...] = (
 
 @contextmanager
 def scaled(options: Options) -> Generator[None]:
-    """Let requests go first sooner than runs last, and with small messages, send many of them."""
+    """Where small messages are drawn, let servers send many of them."""
     with ExitStack() as stack:
-        starved_ms = int(options.starved_s * 1000)
-        stack.enter_context(_set(fairness, "STARVED_AFTER_MS", starved_ms))
         if options.small_messages:
             for module, name, value in _SMALL:
                 stack.enter_context(_set(module, name, value))
