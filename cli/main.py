@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "label": ("admin:label", "Set or show the labels of a server."),
     "kill": ("admin:kill", "End a lease now."),
     "clock": ("clock", "Show the pool's time against the servers' clocks, and mend it."),
+    "ca": ("ca", "Show the pool's CA, and exchange it for another one."),
     "audit": ("audit", "Show who administered what, and when."),
     "backup": ("backup", "Write policy, tokens, labels and audit to a file."),
     "restore": ("restore", "Restore a backup into a new pool."),

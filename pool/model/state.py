@@ -124,6 +124,8 @@ class Server:
     changed_at: Milliseconds = Milliseconds(0)
     orders: tuple[bytes, ...] = ()
     """The latest orders of operators that were carried out, so that none is when it comes again."""
+    issuer: bytes = field(default=b"", metadata=OPTIONAL)
+    """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
 
     @property
     def grantable(self) -> bool:
@@ -343,6 +345,9 @@ class PoolState:
 
     era: int = field(default=0, metadata=OPTIONAL)
     """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
+
+    authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
+    """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

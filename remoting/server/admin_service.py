@@ -246,7 +246,7 @@ class AdminService:
                 raise AuthenticationError("this server was removed from the pool")
             return m.Joined(
                 certificate_pem=certificate,
-                ca_pem=context.ca_pem,
+                ca_pem=signer.ca_pem(),
                 ca_key_pem=signer.key_pem() if server.voter else b"",
                 voter=server.voter,
                 members=context.members(),

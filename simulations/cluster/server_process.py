@@ -70,6 +70,9 @@ class _Signer:
     def key_pem(self) -> bytes:
         return b"key"
 
+    def ca_pem(self) -> bytes:
+        return b"ca"
+
 
 class ServerProcess(Process):
     """One incarnation of one server."""
@@ -180,7 +183,7 @@ class ServerProcess(Process):
             self_id=self.server,
             incarnation=machine.incarnation,
             software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
-            ca_pem=b"ca",
+            ca_pem=lambda: b"ca",
             signer=_Signer,
             host=self.host,  # type: ignore[arg-type]
             clock=machine.clock,

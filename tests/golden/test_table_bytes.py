@@ -68,7 +68,8 @@ def test_the_script_uses_every_field_of_the_table() -> None:
     """Samples follow from types. That rules fill a field alike is seen only where one does."""
     seen: dict[str, bool] = {}
     recorded = read(FILE)
-    for name in ("table in use", "table later", "table restored", "table clock set"):
+    tables = ("in use", "later", "restored", "clock set", "of two CAs")
+    for name in (f"table {each}" for each in tables):
         _note_fields(decode(PoolState, closed_cbor.decode(recorded[name])), seen)
     unused = [place for place, is_used in seen.items() if not is_used]
     assert len(seen) > 100
