@@ -50,6 +50,10 @@ class Signer(Protocol):
         """Return the CA's certificate."""
         ...
 
+    def ca_sha256(self) -> bytes:
+        """Return the SHA-256 of the CA's certificate in DER."""
+        ...
+
 
 @dataclass(eq=False, slots=True)
 class Client:

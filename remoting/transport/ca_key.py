@@ -13,7 +13,13 @@ from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.ca_bundle import belongs, certificates_of, keys_of
-from gpupool.remoting.transport.pki import Authority, TlsContexts, check_authority, sign_server
+from gpupool.remoting.transport.pki import (
+    Authority,
+    TlsContexts,
+    check_authority,
+    fingerprint,
+    sign_server,
+)
 
 
 class AuthoritySigner:
@@ -43,6 +49,10 @@ class AuthoritySigner:
     def ca_pem(self) -> bytes:
         """Return the CA's certificate."""
         return self._authority.certificate_pem
+
+    def ca_sha256(self) -> bytes:
+        """Return the SHA-256 of the CA's certificate in DER."""
+        return fingerprint(self._authority.certificate_pem)
 
 
 class CaKey:

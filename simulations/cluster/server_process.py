@@ -15,6 +15,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.table_clock import TableClock
+from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
@@ -72,6 +73,9 @@ class _Signer:
 
     def ca_pem(self) -> bytes:
         return b"ca"
+
+    def ca_sha256(self) -> bytes:
+        return fingerprint_of(b"ca")
 
 
 class ServerProcess(Process):
