@@ -18,7 +18,7 @@ from typing import Any, cast
 from gpupool.cli.lib.files import replace_file
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.remoting.transport.ca_bundle import certificates_of, keys_of
+from gpupool.remoting.transport.ca_bundle import certificates_of, issuer_of, keys_of
 from gpupool.remoting.transport.pki import Authority, Identity
 
 IDENTITY = "identity.json"
@@ -215,16 +215,21 @@ class StateDir:
         and the list of CAs is written last, so that all of this is done again.
         """
         alone = len(certificates_of(ca_pem)) == 1
-        if alone and (following := self.read(NEXT_CERTIFICATE)):
+        following = self.read(NEXT_CERTIFICATE)
+        # A server that was away may come from the middle of one exchange into that of the next.
+        is_over = issuer_of(self.read(CERTIFICATE), ca_pem) is None
+        moves = is_over and issuer_of(following, ca_pem) is not None
+        if moves:
             self.write_certificate(following, b"")
         if key_pem:
             self.write(CA_KEY, key_pem)
         elif alone:
             (self.path / CA_KEY).unlink(missing_ok=True)
         self.write(CA_CERTIFICATE, ca_pem)
+        if alone or moves:
+            (self.path / NEXT_CERTIFICATE).unlink(missing_ok=True)
         if alone:
-            for name in (NEXT_CERTIFICATE, CA_NEXT):
-                (self.path / name).unlink(missing_ok=True)
+            (self.path / CA_NEXT).unlink(missing_ok=True)
         return self.tls_identities()
 
     def tls_identity(self, name: str = CERTIFICATE) -> Identity:

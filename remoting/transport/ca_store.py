@@ -20,7 +20,7 @@ class CaStore(Protocol):
     def trust(self, ca_pem: bytes, key_pem: bytes) -> tuple[Identity, Identity | None]:
         """Trust these CAs, and no other; return what the server proves itself with from now on.
 
-        When one of two is left, the certificate of the newest takes the place of the other one.
+        The certificate of the newest takes the place of the usual one whose CA is dropped.
         ``key_pem`` is the key of the oldest, or nothing.
         """
         ...

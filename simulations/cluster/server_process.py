@@ -15,7 +15,6 @@ from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.table_clock import TableClock
-from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
@@ -25,6 +24,7 @@ from gpupool.remoting.server.actions import (
     CompilePolicy,
     Hangup,
     KillLease,
+    MakeCa,
     Send,
     StartSession,
 )
@@ -32,10 +32,12 @@ from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.software import Software
 from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.cluster.simulated_ca import SimulatedCa
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.cluster.watched_tables import WatchedMachine
+from gpupool.simulations.kernel.ca_files import FIRST_CA
 from gpupool.simulations.kernel.machines import Machine, SimulatedHost
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_disk import PowerLostError
@@ -59,23 +61,6 @@ class Packet:
 
     call: int
     message: m.Message
-
-
-class _Signer:
-    """Signs anything: certificates are not what is tested here."""
-
-    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
-        del csr_pem
-        return server.encode()
-
-    def key_pem(self) -> bytes:
-        return b"key"
-
-    def ca_pem(self) -> bytes:
-        return b"ca"
-
-    def ca_sha256(self) -> bytes:
-        return fingerprint_of(b"ca")
 
 
 class ServerProcess(Process):
@@ -123,6 +108,9 @@ class ServerProcess(Process):
         self.table_clock = TableClock(
             lambda: self.table.state, self_id=self.server, clock=machine.clock
         )
+        self.ca = SimulatedCa(
+            self, environment, machine, self.scheduler.random(f"ca/{machine.name}")
+        )
         self.host = SimulatedHost(machine, self, start_s=environment.options.worker_start_s)
 
     # --- life -------------------------------------------------------------------------------------
@@ -138,6 +126,7 @@ class ServerProcess(Process):
         storage = Storage(machine.disk, create=self._create)
         if self._first:
             bootstrap(storage, self.server)
+            self.ca.files.keys.add(FIRST_CA)
         name = f"{machine.name}/{machine.incarnation}"
         self.links = SimulatedTransport(
             self.server,
@@ -147,6 +136,7 @@ class ServerProcess(Process):
             locate=environment.locate,
             identify=environment.identify,
             is_removed=lambda peer: peer in self.table.state.removed,
+            trusts=self.ca.trusts,
             clock=machine.clock,
         )
         self.table_clock = TableClock(
@@ -187,8 +177,10 @@ class ServerProcess(Process):
             self_id=self.server,
             incarnation=machine.incarnation,
             software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
-            ca_pem=lambda: b"ca",
-            signer=_Signer,
+            ca_pem=lambda: b"".join(self.ca.files.trusted),
+            signer=self.ca.signer,
+            has_keys=self.ca.has_keys,
+            issuer=self.ca.issuer,
             host=self.host,  # type: ignore[arg-type]
             clock=machine.clock,
             rng=self.scheduler.random(f"steward/{machine.name}/{machine.incarnation}"),
@@ -197,6 +189,7 @@ class ServerProcess(Process):
             role=replicated_log.role,
             table_clock=self.table_clock,
         )
+        self.ca.started()
         self._poll()
 
     def _guard(self, action: Callable[[], None]) -> None:
@@ -252,6 +245,8 @@ class ServerProcess(Process):
                 lambda _now: replicated_log.node.set_servers(servers, removed=removed)
             )
             replicated_log.submit(lambda _now: replicated_log.node.reconcile_voters(state.voters()))
+        if known:
+            self.ca.follow()
         self._poll()
 
     # --- the controller ---------------------------------------------------------------------------
@@ -298,8 +293,15 @@ class ServerProcess(Process):
                 case CompilePolicy():
                     self.run(partial(self._compile_policy, action))
                 case AskKey():
-                    pass
+                    self.ca.ask_key(action.peer)
+                case MakeCa():
+                    self.ca.make(action.number)
         self._set_timer()
+
+    def controlled(self, act: Callable[[Controller], list[Action]]) -> None:
+        """Tell the controller something, and carry out its actions."""
+        if self.controller is not None:
+            self.do(act(self.controller))
 
     def _decided(self, number: int, outcome: Outcome) -> None:
         if self.controller is not None:

@@ -354,4 +354,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "old-copy": _forget("old-copy"),
     "lost-tail": _forget("lost-tail"),
     "rot": _forget("rot"),
+    "rotate-ca": _operate("rotate-ca"),
+    "retire-ca": _operate("retire-ca"),
 }

@@ -58,6 +58,8 @@ FAULT_KINDS = (
     "old-copy",  # a server's directory is replaced by a copy from before its last start
     "lost-tail",  # the end of a journal is gone, though a sync had confirmed it
     "rot",  # one bit of what a server has on its disk flips while it is down
+    "rotate-ca",  # an operator exchanges the CA; the older one stays trusted
+    "retire-ca",  # and drops the older one, unless a server still uses it
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 
