@@ -7,7 +7,12 @@ one of them by name.
 
 from dataclasses import replace
 
-from tests.simulations.mutations import broken_consensus, broken_policy, broken_servers
+from tests.simulations.mutations import (
+    broken_ca,
+    broken_consensus,
+    broken_policy,
+    broken_servers,
+)
 from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
 from tests.simulations.mutations.mutation import Mutation, short, with_policy
 
@@ -315,6 +320,13 @@ MUTATIONS = (
         "a client that waits does not ask again",
         broken_servers.never_asks_again,
         tune=short(2.0, 10.0),
+    ),
+    Mutation(
+        "ca-dropped-while-used",
+        "ca-holds",
+        "the older of two CAs is dropped though a server has no certificate of the other one",
+        broken_ca.dropped_while_used,
+        (("rotate-ca", 2.0), ("retire-ca", 2.0), ("kill", 2.0)),
     ),
 )
 """Every broken build, and the checker that must notice it."""
