@@ -66,7 +66,7 @@ def rotate(credentials: str | None, yes: bool) -> None:
     The new key is on the disks of most voters before the CA is trusted. All servers then renew
     their certificates by themselves. It takes an operator's token, and is in the audit.
     """
-    found = run_async(lambda: _ask(credentials))
+    found = list(run_async(lambda: _ask(credentials)))
     if len(found) > 1:
         raise UsageError(
             "two CAs are trusted already",
