@@ -19,7 +19,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText
-from gpupool.remoting.transport.ca_bundle import ders_of, numbers_of
+from gpupool.remoting.transport.ca_bundle import ders_of, numbers_of, shows_one_of
 from gpupool.remoting.transport.ca_exchange import CaExchange
 from gpupool.remoting.transport.ca_key import CaKey
 from gpupool.remoting.transport.dial import Greeting, fetch_ca
@@ -141,6 +141,17 @@ def test_a_client_takes_a_second_ca_and_drops_the_first_on_the_word_of_the_secon
     assert told(both, old, new.certificate_pem) == both
     assert told(both, new, old.certificate_pem) == both
     assert told(both, old, b"-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----") == both
+
+
+def test_a_connection_that_has_just_failed_has_shown_nothing() -> None:
+    """OpenSSL refuses to tell the certificate, which ended a server when it cut its links."""
+
+    class Failed:
+        def getpeercert(self, _binary: bool) -> bytes:
+            raise ValueError("handshake not done yet")
+
+    assert not shows_one_of(Failed(), make_authority().certificate_pem)
+    assert shows_one_of(object(), make_authority().certificate_pem)
 
 
 def test_a_server_that_dials_tries_each_certificate_with_each(tmp_path: Path) -> None:
