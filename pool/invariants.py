@@ -57,6 +57,8 @@ def check_rows(state: PoolState) -> Iterator[list[str]]:
         yield [f"the policy's books say {state.usage}, leases hold {usage}"]
     if len(state.voters()) > VOTER_COUNT_MAX:
         yield [f"{len(state.voters())} voters"]
+    if len(state.authorities) > 2 or len({*state.authorities, b""}) <= len(state.authorities):
+        yield [f"{len(state.authorities)} CAs are trusted, of which some are alike or empty"]
     numbers = [act.number for act in state.acts]
     if numbers != list(range(state.act_count - len(numbers) + 1, state.act_count + 1)):
         yield [f"{state.act_count} administrative acts, of which {numbers} are kept"]

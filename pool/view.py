@@ -15,6 +15,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
 from gpupool.pool.scheduling.filters import filter_text
+from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of, not_moved
 
 SCHEMA = 1
 """Of the JSON that ``--json`` prints; changes are additive only."""
@@ -130,6 +131,15 @@ class RaftView:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorityView:
+    """One CA that is trusted, and the servers with a certificate of it, by name."""
+
+    sha256: str  # of its certificate in DER, in hex
+    signs: bool
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     """What one server says of the whole pool."""
 
@@ -147,6 +157,8 @@ class PoolView:
     warnings: tuple[str, ...] = ()
     policy_version: int = 0  # in force; 0: the pool has no policy
     clock: ClockView | None = field(default=None, metadata=OPTIONAL)
+    authorities: tuple[AuthorityView, ...] = field(default=(), metadata=OPTIONAL)
+    """The CAs that are trusted, the one that signs last; empty when there was never another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +263,21 @@ def build_view(
         warnings=(*_warnings(state, health, violations), *(clock.problems if clock else ())),
         policy_version=state.policy.version,
         clock=clock,
+        authorities=_authority_views(state),
+    )
+
+
+def _authority_views(state: PoolState) -> tuple[AuthorityView, ...]:
+    behind = not_moved(state)
+    moved = tuple(server for server in state.servers.values() if server not in behind)
+    held = [moved] if len(state.authorities) == 1 else [behind, moved]
+    return tuple(
+        AuthorityView(
+            sha256=fingerprint_of(certificate).hex(),
+            signs=certificate is state.authorities[-1],
+            servers=tuple(visible(server.name) for server in servers),
+        )
+        for certificate, servers in zip(state.authorities, held, strict=False)
     )
 
 
@@ -404,6 +431,7 @@ def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -
             warnings.append(f"{ALARM}{text}server {visible(says)} says: {visible(why)}")
     if health.alarm:
         warnings.append(f"{ALARM}{health.alarm}")
+    warnings += _exchange_warnings(state)
     if len(state.voters()) == 2:
         warnings.append(
             "with two servers the failure of either stops all grants; a third one cures that, "
@@ -412,3 +440,18 @@ def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -
     if health.role is Role.REMOVED:
         warnings.append("this server was removed from the pool")
     return tuple(warnings)
+
+
+def _exchange_warnings(state: PoolState) -> list[str]:
+    """Return how far the exchange of the CA is, while two are trusted."""
+    if len(state.authorities) < 2:
+        return []
+    behind = [visible(server.name) for server in not_moved(state)]
+    if not behind:
+        return [
+            "two CAs are trusted, and every server has a certificate of the new one: "
+            "gpupool ca retire ends the exchange"
+        ]
+    more = f" and {len(behind) - NAME_COUNT_MAX} more" if len(behind) > NAME_COUNT_MAX else ""
+    names = ", ".join(behind[:NAME_COUNT_MAX]) + more
+    return [f"two CAs are trusted, and these have no certificate of the new one yet: {names}"]

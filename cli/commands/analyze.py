@@ -233,9 +233,9 @@ def report_(
     from pathlib import Path
 
     from gpupool.cli.lib.files import write_private
+    from gpupool.monitoring.analysis.report_figures import report_of
     from gpupool.monitoring.analysis.report_page import page_of
     from gpupool.monitoring.analysis.trace_files import read_traces
-    from gpupool.monitoring.analysis.usage_report import report_of
 
     modes = cast("tuple[str, ...]", given.pop("modes"))
     found = report_of(

@@ -1,4 +1,4 @@
-"""``gpupool backup``: what people have decided about the pool, in one file."""
+"""``gpupool backup`` and ``gpupool restore``: the decisions of people about the pool, in a file."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,15 @@ import click
 from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import say
+from gpupool.pool.errors import UsageError
+
+FILE_SIZE_MAX = 64 << 20
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @pool_options
-def command(credentials: str | None, file: str) -> None:
+def backup(credentials: str | None, file: str) -> None:
     """Write policy, tokens, labels, history and audit of the pool to FILE.
 
     Of tokens the pool has hashes only, and so has the backup. The key of the cluster CA is not in
@@ -32,3 +35,32 @@ def command(credentials: str | None, file: str) -> None:
         return
     write_private(Path(file), data)
     say(f"gpupool: {len(data) / 1024:.0f} KiB written to {file}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, exists=True))
+@pool_options
+def restore(credentials: str | None, file: str) -> None:
+    """Restore what is in FILE, made by "gpupool backup", into this pool.
+
+    The pool must have no policy yet and no leases: leases are never restored. Its own tokens stay
+    as they are. Tokens of the former pool hold again only if this pool was made with the former
+    CA (gpupool join --ca). Labels of servers that have not joined yet wait for them. All of it is
+    restored, or nothing. Operators only.
+    """
+    from gpupool.pool.transitions.backup import BackupError, from_file
+
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(FILE_SIZE_MAX + 1)
+        from_file(data)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}", why=(error.strerror or str(error))) from error
+    except BackupError as error:
+        raise UsageError(f"{file} cannot be restored", why=str(error)) from error
+
+    async def ask() -> str:
+        async with connected(credentials) as pool:
+            return await pool.restore(data)
+
+    say(f"gpupool: restored {run_async(ask)}")

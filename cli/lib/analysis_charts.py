@@ -11,8 +11,8 @@ from gpupool.cli.lib.values import duration_text
 from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
+    from gpupool.monitoring.analysis.report_figures import Report
     from gpupool.monitoring.analysis.sizing import Goal, Row, Size
-    from gpupool.monitoring.analysis.usage_report import Report
 
 SILOS_SHOWN = 12
 MEANINGS = {

@@ -80,7 +80,7 @@ async def connected(given: str | None) -> "AsyncGenerator[Pool]":
     credentials = stored_credentials(given)
     async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
         yield pool
-        _remember_addresses(given, credentials, pool.addresses())
+        _remember_pool(given, credentials, pool.addresses(), pool.ca_pem())
 
 
 def operate(given: str | None, order: "Order") -> None:
@@ -98,17 +98,17 @@ def client_name() -> str:
     return f"{user_name()}@{os.uname().nodename}"
 
 
-def _remember_addresses(
-    given: str | None, credentials: "Credentials", addresses: "tuple[Address, ...]"
+def _remember_pool(
+    given: str | None, credentials: "Credentials", addresses: "tuple[Address, ...]", ca_pem: str
 ) -> None:
-    """Keep the addresses of the servers that there are now; the first one may be gone one day."""
+    """Keep the addresses and the CAs that there are now; the first ones may be gone one day."""
     from gpupool.remoting.client.credentials import load_credentials, save_credentials
 
-    if set(addresses) == set(credentials.addresses):
+    if set(addresses) == set(credentials.addresses) and ca_pem == credentials.ca_pem:
         return
     # A read-only home, or a file that was removed meanwhile, is no reason to fail a command.
     with suppress(GpupoolError):
         path = credentials_file(given)
         # A long run must not bring back a login that was replaced while it ran.
         if load_credentials(path) == credentials:
-            save_credentials(path, credentials.at(addresses))
+            save_credentials(path, credentials.at(addresses).trusting(ca_pem))

@@ -26,6 +26,7 @@ from gpupool.remoting.client.credentials import (
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import ADDRESS_COUNT_MAX, TokenText, format_token
 from gpupool.remoting.server.committer import Committer
+from gpupool.remoting.transport.ca_bundle import newest_of
 from gpupool.remoting.transport.pki import fingerprint
 
 FIRST_COMMIT_S = 10.0
@@ -145,7 +146,7 @@ def _new_token(
         kind=kind,
         token=token,
         secret=secret,
-        ca_sha256=fingerprint(ca_pem),
+        ca_sha256=fingerprint(newest_of(ca_pem)),
         addresses=addresses,
     )
     return command, text

@@ -70,7 +70,7 @@ from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
+from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 
 STOPPING = "it is being stopped"
@@ -154,7 +154,7 @@ class _Server:
         if swept:
             self._log.warning("killed %d workers that a former process had left", swept)
         inventory = await self._discover()
-        contexts = TlsContexts(self._state.tls_identity())
+        contexts = TlsContexts(*self._state.tls_identities())
         storage = open_storage(self._state.path)
         self._refuse_lone_loss(storage)
         links = PeerTransport(
@@ -205,7 +205,7 @@ class _Server:
             settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
             follow=lambda servers, voters: self._follow(replicated_log, servers, voters),
             save_key=lambda pem: self._state.write(CA_KEY, pem),
-            certificates=ServerCertificates(contexts=contexts, save=self._save_certificate),
+            certificates=self._certificates(contexts),
             table_clock=self._table_clock,
             ask_records=self.observer.ask,
         )
@@ -348,9 +348,9 @@ class _Server:
         key = self._state.read(CA_KEY)
         return Authority(ca_pem, key) if key else None
 
-    def _save_certificate(self, certificate_pem: bytes, key_pem: bytes) -> Identity:
-        self._state.write_certificate(certificate_pem, key_pem)
-        return self._state.tls_identity()
+    def _certificates(self, contexts: TlsContexts) -> ServerCertificates:
+        state = self._state
+        return ServerCertificates(contexts=contexts, save=state.keep_certificate, store=state)
 
     def _replicated_log(self, storage: Storage, links: PeerTransport) -> RaftDriver:
         exempt = Exemption()

@@ -31,6 +31,7 @@ from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
+from gpupool.remoting.transport.ca_bundle import oldest_of
 from gpupool.remoting.transport.pki import (
     Authority,
     cluster_id_of,
@@ -133,7 +134,7 @@ def _read_authority(folder: Path) -> Authority:
             why=f"{error.filename}: {(error.strerror or str(error)).lower()}",
             hint=f"it must hold {CA_CERTIFICATE} and {CA_KEY} of a server of the former pool",
         ) from error
-    return Authority(certificate, key)
+    return Authority(oldest_of(certificate), key)
 
 
 async def _join_pool(

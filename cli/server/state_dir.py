@@ -18,12 +18,19 @@ from typing import Any, cast
 from gpupool.cli.lib.files import replace_file
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.remoting.transport.pki import Identity
+from gpupool.remoting.transport.ca_bundle import certificates_of, issuer_of, keys_of
+from gpupool.remoting.transport.pki import Authority, Identity
 
 IDENTITY = "identity.json"
 CA_CERTIFICATE = "ca.pem"
 CA_KEY = "ca.key"
+CA_NEXT = "ca-next.pem"
+"""The next CA with its key: made, maybe not trusted yet, until it is the only one."""
+
 CERTIFICATE = "server.pem"
+NEXT_CERTIFICATE = "server-next.pem"
+"""The certificate of the CA that signs with its key, while two CAs are trusted."""
+
 KEY = "server.key"
 """Of a state directory of an older build; the key has since been in the certificate's file."""
 
@@ -92,7 +99,8 @@ class StateDir:
         """Start to create another server here, in the place of the one that lives here."""
         self._write_identity(replace(identity, complete=False))
         self.begin(identity)
-        (self.path / CA_KEY).unlink(missing_ok=True)
+        for name in (CA_KEY, CA_NEXT, NEXT_CERTIFICATE):
+            (self.path / name).unlink(missing_ok=True)
 
     def forget_former(self) -> None:
         """Note that the member that this machine was before is out of the pool."""
@@ -166,15 +174,73 @@ class StateDir:
         self.write(CERTIFICATE, certificate_pem + key_pem)
         (self.path / KEY).unlink(missing_ok=True)
 
-    def tls_identity(self) -> Identity:
-        """Return what this server proves itself with.
+    def keep_certificate(self, certificate_pem: bytes, key_pem: bytes) -> Identity:
+        """Keep a renewed certificate, beside the older one while two CAs are trusted.
+
+        Raises:
+            StorageError: when the disk is full or refuses.
+        """
+        if len(certificates_of(self.read(CA_CERTIFICATE))) > 1:
+            self.write(NEXT_CERTIFICATE, certificate_pem + key_pem)
+            return self.tls_identity(NEXT_CERTIFICATE)
+        self.write_certificate(certificate_pem, key_pem)
+        return self.tls_identity(CERTIFICATE)
+
+    def tls_identities(self) -> tuple[Identity, Identity | None]:
+        """Return what this server proves itself with: the usual one, and one of the newest of two.
+
+        Raises:
+            StorageError: when a file is missing.
+        """
+        usual = self.tls_identity(CERTIFICATE)
+        has_next = bool(self.read(NEXT_CERTIFICATE)) and len(certificates_of(usual.ca_pem)) > 1
+        return usual, self.tls_identity(NEXT_CERTIFICATE) if has_next else None
+
+    # --- the CA, as ``remoting.transport.ca_store`` has it ---------------------------------------
+
+    def next_authority(self) -> Authority | None:
+        """Return the CA that ``keep_next`` has kept last."""
+        text = self.read(CA_NEXT)
+        certificates, keys = certificates_of(text), keys_of(text)
+        return Authority(certificates[0], keys[0]) if certificates and keys else None
+
+    def keep_next(self, authority: Authority) -> None:
+        """Keep a CA with its key, before it is trusted or afterwards."""
+        self.write(CA_NEXT, authority.certificate_pem + authority.key_pem)
+
+    def trust(self, ca_pem: bytes, key_pem: bytes) -> tuple[Identity, Identity | None]:
+        """Trust these CAs, and no other; see ``CaStore``.
+
+        A start after a crash in between finds files that fit: keys are told by their certificates,
+        and the list of CAs is written last, so that all of this is done again.
+        """
+        alone = len(certificates_of(ca_pem)) == 1
+        following = self.read(NEXT_CERTIFICATE)
+        # A server that was away may come from the middle of one exchange into that of the next.
+        is_over = issuer_of(self.read(CERTIFICATE), ca_pem) is None
+        moves = is_over and issuer_of(following, ca_pem) is not None
+        if moves:
+            self.write_certificate(following, b"")
+        if key_pem:
+            self.write(CA_KEY, key_pem)
+        elif alone:
+            (self.path / CA_KEY).unlink(missing_ok=True)
+        self.write(CA_CERTIFICATE, ca_pem)
+        if alone or moves:
+            (self.path / NEXT_CERTIFICATE).unlink(missing_ok=True)
+        if alone:
+            (self.path / CA_NEXT).unlink(missing_ok=True)
+        return self.tls_identities()
+
+    def tls_identity(self, name: str = CERTIFICATE) -> Identity:
+        """Return what this server proves itself with by the certificate in one file.
 
         Raises:
             StorageError: when a file is missing.
         """
         assert self.identity is not None
         ca = self.read(CA_CERTIFICATE)
-        certificate = self.read(CERTIFICATE)
+        certificate = self.read(name)
         has_key = KEY_BEGINS in certificate
         if not ca or not certificate or not (has_key or self.read(KEY)):
             raise StorageError(
@@ -183,8 +249,8 @@ class StateDir:
         return Identity(
             server=self.identity.server,
             cluster_id=self.identity.cluster_id,
-            certificate_path=self.path / CERTIFICATE,
-            key_path=self.path / (CERTIFICATE if has_key else KEY),
+            certificate_path=self.path / name,
+            key_path=self.path / (name if has_key else KEY),
             ca_pem=ca,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from gpupool.monitoring.analysis.gpu_hours import BINS
-from gpupool.monitoring.analysis.usage_report import Report
+from gpupool.monitoring.analysis.report_figures import Report
 
 PAGE_MAX = 500_000
 """Bytes. All lists in it are short, so that it stays far below."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpupool.pool.model.commands import Command, EndLease, Envelope, FreeLease, Grant, Tick, Wait
-from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -37,6 +36,7 @@ from gpupool.pool.model.state import (
     Token,
     TokenKind,
     Waiting,
+    with_changes,
 )
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer, may_have_room

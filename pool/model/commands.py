@@ -268,6 +268,33 @@ class SetClock:
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class RotateCa:
+    """Trust a second CA, which signs from now on. Certificates are in DER."""
+
+    old: bytes  # the one that signed before; a table before the first exchange does not have it
+    new: bytes
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetireCa:
+    """Trust a CA no more, although servers may still use it if ``force`` says so."""
+
+    ca: bytes  # SHA-256 of its certificate
+    force: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportIssuer:
+    """A server says which CA has signed the certificate that it has now."""
+
+    server: ServerId
+    incarnation: Incarnation
+    issuer: bytes  # SHA-256 of the CA's certificate
+
+
 Command = (
     CreatePool
     | JoinServer
@@ -291,6 +318,9 @@ Command = (
     | GiveNotice
     | Tick
     | SetClock
+    | RotateCa
+    | RetireCa
+    | ReportIssuer
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -316,6 +346,9 @@ KINDS: dict[str, type[Command]] = {
     "give-notice": GiveNotice,
     "tick": Tick,
     "set-clock": SetClock,
+    "rotate-ca": RotateCa,
+    "retire-ca": RetireCa,
+    "report-issuer": ReportIssuer,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

@@ -143,6 +143,8 @@ class Server:
     changed_at: Milliseconds = Milliseconds(0)
     orders: tuple[bytes, ...] = ()
     """The latest orders of operators that were carried out, so that none is when it comes again."""
+    issuer: bytes = field(default=b"", metadata=OPTIONAL)
+    """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
 
     @property
     def grantable(self) -> bool:
@@ -408,6 +410,8 @@ class PoolState:
     """Since when parts of leases are recorded as they are freed; 0: they are not."""
     records: tuple[LeaseRecord, ...] = field(default=(), metadata=OPTIONAL)  # the latest
     record_count: int = field(default=0, metadata=OPTIONAL)  # of all that there ever were
+    authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
+    """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

@@ -25,8 +25,11 @@ from gpupool.pool.model.commands import (
     NoteIdle,
     RemoveServer,
     ReportGpus,
+    ReportIssuer,
     RestoreBackup,
+    RetireCa,
     RevokeToken,
+    RotateCa,
     ServerContact,
     ServerUp,
     SetClock,
@@ -39,6 +42,7 @@ from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
+    authorities,
     clock_setting,
     leases,
     policy_versions,
@@ -130,4 +134,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     GiveNotice: give_notice,
     Tick: tick,
     SetClock: clock_setting.set_clock,
+    RotateCa: authorities.rotate_ca,
+    RetireCa: authorities.retire_ca,
+    ReportIssuer: authorities.report_issuer,
 }

@@ -24,7 +24,11 @@ _FIELDS = {"schema", "cluster_id", "pool", "user", "token", "secret", "ca_pem", 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The addresses of a pool, and the token by which its servers know the user."""
+    """The addresses of a pool, and the token by which its servers know the user.
+
+    ``ca_pem`` has the CA's certificate, or two while the pool exchanges its CA: older programs read
+    both.
+    """
 
     cluster_id: str
     pool: str
@@ -37,6 +41,10 @@ class Credentials:
     def __repr__(self) -> str:
         """Leave the secret out, so that no log or traceback shows it."""
         return f"Credentials({self.user} of {self.pool}, token {self.token})"
+
+    def trusting(self, ca_pem: str) -> "Credentials":
+        """Return these credentials with other CAs."""
+        return replace(self, ca_pem=ca_pem)
 
     def at(self, addresses: tuple[Address, ...]) -> "Credentials":
         """Return these credentials with other addresses."""

@@ -21,6 +21,7 @@ from gpupool.remoting.client.server_connections import CALL_TIMEOUT_S, ServerCon
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import TokenText, parse_token
+from gpupool.remoting.transport.ca_bundle import member_with
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls, first_contact, worst
 from gpupool.remoting.transport.pki import fingerprint
 
@@ -113,7 +114,7 @@ async def join_pool(
             failures.append(error)
             continue
         assert isinstance(answer, m.Joined)
-        if fingerprint(answer.ca_pem) != text.ca_sha256:
+        if member_with(ca_pem, fingerprint(answer.ca_pem)) is None:
             raise UnreachableError("the server sent another CA than the token names")
         return JoinedPool(
             cluster_id=welcome.cluster_id,

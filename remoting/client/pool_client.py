@@ -50,12 +50,16 @@ from gpupool.remoting.protocol.token_text import (
     format_token,
     hash_secret,
 )
+from gpupool.remoting.transport.ca_bundle import newest_of
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls
 from gpupool.remoting.transport.pki import fingerprint
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 
 BACKUP_TIMEOUT_S = 30.0
 """The largest backup is tens of megabytes."""
+
+ROTATE_TIMEOUT_S = 8.0
+"""The voters have some seconds to keep the next CA's key."""
 
 POLICY_TIMEOUT_S = 6.0
 """A large policy takes some commands."""
@@ -220,10 +224,20 @@ class Pool:
                 kind=kind,
                 token=token,
                 secret=secret,
-                ca_sha256=fingerprint(self.credentials.ca_pem.encode()),
+                ca_sha256=fingerprint(newest_of(self.connections.ca_pem)),
                 addresses=self.addresses()[:ADDRESS_COUNT_MAX],
             )
         )
+
+    async def rotate_ca(self, ca: bytes) -> str:
+        """Exchange the CA with this SHA-256 for a new one, and return the outcome as a sentence.
+
+        Raises:
+            DeniedError: when two are trusted already, or this one does not sign.
+        """
+        answer = await self._call(m.RotateCa(ca), timeout_s=ROTATE_TIMEOUT_S)
+        assert isinstance(answer, m.Done)
+        return answer.note
 
     async def list_tokens(self) -> tuple[m.TokenView, ...]:
         """Return all tokens of the pool, without secrets."""
@@ -309,6 +323,10 @@ class Pool:
         return answer
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def ca_pem(self) -> str:
+        """Return the CAs for the credentials."""
+        return self.connections.ca_pem.decode()
 
     def addresses(self) -> tuple[Address, ...]:
         """Return the addresses of the pool for the credentials, voters first."""

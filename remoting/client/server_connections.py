@@ -21,6 +21,7 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameTooLargeError
+from gpupool.remoting.transport.ca_bundle import ders_of, shows_one_of
 from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream
@@ -68,6 +69,7 @@ class ServerConnection:
         self.reason = ""
         """Why it was lost; empty while it is up."""
         self._given_up = ""
+        self.transport = stream.stream
         self._stream = stream
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
@@ -235,7 +237,8 @@ class Connections:
         self._dial = dial
         self._rng = rng
         self._log = log
-        self._context = client_context(credentials.ca_pem.encode())
+        self.ca_pem = credentials.ca_pem.encode()
+        self._context = client_context(self.ca_pem)
         self._nursery: trio.Nursery | None = None
         self._targets: dict[Address, _Target] = {}
         self._width = WIDTH_FIRST
@@ -405,6 +408,7 @@ class Connections:
         connection = ServerConnection(stream, welcome, target.address)
         self.by_server[welcome.server] = connection
         self._log.debug("connected to server %s at %s", connection.name, target.address)
+        self._take_authorities(connection, welcome.ca_pem)
         self._take_members(welcome.members)
         self._tell_change()
         for listener in list(self._listeners):
@@ -417,6 +421,25 @@ class Connections:
             self._tell_change()
             for listener in list(self._listeners):
                 listener.left(connection)
+
+    def _take_authorities(self, connection: ServerConnection, ca_pem: bytes) -> None:
+        """Trust the CAs that a server names, which one that is trusted already has verified.
+
+        One is dropped only on the word of a server that those that stay verify: whoever has stolen
+        the older key could otherwise have a client forget the newer CA.
+        """
+        try:
+            now, named = set(ders_of(self.ca_pem)), set(ders_of(ca_pem))
+        except AuthenticationError as error:
+            self._log.warning("server %s names a CA that is none: %s", connection.name, error)
+            return
+        if not named or named == now:
+            return
+        if now - named and not shows_one_of(connection.transport, ca_pem):
+            return
+        self.ca_pem = ca_pem
+        self._context = client_context(ca_pem)
+        self._log.debug("server %s names %d CAs to trust", connection.name, len(named))
 
     def _take_members(self, members: tuple[m.Member, ...]) -> None:
         self.members = {member.server: member for member in members}
@@ -431,6 +454,7 @@ class Connections:
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
         """Take note of the membership, and pass every push to the listeners."""
         if isinstance(message, m.Members):
+            self._take_authorities(connection, message.ca_pem)
             self._take_members(message.members)
         for listener in list(self._listeners):
             listener.pushed(connection, message)

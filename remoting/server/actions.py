@@ -74,4 +74,13 @@ class AskKey:
     peer: ServerId
 
 
-Action = Send | Hangup | Propose | StartSession | KillLease | CompilePolicy | AskUsage | AskKey
+@dataclass(frozen=True, slots=True)
+class MakeCa:
+    """Make the next CA, and have the voters keep its key; report with ``ca_made``."""
+
+    number: int
+
+
+Action = (
+    Send | Hangup | Propose | StartSession | KillLease | CompilePolicy | AskUsage | AskKey | MakeCa
+)

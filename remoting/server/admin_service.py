@@ -21,6 +21,7 @@ from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.record_query import RecordPage
+from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
@@ -286,9 +287,13 @@ class AdminService:
             server = context.state.servers.get(server_id)
             if server is None:
                 raise AuthenticationError("this server was removed from the pool")
+            trusted = [fingerprint_of(each) for each in context.state.authorities]
+            if trusted and signer.ca_sha256() not in trusted:
+                # Its certificate would be refused by all. The token is good for the next attempt.
+                raise NotNowError("the pool's CA was exchanged meanwhile", hint="try again")
             return m.Joined(
                 certificate_pem=certificate,
-                ca_pem=context.ca_pem,
+                ca_pem=signer.ca_pem(),
                 ca_key_pem=signer.key_pem() if server.voter else b"",
                 voter=server.voter,
                 members=context.members(),

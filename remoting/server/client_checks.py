@@ -65,6 +65,7 @@ def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]
         user=token.user,
         kind=token.kind,
         members=members,
+        ca_pem=context.exchanged_ca(),
     )
 
 

@@ -42,10 +42,10 @@ from gpupool.remoting.server.actions import (
     CompilePolicy,
     Hangup,
     KillLease,
+    MakeCa,
     Send,
     StartSession,
 )
-from gpupool.remoting.server.ca_key import CaKey
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.policy_compiler import PolicyCompiler
@@ -53,6 +53,8 @@ from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.router import Router
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.ca_exchange import CaExchange
+from gpupool.remoting.transport.ca_key import CaKey
 from gpupool.remoting.transport.certificate_renewal import Renewal, ServerCertificates
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream
@@ -107,7 +109,7 @@ class ControlServer:
         self._identity = identity
         self._links = links
         self._clock = clock
-        self._log = log
+        self._log, self._rate_limited_log = log, RateLimitedLog(log, clock)
         self._settings = settings or ServerSettings()
         self._follow = follow
         self._table_clock = table_clock or TableClock(
@@ -115,16 +117,14 @@ class ControlServer:
         )
         self._certificates = certificates or ServerCertificates(contexts=TlsContexts(identity))
         self.ca_key = self._make_ca_key(authority, save_key)
+        self._exchange = self._make_exchange()
         self._renewal = self._make_renewal()
         self._clock_problems: dict[str, str] = {}
         self._clocks_at, self._loop_lag_s = float("-inf"), 0.0
-        self._numbers = itertools.count(1)
         self._served: dict[int, _Served] = {}
-        self._killing: set[LeaseId] = set()
-        self._wake = trio.Event()
-        self._asleep_until = float("-inf")
+        self._numbers, self._killing = itertools.count(1), set[LeaseId]()
+        self._wake, self._asleep_until = trio.Event(), float("-inf")
         self._nursery: trio.Nursery | None = None
-        self._rate_limited_log = RateLimitedLog(log, clock)
         self._ask_records = ask_records
         self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(
@@ -135,8 +135,10 @@ class ControlServer:
             self_id=identity.server,
             incarnation=incarnation,
             software=software,
-            ca_pem=identity.ca_pem,
-            signer=lambda: self.ca_key.signer,
+            ca_pem=lambda: self._certificates.contexts.identity.ca_pem,
+            signer=lambda: self.ca_key.joiner,
+            has_keys=lambda: self.ca_key.is_whole,
+            issuer=lambda: self._exchange.issuer,
             host=host,
             clock=clock,
             rng=rng,
@@ -150,14 +152,27 @@ class ControlServer:
         )
 
     def _make_ca_key(self, authority: Authority | None, save: Callable[[bytes], None]) -> CaKey:
+        store = self._certificates.store
         return CaKey(
-            self._identity,
+            self._certificates.contexts,
             authority,
             machine=self._machine,
             now_ms=self._certificate_ms,
             log=self._log,
             save=save,
+            save_next=store.keep_next if store is not None else lambda _authority: None,
             valid=self._certificates.valid,
+        )
+
+    def _make_exchange(self) -> CaExchange:
+        return CaExchange(
+            self._certificates.contexts,
+            self.ca_key,
+            self._certificates.store,
+            machine=self._machine,
+            links=self._links,
+            now_ms=self._certificate_ms,
+            log=self._log,
         )
 
     def _make_renewal(self) -> Renewal | None:
@@ -204,6 +219,9 @@ class ControlServer:
         self._links.give_key = self.ca_key.give
         self._links.take_key = self.ca_key.take
         self._links.sign_certificate = self.ca_key.sign_for
+        self._links.take_next = self._exchange.take_next
+        self._links.next_kept = self._exchange.next_kept
+        self._exchange.changed = self._ca_changed
         self._machine.on_apply = self._wake_up
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -212,6 +230,7 @@ class ControlServer:
                     nursery.start_soon(router.pace)
                 if self._renewal is not None:
                     self._links.take_certificate = self._renewal.answered
+                    self._renewal.renewed = self._renewed
                     nursery.start_soon(self._renewal.run)
                 for listener in listeners:
                     assert router is not None
@@ -237,6 +256,7 @@ class ControlServer:
     async def _tick(self) -> None:
         """Run the controller's timers, and the consequences of each change of the table."""
         followed: object = None
+        followed_ca: object = ()
         while True:
             self._wake = trio.Event()
             state = self._machine.state
@@ -244,6 +264,10 @@ class ControlServer:
                 followed = state.servers
                 self._follow(tuple(state.servers), state.voters())
             self._do(self.controller.poll())
+            if followed_ca is not state.authorities and self._nursery is not None:
+                followed_ca = state.authorities
+                if self._exchange.is_behind():
+                    self._nursery.start_soon(self._exchange.follow)
             self._report_clocks()
             self._asleep_until = self.controller.wake_at()
             wait_s = max(0.0, self._asleep_until - self._clock.monotonic())
@@ -253,6 +277,15 @@ class ControlServer:
             if scope.cancelled_caught:
                 self._loop_lag_s = max(0.0, trio.current_time() - before - wait_s)
             await trio.lowlevel.checkpoint()
+
+    def _ca_changed(self) -> None:
+        """Get a certificate of the CA that signs, and tell clients of the CAs."""
+        if self._renewal is not None:
+            self._renewal.ca_changed()
+        self._do(self.controller.ca_changed())
+
+    def _renewed(self) -> None:
+        self._do(self.controller.reconcile_now())
 
     def _report_clocks(self) -> None:
         """Log what is wrong with the time, once, and that it is right again."""
@@ -291,6 +324,8 @@ class ControlServer:
                     self._nursery.start_soon(self._ask_usage, action)
                 case AskKey():
                     self._links.ask_key(action.peer)
+                case MakeCa():
+                    self._nursery.start_soon(self._make_ca, action)
         if self.controller.wake_at() < self._asleep_until:
             self._wake.set()
 
@@ -356,6 +391,13 @@ class ControlServer:
         except GpupoolError as error:
             result = error
         self._do(self.controller.policy_compiled(action.number, result))
+
+    async def _make_ca(self, action: MakeCa) -> None:
+        try:
+            result = await self._exchange.make()
+        except GpupoolError as error:
+            result = error
+        self._do(self.controller.ca_made(action.number, result))
 
     async def _kill(self, action: KillLease) -> None:
         try:

@@ -10,6 +10,8 @@ method calls, each of which returns the actions to carry out, in order (see ``ac
     session_opened(number, info or error)       a ``StartSession`` has ended
     policy_compiled(number, draft or error)     a ``CompilePolicy`` has ended
     usage_answered(number, page or error)       an ``AskUsage`` has ended
+    ca_made(number, CA or error)                a ``MakeCa`` has ended
+    ca_changed()                                this server trusts other CAs
     applied()                                   the table has changed
     poll()                                      time has passed; call again at ``wake_at()``
     reconcile_now()                             the host has changed: workers have ended
@@ -80,6 +82,7 @@ from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
+from gpupool.remoting.server.ca_service import CaService
 from gpupool.remoting.server.client_checks import authenticate, check_rights, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
@@ -95,6 +98,7 @@ from gpupool.remoting.server.service_context import (
 )
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.server.wait_queue import WaitQueue
+from gpupool.remoting.transport.ca_store import NextCa
 
 #: Calls of one connection that may be under way; further ones are refused.
 CALL_COUNT_MAX = 64
@@ -115,8 +119,10 @@ class Controller:
         self_id: ServerId,
         incarnation: Incarnation,
         software: Software,
-        ca_pem: bytes,
+        ca_pem: Callable[[], bytes],
         signer: Callable[[], Signer | None],
+        has_keys: Callable[[], bool] | None = None,
+        issuer: Callable[[], bytes] = bytes,
         host: SessionHost,
         clock: Clock,
         rng: Randomness,
@@ -137,6 +143,8 @@ class Controller:
             software=software,
             ca_pem=ca_pem,
             signer=signer,
+            has_keys=has_keys or (lambda: signer() is not None),
+            issuer=issuer,
             host=host,
             clock=clock,
             health=health,
@@ -158,19 +166,20 @@ class Controller:
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
         self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
-        self._followed: tuple[object, ...] = (None, None, None)
-        self._reconcile_at = float("-inf")
-        self._key_at = float("-inf")
+        self._followed: tuple[object, ...] = (None, None, None, b"")
+        self._reconcile_at = self._key_at = float("-inf")
         self._reconciler = Reconciler(context)
         self._leases = LeaseService(context)
         self._admin = AdminService(context)
         self._policies = PolicyService(context)
+        self._authorities = CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
             m.Ping: self._ping,
             **self._leases.handlers(),
             **self._admin.handlers(),
             **self._policies.handlers(),
             **BackupService(context).handlers(),
+            **self._authorities.handlers(),
         }
         assert self._handlers.keys() == set(m.CALLS.values()), "every call has one handler"
 
@@ -191,7 +200,7 @@ class Controller:
                 assert isinstance(message, m.Call)
                 self._handle(client, call, message)
             elif isinstance(message, m.FetchCa):
-                context.send(connection, call, m.CaCertificate(context.ca_pem))
+                context.send(connection, call, m.CaCertificate(context.ca_pem()))
                 context.hang_up(connection, "")
             elif isinstance(message, m.Hello):
                 self._greet(connection, call, message)
@@ -216,6 +225,17 @@ class Controller:
         self._leases.session_opened(number, result)
         # If the lease has ended meanwhile, this pass kills the new worker.
         self._reconcile()
+        return self._take()
+
+    def ca_made(self, number: int, result: NextCa | GpupoolError) -> list[Action]:
+        """Take the result of a ``MakeCa``."""
+        self._authorities.made(number, result)
+        return self._take()
+
+    def ca_changed(self) -> list[Action]:
+        """Tell clients and the table which CAs this server trusts now."""
+        self._seen = None
+        self._follow_table()
         return self._take()
 
     def policy_compiled(self, number: int, result: Draft | GpupoolError) -> list[Action]:
@@ -278,7 +298,7 @@ class Controller:
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
         client = Client(connection, token.id, token.user, token.kind, name)
-        client.members = self._known_members()
+        client.members, client.ca_pem = self._known_members(), context.exchanged_ca()
         self._clients.welcome(client)
         context.send(connection, call, welcome(context, token, client.members))
 
@@ -315,13 +335,14 @@ class Controller:
         self._seen = state
         self._leases.table_changed()
         members, belongs = self._known_members(), self._context.self_id in state.servers
-        followed = self._followed
+        ca_pem, followed = self._context.exchanged_ca(), self._followed
         if (
             followed[0] is not members
             or followed[1] is not state.tokens
             or followed[2] is not belongs
+            or followed[3] != ca_pem
         ):
-            self._followed = (members, state.tokens, belongs)
+            self._followed = (members, state.tokens, belongs, ca_pem)
             for client in self._clients.welcomed():
                 self._follow_client(client, members)
         else:
@@ -349,9 +370,11 @@ class Controller:
             context.hang_up(client.connection, reason)
             self._forget(client.connection)
             return
-        if client.kind is not TokenKind.SERVER and client.members != members:
-            client.members = members
-            context.send(client.connection, 0, m.Members(members))
+        ca_pem = context.exchanged_ca()
+        said = client.members == members and client.ca_pem == ca_pem
+        if client.kind is not TokenKind.SERVER and not said:
+            client.members, client.ca_pem = members, ca_pem
+            context.send(client.connection, 0, m.Members(members, ca_pem))
 
     def _known_members(self) -> tuple[m.Member, ...]:
         """Return the members: the same tuple for as long as they are the same."""
@@ -375,7 +398,7 @@ class Controller:
         self._leases.push_notices()
         state = context.state
         me = state.servers.get(context.self_id)
-        if me is not None and me.voter and context.signer() is None and self._key_at <= now:
+        if me is not None and me.voter and not context.has_keys() and self._key_at <= now:
             self._key_at = now + context.settings.key_every_s
             others = (voter for voter in state.voters() if voter != context.self_id)
             self._actions += [AskKey(voter) for voter in others]

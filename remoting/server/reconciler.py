@@ -9,12 +9,19 @@ from collections.abc import Mapping, Set
 from dataclasses import fields, replace
 from operator import attrgetter
 
-from gpupool.pool.model.commands import Command, GpuReading, ReportGpus, ServerUp
+from gpupool.pool.model.commands import (
+    Command,
+    GpuReading,
+    ReportGpus,
+    ReportIssuer,
+    ServerUp,
+)
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader
+from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import ServiceContext
@@ -81,6 +88,7 @@ class Reconciler:
         server = state.servers.get(self._self)
         if server is not None:
             self._report(server)
+            self._report_issuer(state, server)
 
     def _follow_leases(
         self,
@@ -170,6 +178,15 @@ class Reconciler:
         elif now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._once(ReportGpus(self._self, self._incarnation, moved))
+
+    def _report_issuer(self, state: PoolState, server: Server) -> None:
+        """Say which CA has signed this server's certificate, in a pool that exchanges its CA."""
+        if not state.authorities or server.incarnation != self._incarnation:
+            return
+        issuer = self._context.issuer()
+        known = {fingerprint_of(each) for each in state.authorities}
+        if issuer != server.issuer and issuer in known:
+            self._once(ReportIssuer(self._self, self._incarnation, issuer))
 
     def _inventory_differs(self, server: Server, gpus: tuple[Gpu, ...]) -> bool:
         if server.incarnation > self._incarnation:

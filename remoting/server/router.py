@@ -23,9 +23,12 @@ from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.preauth_limits import Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
-from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, PeerTransport, proven_peer
+from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     CONTROL_NAME,
+    NEWEST_CONTROL_NAME,
+    NEWEST_SERVER_SUFFIX,
     SERVER_SUFFIX,
     SESSION_SUFFIX,
     TlsContexts,
@@ -50,12 +53,15 @@ _SERVER_NAME = re.compile(r"[0-9a-z]{1,32}")
 class ToControl:
     """A client that wants to talk to the control server."""
 
+    newest: bool = False  # it trusts the CA that signs, perhaps no other one
+
 
 @dataclass(frozen=True, slots=True)
 class ToServer:
     """A peer that wants to reach this server id."""
 
     server: ServerId
+    newest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +99,11 @@ def route(data: bytes) -> Route | None:
 
 
 def _route_name(name: str) -> Route:
-    if name == CONTROL_NAME:
-        return ToControl()
+    if name in (CONTROL_NAME, NEWEST_CONTROL_NAME):
+        return ToControl(newest=name == NEWEST_CONTROL_NAME)
     label, dot, rest = name.partition(".")
-    if dot + rest == SERVER_SUFFIX and _SERVER_NAME.fullmatch(label):
-        return ToServer(ServerId(label))
+    if dot + rest in (SERVER_SUFFIX, NEWEST_SERVER_SUFFIX) and _SERVER_NAME.fullmatch(label):
+        return ToServer(ServerId(label), newest=dot + rest == NEWEST_SERVER_SUFFIX)
     if dot + rest == SESSION_SUFFIX and _SESSION_NAME.fullmatch(label):
         return ToSession(bytes.fromhex(label))
     raise RemoteProtocolError("not a gpupool connection", why=f"it asks for {name[:80]!r}")
@@ -291,12 +297,12 @@ class Router:
             if self._client_count() >= self._settings.client_count_max:
                 raise RemoteProtocolError("too many clients")
             tune(stream.socket, timeout_s=self._settings.client_timeout_s)
-            context = self._contexts.control()
+            context = self._contexts.control(newest=wanted.newest)
         elif isinstance(wanted, ToServer):
             if wanted.server != self._self_id:
                 raise RemoteProtocolError("it looks for another server", why=wanted.server)
             tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-            context = self._contexts.peer_server()
+            context = self._contexts.peer_server(newest=wanted.newest)
         else:
             return None
         turn = trio.Event()

@@ -45,6 +45,14 @@ class Signer(Protocol):
         """Return the CA's key, for a new voter."""
         ...
 
+    def ca_pem(self) -> bytes:
+        """Return the CA's certificate."""
+        ...
+
+    def ca_sha256(self) -> bytes:
+        """Return the SHA-256 of the CA's certificate in DER."""
+        ...
+
 
 @dataclass(eq=False, slots=True)
 class Client:
@@ -62,6 +70,7 @@ class Client:
     update_every_s: float = 0.0
     update_at: float = float("inf")
     members: tuple[m.Member, ...] = ()
+    ca_pem: bytes = b""
 
     def __str__(self) -> str:
         """Return who this is, for logs."""
@@ -129,8 +138,10 @@ class ServiceContext:
     self_id: ServerId
     incarnation: Incarnation
     software: Software
-    ca_pem: bytes
+    ca_pem: Callable[[], bytes]  # of every CA that is trusted
     signer: Callable[[], Signer | None]  # None while this server does not hold the CA's key
+    has_keys: Callable[[], bool]  # of every CA that is trusted
+    issuer: Callable[[], bytes]  # SHA-256 of the CA that has signed this server's certificate
     host: SessionHost
     clock: Clock
     health: Callable[[], RaftHealth]
@@ -165,6 +176,10 @@ class ServiceContext:
             m.Member(server.id, server.name, server.address, server.voter)
             for server in self.state.servers.values()
         )
+
+    def exchanged_ca(self) -> bytes:
+        """Return the CAs that are trusted, for clients; nothing before the first exchange."""
+        return self.ca_pem() if self.state.authorities else b""
 
     # --- actions ---------------------------------------------------------------------------------
 

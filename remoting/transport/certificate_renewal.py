@@ -5,6 +5,8 @@ signs its own; another one asks the voters over their links, one after the other
 checked, kept on the disk whole or not at all, and used for every connection from then on. The key
 is new each time, so that a stolen one ends with its certificate.
 
+It is due at once when the CA that signs is another one than the certificate's (ADR 0038).
+
 ``CertificateTime`` is the rule, without I/O; ``Renewal`` carries it out::
 
     renewal = Renewal(certificates, ...)
@@ -23,6 +25,13 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.policy.admission import duration_text
+from gpupool.remoting.transport.ca_bundle import (
+    certificates_of,
+    issuer_of,
+    newest_of,
+    number_of,
+)
+from gpupool.remoting.transport.ca_store import CaStore
 from gpupool.remoting.transport.failures import explain
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
@@ -50,6 +59,9 @@ class RenewalSettings:
 
     retry_base_s: float = 30.0
     retry_max_s: float = 6 * 3600.0
+
+    #: After the first failure to get a certificate of a new CA, which others may learn of later.
+    exchange_retry_s: float = 0.5
     answer_timeout_s: float = 10.0
 
     def retry_s(self, failures: int) -> float:
@@ -117,6 +129,9 @@ class ServerCertificates:
     #: How long certificates that it signs are good.
     valid: timedelta = SERVER_VALID
 
+    #: Keeps the CAs while one is exchanged for another. None leaves the CA as it is.
+    store: CaStore | None = None
+
 
 class CertificateSigner(Protocol):
     """A holder of the CA's key."""
@@ -165,10 +180,13 @@ class Renewal:
         self._log = log
         self._failures = 0
         self._failure = ""
+        self.renewed: Callable[[], None] = lambda: None
+        """Called after each renewal."""
         self._asked: ServerId | None = None
         self._answer = b""
         self._has_answer = trio.Event()
-        self._time = self._read_time()
+        self._awake = trio.Event()
+        self._time, self._is_current = self._read()
 
     def problems(self) -> tuple[str, ...]:
         """Return what is wrong with the certificate, as sentences."""
@@ -182,20 +200,39 @@ class Renewal:
             self._answer = certificate_pem
             self._has_answer.set()
 
+    def ca_changed(self) -> None:
+        """Look at the certificate anew, now: other CAs are trusted."""
+        self._time, self._is_current = self._read()
+        self._failures, self._failure = 0, ""
+        self._awake.set()
+
     async def run(self) -> None:
         """Renew the certificate whenever that is due; never returns."""
         while True:
+            self._awake = trio.Event()
             now_ms, due_ms = self._now_ms(), self._time.due_ms
-            if self._time.is_due(now_ms):
+            if not self._is_current or self._time.is_due(now_ms):
                 await self._attempt()
-                await trio.sleep(self._settings.retry_s(self._failures))
+                await self._sleep(self._retry_s())
                 continue
             for problem in self.problems():
                 self._log.warning("%s", problem)
             wait_s = self._settings.check_every_s
             if due_ms is not None:
                 wait_s = min(wait_s, max(0.0, (due_ms - now_ms) / 1000))
-            await trio.sleep(wait_s)
+            await self._sleep(wait_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._awake.wait()
+
+    def _retry_s(self) -> float:
+        usual_s = self._settings.retry_s(self._failures)
+        if self._is_current:
+            return usual_s
+        if not self._failures:
+            return 0.0  # the CA has changed meanwhile
+        return min(usual_s, self._settings.exchange_retry_s * 2.0 ** min(self._failures - 1, 20))
 
     async def _attempt(self) -> None:
         try:
@@ -203,7 +240,7 @@ class Renewal:
         except (GpupoolError, OSError) as error:
             self._failures += 1
             self._failure = str(error) if isinstance(error, GpupoolError) else explain(error)
-            retry_s = self._settings.retry_s(self._failures)
+            retry_s = self._retry_s()
             self._log.warning(
                 "this server's certificate could not be renewed: %s; again in %.0f s",
                 self._failure,
@@ -220,11 +257,17 @@ class Renewal:
         key, csr = create_key_and_csr(self._server)
         signer = self._signer()
         signed = signer.sign(self._server, csr) if signer is not None else await self._ask_all(csr)
-        ca_pem = self._contexts.identity.ca_pem
-        check_server_certificate(signed, key, self._server, ca_pem, self._now_ms())
-        identity = await trio.to_thread.run_sync(self._save, signed, key)
-        self._contexts.replace(identity)
-        self._time = self._read_time()
+        async with self._contexts.files:
+            identity = self._contexts.identity
+            ca_pem = newest_of(identity.ca_pem)
+            check_server_certificate(signed, key, self._server, ca_pem, self._now_ms())
+            saved = await trio.to_thread.run_sync(self._save, signed, key)
+            if len(certificates_of(identity.ca_pem)) > 1:
+                self._contexts.replace(identity, saved)
+            else:
+                self._contexts.replace(saved)
+            self._time, self._is_current = self._read()
+        self.renewed()
 
     async def _ask_all(self, csr_pem: bytes) -> bytes:
         """Return the certificate of the first voter that signs the request.
@@ -244,7 +287,12 @@ class Renewal:
                 return self._answer
         raise GpupoolError("no voter that holds the CA's key has signed it")
 
-    def _read_time(self) -> CertificateTime:
-        identity = self._contexts.identity
-        ca_ends_ms = validity_of(identity.ca_pem).ends_ms
-        return CertificateTime(validity_of(identity.certificate_path.read_bytes()), ca_ends_ms)
+    def _read(self) -> tuple[CertificateTime, bool]:
+        """Return the newest certificate's times, and whether it is of the CA that signs."""
+        identity = self._contexts.newest
+        certificate, signer = identity.certificate_path.read_bytes(), newest_of(identity.ca_pem)
+        times = CertificateTime(validity_of(certificate), validity_of(signer).ends_ms)
+        others = certificates_of(identity.ca_pem)[:-1]
+        is_current = issuer_of(certificate, signer) is not None
+        # Of no CA that is known it is not replaced: nobody would be believed to have signed it.
+        return times, is_current or not (others or number_of(signer) > 1)

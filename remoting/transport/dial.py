@@ -1,6 +1,5 @@
 """From an address to a welcomed control connection, and the first contact of a new machine."""
 
-import hmac
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText
+from gpupool.remoting.transport.ca_bundle import certificates_of, member_with
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.pki import (
     CONTROL_NAME,
+    NEWEST_CONTROL_NAME,
+    ClientContext,
     client_context,
-    fingerprint,
     first_contact_context,
     server_of,
 )
@@ -53,7 +54,8 @@ async def dial_tls(address: Address, context: ssl.SSLContext) -> trio.abc.Stream
     """Return a handshaken TLS connection to the control server at ``address``."""
     tcp = await trio.open_tcp_stream(address.host, address.port)
     tune(tcp.socket, timeout_s=SERVER_TIMEOUT_S)
-    tls = trio.SSLStream(tcp, context, server_hostname=CONTROL_NAME, https_compatible=True)
+    name = context.server_name if isinstance(context, ClientContext) else CONTROL_NAME
+    tls = trio.SSLStream(tcp, context, server_hostname=name, https_compatible=True)
     try:
         await tls.do_handshake()
     except BaseException:
@@ -143,8 +145,13 @@ def _refusal(error: BaseException, address: Address) -> GpupoolError:
     )
 
 
-async def fetch_ca(token: TokenText, address: Address, *, dial: Dial = dial_tls) -> bytes:
-    """Return the CA certificate (PEM) that ``address`` shows, if it is that of the token.
+async def fetch_ca(
+    token: TokenText, address: Address, *, dial: Dial = dial_tls
+) -> tuple[bytes, ClientContext]:
+    """Return the CA certificate (PEM) of the token, as ``address`` shows it, and what trusts it.
+
+    While the pool exchanges its CA a server shows two. The one that the token does not name is not
+    trusted: whoever stands between may have put it there.
 
     Raises:
         UnreachableError: nothing answers there.
@@ -163,21 +170,24 @@ async def fetch_ca(token: TokenText, address: Address, *, dial: Dial = dial_tls)
     answer = received[1]
     if isinstance(answer, m.Refused):
         raise m.to_error(answer)
-    if not isinstance(answer, m.CaCertificate) or not hmac.compare_digest(
-        fingerprint(answer.pem), token.ca_sha256
-    ):
+    shown = answer.pem if isinstance(answer, m.CaCertificate) else b""
+    ca_pem = member_with(shown, token.ca_sha256)
+    if ca_pem is None:
         raise AuthenticationError(
             f"{address} does not belong to the pool of this token",
             why="its CA has another fingerprint",
             hint="check the address, or ask for a new token; nothing secret was sent",
         )
-    return answer.pem
+    context = client_context(ca_pem)
+    if ca_pem != certificates_of(shown)[0]:
+        context.server_name = NEWEST_CONTROL_NAME
+    return ca_pem, context
 
 
 async def first_contact(
     token: TokenText, greeting: Greeting, *, dial: Dial = dial_tls
 ) -> tuple[MessageStream, m.Welcome, bytes]:
-    """Return a welcomed connection to any server of the token, and the CA certificate (PEM).
+    """Return a welcomed connection to any server of the token, and the CAs to trust (PEM).
 
     Raises:
         AuthenticationError: a server of the pool refuses the token.
@@ -186,14 +196,14 @@ async def first_contact(
     failures: list[GpupoolError] = []
     for address in token.addresses:
         try:
-            ca_pem = await fetch_ca(token, address, dial=dial)
+            ca_pem, context = await fetch_ca(token, address, dial=dial)
             connection, welcome = await connect(
-                address, client_context(ca_pem), greeting, cluster_id=token.cluster_id, dial=dial
+                address, context, greeting, cluster_id=token.cluster_id, dial=dial
             )
         except GpupoolError as error:
             failures.append(error)
         else:
-            return connection, welcome, ca_pem
+            return connection, welcome, welcome.ca_pem or ca_pem
     raise worst(failures, tuple(token.addresses))
 
 

@@ -7,8 +7,9 @@ because the side that opened it evidently has none.
 
 A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock; a question
 for the wall clock, asked every ``CLOCK_EVERY_S``, with its answer; the CA's key, which a newly
-promoted voter asks another voter for; and a new certificate, which a server without that key asks a
-voter for. A server whose wall clock is set greets again at once, and a
+promoted voter asks another voter for; the key of a CA that is to be the next, which every voter
+gets before anybody trusts it; and a new certificate, which a server without the key asks a voter
+for. A server whose wall clock is set greets again at once, and a
 greeting makes its receiver ask: only a question measures a clock, because it has bounds.
 
 Public: ``PeerTransport(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
@@ -31,6 +32,7 @@ from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
+from gpupool.remoting.transport.ca_bundle import shows_one_of
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.link_clock import (
     CLOCK_EVERY_S,
@@ -39,14 +41,8 @@ from gpupool.remoting.transport.link_clock import (
     LinkClock,
     WallSteps,
 )
-from gpupool.remoting.transport.pki import (
-    CSR_SIZE_MAX,
-    Identity,
-    TlsContexts,
-    server_name,
-    server_of,
-)
-from gpupool.remoting.transport.socket_options import tune
+from gpupool.remoting.transport.peer_dial import TlsDialler
+from gpupool.remoting.transport.pki import CSR_SIZE_MAX, Identity, TlsContexts
 
 FRAME_SIZE_MAX = 16 * 1024 * 1024
 """Of Raft's own frames; the same as consensus allows."""
@@ -61,7 +57,6 @@ WRITE_SIZE_MAX = 256 * 1024
 READ_SIZE = 64 * 1024
 DIAL_TIMEOUT_S = 3.0
 GREETING_TIMEOUT_S = 3.0
-PEER_TIMEOUT_S = 10.0
 BACKOFF_BASE_S = 0.05
 BACKOFF_MAX_S = 2.0
 FALLBACK_DIAL_S = 0.5
@@ -92,6 +87,8 @@ class Kind(IntEnum):
     CLOCK_GIVE = 6
     CERTIFICATE_ASK = 7
     CERTIFICATE_GIVE = 8  # empty when the asked server does not sign it
+    NEXT_KEY_GIVE = 9  # a CA that nobody trusts yet: its certificate and its key
+    NEXT_KEY_KEPT = 10  # the SHA-256 of that certificate: its key is on the disk
 
 
 @dataclass(eq=False, slots=True)
@@ -166,7 +163,7 @@ class PeerTransport:
         self._rng = rng
         self._address_of = address_of
         self._log = log
-        self._dial: Dial = dial or _TlsDialler(contexts or TlsContexts(identity))
+        self._dial: Dial = dial or TlsDialler(contexts or TlsContexts(identity))
         self._events: PeerEvents | None = None
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
@@ -179,6 +176,10 @@ class PeerTransport:
         """Returns a certificate for a peer's request, or nothing."""
         self.take_certificate: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
         """Takes the answer of a peer that was asked for a certificate; it may be empty."""
+        self.take_next: Callable[[ServerId, bytes], bytes] = lambda _peer, _ca: b""
+        """Keeps the next CA that a peer sent, and returns its SHA-256, or nothing."""
+        self.next_kept: Callable[[ServerId, bytes], None] = lambda _peer, _sha256: None
+        """Takes note that a peer keeps the next CA."""
         self.removed_by: set[ServerId] = set()
         """Servers that hung up on this one because it was removed from the pool."""
 
@@ -270,6 +271,16 @@ class PeerTransport:
     def ask_certificate(self, peer: ServerId, csr_pem: bytes) -> bool:
         """Ask ``peer`` to sign a request; ``take_certificate`` gets the answer."""
         return self._put(peer, Kind.CERTIFICATE_ASK, csr_pem)
+
+    def give_next(self, peer: ServerId, authority: bytes) -> bool:
+        """Send the next CA with its key; ``next_kept`` gets the answer."""
+        return self._put(peer, Kind.NEXT_KEY_GIVE, authority)
+
+    def drop_strangers(self, ca_pem: bytes) -> None:
+        """End the links whose other end has shown a certificate of no CA of the bundle."""
+        for link in list(self._links.values()):
+            if not shows_one_of(link.stream, ca_pem):
+                self._drop(link)
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -422,6 +433,11 @@ class PeerTransport:
                 self._put(link.peer, Kind.CERTIFICATE_GIVE, signed)
             case Kind.CERTIFICATE_GIVE if len(body) <= CERTIFICATE_SIZE_MAX:
                 self.take_certificate(link.peer, body)
+            case Kind.NEXT_KEY_GIVE if len(body) <= KEY_SIZE_MAX:
+                if kept := self.take_next(link.peer, body):
+                    self._put(link.peer, Kind.NEXT_KEY_KEPT, kept)
+            case Kind.NEXT_KEY_KEPT:
+                self.next_kept(link.peer, body)
             case Kind.REMOVED:
                 self._log.warning("server %s says that this one was removed", link.peer)
                 self.removed_by.add(link.peer)
@@ -462,31 +478,3 @@ class PeerTransport:
                 body = GREETING.pack(VERSION, self._clock.wall_ms())
                 for peer in list(self._links):
                     self._put(peer, Kind.GREETING, body)
-
-
-class _TlsDialler:
-    """Opens a mutually authenticated TLS connection to a peer."""
-
-    def __init__(self, contexts: TlsContexts) -> None:
-        self._contexts = contexts
-
-    async def __call__(self, peer: ServerId, address: Address) -> trio.abc.Stream:
-        tcp = await trio.open_tcp_stream(address.host, address.port)
-        tune(tcp.socket, timeout_s=PEER_TIMEOUT_S)
-        stream = trio.SSLStream(
-            tcp,
-            self._contexts.peer_client(),
-            server_hostname=server_name(peer),
-            https_compatible=True,
-        )
-        try:
-            await stream.do_handshake()
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
-        return stream
-
-
-def proven_peer(stream: "trio.SSLStream[trio.SocketStream]") -> ServerId | None:
-    """Return which server the other end of a handshaken, mutual TLS connection has proven to be."""
-    return server_of(stream.getpeercert())

@@ -2,6 +2,8 @@
 
 TLS 1.3 only. A server's certificate is good for two names: ``control.gpupool``, which clients ask
 for, and ``<server id>.server.gpupool``, which peers ask for and by which it proves itself to them.
+While two CAs are trusted it has two certificates: these names are answered with the one of the
+older CA, and names with ``newest`` in them with the one of the CA that signs.
 All keys are ECDSA over P-256 (FIPS 186-5), certificates as in RFC 5280. Every voter holds the CA's
 key, so that servers can join after the first server is lost.
 """
@@ -14,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import trio
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -26,6 +29,8 @@ from gpupool.pool.model.ids import ServerId
 CONTROL_NAME = "control.gpupool"
 SERVER_SUFFIX = ".server.gpupool"
 SESSION_SUFFIX = ".session.gpupool"
+NEWEST_CONTROL_NAME = "newest.control.gpupool"
+NEWEST_SERVER_SUFFIX = ".newest-server.gpupool"
 
 CA_VALID = timedelta(days=3650)
 SERVER_VALID = timedelta(days=365)
@@ -65,6 +70,11 @@ def server_name(server: ServerId) -> str:
     return server + SERVER_SUFFIX
 
 
+def newest_server_name(server: ServerId) -> str:
+    """Return the TLS name of ``server`` for a peer that trusts the CA that signs."""
+    return server + NEWEST_SERVER_SUFFIX
+
+
 def fingerprint(certificate_pem: bytes) -> bytes:
     """Return the SHA-256 of a certificate's DER form.
 
@@ -83,10 +93,13 @@ def fingerprint(certificate_pem: bytes) -> bytes:
 # --- making certificates -------------------------------------------------------------------------
 
 
-def create_ca(cluster_id: str, now: datetime) -> Authority:
-    """Return a new CA, which may sign servers and nothing below them."""
+def create_ca(cluster_id: str, now: datetime, *, number: int = 1) -> Authority:
+    """Return a new CA, which may sign servers and nothing below them: the ``number``-th."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"gpupool {cluster_id}")])
+    words = [x509.NameAttribute(NameOID.COMMON_NAME, f"gpupool {cluster_id}")]
+    if number > 1:
+        words.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, str(number)))
+    name = x509.Name(words)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -143,7 +156,8 @@ def sign_server(
     ca_key = serialization.load_pem_private_key(authority.key_pem, password=None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
         raise AuthenticationError("the CA's key is of the wrong kind")
-    names = [x509.DNSName(CONTROL_NAME), x509.DNSName(server_name(server))]
+    texts = (CONTROL_NAME, server_name(server), NEWEST_CONTROL_NAME, newest_server_name(server))
+    names = [x509.DNSName(each) for each in texts]
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
         x509.CertificateBuilder()
@@ -301,13 +315,19 @@ def peer_client_context(identity: Identity) -> ssl.SSLContext:
     return context
 
 
-def client_context(ca_pem: bytes) -> ssl.SSLContext:
-    """Return a client's context, which trusts the cluster CA alone.
+class ClientContext(ssl.SSLContext):
+    """A client's context, with the name that it asks a server for."""
+
+    server_name = CONTROL_NAME
+
+
+def client_context(ca_pem: bytes) -> ClientContext:
+    """Return a client's context, which trusts the cluster CA alone, or both of a bundle.
 
     Raises:
         AuthenticationError: when ``ca_pem`` is no certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
+    context = ClientContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
     _harden(context)
     try:
         context.load_verify_locations(cadata=ca_pem.decode())
@@ -316,48 +336,62 @@ def client_context(ca_pem: bytes) -> ssl.SSLContext:
     return context
 
 
+_Make = Callable[[Identity], ssl.SSLContext]
+
+
 class TlsContexts:
     """The TLS settings of one server, which a new certificate replaces while the server runs.
 
-    Each connection takes the context of its moment. Those that are up keep theirs.
+    Each connection takes the context of its moment. Those that are up keep theirs. While two CAs
+    are trusted there may be a second identity, of the one that signs; without it the first serves.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, newest: Identity | None = None) -> None:
         """Make none yet: each is made when a connection first needs it."""
-        self._identity = identity
-        self._made: dict[Callable[[Identity], ssl.SSLContext], ssl.SSLContext] = {}
+        self._identity, self._newest = identity, newest
+        self._made: dict[tuple[_Make, bool], ssl.SSLContext] = {}
+        self.files = trio.Lock()
+        """Held by a task that changes the files of this server's certificates."""
 
     @property
     def identity(self) -> Identity:
         """Return what this server proves itself with now."""
         return self._identity
 
-    def control(self) -> ssl.SSLContext:
+    @property
+    def newest(self) -> Identity:
+        """Return what it proves itself with to those who know the CA that signs."""
+        return self._newest or self._identity
+
+    def control(self, *, newest: bool = False) -> ssl.SSLContext:
         """Return the context for clients."""
-        return self._context(control_context)
+        return self._context(control_context, newest=newest)
 
-    def peer_server(self) -> ssl.SSLContext:
+    def peer_server(self, *, newest: bool = False) -> ssl.SSLContext:
         """Return the context for peers that dial."""
-        return self._context(peer_server_context)
+        return self._context(peer_server_context, newest=newest)
 
-    def peer_client(self) -> ssl.SSLContext:
+    def peer_client(self, *, newest: bool = False) -> ssl.SSLContext:
         """Return the context for dialling a peer."""
-        return self._context(peer_client_context)
+        return self._context(peer_client_context, newest=newest)
 
-    def replace(self, identity: Identity) -> None:
-        """Use another certificate from now on.
+    def replace(self, identity: Identity, newest: Identity | None = None) -> None:
+        """Use other certificates from now on.
 
         Raises:
-            OSError: when it cannot be used; the former one stays.
+            OSError: when one cannot be used; the former ones stay.
         """
         kinds = (control_context, peer_server_context, peer_client_context)
-        made = {make: make(identity) for make in kinds}
-        self._identity, self._made = identity, made
+        made = {(make, False): make(identity) for make in kinds}
+        if newest is not None:
+            made |= {(make, True): make(newest) for make in kinds}
+        self._identity, self._newest, self._made = identity, newest, made
 
-    def _context(self, make: Callable[[Identity], ssl.SSLContext]) -> ssl.SSLContext:
-        if make not in self._made:
-            self._made[make] = make(self._identity)
-        return self._made[make]
+    def _context(self, make: _Make, *, newest: bool) -> ssl.SSLContext:
+        key = make, newest and self._newest is not None
+        if key not in self._made:
+            self._made[key] = make(self.newest if newest else self._identity)
+        return self._made[key]
 
 
 def first_contact_context() -> ssl.SSLContext:

@@ -332,6 +332,10 @@ class ClusterFaults:
             self._cluster.operator.relabel(server, {"rack": random.choice(RACKS)})
         elif what == "set-clock":
             self._cluster.operator.set_clock()
+        elif what == "rotate-ca":
+            self._cluster.operator.rotate_ca()
+        elif what == "retire-ca":
+            self._cluster.operator.retire_ca()
         elif what == "replace":
             self._cluster.replace(random.choice(self.server_names()))
 

@@ -7,11 +7,13 @@ from random import Random
 
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
+from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.cluster.caller import Caller
 from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.kernel.ca_files import FIRST_CA, CaFiles
 from gpupool.simulations.kernel.process import Process
 
 TOKEN_VALID_S = 30 * 86400.0
@@ -109,6 +111,17 @@ class Operator:
         """Set the table's time to where the voters' clocks are."""
         self._order(m.SetClock(), lambda _at: None)
 
+    def rotate_ca(self) -> None:
+        """Exchange the CA that signs for another one."""
+        known = self._environment.checkers.logs.state.authorities or (FIRST_CA,)
+        self._order(m.RotateCa(fingerprint_of(known[-1])), lambda _at: None)
+
+    def retire_ca(self) -> None:
+        """Trust the older of two CAs no more."""
+        known = self._environment.checkers.logs.state.authorities
+        if len(known) > 1:
+            self._order(m.RetireCa(fingerprint_of(known[0]), False), lambda _at: None)
+
     def remove(self, server: ServerId, removed: Callable[[bool], None]) -> None:
         """Take a server out of the pool for good; ``removed`` gets whether the pool agreed."""
         self._order(
@@ -166,6 +179,8 @@ class Joiner:
         del at
         if isinstance(answer, m.Joined):
             self.process.kill()
+            ca, keys = answer.ca_pem, {answer.ca_key_pem} if answer.ca_key_pem else set[bytes]()
+            self._environment.machines[self._machine].authorities = CaFiles((ca,), ca, ca, keys)
             self._joined([member.server for member in answer.members])
         else:
             self._environment.trace.note(self._machine, "not-joined", f"{answer}")

@@ -7,6 +7,7 @@ from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.ids import LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.simulations.checkers.accounts_checker import AccountsClose
+from gpupool.simulations.checkers.ca_checker import CaHolds
 from gpupool.simulations.checkers.history import History
 from gpupool.simulations.checkers.late_commands import LateCommands
 from gpupool.simulations.checkers.lease_causes import LeaseCauses
@@ -70,6 +71,7 @@ class Checkers:
         self.one_serves = OneServes(failures)
         self.linearizable = Linearizable(failures)
         self.accounts = AccountsClose(failures)
+        self.authorities = CaHolds(failures)
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Environment:
         checkers = self.checkers
         checkers.table.applied(index, state)
         checkers.time.applied(state, self.wall_clocks(), self.scheduler.now)
+        checkers.authorities.applied(state, self.machines.values())
         checkers.memory.applied(index, state, self.machines.values())
         self._judge_command(index, command, result, before, state)
         self.history.pool_holds(state.leases.values(), self.scheduler.now)

@@ -21,9 +21,11 @@ from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.server.actions import (
     Action,
     AskKey,
+    AskUsage,
     CompilePolicy,
     Hangup,
     KillLease,
+    MakeCa,
     Send,
     StartSession,
 )
@@ -31,10 +33,12 @@ from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.software import Software
 from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.cluster.simulated_ca import SimulatedCa
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.cluster.watched_tables import WatchedMachine
+from gpupool.simulations.kernel.ca_files import FIRST_CA
 from gpupool.simulations.kernel.machines import Machine, SimulatedHost
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_disk import PowerLostError
@@ -58,17 +62,6 @@ class Packet:
 
     call: int
     message: m.Message
-
-
-class _Signer:
-    """Signs anything: certificates are not what is tested here."""
-
-    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
-        del csr_pem
-        return server.encode()
-
-    def key_pem(self) -> bytes:
-        return b"key"
 
 
 class ServerProcess(Process):
@@ -120,6 +113,9 @@ class ServerProcess(Process):
         self.table_clock = TableClock(
             lambda: self.table.state, self_id=self.server, clock=machine.clock
         )
+        self.ca = SimulatedCa(
+            self, environment, machine, self.scheduler.random(f"ca/{machine.name}")
+        )
         self.host = SimulatedHost(machine, self, start_s=environment.options.worker_start_s)
 
     # --- life -------------------------------------------------------------------------------------
@@ -135,6 +131,7 @@ class ServerProcess(Process):
         storage = Storage(machine.disk, create=self._create)
         if self._first:
             bootstrap(storage, self.server)
+            self.ca.files.keys.add(FIRST_CA)
         name = f"{machine.name}/{machine.incarnation}"
         self.links = SimulatedTransport(
             self.server,
@@ -144,6 +141,7 @@ class ServerProcess(Process):
             locate=environment.locate,
             identify=environment.identify,
             is_removed=lambda peer: peer in self.table.state.removed,
+            trusts=self.ca.trusts,
             clock=machine.clock,
             sends=partial(environment.checkers.sizes.frame, machine.name),
         )
@@ -185,8 +183,10 @@ class ServerProcess(Process):
             self_id=self.server,
             incarnation=machine.incarnation,
             software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
-            ca_pem=b"ca",
-            signer=_Signer,
+            ca_pem=lambda: b"".join(self.ca.files.trusted),
+            signer=self.ca.signer,
+            has_keys=self.ca.has_keys,
+            issuer=self.ca.issuer,
             host=self.host,  # type: ignore[arg-type]
             clock=machine.clock,
             rng=self.scheduler.random(f"steward/{machine.name}/{machine.incarnation}"),
@@ -195,6 +195,7 @@ class ServerProcess(Process):
             role=replicated_log.role,
             table_clock=self.table_clock,
         )
+        self.ca.started()
         self._poll()
 
     def _guard(self, action: Callable[[], None]) -> None:
@@ -258,6 +259,8 @@ class ServerProcess(Process):
                 lambda _now: replicated_log.node.set_servers(servers, removed=removed)
             )
             replicated_log.submit(lambda _now: replicated_log.node.reconcile_voters(state.voters()))
+        if known:
+            self.ca.follow()
         self._poll()
 
     # --- the controller ---------------------------------------------------------------------------
@@ -303,7 +306,11 @@ class ServerProcess(Process):
                 case CompilePolicy():
                     self.run(partial(self._compile_policy, action))
                 case AskKey():
-                    pass
+                    self.ca.ask_key(action.peer)
+                case MakeCa():
+                    self.ca.make(action.number)
+                case AskUsage():
+                    pass  # no client of the simulator asks
         self._set_timer()
 
     def _send(self, action: Send) -> None:
@@ -316,6 +323,11 @@ class ServerProcess(Process):
         checkers.unserved.sent(self.machine, token, message, age_s, self.scheduler.now)
         checkers.sizes.message(self.machine, message, from_server=True)
         end.send(Packet(action.call, message))
+
+    def controlled(self, act: Callable[[Controller], list[Action]]) -> None:
+        """Tell the controller something, and carry out its actions."""
+        if self.controller is not None:
+            self.do(act(self.controller))
 
     def _decided(self, number: int, outcome: Outcome) -> None:
         if self.controller is not None:

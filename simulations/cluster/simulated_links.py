@@ -50,6 +50,7 @@ class SimulatedTransport:
         locate: Callable[[ServerId], str | None],
         identify: Callable[[str], ServerId | None],
         is_removed: Callable[[ServerId], bool],
+        trusts: Callable[[str], bool] = lambda _machine: True,
         clock: Clock,
         sends: Callable[[bytes], None] = lambda _frame: None,
     ) -> None:
@@ -61,6 +62,7 @@ class SimulatedTransport:
         self._locate = locate
         self._identify = identify
         self._is_removed = is_removed
+        self._trusts = trusts
         self._clock = clock
         self._link_clocks: dict[ServerId, LinkClock] = {}
         self._steps = WallSteps(clock)
@@ -98,7 +100,13 @@ class SimulatedTransport:
         peer = self._identify(machine)
         if peer is None or (self._is_removed(peer) and peer not in self._peers):
             return None
-        return _PeerEnd(self, peer)
+        return _PeerEnd(self, peer) if self._trusts(machine) else None
+
+    def drop_all(self) -> None:
+        """End every link; they come up again between servers that trust each other."""
+        for peer, end in list(self._links.items()):
+            end.close()
+            self.lost(peer, end)
 
     def connected(self) -> tuple[ServerId, ...]:
         """Return the peers with a live connection."""

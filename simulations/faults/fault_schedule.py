@@ -372,4 +372,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "rot": _forget("rot"),
     "clone": _clone,
     "recover": _recover,
+    "rotate-ca": _operate("rotate-ca"),
+    "retire-ca": _operate("retire-ca"),
 }

@@ -13,6 +13,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.simulations.kernel.ca_files import CaFiles
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import Scheduler
@@ -71,6 +72,7 @@ class Machine:
         """Its label when its server starts."""
         self.clock = clock
         self.disk = SimulatedDisk(random)
+        self.authorities = CaFiles()
         self.incarnation = Incarnation(0)
         self.process: Process | None = None
         self.workers: list[Worker] = []

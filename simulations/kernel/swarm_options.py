@@ -60,6 +60,8 @@ FAULT_KINDS = (
     "rot",  # one bit of what a server has on its disk flips while it is down
     "clone",  # a copy of a server's state directory is started on another machine beside it
     "recover",  # all servers stop, one is recovered, one returns as it was, the others join anew
+    "rotate-ca",  # an operator exchanges the CA; the older one stays trusted
+    "retire-ca",  # and drops the older one, unless a server still uses it
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 

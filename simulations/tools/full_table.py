@@ -150,7 +150,7 @@ def _controller(machine: PoolMachine, server: ServerId) -> Controller:
         self_id=server,
         incarnation=Incarnation(1),
         software=Software(me.address, "", "", "", (), 0, False),
-        ca_pem=b"",
+        ca_pem=bytes,
         signer=lambda: None,
         host=_IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
         clock=SystemClock(),

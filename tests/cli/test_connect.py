@@ -28,8 +28,9 @@ OLD = Credentials(
 MOVED = (Address("10.0.0.5"), Address("10.0.0.6"))
 
 
-def remember(path: Path) -> None:
-    connect._remember_addresses(str(path), OLD, MOVED)  # pyright: ignore[reportPrivateUsage]
+def remember(path: Path, ca_pem: str = OLD.ca_pem) -> None:
+    known = str(path), OLD, MOVED, ca_pem
+    connect._remember_pool(*known)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_new_addresses_are_kept(tmp_path: Path) -> None:
@@ -37,6 +38,13 @@ def test_new_addresses_are_kept(tmp_path: Path) -> None:
     save_credentials(path, OLD)
     remember(path)
     assert load_credentials(path) == OLD.at(MOVED)
+
+
+def test_other_cas_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "credentials.json"
+    save_credentials(path, OLD)
+    remember(path, "two CAs")
+    assert load_credentials(path) == OLD.at(MOVED).trusting("two CAs")
 
 
 def test_a_newer_login_is_not_undone(tmp_path: Path) -> None:

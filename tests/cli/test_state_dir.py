@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpupool.cli.lib.files import replace_file
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -22,6 +23,7 @@ from gpupool.cli.server.state_dir import (
 )
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.transport.ca_bundle import issuer_of
 from gpupool.remoting.transport.pki import (
     control_context,
     create_ca,
@@ -202,3 +204,103 @@ def test_a_former_self_is_remembered_until_it_is_removed(tmp_path: Path) -> None
     state.forget_former()
     assert b"former" not in state.read("identity.json")
     state.close()
+
+
+# --- exchanges of the CA --------------------------------------------------------------------------
+
+
+class Exchange:
+    """A state directory, and the CAs that its pool has one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.state = created(path)
+        self.path = path
+        now = datetime.now(UTC)
+        self.cas = [create_ca("c0ffee", now, number=number) for number in (1, 2, 3)]
+        self.state.write(CA_CERTIFICATE, self.cas[0].certificate_pem)
+        self.state.write(CA_KEY, self.cas[0].key_pem)
+        self.certified(0)
+
+    def certified(self, number: int) -> None:
+        key, csr = create_key_and_csr(IDENTITY.server)
+        signed = sign_server(self.cas[number], csr, IDENTITY.server, datetime.now(UTC))
+        self.state.keep_certificate(signed, key)
+
+    def trust(self, *numbers: int) -> None:
+        bundle = b"".join(self.cas[each].certificate_pem for each in numbers)
+        self.state.trust(bundle, self.cas[numbers[0]].key_pem)
+
+    def shown(self) -> list[int]:
+        """Return which CAs have signed what is shown under the usual names, and the newest."""
+        usual, newest = self.state.tls_identities()
+        return [
+            number
+            for identity in (usual, newest or usual)
+            for number, ca in enumerate(self.cas)
+            if issuer_of(identity.certificate_path.read_bytes(), ca.certificate_pem)
+        ]
+
+
+def test_a_ca_is_exchanged_and_a_new_certificate_takes_the_place_of_the_old_one(
+    tmp_path: Path,
+) -> None:
+    lab = Exchange(tmp_path / "state")
+    lab.state.keep_next(lab.cas[1])
+    lab.trust(0, 1)
+    assert lab.shown() == [0, 0]
+    lab.certified(1)
+    assert lab.shown() == [0, 1]
+    assert lab.state.next_authority() == lab.cas[1]
+    lab.trust(1)
+    assert lab.shown() == [1, 1]
+    assert lab.state.read(CA_KEY) == lab.cas[1].key_pem
+    assert lab.state.next_authority() is None
+    lab.certified(1)
+    assert lab.shown() == [1, 1]
+    for identity in lab.state.tls_identities():
+        if identity is not None:
+            control_context(identity)
+
+
+def test_a_server_that_was_away_comes_from_one_exchange_into_the_next(tmp_path: Path) -> None:
+    """The simulator found it: its usual certificate was of a CA that nobody trusts any more."""
+    lab = Exchange(tmp_path / "state")
+    lab.trust(0, 1)
+    lab.certified(1)
+    lab.trust(1, 2)
+    assert lab.shown() == [1, 1]
+    lab.certified(2)
+    assert lab.shown() == [1, 2]
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2, 3])
+def test_the_end_of_an_exchange_that_a_crash_has_broken_off_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    lab = Exchange(tmp_path / "state")
+    lab.trust(0, 1)
+    lab.certified(1)
+    done: list[str] = []
+
+    def write(self: StateDir, name: str, data: bytes) -> None:
+        if len(done) == writes:
+            raise KeyboardInterrupt
+        done.append(name)
+        replace_file(self.path / name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDir, "write", write)
+        if writes == 3:
+            lab.trust(1)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                lab.trust(1)
+    assert done == [CERTIFICATE, CA_KEY, CA_CERTIFICATE][:writes]
+    # What a start finds can be used, and the order is carried out whole.
+    for identity in lab.state.tls_identities():
+        if identity is not None:
+            control_context(identity)
+    lab.trust(1)
+    assert lab.shown() == [1, 1]
+    assert lab.state.read(CA_CERTIFICATE) == lab.cas[1].certificate_pem
+    assert not (lab.path / "server-next.pem").exists()

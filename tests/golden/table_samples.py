@@ -7,6 +7,7 @@ answers is recorded, and the whole table after some of them.
 import dataclasses
 import json
 from collections.abc import Callable
+from hashlib import sha256
 
 from tests.golden.recorded import GOLDEN, is_rewriting, read
 from tests.golden.samples import bare, enums_of, full
@@ -277,6 +278,20 @@ def clock_set() -> list[Command]:
     return [back, back, commands.Tick()]
 
 
+def ca_exchanged() -> list[Command]:
+    """Return how the pool gets another CA, in the era that the clock's setting began."""
+    old, new = b"the first CA", b"the second CA"
+    retired = sha256(old).digest()
+    return [
+        commands.RotateCa(old, new, "root"),
+        commands.RotateCa(old, new, "root"),
+        commands.RetireCa(retired, False, "root"),
+        commands.ReportIssuer(A, Incarnation(2), sha256(new).digest()),
+        commands.RetireCa(retired, True, "root"),
+        commands.RetireCa(retired, False, "root"),
+    ]
+
+
 class Script:
     """A table, and what its commands answered."""
 
@@ -317,6 +332,10 @@ def scripts() -> list[Script]:
     short = Script("impatient", PoolState(starved_after_ms=1500))
     short.run(founding()[:2])
     short.keep("where a request goes first soon")
+    pool.run(ca_exchanged()[:4])
+    pool.keep("of two CAs")
+    pool.run(ca_exchanged()[4:])
+    pool.keep("of the second CA")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))

@@ -76,6 +76,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table later",
         "table restored",
         "table clock set",
+        "table of two CAs",
         SOON,
         *RECORDING,
     ):

@@ -1,5 +1,7 @@
 """Random pools and commands for the property tests of the pool's rules."""
 
+from hashlib import sha256
+
 from hypothesis import strategies as st
 from tests.pool.policy_kit import policy_commands
 
@@ -23,7 +25,12 @@ USERS = ("ada", "bob")
 TOKENS = {user: TokenId(user * 4) for user in USERS}
 SERVER_TOKENS = tuple(TokenId(f"server-token-{n}") for n in range(3))
 REQUESTS = tuple(RequestId(bytes([n]) * 16) for n in range(6))
+CAS = (b"ca 1", b"ca 2", b"ca 3", b"", b"long" * 2000)
 REASONS = st.sampled_from(["", "because", "x" * 500])
+
+
+def hashed(certificate: bytes) -> bytes:
+    return sha256(certificate).digest()
 
 
 def gpus_of(server: ServerId) -> tuple[Gpu, ...]:
@@ -223,6 +230,14 @@ commands = st.one_of(
     st.builds(c.RevokeToken, token=st.sampled_from([TOKENS["bob"], TokenId("none")]), by=REASONS),
     st.builds(c.CreatePool, cluster_id=st.just("other"), name=REASONS, data_encryption=REASONS),
     st.just(c.Tick()),
+    st.builds(c.RotateCa, old=st.sampled_from(CAS), new=st.sampled_from(CAS), by=REASONS),
+    st.builds(c.RetireCa, ca=st.sampled_from(CAS).map(hashed), force=st.booleans(), by=REASONS),
+    st.builds(
+        c.ReportIssuer,
+        server=servers,
+        incarnation=incarnations,
+        issuer=st.sampled_from(CAS).map(hashed),
+    ),
 )
 
 pauses, lifetimes = st.sampled_from([0, 1, 100, 20_000]), st.sampled_from([0, 0, 50])

@@ -12,6 +12,7 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.authorities import not_moved
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 KINDS = {"", "busy", "never", "denied", "conflict", "closed", "expired", "invalid"}
@@ -46,6 +47,16 @@ def check(before: PoolState, after: PoolState, command: c.Command, result: Resul
         assert lease_id == after.index == result.lease
         assert command.request.id not in before.closed
         assert command.request.id not in before.by_request
+    # CAs are exchanged one at a time, by the one that signed before; one dropped stays dropped.
+    trusted, former = after.authorities, before.authorities
+    assert trusted == former or isinstance(command, c.RotateCa | c.RetireCa)
+    assert trusted == former or trusted == former[1:] or trusted[:-1] in (former, trusted[:1])
+    if len(trusted) > len(former):
+        assert isinstance(command, c.RotateCa)
+        assert former[-1:] in ((), trusted[:1])
+    elif len(trusted) < len(former):
+        assert isinstance(command, c.RetireCa)
+        assert command.force or not not_moved(before)
     # Nothing that is over comes back.
     for lease_id, lease in before.leases.items():
         if lease_id in after.leases and not lease.held:

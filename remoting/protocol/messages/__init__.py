@@ -16,7 +16,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  Subscribe                                Done
     orders       CreateToken, RevokeToken, EndLease       Done
                  RemoveServer, DrainServer, LabelServer,
-                 SetClock                                 Done
+                 SetClock, RotateCa, RetireCa             Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -109,7 +109,9 @@ from gpupool.remoting.protocol.messages.orders import (
     LabelServer,
     Order,
     RemoveServer,
+    RetireCa,
     RevokeToken,
+    RotateCa,
     SetClock,
 )
 from gpupool.remoting.protocol.messages.policy_messages import (

@@ -1,6 +1,6 @@
 """The messages that open, keep and close a connection, and the answers that many calls share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -17,6 +17,7 @@ from gpupool.pool.errors import (
     UnreachableError,
     UsageError,
 )
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol.messages.declaration import (
@@ -59,7 +60,11 @@ class FetchCa(Opening):
 
 @message(129)
 class CaCertificate(Answer):
-    """The certificate of the cluster CA. A client trusts it only if it knows its SHA-256."""
+    """The certificate of the cluster CA. A client trusts it only if it knows its SHA-256.
+
+    While two are trusted the older one comes first: its certificate is what a client is shown that
+    asks for ``control.gpupool``.
+    """
 
     pem: bytes
 
@@ -87,6 +92,8 @@ class Welcome(Answer):
     user: str
     kind: TokenKind
     members: tuple[Member, ...]
+    ca_pem: bytes = field(default=b"", metadata=OPTIONAL)
+    """The CAs that are trusted, the one that signs last; empty when there was never another one."""
 
 
 @message(130)
@@ -120,9 +127,11 @@ class Dismissed(Push):
 
 @message(194)
 class Members(Push):
-    """The membership has changed."""
+    """The membership has changed, or the CAs that are trusted."""
 
     members: tuple[Member, ...]
+    ca_pem: bytes = field(default=b"", metadata=OPTIONAL)
+    """As in ``Welcome``."""
 
 
 _ERRORS: dict[str, type[GpupoolError]] = {

@@ -12,6 +12,9 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     LabelServer     LabelServer       yes                yes: another order undoes it
     EndLease        EndLease          no                 no: a lease ends once
     SetClock        SetClock          no                 no: the era of the table numbers it
+    RetireCa        RetireCa          no                 no: done twice, it does the same
+
+``RotateCa`` is no order: its server makes a key, and gives it to others, before it proposes.
 """
 
 from dataclasses import dataclass, replace
@@ -247,3 +250,32 @@ class SetClock(Order):
     def outcome(self, note: str) -> str:
         """Return that the time is right; a note says that somebody else has set it."""
         return note or "the pool's time is where the voters' clocks are"
+
+
+@message(56, answered_by=Done, rights=Rights.OPERATOR)
+class RotateCa(Call):
+    """Make another CA, which signs from now on beside the one that signed before."""
+
+    ca: bytes  # SHA-256 of the one that signs now, so that a repetition changes nothing
+
+
+@message(57, answered_by=Done, rights=Rights.OPERATOR)
+class RetireCa(Order):
+    """Trust the older of two CAs no more; with ``force`` although servers still use it."""
+
+    ca: bytes  # its SHA-256
+    force: bool
+
+    def check(self) -> None:
+        """Refuse what is no SHA-256."""
+        if len(self.ca) != 32:
+            raise UsageError("a CA is named by its SHA-256")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        return commands.RetireCa(self.ca, self.force, issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return that the CA is dropped; a note says who has to join anew."""
+        done = f"CA {self.ca.hex()[:16]} is trusted no more"
+        return f"{done}; {note}" if note else done

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from gpupool.cli.main import run
 from gpupool.monitoring.analysis.demand import Readings, concurrency
 from gpupool.monitoring.analysis.gpu_hours import HELD_FROM, account_of
+from gpupool.monitoring.analysis.report_figures import hourly, report_of
 from gpupool.monitoring.analysis.report_page import PAGE_MAX, page_of
 from gpupool.monitoring.analysis.sizing import Goal
 from gpupool.monitoring.analysis.trace_files import write_trace
 from gpupool.monitoring.analysis.trace_form import Builder, Job, Machine, Sample, Trace
-from gpupool.monitoring.analysis.usage_report import hourly, report_of
 from gpupool.monitoring.analysis.virtual_pool import Task
 
 GOAL = Goal(resamples=0)

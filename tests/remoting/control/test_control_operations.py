@@ -282,7 +282,7 @@ async def test_a_new_voter_takes_only_the_real_key(
     cluster = Cluster(nursery)
     await cluster.start([1])
     node = await cluster.add(2, 1)
-    node.server.ca_key._signer = None  # pyright: ignore[reportPrivateUsage]
+    node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
     take = node.server._links.take_key  # pyright: ignore[reportPrivateUsage]
     give = cluster.nodes[0].server._links.give_key  # pyright: ignore[reportPrivateUsage]
     assert give(node.id) == b""  # not a member yet

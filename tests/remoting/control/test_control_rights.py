@@ -66,6 +66,8 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.DrainServer("gpu-1", None),
         m.LabelServer("gpu-1", {}, ()),
         m.SetClock(),
+        m.RotateCa(bytes(32)),
+        m.RetireCa(bytes(32), False),
         m.PutPolicy(b"", 0),
         m.GetBackup(),
         m.PutPart(bytes(16), 0, b""),

@@ -25,7 +25,8 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport import peer_transport as links_module
-from gpupool.remoting.transport.peer_transport import PeerTransport, proven_peer
+from gpupool.remoting.transport.peer_dial import proven_peer
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import peer_server_context
 
 LOG = logging.getLogger("test")

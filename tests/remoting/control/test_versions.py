@@ -28,7 +28,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (5, "31e9c6748a20"),
-    "table": (4, "79315e73ebf2"),
+    "table": (4, "3d089ad45752"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tests.simulations.mutations import (
     broken_accounts,
+    broken_ca,
     broken_consensus,
     broken_policy,
     broken_servers,
@@ -344,6 +345,13 @@ MUTATIONS = (
         "a part that a restarted server frees leaves no record",
         broken_accounts.restart_unrecorded,
         (("kill", 1.0),),
+    ),
+    Mutation(
+        "ca-dropped-while-used",
+        "ca-holds",
+        "the older of two CAs is dropped though a server has no certificate of the other one",
+        broken_ca.dropped_while_used,
+        (("rotate-ca", 2.0), ("retire-ca", 2.0), ("kill", 2.0)),
     ),
 )
 """Every broken build, and the checker that must notice it."""

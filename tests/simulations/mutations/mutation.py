@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 
+EXCHANGES = ("rotate-ca", "retire-ca")
+
 Broken = Callable[[], AbstractContextManager[None]]
 
 
@@ -21,9 +23,13 @@ class Mutation:
     tune: Callable[[Options], Options] = lambda options: options
 
     def options(self, seed: int) -> Options:
-        """Return a run of the swarm in which the broken rule matters."""
+        """Return a run of the swarm in which the broken rule matters.
+
+        The CA is exchanged in runs that are about it: in all others it only moves what happens.
+        """
         drawn = swarm(seed)
-        return self.tune(replace(drawn, faults=drawn.faults + self.faults))
+        faults = tuple(each for each in drawn.faults if each[0] not in EXCHANGES)
+        return self.tune(replace(drawn, faults=faults + self.faults))
 
 
 def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:

@@ -1,0 +1,130 @@
+"""``gpupool ca``: the CA that every certificate of the pool rests on, and its exchange."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, operate, run_async
+from gpupool.cli.lib.output import print_json, say
+from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+
+if TYPE_CHECKING:
+    from gpupool.pool.view import AuthorityView
+    from gpupool.remoting.client.pool_client import Pool
+
+SHORT = 16
+"""Digits of a CA's SHA-256 that people read."""
+
+
+@click.group()
+def command() -> None:
+    r"""Show the pool's CA, and exchange it for another one.
+
+    \b
+    After its key leaked, or before its ten years are over:
+      gpupool ca rotate     a second CA is trusted, and signs from now on
+      gpupool ca status     until every server has a certificate of it
+      gpupool ca retire     the older one is trusted no more
+
+    Programs and leases go on. Between the two orders each client that connects learns of the new
+    CA. One that did not has to log in again. No token from before opens a first contact afterwards.
+    """
+
+
+@command.command("status")
+@pool_options
+@json_option
+def status(credentials: str | None, as_json: bool) -> int:
+    """Show the CAs that are trusted, and the servers with a certificate of each.
+
+    Exits with 3 while two are trusted.
+    """
+    found = list(run_async(lambda: _ask(credentials)))
+    if as_json:
+        print_json(authorities=found)
+        return ExitCode.UNHEALTHY if len(found) > 1 else ExitCode.DONE
+    for each in found:
+        role = "signs" if each.signs else "to be retired"
+        servers = ", ".join(each.servers) or "no server"
+        click.echo(f"{each.sha256[:SHORT]}  {role:<13}  {servers}")
+    if len(found) > 1:
+        behind = found[0].servers
+        ready = "every server has moved: gpupool ca retire" if not behind else ""
+        say(f"gpupool: {ready or 'not moved yet: ' + ', '.join(behind)}")
+        return ExitCode.UNHEALTHY
+    return ExitCode.DONE
+
+
+@command.command("rotate")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pool_options
+def rotate(credentials: str | None, yes: bool) -> None:
+    """Make a second CA, which signs from now on; the older one stays trusted until it is retired.
+
+    The new key is on the disks of most voters before the CA is trusted. All servers then renew
+    their certificates by themselves. It takes an operator's token, and is in the audit.
+    """
+    found = list(run_async(lambda: _ask(credentials)))
+    if len(found) > 1:
+        raise UsageError(
+            "two CAs are trusted already",
+            hint='"gpupool ca status" shows them; "gpupool ca retire" drops the older one',
+        )
+    _confirm("Exchange the pool's CA?", yes=yes)
+
+    async def exchange() -> str:
+        async with connected(credentials) as pool:
+            return await pool.rotate_ca(bytes.fromhex(found[0].sha256))
+
+    say(f"gpupool: {run_async(exchange)}")
+    say('  hint: "gpupool ca status" shows when all servers have moved; then "gpupool ca retire"')
+
+
+@command.command("retire")
+@click.option("--force", is_flag=True, help="Also while servers have no certificate of the new CA.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pool_options
+def retire(credentials: str | None, force: bool, yes: bool) -> None:
+    """Trust the older of two CAs no more, which ends everything that its key has signed.
+
+    It is refused while a server still uses it. With --force such a server is shut out, and comes
+    back by "gpupool rejoin".
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    found = list(run_async(lambda: _ask(credentials)))
+    if len(found) < 2:
+        raise UsageError("one CA is trusted, and needed", hint='"gpupool ca rotate" makes another')
+    _confirm(f"Trust CA {found[0].sha256[:SHORT]} no more?", yes=yes)
+    operate(credentials, m.RetireCa(bytes.fromhex(found[0].sha256), force))
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("this cannot be undone", hint="--yes does it without asking")
+    click.confirm(question, abort=True, err=True)
+
+
+async def _ask(credentials: str | None) -> "tuple[AuthorityView, ...]":
+    """Return the CAs that are trusted, the one that signs last."""
+    from gpupool.pool.view import AuthorityView
+
+    async with connected(credentials) as pool:
+        view = await pool.view()
+        if not view.raft.quorum:
+            raise GpupoolError("the pool has no majority", hint="start the missing servers")
+        if view.authorities:
+            return view.authorities
+        names = tuple(server.name for server in view.servers)
+        return (AuthorityView(_own_ca(pool), signs=True, servers=names),)
+
+
+def _own_ca(pool: "Pool") -> str:
+    """Return the CA that this client trusts: in a pool that never exchanged it, the only one."""
+    from gpupool.remoting.transport.pki import fingerprint
+
+    return fingerprint(pool.ca_pem().encode()).hex()

@@ -1,0 +1,69 @@
+"""The call that exchanges the pool's CA. ``RetireCa`` ends the exchange, and is an order."""
+
+import itertools
+from functools import partial
+
+from gpupool.pool.errors import DeniedError, GpupoolError
+from gpupool.pool.model import commands
+from gpupool.pool.model.results import Result
+from gpupool.pool.transitions.authorities import fingerprint_of, short_name
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.actions import MakeCa
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+from gpupool.remoting.transport.ca_store import NextCa
+
+
+class CaService:
+    """See the module."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._numbers = itertools.count(1)
+        self._under_way: dict[int, tuple[Client, int, bytes]] = {}
+
+    def handlers(self) -> dict[type[m.Call], Handler]:
+        """Return the handler of each call that is served here."""
+        return {m.RotateCa: self._rotate}
+
+    def _rotate(self, client: Client, call: int, message: m.RotateCa) -> None:
+        # Another server may have exchanged the CA, and the table here may not have it yet.
+        begin = partial(self._begin, client, call, message.ca)
+        self._context.when_current(client, call, begin)
+
+    def _begin(self, client: Client, call: int, signer: bytes) -> None:
+        known = [fingerprint_of(each) for each in self._context.state.authorities]
+        if len(known) > 1 and signer == known[0]:
+            self._context.answer(client, call, m.Done("the CA was exchanged already"))
+            return
+        if len(known) > 1 or (known and signer != known[0]):
+            raise DeniedError(
+                "the CA is not exchanged",
+                why="two are trusted already" if len(known) > 1 else "another one signs now",
+                hint="gpupool ca status shows them; gpupool ca retire drops the older one",
+            )
+        number = next(self._numbers)
+        self._under_way[number] = client, call, signer
+        self._context.actions.append(MakeCa(number))
+
+    def made(self, number: int, result: NextCa | GpupoolError) -> None:
+        """Propose the CA that a ``MakeCa`` has made, or say why there is none."""
+        client, call, signer = self._under_way.pop(number)
+        try:
+            if isinstance(result, GpupoolError):
+                raise result
+            if fingerprint_of(result.old) != signer:
+                raise DeniedError("the CA is not exchanged", why="another one signs now")
+            command = commands.RotateCa(result.old, result.new, client.user)
+            then = partial(_rotated, result)
+            self._context.propose_for(client, call, command, then)
+        except GpupoolError as error:
+            self._context.answer(client, call, m.refused(error))
+
+
+def _rotated(made: NextCa, result: Result) -> m.Message:
+    if not result.ok:
+        raise DeniedError("the CA is not exchanged", why=result.why)
+    note = f"CA {short_name(fingerprint_of(made.new))} signs now"
+    if made.without:
+        note += f"; these voters get its key when they are back: {', '.join(made.without)}"
+    return m.Done(note)

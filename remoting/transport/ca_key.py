@@ -1,0 +1,168 @@
+"""The cluster CA's key: the first server makes it, and every other voter gets it from a voter.
+
+Its holders sign the certificates of servers that join, and new ones of those that are in the pool.
+While one CA is exchanged for another there are two keys: new certificates are of the newest CA. A
+server that joins gets one of the oldest, which every server and client trusts, and renews it then.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from gpupool.pool.errors import AuthenticationError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.transport.ca_bundle import belongs, certificates_of, keys_of
+from gpupool.remoting.transport.pki import (
+    Authority,
+    TlsContexts,
+    check_authority,
+    fingerprint,
+    sign_server,
+)
+
+
+class AuthoritySigner:
+    """Signs server certificates with the CA's key."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        now_ms: Callable[[], int],
+        *,
+        valid: timedelta | None = None,
+    ) -> None:
+        check_authority(authority)
+        self._valid = valid
+        self._authority = authority
+        self._now_ms = now_ms
+
+    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
+        """Return a certificate for ``server``."""
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
+        return sign_server(self._authority, csr_pem, server, now, valid=self._valid)
+
+    def key_pem(self) -> bytes:
+        """Return the CA's key."""
+        return self._authority.key_pem
+
+    def ca_pem(self) -> bytes:
+        """Return the CA's certificate."""
+        return self._authority.certificate_pem
+
+    def ca_sha256(self) -> bytes:
+        """Return the SHA-256 of the CA's certificate in DER."""
+        return fingerprint(self._authority.certificate_pem)
+
+
+class CaKey:
+    """The keys that this server has; ``give`` and ``take`` serve the links between voters."""
+
+    def __init__(
+        self,
+        contexts: TlsContexts,
+        authority: Authority | None,
+        *,
+        machine: PoolMachine,
+        now_ms: Callable[[], int],
+        log: logging.Logger,
+        save: Callable[[bytes], None],
+        save_next: Callable[[Authority], None] = lambda _authority: None,
+        valid: timedelta | None = None,
+    ) -> None:
+        """Start with the key of ``authority``, or without one.
+
+        ``save`` keeps the key of the oldest trusted CA that comes, and ``save_next`` that of the
+        newest of two. Certificates are good for ``valid``, by default ``pki.SERVER_VALID``.
+        """
+        self._valid = valid
+        self._contexts = contexts
+        self._machine = machine
+        self._now_ms = now_ms
+        self._log = log
+        self._save = save
+        self._save_next = save_next
+        self._signers: dict[bytes, AuthoritySigner] = {}
+        for key in keys_of(authority.key_pem) if authority is not None else ():
+            self.adopt(key)
+        if authority is not None and not self._signers:
+            check_authority(authority)
+
+    @property
+    def trusted(self) -> tuple[bytes, ...]:
+        """Return the certificates of the CAs that this server trusts, the one that signs last."""
+        ca_pem = self._contexts.identity.ca_pem
+        return certificates_of(ca_pem) or (ca_pem,)
+
+    @property
+    def signer(self) -> AuthoritySigner | None:
+        """Return the newest CA, or None while this server lacks its key."""
+        return self._signers.get(self.trusted[-1])
+
+    @property
+    def joiner(self) -> AuthoritySigner | None:
+        """Return the oldest CA that is trusted, or None while this server lacks its key."""
+        return self._signers.get(self.trusted[0])
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether this server has the key of every CA that is trusted."""
+        return all(each in self._signers for each in self.trusted)
+
+    def signers(self) -> tuple[AuthoritySigner, ...]:
+        """Return every CA whose key this server has."""
+        return tuple(self._signers.values())
+
+    def adopt(self, key_pem: bytes) -> bytes | None:
+        """Use a key, and return the trusted certificate that it belongs to; None: to none."""
+        for each in self.trusted:
+            if belongs(key_pem, each):
+                authority = Authority(each, key_pem)
+                self._signers[each] = AuthoritySigner(authority, self._now_ms, valid=self._valid)
+                return each
+        return None
+
+    def forget_others(self) -> None:
+        """Forget the keys of CAs that are not trusted any more."""
+        trusted = self.trusted
+        self._signers = {ca: signer for ca, signer in self._signers.items() if ca in trusted}
+
+    def give(self, peer: ServerId) -> bytes:
+        """Return the keys for a peer that the table has as a voter, else nothing."""
+        server = self._machine.state.servers.get(peer)
+        if server is None or not server.voter or not self._signers:
+            return b""
+        self._log.info("gave the CA's key to server %s, a voter now", server.name)
+        signers = [self._signers[each] for each in self.trusted if each in self._signers]
+        return b"".join(signer.key_pem() for signer in signers)
+
+    def sign_for(self, peer: ServerId, csr_pem: bytes) -> bytes:
+        """Return a new certificate for a peer that is in the table, else nothing."""
+        server, signer = self._machine.state.servers.get(peer), self.signer
+        if server is None or signer is None:
+            return b""
+        try:
+            certificate = signer.sign(peer, csr_pem)
+        except AuthenticationError as error:
+            self._log.warning("signed no certificate for server %s: %s", server.name, error)
+            return b""
+        self._log.info("signed a new certificate for server %s", server.name)
+        return certificate
+
+    def take(self, peer: ServerId, key_pem: bytes) -> None:
+        """Keep the keys that a peer has sent, if they belong to certificates that are trusted."""
+        if self.is_whole:
+            return
+        found = False
+        for key in keys_of(key_pem):
+            known = set(self._signers)
+            certificate = self.adopt(key)
+            found = found or certificate is not None
+            if certificate is None or certificate in known:
+                continue
+            if certificate == self.trusted[0]:
+                self._save(key)
+            else:
+                self._save_next(Authority(certificate, key))
+        if not found:
+            self._log.warning("server %s sent a CA key that is none", peer)

@@ -1,0 +1,60 @@
+"""Mutually authenticated TLS between servers: how one dials another, and who the other end is."""
+
+import ssl
+
+import trio
+
+from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport.ca_bundle import newest_of, number_of
+from gpupool.remoting.transport.pki import (
+    TlsContexts,
+    newest_server_name,
+    server_name,
+    server_of,
+)
+from gpupool.remoting.transport.socket_options import tune
+
+PEER_TIMEOUT_S = 10.0
+
+_TURNS = ((False, False), (True, True), (True, False), (False, True))
+
+
+class TlsDialler:
+    """Opens a mutually authenticated TLS connection to a peer.
+
+    In a pool that has exchanged its CA, a server that was away may know the older CA alone, and one
+    that missed the end of the exchange, and perhaps the beginning of the next, shows certificates
+    of which not all are good any more. So the attempts try each certificate with each.
+    """
+
+    def __init__(self, contexts: TlsContexts) -> None:
+        self._contexts = contexts
+        self._attempts: dict[ServerId, int] = {}
+
+    async def __call__(self, peer: ServerId, address: Address) -> trio.abc.Stream:
+        """Return a handshaken connection to ``peer``."""
+        shows_newest, newest = self._turn(peer)
+        tcp = await trio.open_tcp_stream(address.host, address.port)
+        self._attempts[peer] = self._attempts.get(peer, 0) + 1
+        tune(tcp.socket, timeout_s=PEER_TIMEOUT_S)
+        context: ssl.SSLContext = self._contexts.peer_client(newest=shows_newest)
+        name = newest_server_name(peer) if newest else server_name(peer)
+        stream = trio.SSLStream(tcp, context, server_hostname=name, https_compatible=True)
+        try:
+            await stream.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
+
+    def _turn(self, peer: ServerId) -> tuple[bool, bool]:
+        """Return whether to show the newest certificate, and whether to ask for it."""
+        if number_of(newest_of(self._contexts.identity.ca_pem)) == 1:
+            return False, False
+        return _TURNS[self._attempts.get(peer, 0) % len(_TURNS)]
+
+
+def proven_peer(stream: "trio.SSLStream[trio.SocketStream]") -> ServerId | None:
+    """Return which server the other end of a handshaken, mutual TLS connection has proven to be."""
+    return server_of(stream.getpeercert())

@@ -1,0 +1,26 @@
+"""The CAs on one machine's disk, without cryptography: a CA is its number and a word of chance."""
+
+from dataclasses import dataclass, field
+
+FIRST_CA = b"1"
+
+
+@dataclass(slots=True)
+class CaFiles:
+    """What a server trusts, which CAs have signed its certificates, and the keys that it has."""
+
+    trusted: tuple[bytes, ...] = (FIRST_CA,)
+    usual: bytes = FIRST_CA
+    newest: bytes = FIRST_CA
+    keys: set[bytes] = field(default_factory=set[bytes])
+
+
+def numbers(authorities: tuple[bytes, ...]) -> tuple[int, ...]:
+    """Return the numbers of CAs."""
+    return tuple(int(each.split()[0]) for each in authorities)
+
+
+def trust_each_other(one: CaFiles, other: CaFiles) -> bool:
+    """Return whether a link between two servers can come up: who dials tries every pair."""
+    mine, theirs = {one.usual, one.newest}, {other.usual, other.newest}
+    return not mine.isdisjoint(other.trusted) and not theirs.isdisjoint(one.trusted)

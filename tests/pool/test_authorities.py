@@ -1,0 +1,139 @@
+"""The exchange of the CA in the table: one or two are trusted, and the last one signs."""
+
+from hashlib import sha256
+
+import pytest
+from tests.pool.pool_strategies import SERVERS, founding
+
+from gpupool.pool.invariants import violations
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.ids import Incarnation
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, not_moved
+from gpupool.pool.transitions.state_machine import PoolMachine
+
+A, B, C = b"ca 1", b"ca 2", b"ca 3"
+ONE = Incarnation(1)
+
+
+class Table:
+    """A pool of three servers, and what its commands answer."""
+
+    def __init__(self) -> None:
+        self.machine = PoolMachine(PoolState())
+        for command in founding():
+            assert self.do(command).ok
+
+    @property
+    def state(self) -> PoolState:
+        return self.machine.state
+
+    def do(self, command: c.Command) -> Result:
+        plain = c.wrap(command, at_ms=1000, ttl_ms=0)
+        result = decode(Result, self.machine.apply(self.state.index + 1, plain))
+        assert violations(self.state) == []
+        return result
+
+    def report(self, *issuers: bytes) -> None:
+        for server, issuer in zip(SERVERS, issuers, strict=False):
+            assert self.do(c.ReportIssuer(server, ONE, fingerprint_of(issuer))).ok
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+def retired(ca: bytes, *, force: bool = False) -> c.RetireCa:
+    return c.RetireCa(fingerprint_of(ca), force, "root")
+
+
+def test_a_table_without_an_exchange_has_the_bytes_that_it_had(table: Table) -> None:
+    plain = encode(table.state)
+    assert isinstance(plain, dict)
+    assert "authorities" not in plain
+    assert "issuer" not in str(plain["servers"])
+
+
+def test_an_exchange_from_the_first_order_to_the_last(table: Table) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    assert table.state.authorities == (A, B)
+    assert len(not_moved(table.state)) == 3
+    refused = table.do(retired(A))
+    assert (refused.kind, refused.why) == (
+        "conflict",
+        "certificates of the older CA are still used by a, b, c",
+    )
+    table.report(B, B)
+    assert table.do(retired(A)).why.endswith("used by c")
+    table.report(B, B, B)
+    assert not_moved(table.state) == ()
+    assert table.do(retired(A)).ok
+    assert table.state.authorities == (B,)
+    acts = [(act.kind, act.by, act.subject) for act in table.state.acts[-2:]]
+    new, old = sha256(B).hexdigest()[:16], sha256(A).hexdigest()[:16]
+    assert acts == [("ca-rotated", "root", new), ("ca-retired", "root", old)]
+    # And once more: what servers said of the former exchange does not count.
+    assert table.do(c.RotateCa(B, C, "root")).ok
+    assert len(not_moved(table.state)) == 3
+
+
+def test_a_third_ca_is_refused_while_two_are_trusted(table: Table) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    assert table.do(c.RotateCa(B, C, "root")).kind == "conflict"
+    assert table.state.authorities == (A, B)
+
+
+def test_the_ca_that_signs_cannot_be_dropped(table: Table) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    assert table.do(retired(B, force=True)).kind == "conflict"
+    assert table.do(retired(C, force=True)).kind == "never"
+    assert table.do(retired(A, force=True)).ok
+    assert table.do(retired(B, force=True)).kind == "conflict"
+    assert table.state.authorities == (B,)
+
+
+def test_repetitions_that_come_late_bring_no_dropped_ca_back(table: Table) -> None:
+    first = c.RotateCa(A, B, "root")
+    assert table.do(first).ok
+    assert table.do(first).ok
+    assert table.do(retired(A, force=True)).ok
+    acts = table.state.act_count
+    assert table.do(first).ok
+    assert table.do(retired(A)).ok
+    assert (table.state.authorities, table.state.act_count) == ((B,), acts)
+    assert table.do(c.RotateCa(B, C, "root")).ok
+    assert table.do(retired(B, force=True)).ok
+    assert table.do(first).kind == "conflict"
+    assert table.state.authorities == (C,)
+
+
+def test_by_force_the_servers_that_are_left_behind_are_named(table: Table) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    table.report(B)
+    done = table.do(retired(A, force=True))
+    assert done.ok
+    assert done.why == "b, c must join anew (gpupool rejoin)"
+    assert table.state.acts[-1].text == "although b, c used it"
+
+
+def test_a_server_reports_a_ca_that_is_trusted_and_of_its_present_process(table: Table) -> None:
+    assert not table.do(c.ReportIssuer(SERVERS[0], ONE, fingerprint_of(A))).ok
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    assert not table.do(c.ReportIssuer(SERVERS[0], Incarnation(2), fingerprint_of(B))).ok
+    assert not table.do(c.ReportIssuer(SERVERS[0], ONE, fingerprint_of(C))).ok
+    assert table.do(c.ReportIssuer(SERVERS[0], ONE, fingerprint_of(A))).ok
+
+
+@pytest.mark.parametrize(("old", "new"), [(A, b""), (b"", B), (A, A), (A, b"x" * 5000)])
+def test_what_is_no_exchange_is_refused(table: Table, old: bytes, new: bytes) -> None:
+    assert table.do(c.RotateCa(old, new, "root")).kind == "invalid"
+
+
+def test_a_table_that_a_server_has_left_behind_moves_nothing() -> None:
+    path = [(1,), (1, 2), (2,), (2, 3), (3,)]
+    for at, trusted in enumerate(path):
+        assert [moves_on(trusted, table) for table in path] == [n > at for n in range(len(path))]
+        assert not moves_on(trusted, ())
