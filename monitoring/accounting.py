@@ -5,7 +5,7 @@ the table's time. A range cuts a lease at its ends, so that the sums of two rang
 sum of both together. Nothing is rounded before it is shown.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -95,44 +95,57 @@ def merge(answers: Iterable[Iterable[LeaseRecord]]) -> list[LeaseRecord]:
     return sorted(found.values(), key=lambda record: (record.freed_at, record.number))
 
 
-def sums(records: Iterable[LeaseRecord], by: str, within: Range) -> dict[str, Sum]:
-    """Return the sums of the records by one of ``KEYS``, the largest GPU-hours first."""
-    key = KEYS[by]
-    parts = (
-        part for record in records if within.covers(record) for part in _cut(record, by, within)
-    )
+def sums(
+    records: Iterable[LeaseRecord],
+    by: str,
+    within: Range,
+    counted: frozenset[LeaseId] = frozenset(),
+) -> tuple[dict[str, Sum], Sum]:
+    """Return the sums of the records by one of ``KEYS``, and of all together.
+
+    ``counted`` are leases of which a part was summed elsewhere: they count as leases there.
+    """
+    key, cuts = KEYS[by], by in ("model", "day")
     leases: dict[str, set[LeaseId]] = {}
-    found: dict[str, Sum] = {}
-    for part in parts:
-        name = key(part)
-        known = leases.setdefault(name, set())
-        first = part.lease not in known
-        known.add(part.lease)
-        found[name] = found.get(name, Sum()) + _sum_of(part, within, first=first)
-    return dict(sorted(found.items(), key=lambda item: (-item[1].unit_ms, item[0])))
+    every: set[LeaseId] = set(counted)
+    found: dict[str, list[int]] = {}
+    whole = [0] * 5
+    for record in records:
+        if not within.covers(record):
+            continue
+        for part in _cut(record, by, within) if cuts else (record,):
+            name = key(part)
+            row = found.get(name)
+            if row is None:
+                row, leases[name] = [0] * 5, set(counted)
+                found[name] = row
+            _add(row, part, within, first=part.lease not in leases[name])
+            leases[name].add(part.lease)
+        _add(whole, record, within, first=record.lease not in every)
+        every.add(record.lease)
+    return {name: Sum(*row) for name, row in found.items()}, Sum(*whole)
 
 
 def total(records: Iterable[LeaseRecord], within: Range) -> Sum:
     """Return the sum of all records."""
-    leases: set[LeaseId] = set()
-    found = Sum()
-    for record in records:
-        if within.covers(record):
-            found += _sum_of(record, within, first=record.lease not in leases)
-            leases.add(record.lease)
-    return found
+    return sums(records, "user", within)[1]
 
 
-def _sum_of(record: LeaseRecord, within: Range, *, first: bool) -> Sum:
+def largest_first(rows: Mapping[str, Sum]) -> dict[str, Sum]:
+    """Return the rows with the most GPU-hours first."""
+    return dict(sorted(rows.items(), key=lambda item: (-item[1].unit_ms, item[0])))
+
+
+def _add(row: list[int], record: LeaseRecord, within: Range, *, first: bool) -> None:
     ms = within.ms_of(record)
-    waited = max(0, record.granted_at - record.requested_at) if first else 0
-    return Sum(
-        leases=1 if first else 0,
-        unit_ms=ms * sum(gpu.units for gpu in record.gpus),
-        byte_ms=ms * sum(gpu.memory for gpu in record.gpus),
-        wait_ms=waited,
-        wait_max_ms=waited,
-    )
+    for gpu in record.gpus:
+        row[1] += ms * gpu.units
+        row[2] += ms * gpu.memory
+    if first:
+        waited = max(0, record.granted_at - record.requested_at)
+        row[0] += 1
+        row[3] += waited
+        row[4] = max(row[4], waited)
 
 
 def _cut(record: LeaseRecord, by: str, within: Range) -> Iterator[LeaseRecord]:
@@ -153,19 +166,6 @@ def _cut(record: LeaseRecord, by: str, within: Range) -> Iterator[LeaseRecord]:
             start = midnight
     else:
         yield record
-
-
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """Which records some servers together lack, by number."""
-
-    newest: int
-    missing: tuple[tuple[int, int], ...]  # from and to, both included
-
-    @property
-    def count(self) -> int:
-        """Return how many records are missing."""
-        return sum(last - first + 1 for first, last in self.missing)
 
 
 def gaps_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:

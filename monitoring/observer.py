@@ -129,9 +129,9 @@ def confine(folder: Path) -> None:
 def main(arguments: list[str]) -> None:
     """Run an observer on the socket and the folder that the command line names."""
     descriptor, folder = int(arguments[0]), Path(arguments[1])
-    # The server's terminal sends its signals to all; the server decides when the observer ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A terminal and systemd send signals to all processes; the server decides when this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     confine(folder)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
     trio.run(Observer(stream, folder).run)

@@ -35,6 +35,8 @@ STEADY_S = 60.0
 """An observer that ran for so long is started again at once."""
 
 ANSWER_TIMEOUT_S = 1.5
+SUM_TIMEOUT_S = 30.0
+"""A server's records of two years take about ten seconds to sum."""
 STOP_S = 2.0
 OUTBOX_MAX = 64
 READ_SIZE = 256 * 1024
@@ -92,7 +94,7 @@ class ObserverLink:
             return None
         self._asked[number] = waiting
         try:
-            with trio.move_on_after(ANSWER_TIMEOUT_S):
+            with trio.move_on_after(SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S):
                 await waiting.done.wait()
         finally:
             self._asked.pop(number, None)

@@ -1,31 +1,56 @@
 """Pages of records: what one user is told of everybody's, and how pages are put together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from gpupool.monitoring.accounting import Range, total
+from gpupool.monitoring.accounting import Range, Sum, sums, total
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import ClassSum, RecordPage, RecordQuery
+from gpupool.pool.record_query import ClassSum, GroupSum, RecordPage, RecordQuery
 
 MILLI = UNIT // 1000
 
 
 def told(records: Iterable[LeaseRecord], query: RecordQuery) -> RecordPage:
-    """Return the user's own records, and sums of the others'; everything when nobody is named."""
-    if not query.user:
-        return RecordPage(records=tuple(records))
-    own: list[LeaseRecord] = []
-    others: dict[str, list[LeaseRecord]] = {}
-    for record in records:
-        if record.user == query.user:
-            own.append(record)
-        elif not query.lease:
-            others.setdefault(record.user_class, []).append(record)
+    """Return the user's own records or sums, and sums of the others' by class.
+
+    Everything is told when no user is named.
+    """
     within = Range(query.since, query.until)
-    return RecordPage(
-        records=tuple(own),
-        others=tuple(_class_sum(name, others[name], within) for name in sorted(others)),
+    others: dict[str, list[LeaseRecord]] = {}
+
+    def own() -> Iterator[LeaseRecord]:
+        for record in records:
+            if query.user in ("", record.user):
+                yield record
+            elif not query.lease:
+                others.setdefault(record.user_class, []).append(record)
+
+    if query.by:
+        rows, whole = sums(own(), query.by, within)
+        page = RecordPage(
+            groups=tuple(group_of(name, rows[name]) for name in sorted(rows)),
+            whole=group_of("", whole),
+        )
+    else:
+        page = RecordPage(records=tuple(own()))
+    if not others:
+        return page
+    summed = tuple(_class_sum(name, others[name], within) for name in sorted(others))
+    return replace(page, others=summed)
+
+
+def group_of(key: str, row: Sum) -> GroupSum:
+    """Return a sum as it travels."""
+    return GroupSum(
+        key, row.leases, str(row.unit_ms), str(row.byte_ms), row.wait_ms, row.wait_max_ms
+    )
+
+
+def sum_of(group: GroupSum) -> Sum:
+    """Return a sum that has travelled."""
+    return Sum(
+        group.leases, int(group.unit_ms), int(group.byte_ms), group.wait_ms, group.wait_max_ms
     )
 
 
@@ -68,6 +93,8 @@ def with_recent(
     return replace(
         page,
         records=(*page.records, *added.records),
+        groups=(*page.groups, *added.groups),
+        whole=page.whole.plus(added.whole),
         others=(*page.others, *added.others),
         upto=max(page.upto, newest),
         newest=max(page.newest, newest),

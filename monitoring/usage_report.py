@@ -2,15 +2,16 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gpupool.monitoring.accounting import HOUR_MS, Range, Sum, sums, total
+from gpupool.monitoring.accounting import HOUR_MS, Range, Sum, largest_first, sums, total
+from gpupool.monitoring.pages import sum_of
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
-from gpupool.pool.record_query import ClassSum
+from gpupool.pool.record_query import ClassSum, GroupSum
 from gpupool.pool.view import LeaseView, PoolView
 
 SCHEMA = 1
@@ -32,23 +33,41 @@ class Report:
 
 
 def make_report(
-    records: Sequence[LeaseRecord], others: Sequence[ClassSum], by: str, within: Range
+    groups: Iterable[GroupSum],
+    whole: GroupSum,
+    live: tuple[Sequence[LeaseRecord], frozenset[LeaseId]],
+    others: Sequence[ClassSum],
+    by: str,
+    within: Range,
 ) -> Report:
-    """Return the report of records that one may see, with sums of what one may not."""
-    return Report(
-        by, within, sums(records, by, within), total(records, within),
-        {each.user_class: each for each in others},
-    )  # fmt: skip
+    """Return the report of what one may see, with sums of what one may not.
+
+    Args:
+        groups: sums of what is over.
+        whole: the sum of all these.
+        live: parts of leases that are not over, and the leases of which another part is.
+        others: sums of other users' leases.
+        by: what to sum by.
+        within: the range.
+    """
+    rows = {group.key: sum_of(group) for group in groups}
+    of_live, all_live = sums(live[0], by, within, live[1])
+    for name, row in of_live.items():
+        rows[name] = rows.get(name, Sum()) + row
+    named = {each.user_class: each for each in others}
+    return Report(by, within, largest_first(rows), sum_of(whole) + all_live, named)
 
 
-def live_records(view: PoolView, recorded: Sequence[LeaseRecord]) -> list[LeaseRecord]:
-    """Return parts of leases that are not freed yet, counted up to the view's time."""
-    known = {(each.lease, each.server) for each in recorded}
+def live_records(view: PoolView) -> tuple[list[LeaseRecord], frozenset[LeaseId]]:
+    """Return parts of leases that are not freed yet, counted up to the view's time.
+
+    The second is the leases of which another part is freed, and so recorded.
+    """
     servers = {each.id: each for each in view.servers}
     found: list[LeaseRecord] = []
     for lease in view.leases:
         for server_id in dict.fromkeys(part.server for part in lease.partitions):
-            if (lease.id, server_id) in known:
+            if server_id in lease.freed:
                 continue
             server = servers.get(server_id)
             gpus = {gpu.id: gpu for gpu in server.gpus} if server is not None else {}
@@ -64,7 +83,7 @@ def live_records(view: PoolView, recorded: Sequence[LeaseRecord]) -> list[LeaseR
             )
             name = server.name if server is not None else ""
             found.append(_live(lease, server_id, name, parts, view.now))
-    return found
+    return found, frozenset(lease.id for lease in view.leases if lease.freed)
 
 
 def _live(

@@ -7,7 +7,9 @@ and begun anew from ``leases.jsonl``.
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,8 @@ CREATE TABLE record (
 CREATE INDEX record_number ON record (number);
 CREATE INDEX record_freed ON record (freed_at);
 """
-_COLUMNS = (
-    *("lease", "server", "number", "server_name", "user", "user_class", "department", "client"),
-    *("program", "gpus", "requested_at", "granted_at", "ended_at", "freed_at", "reason"),
-    "idle_timeout_ms",
-)
+_COLUMNS = tuple(field.name for field in fields(LeaseRecord))
+_GPUS = _COLUMNS.index("gpus")
 _INSERT = (
     f"INSERT OR IGNORE INTO record ({', '.join(_COLUMNS)})"  # noqa: S608
     f" VALUES ({', '.join('?' * len(_COLUMNS))})"
@@ -108,14 +107,15 @@ class UsageStore:
 
     def select(self, query: RecordQuery, count: int) -> list[LeaseRecord]:
         """Return at most ``count`` of the records that a query asks for, by number."""
-        where = " WHERE number > ? AND freed_at > ? AND granted_at < ?"
-        values: list[int] = [query.after, query.since, query.until]
-        if query.through:
-            where, values = f"{where} AND number <= ?", [*values, query.through]
-        if query.lease:
-            where, values = f"{where} AND lease = ?", [*values, query.lease]
+        where, values = _where(query)
         rows = self._db.execute(f"{_SELECT}{where} ORDER BY number LIMIT ?", [*values, count])
         return [_record_of(row) for row in rows]
+
+    def each(self, query: RecordQuery) -> Iterator[LeaseRecord]:
+        """Yield all records that a query asks for, by number."""
+        where, values = _where(query)
+        for row in self._db.execute(f"{_SELECT}{where} ORDER BY number", values):
+            yield _record_of(row)
 
     def everything(self) -> list[LeaseRecord]:
         """Return all records, by number."""
@@ -127,6 +127,16 @@ class UsageStore:
         if count == (newest or 0):
             return ()
         return gaps_of(number for (number,) in self._db.execute("SELECT number FROM record"))
+
+
+def _where(query: RecordQuery) -> tuple[str, list[int]]:
+    where = " WHERE number > ? AND freed_at > ? AND granted_at < ?"
+    values: list[int] = [query.after, query.since, query.until]
+    if query.through:
+        where, values = f"{where} AND number <= ?", [*values, query.through]
+    if query.lease:
+        where, values = f"{where} AND lease = ?", [*values, query.lease]
+    return where, values
 
 
 def put_aside(path: Path) -> Path:
@@ -149,6 +159,9 @@ def _row_of(record: LeaseRecord) -> tuple[int | str, ...]:
 
 
 def _record_of(row: tuple[Any, ...]) -> LeaseRecord:
-    fields: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
-    fields["gpus"] = tuple(RecordedGpu(*each) for each in json.loads(fields["gpus"]))
-    return LeaseRecord(**fields)
+    return LeaseRecord(*row[:_GPUS], _gpus_of(row[_GPUS]), *row[_GPUS + 1 :])
+
+
+@lru_cache(maxsize=4096)
+def _gpus_of(text: str) -> tuple[RecordedGpu, ...]:
+    return tuple(RecordedGpu(*each) for each in json.loads(text))

@@ -25,7 +25,39 @@ class RecordQuery:
     through: int = 0  # records up to this number only; 0: all
     count: int = PAGE_COUNT_MAX  # 0: only what is known of all
     lease: LeaseId = LeaseId(0)  # 0: any
+    by: str = ""  # sums by this key instead of records; one of ``KEYS``
     user: str = ""  # of others only sums are told; empty: everything is told
+
+
+KEYS = ("user", "class", "department", "client", "lease", "server", "model", "program", "day")
+"""What can be summed by."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSum:
+    """What the leases of one key had within the asked range. Exact, so too large for an integer."""
+
+    key: str
+    leases: int = 0
+    unit_ms: str = "0"  # shares of GPUs, of ``policy.UNIT``, times milliseconds; decimal digits
+    byte_ms: str = "0"
+    wait_ms: int = 0
+    wait_max_ms: int = 0
+
+    def plus(self, other: "GroupSum") -> "GroupSum":
+        """Return the sum of two of the same key.
+
+        Raises:
+            ValueError: when a server sent what are no digits.
+        """
+        return GroupSum(
+            self.key,
+            self.leases + other.leases,
+            str(int(self.unit_ms) + int(other.unit_ms)),
+            str(int(self.byte_ms) + int(other.byte_ms)),
+            self.wait_ms + other.wait_ms,
+            max(self.wait_max_ms, other.wait_max_ms),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +75,8 @@ class RecordPage:
     """One page of an answer, by number."""
 
     records: tuple[LeaseRecord, ...] = ()
+    groups: tuple[GroupSum, ...] = ()
+    whole: GroupSum = GroupSum("")  # of all groups: a lease may be in several
     others: tuple[ClassSum, ...] = ()
     upto: int = 0  # the number up to which this page has everything
     more: bool = False

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from gpupool.pool.clock_view import ClockView
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
-from gpupool.pool.model.state import Event, Partition, PoolState, Server, ServerStatus
+from gpupool.pool.model.state import (
+    Event,
+    Partition,
+    PartStatus,
+    PoolState,
+    Server,
+    ServerStatus,
+)
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
@@ -92,6 +99,7 @@ class LeaseView:
     requested_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: as granted
     granted_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     department: str = field(default="", metadata=OPTIONAL)
+    freed: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # parts that are over
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,8 @@ class PoolView:
     clock: ClockView | None = field(default=None, metadata=OPTIONAL)
     authorities: tuple[AuthorityView, ...] = field(default=(), metadata=OPTIONAL)
     """The CAs that are trusted, the one that signs last; empty when there was never another one."""
+    record_count: int = field(default=0, metadata=OPTIONAL)
+    """Of parts of leases that were recorded as freed; all others are among ``leases``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +273,7 @@ def build_view(
         warnings=(*_warnings(state, health, violations), *(clock.problems if clock else ())),
         policy_version=state.policy.version,
         clock=clock,
+        record_count=state.record_count,
         authorities=_authority_views(state),
     )
 
@@ -376,6 +387,7 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 requested_at=lease.requested_at,
                 granted_class=lease.user_class,
                 department=lease.department,
+                freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
             )
         )
     return tuple(views)

@@ -1,7 +1,7 @@
 """``gpupool usage``: who had how much of the pool, and for how long."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,13 @@ from gpupool.cli.lib.values import Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, ClassSum, RecordQuery, Runs
+from gpupool.pool.record_query import FAR, KEYS, ClassSum, RecordQuery, Runs
 from gpupool.pool.view import PoolView, visible
 
 if TYPE_CHECKING:
     from gpupool.monitoring.usage_report import Report
     from gpupool.remoting.client.usage_query import UsageAnswer
 
-BY = ("user", "class", "department", "client", "lease", "server", "model", "program", "day")
 DEFAULT_SINCE = "30d"
 
 
@@ -31,8 +30,8 @@ DEFAULT_SINCE = "30d"
 class _Found:
     """What is known of the asked range, and what is not."""
 
-    records: list[LeaseRecord]
-    others: list[ClassSum] = field(default_factory=list[ClassSum])
+    parts: list[LeaseRecord] = field(default_factory=list[LeaseRecord])  # of one lease
+    report: "Report | None" = None  # or of many
     missing: Runs = ()
     silent: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[str] = field(default_factory=list[str])
@@ -47,7 +46,9 @@ class _Found:
     help="From 2h or 30d ago, or 2026-11-21T14:30 UTC.",
 )
 @click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
-@click.option("--by", type=click.Choice(BY), default="user", show_default=True, help="What to sum.")
+@click.option(
+    "--by", type=click.Choice(KEYS), default="user", show_default=True, help="What to sum."
+)
 @click.option("--lease", type=Parsed("lease", parse_lease), help="All that is known of one lease.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
@@ -77,53 +78,57 @@ def command(
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other", hint="give one of them")
-    from gpupool.monitoring.accounting import Range
-    from gpupool.monitoring.usage_report import make_report
-
     query = RecordQuery(
         since=Milliseconds(0 if lease else round(since * 1000)),
         until=Milliseconds(round(until * 1000)) if until is not None and not lease else FAR,
         lease=LeaseId(lease or 0),
+        by="" if lease else by,
     )
     if database is not None:
         found = _read(Path(database), query)
     else:
         found = run_async(lambda: _ask(credentials, query))
-    if lease:
-        _show_lease(LeaseId(lease), found.records, as_json=as_json)
+    if found.report is not None:
+        _show(found.report, found, as_csv=as_csv, as_json=as_json)
     else:
-        within = Range(query.since, query.until)
-        _show(make_report(found.records, found.others, by, within), found, as_csv, as_json)
+        _show_lease(query.lease, found.parts, as_json=as_json)
     _warn(found)
     if strict and (found.silent or found.missing):
         raise SystemExit(ExitCode.UNHEALTHY)
 
 
 def _read(path: Path, query: RecordQuery) -> _Found:
-    """Return the records of a copy of usage.db."""
+    """Return what a copy of usage.db says."""
     import sqlite3
 
     from gpupool.monitoring.accounting import Range
+    from gpupool.monitoring.pages import told
+    from gpupool.monitoring.usage_report import make_report
     from gpupool.monitoring.usage_store import UsageStore
 
     try:
         store = UsageStore(path)
         try:
-            records, missing = store.everything(), store.missing()
+            page, missing = told(store.each(query), query), store.missing()
         finally:
             store.close()
     except sqlite3.Error as error:
         raise StorageError(f"cannot read {path}", why=str(error)) from error
-    within = Range(query.since, query.until)
-    chosen = [r for r in records if within.covers(r) and query.lease in (0, r.lease)]
-    return _Found(chosen, missing=missing)
+    if query.lease:
+        return _Found(parts=list(page.records), missing=missing)
+    within, nothing = Range(query.since, query.until), ((), frozenset[LeaseId]())
+    report = make_report(page.groups, page.whole, nothing, (), query.by, within)
+    return _Found(report=report, missing=missing)
 
 
 async def _ask(credentials: str | None, query: RecordQuery) -> _Found:
     async with connected(credentials) as pool:
-        # First the view: a lease that ends meanwhile has a record by then, which counts.
+        # The view has all that is not over, and says how many records there are of the rest.
         view = await pool.view()
-        answer = await pool.usage(query)
+        if view.record_count:
+            answer = await pool.usage(replace(query, through=view.record_count))
+        else:
+            answer = await pool.usage(replace(query, count=0, through=0))
         return _put_together(view, answer, query, pool.user(), operator=pool.is_operator())
 
 
@@ -131,26 +136,33 @@ def _put_together(
     view: PoolView, answer: "UsageAnswer", query: RecordQuery, user: str, *, operator: bool
 ) -> _Found:
     from gpupool.monitoring.accounting import Range
-    from gpupool.monitoring.usage_report import added, live_records, split_by_user
+    from gpupool.monitoring.usage_report import added, live_records, make_report, split_by_user
 
     within = Range(query.since, query.until)
-    live = [
-        each
-        for each in live_records(view, answer.records)
-        if within.covers(each) and query.lease in (0, each.lease)
-    ]
+    live, continued = live_records(view)
+    live = [each for each in live if within.covers(each) and query.lease in (0, each.lease)]
     others: list[ClassSum] = []
     if not operator:
         live, theirs = split_by_user(live, user, within)
-        others = [] if query.lease else added(answer.others, theirs)
+        others = added(answer.others, theirs)
     names = {each.id: each.name for each in view.servers}
-    silent = {_name(names, each): _contact(view, each, why) for each, why in answer.silent.items()}
-    problems = [
-        f"server {_name(names, each)}: {page.problem}"
-        for each, page in answer.answered.items()
-        if page.problem
-    ]
-    return _Found([*answer.records, *live], others, answer.missing, silent, problems)
+    found = _Found(
+        missing=answer.missing,
+        silent={
+            _name(names, each): _contact(view, each, why) for each, why in answer.silent.items()
+        },
+        problems=[
+            f"server {_name(names, each)}: {page.problem}"
+            for each, page in answer.answered.items()
+            if page.problem
+        ],
+    )
+    if query.lease:
+        found.parts = [*answer.records, *live]
+    else:
+        groups, parts = answer.groups.values(), (live, continued)
+        found.report = make_report(groups, answer.whole, parts, others, query.by, within)
+    return found
 
 
 def _name(names: dict[ServerId, str], server: ServerId) -> str:
@@ -164,7 +176,7 @@ def _contact(view: PoolView, server: ServerId, why: str) -> str:
     return f"last contact {when(since)}" if since else why
 
 
-def _show(report: "Report", found: _Found, as_csv: bool, as_json: bool) -> None:
+def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool) -> None:
     from gpupool.monitoring.usage_report import as_csv as csv_of
     from gpupool.monitoring.usage_report import as_plain, table
 

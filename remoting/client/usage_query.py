@@ -14,7 +14,7 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import ClassSum, RecordPage, RecordQuery, Runs, common
+from gpupool.pool.record_query import ClassSum, GroupSum, RecordPage, RecordQuery, Runs, common
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.protocol import messages as m
 
@@ -28,6 +28,8 @@ PATIENCE_S = 0.3
 IN_FLIGHT = 64
 ALL_SERVERS = 4096
 PAGE_TIMEOUT_S = 3.0
+SUM_TIMEOUT_S = 32.0
+"""For sums of years."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class UsageAnswer:
     """What all servers together say."""
 
     records: list[LeaseRecord] = field(default_factory=list[LeaseRecord])
+    groups: dict[str, GroupSum] = field(default_factory=dict[str, GroupSum])
+    whole: GroupSum = GroupSum("")
     others: tuple[ClassSum, ...] = ()
     missing: Runs = ()
     """Numbers of records that no server has which answered."""
@@ -95,7 +99,7 @@ async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswe
     """Read the pages of the server that has the most, and what it lacks from the others."""
     count = {server: page.newest - _size(page.missing) for server, page in answer.answered.items()}
     best = sorted(count, key=lambda server: -count[server])
-    newest = max(page.newest for page in answer.answered.values())
+    newest = query.through or max(page.newest for page in answer.answered.values())
     collected = _Collected()
     left: Runs = ((query.after + 1, newest),) if newest > query.after else ()
     failure: GpupoolError | None = None
@@ -103,7 +107,7 @@ async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswe
         if not left:
             break
         has = answer.answered[server]
-        lacks = (*has.missing, (has.newest + 1, newest))
+        lacks = (*has.missing, *(((has.newest + 1, newest),) if has.newest < newest else ()))
         try:
             for first, last in left:
                 if common(((first, last),), lacks) == ((first, last),):
@@ -118,6 +122,7 @@ async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswe
     if failure is not None and left and not collected.upto:
         raise failure
     answer.records = sorted(collected.records.values(), key=lambda record: record.number)
+    answer.groups, answer.whole = collected.groups, collected.whole
     answer.others = tuple(collected.others[name] for name in sorted(collected.others))
     answer.missing = left
     for server in answer.silent:
@@ -129,6 +134,8 @@ class _Collected:
 
     def __init__(self) -> None:
         self.records: dict[tuple[LeaseId, ServerId], LeaseRecord] = {}
+        self.groups: dict[str, GroupSum] = {}
+        self.whole = GroupSum("")
         self.others: dict[str, ClassSum] = {}
         self.upto = 0
         """Of the run that is being read: up to which number it was."""
@@ -137,6 +144,10 @@ class _Collected:
         """Take a page; pages have no number in common."""
         for record in page.records:
             self.records.setdefault((record.lease, record.server), record)
+        for group in page.groups:
+            before = self.groups.get(group.key)
+            self.groups[group.key] = group if before is None else before.plus(group)
+        self.whole = self.whole.plus(page.whole)
         for each in page.others:
             known = self.others.get(each.user_class, ClassSum(each.user_class, 0, 0, 0))
             self.others[each.user_class] = ClassSum(
@@ -160,7 +171,7 @@ async def _read_run(
     after, more = first - 1, True
     while more and after < last:
         wanted = replace(query, after=after, through=last)
-        page = await _page(connection, wanted, PAGE_TIMEOUT_S)
+        page = await _page(connection, wanted, SUM_TIMEOUT_S if query.by else PAGE_TIMEOUT_S)
         collected.add(replace(page, upto=min(page.upto, last)))
         after, more = page.upto, page.more
 

@@ -20,7 +20,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
-from gpupool.pool.record_query import RecordPage
+from gpupool.pool.record_query import KEYS, RecordPage
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
@@ -145,6 +145,8 @@ class AdminService:
         if mine >= USAGE_COUNT_MAX:
             raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
         query = message.query
+        if query.by not in ("", *KEYS):
+            raise UsageError(f"usage is not summed by {query.by[:64]}")
         if client.kind is not TokenKind.OPERATOR:
             query = replace(query, user=client.user)
         else:

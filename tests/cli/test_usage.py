@@ -17,6 +17,14 @@ UNIT = 10**12
 RUN = ("run", "--no-wait", "-p", "0.5", "--", "sleep", "0.3")
 
 
+def idle(view: dict[str, Any]) -> bool:
+    return view["leases"] == []
+
+
+def one_lease(view: dict[str, Any]) -> bool:
+    return len(view["leases"]) == 1
+
+
 def usage(pool: Any, *arguments: str, **more: Any) -> dict[str, Any]:
     done = pool.run("usage", "--json", *arguments, **more)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -57,7 +65,7 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     before = usage(live_pool)["total"]["leases"]
     for _ in range(2):
         assert live_pool.run(*RUN).returncode == 0
-    live_pool.wait_until(lambda pool: pool["leases"] == [])
+    live_pool.wait_until(idle)
     records = everywhere(live_pool, before + 2)
     found = usage(live_pool)
     assert found["schema"] == 1
@@ -89,7 +97,7 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
 
 def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
     program = live_pool.spawn("run", "-p", "0.5", "--", "sleep", "60")
-    live_pool.wait_until(lambda pool: len(pool["leases"]) == 1)
+    live_pool.wait_until(one_lease)
     name = live_pool.view()["leases"][0]["name"]
     first = usage(live_pool, "--by", "lease")
     time.sleep(0.2)
@@ -99,7 +107,7 @@ def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
     assert "not over" in live_pool.run("usage", "--lease", name).stdout
     program.terminate()
     program.wait(30)
-    live_pool.wait_until(lambda pool: pool["leases"] == [])
+    live_pool.wait_until(idle)
 
 
 def test_users_see_their_own_and_sums_of_the_others(live_pool: Any, tmp_path: Path) -> None:
@@ -109,7 +117,7 @@ def test_users_see_their_own_and_sums_of_the_others(live_pool: Any, tmp_path: Pa
     assert live_pool.run("login", token, env=env).returncode == 0
     assert live_pool.run(*RUN).returncode == 0
     assert live_pool.run(*RUN, env=env).returncode == 0
-    live_pool.wait_until(lambda pool: pool["leases"] == [])
+    live_pool.wait_until(idle)
     everybody, hers = usage(live_pool), usage(live_pool, env=env)
     assert [each["key"] for each in hers["rows"]] == ["ada"]
     (others,) = hers["others"]
@@ -126,7 +134,7 @@ def test_one_server_killed_and_one_observer_killed() -> None:
     with running() as pool:
         for _ in range(3):
             assert pool.run(*RUN).returncode == 0
-        pool.wait_until(lambda view: view["leases"] == [])
+        pool.wait_until(idle)
         records = everywhere(pool, 3)
         leader = pool.view()["raft"]["leader"]
         victim = next(name for name in pool.servers if name != leader)
@@ -141,10 +149,12 @@ def test_one_server_killed_and_one_observer_killed() -> None:
         assert strict.returncode == 3
         assert f"server {victim} did not answer" in strict.stderr
         # The grants, the leases and the server itself go on without an observer.
-        observer = observer_of(pool.servers[leader].process.pid)
+        process = pool.servers[leader].process
+        assert process is not None
+        observer = observer_of(process.pid)
         os.kill(observer, signal.SIGSTOP)
         assert pool.run(*RUN).returncode == 0
-        pool.wait_until(lambda view: view["leases"] == [])
+        pool.wait_until(idle)
         found = usage(pool)
         assert found["total"]["leases"] == 4
         os.kill(observer, signal.SIGKILL)

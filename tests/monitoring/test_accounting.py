@@ -19,10 +19,13 @@ from gpupool.monitoring.accounting import (
     sums,
     total,
 )
+from gpupool.monitoring.pages import sum_of, told
 from gpupool.monitoring.record_lines import line_of, record_of
+from gpupool.pool import record_query
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
+from gpupool.pool.record_query import RecordQuery
 
 RECORDS = [record(number) for number in range(1, 200)]
 ALWAYS = Range()
@@ -60,7 +63,8 @@ def test_gpu_hours_are_the_share_of_memory_times_the_time_until_it_is_freed() ->
 @pytest.mark.parametrize("by", KEYS)
 def test_sums_close_whatever_they_are_by(by: str) -> None:
     within = Range(START_MS + 1_000_003, START_MS + 9_000_001)
-    whole, parts = total(RECORDS, within), sums(RECORDS, by, within)
+    parts, whole = sums(RECORDS, by, within)
+    assert whole == total(RECORDS, within)
     assert sum(each.unit_ms for each in parts.values()) == whole.unit_ms
     assert sum(each.byte_ms for each in parts.values()) == whole.byte_ms
     assert max(each.wait_max_ms for each in parts.values()) <= max(
@@ -85,7 +89,7 @@ def test_a_lease_over_midnight_counts_on_both_days() -> None:
     one = record(
         1, requested_at=midnight - 5000, granted_at=midnight - 1000, freed_at=midnight + DAY_MS + 1
     )
-    found = sums([one], "day", ALWAYS)
+    found, _whole = sums([one], "day", ALWAYS)
     assert sorted(each.unit_ms * 2 // UNIT for each in found.values()) == [1, 1000, DAY_MS]
     assert sum(each.wait_ms for each in found.values()) == 4000
 
@@ -95,6 +99,23 @@ def test_two_parts_of_a_lease_are_one_lease_with_one_wait() -> None:
     found = total([one, other], ALWAYS)
     assert found.leases == 1
     assert found.wait_ms == one.granted_at - one.requested_at
+
+
+def test_a_lease_of_which_a_part_counts_elsewhere_is_no_lease_more() -> None:
+    one = record(1)
+    rows, whole = sums([one], "user", ALWAYS, frozenset({one.lease}))
+    assert whole.leases == 0
+    assert whole.unit_ms == total([one], ALWAYS).unit_ms
+    assert rows == {one.user: whole}
+
+
+def test_sums_travel_exactly() -> None:
+    for by in KEYS:
+        rows, whole = sums(RECORDS, by, ALWAYS)
+        page = told(RECORDS, RecordQuery(by=by))
+        assert {group.key: sum_of(group) for group in page.groups} == rows
+        assert sum_of(page.whole) == whole
+    assert set(KEYS) == set(record_query.KEYS)
 
 
 def test_answers_merge_to_what_one_server_with_everything_says() -> None:
@@ -114,6 +135,6 @@ def test_gaps_are_known_by_number() -> None:
 
 def test_an_empty_range_has_nothing() -> None:
     assert total(RECORDS, Range(START_MS, START_MS)).leases == 0
-    assert sums([], "user", ALWAYS) == {}
+    assert sums([], "user", ALWAYS) == ({}, total([], ALWAYS))
     assert Range().ms_of(record(1, granted_at=Milliseconds(9), freed_at=Milliseconds(5))) == 0
     assert record(1).lease == LeaseId(12)

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,7 +211,7 @@ def test_a_clock_that_is_set_back_changes_nothing(tmp_path: Path) -> None:
 def test_the_latest_of_the_table_come_after_those_of_the_database() -> None:
     query = RecordQuery(user="ada")
     page = told(RECORDS[:50], query)
-    page = RecordPage(page.records, page.others, 50, False, 50)
+    page = replace(page, upto=50, newest=50)
     whole = with_recent(page, RECORDS[40:], 100, query)
     assert list(whole.records) == [each for each in RECORDS if each.user == "ada"]
     assert (whole.upto, whole.newest, whole.missing) == (100, 100, ())

@@ -1,6 +1,7 @@
 """A client puts records of several servers together: exactly, and knows by number what lacks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import trio
@@ -47,7 +48,7 @@ class FakeServer:
         chosen, more = found[:7], len(found) > 7
         page = told(chosen, query)
         upto = chosen[-1].number if more else newest
-        return RecordPage(page.records, page.others, upto, more, newest, gaps)
+        return replace(page, upto=upto, more=more, newest=newest, missing=gaps)
 
 
 class FakeConnections:
