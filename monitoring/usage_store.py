@@ -159,7 +159,9 @@ def _row_of(record: LeaseRecord) -> tuple[int | str, ...]:
 
 
 def _record_of(row: tuple[Any, ...]) -> LeaseRecord:
-    return LeaseRecord(*row[:_GPUS], _gpus_of(row[_GPUS]), *row[_GPUS + 1 :])
+    values = list(row)
+    values[_GPUS] = _gpus_of(values[_GPUS])
+    return LeaseRecord(*values)
 
 
 @lru_cache(maxsize=4096)
