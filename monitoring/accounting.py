@@ -16,6 +16,8 @@ from gpupool.pool.model.state import LeaseRecord
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 FAR = 2**62
+LATEST_MS = 250_000_000_000_000
+"""In the year 9892; Python's calendar ends soon after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ KEYS: dict[str, Key] = {
 
 
 def day_of(at: int) -> str:
-    """Return the day of an instant, in UTC."""
+    """Return the day of an instant, in UTC; "?" for one that no calendar has."""
+    if not 0 <= at < LATEST_MS:
+        return "?"
     return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gpupool.monitoring.accounting import HOUR_MS, Range, Sum, largest_first, sums, total
+from gpupool.monitoring.accounting import HOUR_MS, LATEST_MS, Range, Sum, largest_first, sums, total
 from gpupool.monitoring.pages import sum_of
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
@@ -230,7 +230,9 @@ def as_plain(report: Report) -> dict[str, object]:
 
 
 def when(at: int) -> str:
-    """Return an instant of the table's time for people."""
+    """Return an instant of the table's time for people; of a senseless one, the number."""
+    if not 0 <= at < LATEST_MS:
+        return f"{at} ms"
     return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.monitoring.records import record
 from tests.pool.pool_strategies import founding
 
 from gpupool.cli.commands import admin, audit
@@ -28,6 +29,7 @@ from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import JOURNAL, Journal
+from gpupool.monitoring import frames, record_lines
 from gpupool.pool.errors import (
     AuthenticationError,
     RemoteProtocolError,
@@ -39,6 +41,7 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.policy import Policy
 from gpupool.pool.model.state import PoolState, TokenKind
+from gpupool.pool.record_query import RecordPage
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.transitions import backup, policy_versions
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -213,6 +216,11 @@ def cases(folder: Path) -> dict[str, Case]:
             remote,
             host_messages.encode(host_messages.Proceed())[4:],
         ),
+        "observer's frame": Case(
+            lambda d: frames.from_frame(framing.Frame(d[0] if d else 0, d[1:])),
+            remote,
+            frames.to_frame(frames.Answered(1, RecordPage()))[4:],
+        ),
         # from people
         "token": Case(text(parse_token), (AuthenticationError,), format_token(TOKEN).encode()),
         "address": Case(text(parse_address), usage, b"[fd00::4]:80"),
@@ -230,6 +238,11 @@ def cases(folder: Path) -> dict[str, Case]:
             text(lambda t: door_choice.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"
         ),
         # from files
+        "line of a lease": Case(
+            lambda d: record_lines.record_of(d.decode()),
+            (ValueError,),
+            record_lines.line_of(record(1)).encode(),
+        ),
         "settings": Case(
             lambda d: settings_files.parse(d, Path("x")), usage, b"[run]\ncount = 2\n"
         ),

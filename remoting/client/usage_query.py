@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from gpupool.pool.errors import GpupoolError
+from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import ClassSum, GroupSum, RecordPage, RecordQuery, Runs, common
@@ -27,6 +27,9 @@ PATIENCE_S = 0.3
 
 IN_FLIGHT = 64
 ALL_SERVERS = 4096
+DIGITS_MAX = 40
+"""Of a sum: the bytes of all GPUs of a pool for a century have 31."""
+
 PAGE_TIMEOUT_S = 3.0
 SUM_TIMEOUT_S = 32.0
 """For sums of years."""
@@ -92,7 +95,14 @@ async def _what_it_has(connections: Connections, server: ServerId) -> RecordPage
 async def _page(connection: ServerConnection, query: RecordQuery, timeout_s: float) -> RecordPage:
     answer = await connection.call(m.GetUsage(query), timeout_s=timeout_s)
     assert isinstance(answer, m.UsageIs)
+    if not all(_is_sum(group) for group in (*answer.page.groups, answer.page.whole)):
+        raise UnreachableError(f"server {connection.name} makes no sense", why="a malformed sum")
     return answer.page
+
+
+def _is_sum(group: GroupSum) -> bool:
+    digits = (group.unit_ms, group.byte_ms)
+    return all(0 < len(each) <= DIGITS_MAX and each.isascii() and each.isdigit() for each in digits)
 
 
 async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswer) -> None:

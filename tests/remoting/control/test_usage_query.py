@@ -12,7 +12,7 @@ from gpupool.monitoring.pages import matches, told
 from gpupool.pool.errors import UnreachableError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import RecordPage, RecordQuery, common
+from gpupool.pool.record_query import GroupSum, RecordPage, RecordQuery, common
 from gpupool.remoting.client.usage_query import UsageAnswer, ask_usage
 from gpupool.remoting.protocol import messages as m
 
@@ -26,6 +26,8 @@ class FakeServer:
         self.records = [each for each in RECORDS if each.number in has]
         self.pages = pages  # so many pages of records, and then it is gone
         self.failures = tries  # of the first calls
+        self.name = "fake"
+        self.group: GroupSum | None = None
 
     async def call(self, message: m.Call, *, timeout_s: float) -> m.Message:
         assert isinstance(message, m.GetUsage)
@@ -36,6 +38,8 @@ class FakeServer:
         return m.UsageIs(self.page(message.query))
 
     def page(self, query: RecordQuery) -> RecordPage:
+        if self.group is not None:
+            return RecordPage(groups=(self.group,), newest=100, upto=100)
         numbers = [each.number for each in self.records]
         newest = max(numbers, default=0)
         gaps = tuple((n, n) for n in range(1, newest) if n not in numbers)
@@ -133,6 +137,17 @@ async def test_a_server_is_asked_twice(autojump_clock: trio.testing.MockClock) -
     assert (answer.records, answer.silent) == (RECORDS, {})
     answer = await asked(a=FakeServer(ALL, tries=2), b=FakeServer([1]))
     assert set(answer.silent) == {"a"}
+
+
+@pytest.mark.parametrize("digits", ["", "-1", "1" * 5000, "1e9", "\u0661"])
+async def test_a_sum_that_is_none_is_a_server_that_makes_no_sense(
+    autojump_clock: trio.testing.MockClock, digits: str
+) -> None:
+    lying = FakeServer(ALL)
+    lying.group = GroupSum("ada", 1, digits)
+    answer = await asked(RecordQuery(by="user"), a=lying, b=FakeServer([1]))
+    assert "malformed sum" in answer.silent[ServerId("a")]
+    assert answer.whole.leases == 1  # the other server was read
 
 
 async def test_nobody_answers(autojump_clock: trio.testing.MockClock) -> None:
