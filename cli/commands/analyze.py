@@ -1,5 +1,6 @@
 """``gpupool analyze``: GPU use before a pool is adopted, and how large the pool must be."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -29,6 +30,7 @@ def command() -> None:
     r"""See how GPUs are used today, and how many a pool would need; no pool is asked.
 
     \b
+      gpupool analyze record --for 14d             on each GPU machine, or the script
       gpupool analyze import slurm jobs.txt -o jobs.trace
       gpupool analyze report jobs.trace --html report.html
       gpupool analyze size jobs.trace --wait 5m
@@ -254,3 +256,72 @@ def report_(
         console.print(part)
     if page is not None:
         say(f"gpupool: the page is {page}")
+
+
+# --- record ---------------------------------------------------------------------------------------
+
+
+@command.command("record")
+@click.option("--for", "for_s", type=DURATION, default=14 * 86400.0, help="[default: 14d]")
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="The recording.  [default: gpu-use-HOST.db]"
+)
+@click.option("--names", is_flag=True, help="Record the names of users, and not their hashes.")
+def record_(for_s: float, out: str | None, names: bool) -> None:
+    """Record how the GPUs of this machine are used, every 10 s; no root, no port.
+
+    It reads by NVML how busy GPUs are, and which programs have how much memory on them. A recording
+    goes on where it was when it is started again; what happened meanwhile is unknown. Users are
+    named by a hash, whose salt is in a file of its own beside the recording: keep that to yourself.
+    """
+    import signal
+    import time
+    from pathlib import Path
+
+    import trio
+
+    from gpupool.monitoring.analysis import recorder
+    from gpupool.monitoring.analysis.portable_recorder import Owners, salt_of
+    from gpupool.remoting.devices.nvml import PynvmlNvml
+
+    nvml = PynvmlNvml()
+    devices = recorder.open_nvml(nvml)
+    machine = os.uname().nodename.split(".")[0]
+    path = Path(out or f"gpu-use-{machine}.db")
+    store = recorder.open_store(path, machine)
+    owners = Owners(None if names else salt_of(path))
+    say(f"gpupool: {len(devices)} GPU(s) are recorded into {path}")
+
+    async def until_stopped() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def work() -> None:
+                ask = recorder.asking(nvml)
+                await recorder.record(store, devices, ask, owners.of, time.time, for_s)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(work)
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    say("gpupool: stopped; the same command goes on with the same file")
+                    nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(until_stopped)
+    finally:
+        store.db.close()
+
+
+@command.command("script")
+def script_() -> None:
+    r"""Print a program that records as "record" does, on machines without gpupool.
+
+    It needs Python 3.8 or newer and the driver, nothing else:
+
+    \b
+      gpupool analyze script > record.py
+      python3 record.py --for 14d --out gpu-use.db
+    """
+    from gpupool.monitoring.analysis.recorder import script
+
+    click.echo(script(), nl=False)

@@ -244,10 +244,12 @@ class Builder:
         self.jobs.sort(key=lambda job: job.submit)  # those of one moment in the source's order
         self.samples.sort(key=lambda sample: sample[:3])
         self._unique()
+        every_s = interval(self.samples)
         times = [t for job in self.jobs for t in (job.submit, job.end) if t is not None]
         times += [job.began for job in self.jobs]
         if self.samples:
-            times += (self.samples[0].t, self.samples[-1].t)
+            # A reading stands for the time until the next one, the last one too.
+            times += (self.samples[0].t, self.samples[-1].t + every_s)
         if not times:
             left_out = "; ".join(NOTES[key].format(n) for key, n in self.notes.items())
             raise TraceError(
@@ -255,10 +257,8 @@ class Builder:
                 why=left_out,
                 hint="check that these are the files of that format",
             )
-        every_s = interval(self.samples)
-        # A reading stands for the time until the next one, the last one too.
         begin = min(times) if self.begin is None else self.begin
-        end = max(times) + every_s if self.end is None else self.end
+        end = max(times) if self.end is None else self.end
         return Trace(
             source=self.source,
             begin=begin,

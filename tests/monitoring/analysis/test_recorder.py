@@ -1,0 +1,307 @@
+"""Recordings: what is written, what goes on after a pause, and the script that stands alone."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from gpupool.cli.main import run
+from gpupool.monitoring.analysis.portable_recorder import (
+    ROLL_UP_AFTER_S,
+    Gpu,
+    Owner,
+    Owners,
+    Reading,
+    Store,
+    process_of,
+    salt_of,
+    seconds,
+)
+from gpupool.monitoring.analysis.recorder import (
+    asking,
+    open_nvml,
+    open_store,
+    reading_of,
+    record,
+    script,
+)
+from gpupool.monitoring.analysis.recordings import read_recording
+from gpupool.monitoring.analysis.trace_files import read_traces
+from gpupool.monitoring.analysis.trace_form import TraceError
+from gpupool.remoting.devices.nvml import (
+    NvmlDevice,
+    NvmlError,
+    NvmlSample,
+    NvmlSystem,
+    XidEvent,
+)
+
+GIB = 1 << 30
+BEGIN = 1_772_409_600
+ADA = Owner("100.5", "ada", "python")
+
+
+class FakeNvml:
+    """Two GPUs; a process computes on the first for the first minute."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.absent = False
+
+    def open(self) -> NvmlSystem:
+        if self.absent:
+            raise NvmlError("Driver Not Loaded")
+        return NvmlSystem("580.65.06", "13.0")
+
+    def devices(self) -> list[NvmlDevice]:
+        return [
+            NvmlDevice(f"GPU-{n}", "NVIDIA H200", 80 * GIB, GIB, "9.0", f"0:{n}") for n in range(2)
+        ]
+
+    def sample(self, uuid: str) -> NvmlSample:
+        if self.broken and uuid == "GPU-1":
+            raise NvmlError("GPU is lost", lost=True)
+        if uuid == "GPU-1":
+            return NvmlSample(0, {}, 0.0)
+        return NvmlSample(20 * GIB, {100: 20 * GIB}, 0.75, computing=frozenset({100}))
+
+    def xid_events(self) -> list[XidEvent]:
+        return []
+
+
+def test_samples_say_what_is_known_of_processes() -> None:
+    sample = NvmlSample(3, {1: 1, 2: 2}, 0.5, computing=frozenset({1}))
+    assert reading_of("u", sample) == Reading("u", 500, 3, {1: (1, 500), 2: (2, 0)})
+    both = NvmlSample(3, {1: 1, 2: 2}, 0.5, computing=frozenset({1, 2}))
+    assert reading_of("u", both).processes == {1: (1, None), 2: (2, None)}
+    assert reading_of("u", NvmlSample(3)) == Reading("u", None, 3, {})
+
+
+async def test_a_recording_is_a_trace(tmp_path: Path, autojump_clock: MockClock) -> None:
+    nvml, path = FakeNvml(), tmp_path / "use.db"
+
+    async def ask(uuid: str) -> NvmlSample | None:
+        await trio.sleep(0.1)
+        return nvml.sample(uuid)
+
+    def now() -> float:
+        return BEGIN + 3 + trio.current_time() - start
+
+    start = trio.current_time()
+    store = open_store(path, "gpu-1")
+    assert await record(store, nvml.devices(), ask, lambda pid: ADA, now, 60.0) == 14
+    store.db.close()
+    trace = read_recording(path)
+    assert (trace.every_s, trace.begin, trace.end) == (10.0, BEGIN, BEGIN + 70)
+    assert {s.busy for s in trace.samples if s.gpu == "GPU-0"} == {0.75}
+    [job] = trace.jobs
+    assert (job.user, job.gpus, job.places) == ("ada", 1, (("gpu-1", "GPU-0"),))
+    assert job.fraction == 0.3  # 20 GiB of 80, and a tenth more
+    assert (job.began, job.end) == (BEGIN, BEGIN + 70)
+    assert trace.machines[0].gpus == 2
+
+
+async def test_a_gpu_that_does_not_answer_is_a_gap() -> None:
+    nvml = FakeNvml()
+    nvml.broken = True
+    ask = asking(nvml)
+    assert await ask("GPU-1") is None
+    assert (await ask("GPU-0")) is not None
+
+
+def reading(memory: int = 20 * GIB, busy: int | None = 500) -> Reading:
+    return Reading("GPU-0", busy, memory, {100: (memory, busy)})
+
+
+def begun(path: Path) -> Store:
+    store = Store(path, "gpu-1", 10)
+    store.add_gpus([Gpu("GPU-0", "H200", 80 * GIB)])
+    return store
+
+
+def test_a_recording_goes_on_and_a_gap_is_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "use.db"
+    for first in (0, 600):
+        store = begun(path)
+        for t in range(first, first + 60, 10):
+            store.add(BEGIN + t + 0.7, [reading()], lambda pid: ADA)
+        store.db.close()
+    trace = read_traces([str(path)])
+    assert len(trace.samples) == 12
+    assert [(job.began - BEGIN, (job.end or 0) - BEGIN) for job in trace.jobs] == [
+        (0, 60),
+        (600, 660),
+    ]
+
+
+def test_another_machine_s_recording_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path / "use.db").db.close()
+    with pytest.raises(TraceError, match="it has machine gpu-1, and this would add gpu-2"):
+        open_store(tmp_path / "use.db", "gpu-2")
+    (tmp_path / "text").write_text("no database" * 100)
+    with pytest.raises(TraceError, match="cannot record"):
+        open_store(tmp_path / "text", "gpu-1")
+    with pytest.raises(TraceError, match="cannot record"):
+        open_store(tmp_path / "nowhere" / "file", "gpu-1")
+
+
+def test_old_readings_become_minutes_and_say_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "use.db"
+    store = begun(path)
+    for t in range(0, 7200, 10):
+        busy = None if t % 60 == 0 else 1000 if t % 120 < 60 else 0
+        store.add(BEGIN + t, [reading(busy=busy)], lambda pid: ADA)
+    before = read_recording(path)
+    store.add(BEGIN + ROLL_UP_AFTER_S + 7200, [reading()], lambda pid: ADA)
+    rows = list(store.db.execute("SELECT count(*), max(span_s) FROM gpu_sample"))
+    store.db.close()
+    assert rows == [(121, 60)]
+    after = read_recording(path)
+    assert len(after.samples) == len(before.samples) + 1
+    assert [job.end for job in after.jobs[:1]] == [job.end for job in before.jobs]
+    hours = [sum((s.busy or 0) for s in trace.samples[:720]) for trace in (before, after)]
+    assert hours[1] == pytest.approx(hours[0] * 6 / 5)  # what was unknown is spread
+
+
+def test_a_recording_of_a_day_is_small(tmp_path: Path) -> None:
+    path = tmp_path / "use.db"
+    store = Store(path, "m", 10)
+    uuids = [f"GPU-{n}" for n in range(8)]
+    store.add_gpus([Gpu(uuid, "H200", 80 * GIB) for uuid in uuids])
+    for t in range(0, 3600, 10):
+        rows = [Reading(u, 500, GIB, dict.fromkeys(range(2), (GIB, 100))) for u in uuids]
+        store.add(BEGIN + t, rows, lambda pid: Owner(f"{pid}.1", f"u{pid}", "python"))
+    store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.db.close()
+    # 8 GPUs with two processes each: 12 MB a day at most.
+    assert path.stat().st_size * 24 < 20_000_000
+
+
+# --- whose a process is ---------------------------------------------------------------------------
+
+
+def test_processes_of_one_job_are_one_tree(tmp_path: Path) -> None:
+    def process(pid: int, name: str, parent: int, start: int) -> None:
+        (tmp_path / str(pid)).mkdir()
+        rest = " ".join(["0"] * 17)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} {rest} {start} 0 0")
+
+    process(10, "bash", 1, 5)
+    process(20, "torchrun (x) 1", 10, 7)
+    process(30, "python", 20, 8)
+    process(31, "python", 20, 9)
+    owners = Owners(b"salt", tmp_path)
+    assert process_of(20, tmp_path) == (10, os.getuid(), 7, "torchrun (x) 1")
+    first, second = owners.of(30), owners.of(31)
+    assert first.tree == second.tree == "20.7"
+    assert first.program == "python"
+    assert first.user.startswith("u-")
+    assert owners.of(999) == Owner("999", "?", "?")
+    assert Owners(None, tmp_path).of(30).user != first.user
+    assert Owners(b"other", tmp_path).of(30).user != first.user
+
+
+def test_the_salt_stays_and_is_its_owner_s(tmp_path: Path) -> None:
+    salt = salt_of(tmp_path / "use.db")
+    assert salt_of(tmp_path / "use.db") == salt
+    assert len(salt) == 16
+    assert (tmp_path / "use.db.salt").stat().st_mode & 0o777 == 0o600
+
+
+def test_durations() -> None:
+    assert [seconds(each) for each in ("90", "2m", "1.5h", "14d")] == [90, 120, 5400, 1209600]
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+def test_the_script_is_short_and_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", "script"]) == 0
+    text = capsys.readouterr().out
+    assert text == script()
+    assert text.count("\n") <= 400
+    assert "import gpupool" not in text
+    assert "from gpupool" not in text
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    target = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    source = Path(__file__).with_name("fake_nvml.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", target, source], check=True)
+    return target
+
+
+def run_script(folder: Path, library: Path, *options: str, **env: str) -> tuple[int, str]:
+    """Run the script as over ssh: from standard input, isolated from what is installed here."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-", "--library", str(library), *options],
+        input=script(),
+        env=os.environ | {"FAKE_NVML_PID": str(os.getpid())} | env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_script_records_by_nvml(tmp_path: Path, library: Path) -> None:
+    options = ("--for", "2.5s", "--every", "1", "--out", "use.db", "--names")
+    assert run_script(tmp_path, library, *options) == (0, "")
+    trace = read_recording(tmp_path / "use.db")
+    by_gpu = {sample.gpu: sample for sample in trace.samples}
+    assert (by_gpu["GPU-first"].busy, by_gpu["GPU-first"].memory) == (0.37, 20 * GIB)
+    assert (by_gpu["GPU-second"].busy, by_gpu["GPU-second"].memory) == (None, 10 * GIB)
+    [job] = trace.jobs
+    assert job.gpus == 2
+    with sqlite3.connect(tmp_path / "use.db") as db:
+        shares = list(db.execute("SELECT sm_sum, sm_count FROM process_sample ORDER BY t, gpu"))
+    db.close()
+    assert shares[0] == (350, 1)  # the mean of two samples
+    assert shares[1] == (0, 0)  # not known
+    assert shares[2] == (0, 1)  # nothing since then
+
+
+def test_the_script_says_why_it_cannot_record(tmp_path: Path, library: Path) -> None:
+    code, text = run_script(tmp_path, tmp_path / "none.so")
+    assert code == 1
+    assert "cannot record" in text
+    code, text = run_script(tmp_path, library, FAKE_NVML_NO_DRIVER="1")
+    assert (code, text.rstrip().rpartition(": ")[2]) == (1, "the driver is not loaded")
+
+
+def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    nvml.absent = True
+    with pytest.raises(TraceError, match="nothing to record"):
+        open_nvml(nvml)
+    assert len(open_nvml(FakeNvml())) == 2
+    (tmp_path / "use.db").write_bytes(b"SQLite format 3\0" + bytes(200))
+    with pytest.raises(TraceError, match="no recording of gpupool, or a damaged one"):
+        read_recording(tmp_path / "use.db")
+
+
+def test_the_command_says_that_there_is_nothing_to_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvml = FakeNvml()
+    nvml.absent = True
+    monkeypatch.setattr("gpupool.remoting.devices.nvml.PynvmlNvml", lambda: nvml)
+    assert run(["analyze", "record", "--out", str(tmp_path / "use.db")]) == 1
+    assert "nothing to record" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    nvml.absent = False
+    out = ["--out", str(tmp_path / "use.db")]
+    assert run(["analyze", "record", "--for", "0", *out]) == 0
+    assert "2 GPU(s) are recorded" in capsys.readouterr().err
