@@ -185,6 +185,7 @@ class VirtualPool:
         self._events: list[tuple[int, int, int, _Asking | LeaseId]] = []
         self._waiting: dict[RequestId, _Asking] = {}
         self._hopeless: set[Shape] = set()  # shapes without room, as things are
+        self._possible: set[Shape] = set()  # of shapes that the fleet could serve
         self._answers: dict[ServerId, dict[Shape, Offer | NoOffer]] = {}
         self._sizes: dict[LeaseId, tuple[float, _Asking]] = {}
         self.outcome = Outcome(fleet.gpu_count)
@@ -327,35 +328,43 @@ class VirtualPool:
     def _offers(self, request: Request, user: str) -> tuple[list[Offer], NoOffer | None]:
         """Return the offers of the servers that could be chosen, and a refusal of one of them."""
         state = self._state
+        shape = (request.count, request.fraction, request.memory)
+        roomy = [
+            alike
+            for alike in self._books.by_condition.values()
+            if may_have_room(state.servers[alike[0]], request)
+        ]
+        if not roomy:
+            if shape in self._possible:
+                return [], None
+            # Whether it could ever be served is the same for every server, and for all time.
+            answer = make_offer(state, next(iter(state.servers.values())), request, user)
+            if isinstance(answer, NoOffer) and answer.kind == RefusalKind.NEVER.value:
+                return [], answer
+            self._possible.add(shape)
+            return [], None
         reserved = reserved_for_others(state, request.id, user)
         kept = {server for server, _ in reserved.gpus} if reserved is not None else set[ServerId]()
         offers: list[Offer] = []
         refusal: NoOffer | None = None
-        asked = 0
-        for alike in list(self._books.by_condition.values()):
-            if not may_have_room(state.servers[alike[0]], request):
-                continue
+        for alike in roomy:
             for server in self._to_ask(alike, kept, across=request.across):
-                asked += 1
-                answer = self._answer(state.servers[server], request, user, alone=not kept)
+                known = state.servers[server]
+                answer = self._answer(known, request, user, free=server not in kept)
                 if isinstance(answer, Offer):
                     offers.append(answer)
                 else:
                     refusal = answer
-        if not asked:
-            # Nobody has room; whether it could ever be served is the same for every server.
-            answer = make_offer(state, next(iter(state.servers.values())), request, user)
-            refusal = answer if isinstance(answer, NoOffer) else None
         return offers, refusal
 
     def _answer(
-        self, server: Server, request: Request, user: str, *, alone: bool
+        self, server: Server, request: Request, user: str, *, free: bool
     ) -> Offer | NoOffer:
         """Return what a server answers; what it answered before, while nothing has changed there.
 
-        Nothing is remembered while GPUs are kept for the request that has waited longest.
+        Nothing is remembered of servers whose GPUs are kept for who has waited longest.
         """
-        if not alone:
+        if not free:
             return make_offer(self._state, server, request, user)
         shape = (request.count, request.fraction, request.memory)
         known = self._answers.setdefault(server.id, {})
