@@ -60,7 +60,6 @@ from gpupool.remoting.host.confinement import wanted
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.network_speed import has_rdma
-from gpupool.remoting.host.orphan_reaper import reap_orphans
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
@@ -139,9 +138,6 @@ class _Server:
     async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
         """Run until told to stop; everything is down when this returns."""
         incarnation = self._state.next_incarnation()
-        swept = await trio.to_thread.run_sync(reap_orphans, self._state.path)
-        if swept:
-            self._log.warning("killed %d workers that a former process had left", swept)
         inventory = await self._discover()
         contexts = TlsContexts(self._state.tls_identity())
         storage = open_storage(self._state.path)
