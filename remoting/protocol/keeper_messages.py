@@ -152,6 +152,7 @@ class Failed:
 
     what: str
     why: str
+    hint: str = ""
 
 
 Request = (
