@@ -41,14 +41,13 @@ def save_login(credentials: Credentials) -> Path | None:
 class LoginWriter:
     """The server's side of the process that writes one login."""
 
-    def __init__(self, close: Callable[[], None]) -> None:
-        """Fork it off; ``close`` closes in there what is not its matter."""
+    def __init__(self) -> None:
+        """Fork it off."""
         self._socket, theirs = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             try:
                 self._socket.close()
-                close()
                 _serve(theirs)
             finally:
                 os._exit(0)
@@ -75,10 +74,14 @@ class LoginWriter:
 
     def end(self) -> None:
         """Let the process end, and wait for it."""
-        if self._pid:
-            self._socket.close()
-            os.waitpid(self._pid, 0)
-            self._pid = 0
+        if self.pid:
+            self.hang_up()
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def hang_up(self) -> None:
+        """Close this end of the socket."""
+        self._socket.close()
 
 
 def _serve(sock: socket.socket) -> None:

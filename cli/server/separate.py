@@ -111,18 +111,17 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         _wake_gpus(options)
         part = _prepare(state, user, log)
         unused = place if is_new else None
-        keeper = _fork_keeper(part, _runtime_dirs(user), unused, log)
+        login_writer = LoginWriter() if may_be_new(place) and not options.token else None
+        keeper = _fork_keeper(part, _runtime_dirs(user), unused, login_writer, log)
     except OSError as error:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error
     finally:
         os.close(state)
     if not unprivileged.bring_within_reach(*reach):
-        keeper.end()
+        Separated(options, keeper, login_writer).end()
         closed = [str(path) for path in (*readable, place) if spawn.closed_above(path)]
         raise _CannotError(f"no other user reaches {closed[0]}, and it cannot be mounted")
     os.environ.setdefault("LOGNAME", user_name())  # whose pool it is, if it makes one
-    creates = may_be_new(place) and not options.token
-    login_writer = LoginWriter(keeper.hang_up) if creates else None
     try:
         unprivileged.become(user, low_ports=_wants_low_port(options))
     except OSError as error:
@@ -221,7 +220,11 @@ def _runtime_dir() -> Path:
 
 
 def _fork_keeper(
-    part: int, base: Path | None, unused: Path | None, log: logging.Logger
+    part: int,
+    base: Path | None,
+    unused: Path | None,
+    login_writer: LoginWriter | None,
+    log: logging.Logger,
 ) -> RemoteKeeper:
     """Start the keeper's process.
 
@@ -229,13 +232,14 @@ def _fork_keeper(
         part: descriptor of its part of the state directory.
         base: where workers' directories are made; None: where everybody may write.
         unused: the state directory, if it is to go when no server has come to live there.
+        login_writer: another process of this server, if there is one.
         log: takes what it says.
     """
     settings = KeeperSettings(
         base=None,
         state_dir=Path(f"/proc/self/fd/{part}"),
         confine=wanted(os.environ),
-        server=os.getpid(),
+        siblings=frozenset({os.getpid(), login_writer.pid if login_writer else os.getpid()}),
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -246,6 +250,8 @@ def _fork_keeper(
             if base is not None:
                 tempfile.tempdir = str(base)
             ours.close()
+            if login_writer is not None:
+                login_writer.hang_up()
             keeper_process.serve(theirs, settings, logging.getLogger("gpupool.host").info)
             if unused is not None:
                 ownership.remove_unused(unused, LOCK)

@@ -57,7 +57,7 @@ class KeeperSettings:
     landlock: bool = True
     own_uids: bool = True  # where possible
     confine: frozenset[str] = frozenset(PROPERTIES)
-    server: int = 0  # pid of the server, if it is another process in the same control group
+    siblings: frozenset[int] = frozenset()  # pids of the server's other processes in its group
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +124,7 @@ class WorkerKeeper:
             cuda=cuda, wanted=self._settings.own_uids, uids=self._uids
         )
         if "cgroup" in self._settings.confine:
-            self._groups = LeaseCgroups.make(server=self._settings.server)
+            self._groups = LeaseCgroups.make(siblings=self._settings.siblings)
         self._directory = spawn.make_worker_directories(
             self._settings.base, self._log, own_uid=isolation.own_uid
         )
