@@ -190,7 +190,7 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
     found = [Finding("certificate", WARN, t, hint) for t in said if t.startswith(CERTIFICATE_OF)]
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
-        hint = "see docs/security.md, What confines a worker"
+        hint = "see docs/security.md, The confinement of a worker"
         text = f"{name}: not confined by {'; '.join(lacking)}"
         return [*found, Finding("workers", WARN, text, hint)]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]

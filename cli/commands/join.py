@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +21,9 @@ from gpupool.cli.lib.values import (
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
+
+if TYPE_CHECKING:
+    from gpupool.cli.server.join_options import JoinOptions
 
 
 @click.command()
@@ -140,31 +144,44 @@ def command(
     if not 1 <= client_timeout <= 3600:
         raise UsageError("--client-timeout must lie between 1s and 1h")
 
-    from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.lib.logs import set_up
-    from gpupool.cli.server.compose import serve
+    from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.join_options import JoinOptions
+    from gpupool.cli.server.state_dir import may_be_new
 
+    folder = Path(state_dir) if state_dir else paths.state_dir()
     options = JoinOptions(
         token=token or "",
         address=address,
         listen=listen,
         advertise=advertise,
-        state_dir=Path(state_dir) if state_dir else paths.state_dir(),
+        state_dir=folder,
         name=name or "",
         pool_name=pool_name or f"{paths.default_name()}-pool",
         witness=witness,
         emulate=emulate,
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
-        ca=Path(ca) if ca else None,
+        ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,
     )
+    _run(options, log_format)
+
+
+def _run(options: "JoinOptions", log_format: str) -> None:
+    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.lib.logs import set_up
+    from gpupool.cli.server.compose import serve
+    from gpupool.cli.server.separate import separate
+
     log = set_up(log_format, verbose=invocation().verbose, log_file=invocation().log_file)
-    run_async(partial(serve, options, log))
+    separated = separate(options, log)
+    try:
+        run_async(partial(serve, separated, log))
+    finally:
+        separated.end()
 
 
 def given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:

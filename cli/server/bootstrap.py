@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 import click
 
 from gpupool.cli.lib.paths import user_name
+from gpupool.cli.server.login_writer import SaveLogin, save_login
 from gpupool.cli.server.state_dir import CA_CERTIFICATE, ServerIdentity, StateDir
 from gpupool.consensus.driver import RaftDriver
 from gpupool.pool.errors import GpupoolError
@@ -17,12 +17,7 @@ from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinSe
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.credentials import (
-    Credentials,
-    credentials_path,
-    keep_former,
-    save_credentials,
-)
+from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import ADDRESS_COUNT_MAX, TokenText, format_token
 from gpupool.remoting.server.committer import Committer
@@ -49,6 +44,7 @@ class PoolBootstrap:
     log: logging.Logger
     tokens: dict[TokenKind, str] = field(default_factory=dict[TokenKind, str])
     logged_in: str = ""  # a sentence
+    save_login: SaveLogin = save_login
 
     def print_welcome(self) -> None:
         """Print what to type next, once, on stdout."""
@@ -163,10 +159,8 @@ def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
         ca_pem=ca_pem.decode(),
         addresses=token.addresses,
     )
-    path = credentials_path(os.environ)
     try:
-        kept = keep_former(path, credentials.token)
-        save_credentials(path, credentials)
+        kept = founder.save_login(credentials)
     except GpupoolError as error:
         founder.log.warning("nobody is logged in: %s", error)
         founder.logged_in = f"Nobody is logged in here: {error}"

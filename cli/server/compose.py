@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import trio
@@ -27,7 +28,6 @@ from gpupool.cli.server.bootstrap import (
     make_operator,
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
-from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
@@ -35,6 +35,7 @@ from gpupool.cli.server.listen_address import (
     advertised_speed,
     open_listeners,
 )
+from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
     Member,
@@ -61,7 +62,6 @@ from gpupool.remoting.host.confinement import wanted
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.network_speed import has_rdma
-from gpupool.remoting.host.orphan_reaper import reap_orphans
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
@@ -81,12 +81,13 @@ LAST_COMMANDS_S = 2.0
 WORKER_POLL_S = 0.1
 
 
-async def serve(options: JoinOptions, log: logging.Logger) -> None:
+async def serve(separated: Separated, log: logging.Logger) -> None:
     """Run one server until a signal or the pool stops it.
 
     Raises:
         GpupoolError: when it cannot start, or must not go on.
     """
+    options, keeper = separated.options, separated.keeper
     # Options that cannot work are refused before anything is created, here or in the pool.
     if may_be_new(options.state_dir):
         await check_options(options)
@@ -102,7 +103,9 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
             founded = state.is_new and not options.token
             await enter_pool(state, options, address, log)
             state.remember_listen(str(listen))
-            await _Server(state, options, address, log).run(listeners, founded=founded)
+            server = _Server(state, separated, address, log)
+            async with keeper.running() if keeper else nullcontext():
+                await server.run(listeners, founded=founded)
         finally:
             state.close()
     finally:
@@ -114,11 +117,16 @@ class _Server:
     """All parts of one server, wired together."""
 
     def __init__(
-        self, state: StateDir, options: JoinOptions, address: str, log: logging.Logger
+        self,
+        state: StateDir,
+        separated: Separated,
+        address: str,
+        log: logging.Logger,
     ) -> None:
         assert state.identity is not None
         self._state = state
-        self._options = options
+        self._options = separated.options
+        self._separated = separated
         self._address = address
         self._log = log
         self._identity = state.identity
@@ -149,10 +157,9 @@ class _Server:
 
     async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
         """Run until told to stop; everything is down when this returns."""
+        if self._separated.keeper is not None:
+            self._log.info("this server runs as user %d, and its keeper as root", os.geteuid())
         incarnation = self._state.next_incarnation()
-        swept = await trio.to_thread.run_sync(reap_orphans, self._state.path)
-        if swept:
-            self._log.warning("killed %d workers that a former process had left", swept)
         inventory = await self._discover()
         contexts = TlsContexts(*self._state.tls_identities())
         storage = open_storage(self._state.path)
@@ -180,6 +187,7 @@ class _Server:
             address_of=self._address_of,
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             confine=wanted(os.environ),
+            keeper=self._separated.keeper,
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(
@@ -241,7 +249,11 @@ class _Server:
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
                 founder = PoolBootstrap(
-                    self._identity, self._address, self._options.data_encryption, self._log
+                    self._identity,
+                    self._address,
+                    self._options.data_encryption,
+                    self._log,
+                    save_login=self._separated.save_login,
                 )
                 if await self._is_unfounded(replicated_log):
                     await bootstrap_pool(founder, self._committer(replicated_log), self._state)

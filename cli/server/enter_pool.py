@@ -52,8 +52,6 @@ async def check_options(options: JoinOptions) -> None:
             "this token lets a user log in, and no server join",
             hint='"gpupool token create --server" makes one for a server',
         )
-    if options.ca is not None:
-        _read_authority(options.ca)
     if not options.witness and options.emulate is None:
         await trio.to_thread.run_sync(require_gpu, options.gpus)
 
@@ -100,7 +98,7 @@ def _create_pool(state: StateDir, options: JoinOptions, name: str, address: str)
     server = ServerId(secrets.token_hex(6))
     now = datetime.now(UTC)
     # The CA of a former pool goes with its id, by which clients know that it is theirs.
-    authority = _read_authority(options.ca) if options.ca is not None else None
+    authority = options.ca
     cluster_id = cluster_id_of(authority) if authority else secrets.token_hex(16)
     identity = ServerIdentity(
         server=server,
@@ -125,7 +123,12 @@ def _create_pool(state: StateDir, options: JoinOptions, name: str, address: str)
     state.finish(identity)
 
 
-def _read_authority(folder: Path) -> Authority:
+def read_authority(folder: Path) -> Authority:
+    """Return the CA of a former pool, by its certificate and key in ``folder``.
+
+    Raises:
+        StorageError: when it cannot be read.
+    """
     try:
         certificate, key = ((folder / name).read_bytes() for name in (CA_CERTIFICATE, CA_KEY))
     except OSError as error:

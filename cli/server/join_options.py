@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gpupool.cli.lib.values import Emulation
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport.pki import Authority
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class JoinOptions:
     emulate: Emulation | None
     gpus: tuple[str, ...]  # to offer; empty: all
     data_encryption: str
-    ca: Path | None  # of a new pool: the folder of a former pool's CA
+    ca: Authority | None  # of a new pool: that of a former pool
     operator_token: bool  # make another one, and print it
     client_timeout_s: float
     drain_timeout_s: float

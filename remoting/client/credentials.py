@@ -86,20 +86,26 @@ def load_credentials(path: Path) -> Credentials:
             )
         data = file.read(FILE_SIZE_MAX + 1)
     try:
-        if len(data) > FILE_SIZE_MAX:
-            raise ValueError("it is too long")
-        return _from_plain(json.loads(data))
+        return from_text(data)
     except (ValueError, GpupoolError) as error:
         raise StorageError(f"{path} is damaged", why=str(error)[:200], hint=login) from error
 
 
-def save_credentials(path: Path, credentials: Credentials) -> None:
-    """Write the file whole or not at all, for nobody's eyes but the user's.
+def from_text(data: bytes) -> Credentials:
+    """Return the credentials that a file holds.
 
     Raises:
-        StorageError: when it cannot be written.
+        ValueError: when it is not what ``to_text`` makes.
+        GpupoolError: likewise.
     """
-    text = json.dumps(
+    if len(data) > FILE_SIZE_MAX:
+        raise ValueError("it is too long")
+    return _from_plain(json.loads(data))
+
+
+def to_text(credentials: Credentials) -> str:
+    """Return what a file of these credentials holds."""
+    return json.dumps(
         {
             "schema": SCHEMA,
             "cluster_id": credentials.cluster_id,
@@ -112,6 +118,15 @@ def save_credentials(path: Path, credentials: Credentials) -> None:
         },
         indent=2,
     )
+
+
+def save_credentials(path: Path, credentials: Credentials) -> None:
+    """Write the file whole or not at all, for nobody's eyes but the user's.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    text = to_text(credentials)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".credentials-")  # mode 0600

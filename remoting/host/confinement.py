@@ -64,6 +64,8 @@ class Confinement:
     nodes: Mapping[GpuId, tuple[str, ...]] | None = field(
         default_factory=dict[GpuId, tuple[str, ...]]
     )
+    #: Whether who starts workers is root, for the reasons of what is lacking.
+    root: bool = field(default_factory=lambda: os.geteuid() == 0)
 
     def asked(self) -> tuple[str, ...]:
         """Return the properties that a new worker must put in force itself."""
@@ -130,8 +132,7 @@ class Confinement:
 
     def lacking(self, holds: Collection[str]) -> list[str]:
         """Return what does not confine a worker, and why not, for the log and ``doctor``."""
-        root = os.geteuid() == 0
-        denied = "this system does not let the server make one" if root else "that needs root"
+        denied = "this system does not let the server make one" if self.root else "that needs root"
         found: list[str] = []
 
         def note(name: str, why: str) -> None:
@@ -149,7 +150,7 @@ class Confinement:
             unknown = "NVML does not name them, or some are not there yet"
             note("devices", f"a private /dev: {denied}" if self._knows_devices() else unknown)
         if not self.shares_memory(holds):
-            note("shared-memory", "MPS shares files there" if root and uses_mps() else denied)
+            note("shared-memory", "MPS shares files there" if self.root and uses_mps() else denied)
         if "control-group" not in holds:
             why = "no cgroup v2, or the server's is not delegated to it"
             note("cgroup", why)

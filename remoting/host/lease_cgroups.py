@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,8 +79,16 @@ class LeaseCgroups:
         self._lock = threading.Lock()
 
     @staticmethod
-    def make(mounts: Path = MOUNTS, membership: Path = MEMBERSHIP) -> "LeaseCgroups | None":
-        """Make the group of this process's leases; None where that cannot be done."""
+    def make(
+        mounts: Path = MOUNTS, membership: Path = MEMBERSHIP, *, siblings: Collection[int] = ()
+    ) -> "LeaseCgroups | None":
+        """Make the group of this process's leases; None where that cannot be done.
+
+        Args:
+            mounts: as proc_pid_mountinfo(5) has it.
+            membership: as cgroups(7) has it.
+            siblings: other processes of the same server, which are in its group.
+        """
         try:
             own = own_group(mounts.read_text(), membership.read_text())
             if own is None:
@@ -88,7 +97,7 @@ class LeaseCgroups:
             base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=own))
         except OSError:
             return None
-        return LeaseCgroups(base, _delegate(own, base))
+        return LeaseCgroups(base, _delegate(own, base, siblings))
 
     def hold(self, pid: int) -> WorkerGroup | None:
         """Put a worker, and what it will start, into a group of its own; None if that fails.
@@ -158,7 +167,7 @@ def own_group(mounts: str, membership: str) -> Path | None:
     return None
 
 
-def _delegate(own: Path, base: Path) -> frozenset[str]:
+def _delegate(own: Path, base: Path, siblings: Collection[int]) -> frozenset[str]:
     """Let groups below ``base`` have the controllers that ``own`` has; return which they got."""
     try:
         there = (own / "cgroup.controllers").read_text().split()
@@ -167,7 +176,7 @@ def _delegate(own: Path, base: Path) -> frozenset[str]:
             (own / "cgroup.subtree_control").write_text(words)
         except OSError:
             # A group that has processes of its own cannot hand controllers down.
-            _move_down(own)
+            _move_down(own, siblings)
             (own / "cgroup.subtree_control").write_text(words)
         (base / "cgroup.subtree_control").write_text(words)
         return frozenset((base / "cgroup.subtree_control").read_text().split())
@@ -175,13 +184,16 @@ def _delegate(own: Path, base: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _move_down(own: Path) -> None:
-    """Put this process into a group of its own below ``own``, unless others are there as well."""
-    if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+def _move_down(own: Path, siblings: Collection[int] = ()) -> None:
+    """Put our processes into a group below ``own``, unless others are there as well."""
+    there = {int(pid) for pid in (own / "cgroup.procs").read_text().split()}
+    if not there <= {os.getpid(), *siblings}:
         raise OSError("the group is others' as well")
     below = own / f"{PREFIX}server"
     below.mkdir(exist_ok=True)
-    _move(os.getpid(), below)
+    for pid in there:
+        with contextlib.suppress(ProcessLookupError):
+            _move(pid, below)
 
 
 def _sweep(own: Path) -> None:

@@ -203,8 +203,6 @@ class SessionOpener:
         worker.budget, theirs = socket.socketpair()
         worker.budget.setblocking(False)
         with theirs:
-            if worker.user is not None and worker.user.network >= 0:
-                worker.send(worker_messages.JoinNetwork(), worker.user.network)
             worker.send(assign, theirs.fileno())
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
             await self._worker_pool.until(worker, worker.assigned)

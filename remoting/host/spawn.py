@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -194,38 +193,49 @@ def image_directory(directory: Path) -> Path:
     return directory / "images"
 
 
-def start_process(control: socket.socket, errors: int, directory: Path) -> subprocess.Popen[bytes]:
-    """Start a worker process that inherits ``control``; returns at once.
+def start_process(
+    control: int, keeper: int, errors: int, directory: Path
+) -> subprocess.Popen[bytes]:
+    """Start a worker process that inherits its two sockets; returns at once.
 
     Must be called on a thread that lives as long as the host: the kernel kills the worker when
     the thread that started it ends.
 
     Args:
-        control: the worker's end of the socket pair; the caller closes its copy.
+        control: descriptor of its socket to the server; the caller closes its copy.
+        keeper: descriptor of its socket to its keeper, likewise.
         errors: descriptor of a pipe that takes the worker's stderr.
         directory: the worker's private directory.
     """
-    descriptor = control.fileno()
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "gpupool.remoting.worker.worker_main"),
-            *(str(descriptor), str(os.getpid())),
+            *(str(control), str(keeper), str(os.getpid())),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
         cwd="/",
         env=clean_environment(os.environ, directory),
-        pass_fds=(descriptor,),
+        pass_fds=(control, keeper),
         close_fds=True,
         start_new_session=True,
     )
 
 
-def make_worker_directories(base: Path, log: Callable[[str], None], *, own_uid: bool) -> Path:
-    """Return a new directory for the workers' directories, where their own uids get through."""
-    base = base.resolve()
-    if own_uid and closed_above(base / orphan_reaper.DIRECTORY_NAME) is not None:
+def make_worker_directories(
+    base: Path | None, log: Callable[[str], None], *, own_uid: bool
+) -> Path:
+    """Return a new directory for the workers' directories, where their own uids get through.
+
+    Args:
+        base: what it lies in, where only this user may write; None: where everybody may.
+        log: takes one line.
+        own_uid: whether workers get uids of their own.
+    """
+    base = None if base is None else base.resolve()
+    closed = base is not None and closed_above(base / orphan_reaper.DIRECTORY_NAME) is not None
+    if base is None or (own_uid and closed):
         directory = Path(tempfile.mkdtemp(prefix=orphan_reaper.TEMPORARY_PREFIX))
     else:
         directory = base / orphan_reaper.DIRECTORY_NAME

@@ -29,6 +29,7 @@ What always holds:
 Everything here runs on one trio thread, so no lock is needed.
 """
 
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,13 @@ from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.host.worker_keeper import (
+    DOORS,
+    Keeper,
+    KeeperSettings,
+    OwnKeeper,
+    WorkerKeeper,
+)
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
@@ -69,10 +77,11 @@ class HostSupervisor:
         warm_workers: int = 1,
         data_encryption: Callable[[LeaseId], str] = lambda _lease: DataEncryption.TLS,
         limits: HostLimits | None = None,
-        doors: Mapping[str, str] | None = None,
+        doors: Mapping[str, str] = DOORS,
         own_uids: bool = True,
         landlock: bool = True,
         confine: frozenset[str] = frozenset(PROPERTIES),
+        keeper: Keeper | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
         log: Log = lambda _text: None,
     ) -> None:
@@ -82,14 +91,15 @@ class HostSupervisor:
             inventory: the GPUs of this server.
             runtime_dir: an existing directory for ``data.sock`` and the workers' files; mode 0711
                 lets other users of the machine reach the socket.
-            state_dir: where live workers are recorded, for ``reap_orphans``.
+            state_dir: where live workers are recorded; what a former host left is killed.
             warm_workers: warm workers that wait for sessions.
             data_encryption: called for each connection: the ``DataEncryption`` of its lease.
             limits: bounds and intervals.
-            doors: name of each door to its "module:function"; by default the array door.
+            doors: name of each door to its "module:function"; by default all doors.
             own_uids: whether workers get uids of their own where that is possible.
             landlock: whether workers are confined to a few directories where that is possible.
             confine: which of ``confinement.PROPERTIES`` workers are confined by where possible.
+            keeper: starts the workers, by settings of its own; None: this process does.
             address_of: where another server of the pool listens; None when it is not known.
             log: takes one line.
         """
@@ -103,19 +113,19 @@ class HostSupervisor:
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, worker_messages.Report] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
-        self._confinement = Confinement(confine, inventory.device_nodes())
+        root = keeper is not None or os.geteuid() == 0
+        self._confinement = Confinement(confine, inventory.device_nodes(), root)
+        own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine)
+        keeper = self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = WorkerPool(
             WorkerPoolSettings(
-                runtime_dir=runtime_dir,
-                state_dir=state_dir,
-                cuda=inventory.has_real,
-                warm_workers=warm_workers,
-                worker_count_max=self._limits.workers,
-                doors=doors,
-                landlock=landlock,
-                own_uids=own_uids,
-                confinement=self._confinement,
+                inventory.has_real,
+                warm_workers,
+                self._limits.workers,
+                frozenset(doors),
+                self._confinement,
             ),
+            keeper=keeper,
             handle=self._handle,
             reap=self._reap,
             budget=self.budget,

@@ -4,8 +4,7 @@ import array
 import os
 import signal
 import socket
-import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -15,9 +14,7 @@ import trio
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.remoting.host.budget import Budget, BudgetError
-from gpupool.remoting.host.lease_cgroups import WorkerGroup
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
-from gpupool.remoting.host.users import LeaseUser
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.transport.descriptor_passing import (
     DESCRIPTOR_COUNT_MAX,
@@ -91,19 +88,29 @@ class FloodLimit:
 
 
 @dataclass(slots=True)
+class WorkerProcess:
+    """The process of a worker, whose parent is the keeper."""
+
+    pid: int
+    kill: Callable[[], None]  # a process that was reaped is left alone
+    reap: Callable[[], Awaitable[int]]
+    returncode: int | None = None
+
+
+@dataclass(slots=True)
 class WorkerHandle:
     """A worker process and everything that the host keeps for it."""
 
     number: int
-    process: "subprocess.Popen[bytes]"
+    process: "WorkerProcess"
     pidfd: int  # opened before anything could reap the process; readable once it has ended
     control: socket.socket  # non-blocking
     errors: int  # read end of the pipe that is the worker's stderr
     directory: Path
-    start_time: int
     state: WorkerState = WorkerState.STARTING
     claimed: bool = False  # for a session, though it may not be assigned yet
-    ready: trio.Event = field(default_factory=trio.Event)
+    said_ready: trio.Event = field(default_factory=trio.Event)
+    ready: trio.Event = field(default_factory=trio.Event)  # and its keeper has confirmed it
     assigned: trio.Event = field(default_factory=trio.Event)
     connected: trio.Event = field(default_factory=trio.Event)
     exited: trio.Event = field(default_factory=trio.Event)  # the process is reaped
@@ -112,9 +119,7 @@ class WorkerHandle:
     confinement: tuple[str, ...] = ()
     cuda_problem: str = ""
     lease: LeaseId | None = None
-    user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
-    group: WorkerGroup | None = None  # of control, with all that it starts
-    user_name: str = ""  # whose lease it is, once it may have that user's kernels
+    uid: int = -1  # of its lease, once it is assigned; -1: the host's
     session: bytes = b""
     devices: tuple[GpuId, ...] = ()
     real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
@@ -129,11 +134,6 @@ class WorkerHandle:
     out_of_memory: bool = False  # the kernel killed a process of its lease for that
     failed: bool = False  # its end is worth a line in the log
     log_left: int = LOG_TEXT_MAX
-
-    @property
-    def uid(self) -> int:
-        """Return its lease's uid; -1 when it has the host's."""
-        return -1 if self.user is None else self.user.uid
 
     @property
     def label(self) -> str:
@@ -175,7 +175,6 @@ class WorkerHandle:
         if not self.kill_reason:
             self.kill_reason = reason
             self.failed = self.failed or failed
-        # Popen looks first whether the process was reaped, so this never hits a stranger's pid.
         self.process.kill()
 
     def exit_reason(self) -> str:
@@ -199,7 +198,10 @@ class WorkerHandle:
 async def wait_exit(worker: WorkerHandle) -> None:
     """Wait until the process of ``worker`` has ended, and reap it."""
     await trio.lowlevel.wait_readable(worker.pidfd)
-    worker.process.wait()
+    try:
+        worker.process.returncode = await worker.process.reap()
+    except GpupoolError:  # The keeper has closed, and killed what was left.
+        worker.process.returncode = -signal.SIGKILL
     worker.exited.set()
 
 

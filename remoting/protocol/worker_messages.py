@@ -1,9 +1,12 @@
 """The messages between the host and a worker process over their socket pair, as bytes.
 
 Control messages are CBOR in the frames of ``protocol.framing``; a descriptor that belongs to a
-message travels beside it (SCM_RIGHTS). Calls on the budget have a socket pair of their own and a
-fixed binary form, because a program may wait for each of them. The worker is not trusted with more
-than its lease: the host decodes its messages as strictly as those of a stranger.
+message travels beside it (SCM_RIGHTS). What decides over privileges (``Confine``, ``Start``,
+``JoinNetwork``, ``Become``) comes from the keeper, over a socket pair of its own: the process that
+talks to strangers cannot say it. The worker tells ``Ready`` to both. Calls on the budget have a
+socket pair of their own and a fixed binary form, because a program may wait for each of them. The
+worker is not trusted with more than its lease: the host decodes its messages as strictly as those
+of a stranger.
 """
 
 import struct
@@ -49,6 +52,14 @@ class Confine:
 @dataclass(frozen=True, slots=True)
 class JoinNetwork:
     """The network of its lease, which comes with it; comes before ``Assign``, if at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Become:
+    """The user of its lease, before ``Assign``; the keeper says it, and not the server."""
+
+    uid: int
+    groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +184,7 @@ class Ended:
     failed: bool
 
 
-HostMessage = Start | Assign | Connection | Proceed | Dialled | Confine | JoinNetwork
+HostMessage = Start | Assign | Connection | Proceed | Dialled | Confine | JoinNetwork | Become
 WorkerMessage = (
     Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended | Expecting | Dial
 )
@@ -182,7 +193,7 @@ Message = HostMessage | WorkerMessage
 # The position is the kind on the wire. Both ends are always of the same build.
 _HOST_KINDS: tuple[type[Any], ...] = (
     *(Start, Assign, Connection, Proceed, Dialled),
-    *(Confine, JoinNetwork),
+    *(Confine, JoinNetwork, Become),
 )
 _WORKER_KINDS: tuple[type[Any], ...] = (
     *(Ready, Assigned, ContextReady, Connected),

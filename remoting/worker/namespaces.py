@@ -94,14 +94,15 @@ def _show(libc: ctypes.CDLL, node: str, place: Path) -> None:
     mount(libc, node, str(place), None, _MS_BIND)
 
 
-def expose(directories: Sequence[str]) -> bool:
+def expose(directories: Sequence[str], writable: Sequence[str] = ()) -> bool:
     """Let any uid of this process reach ``directories`` although one above them is closed.
 
     In a mount namespace of its own, this process sees an empty directory in place of the closed
     one, and in it nothing but ``directories``, read-only. Needs CAP_SYS_ADMIN.
 
     Args:
-        directories: absolute, without links, none inside another.
+        directories: absolute, without links, and below a closed one.
+        writable: the same for those that are not to be read-only.
 
     Returns:
         Whether that worked; if not, every directory is where it was.
@@ -109,21 +110,24 @@ def expose(directories: Sequence[str]) -> bool:
     libc = _libc()
     if libc.unshare(_CLONE_NEWNS) != 0:
         return False
-    covers = sorted({str(_closed_above(Path(path))) for path in directories})
+    paths = sorted({*directories, *writable})  # what lies inside another comes after it
+    covers = sorted({str(_closed_above(Path(path))) for path in paths})
     covered: list[str] = []
     opened: dict[str, int] = {}
     try:
         # Nothing below may reach the machine's own mounts.
         mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
-        for path in directories:
+        for path in paths:
             opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
         for cover in covers:
             mount(libc, "tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
             covered.append(cover)
         for path, descriptor in opened.items():
-            Path(path).mkdir(mode=0o755, parents=True)
+            if not Path(path).is_dir():  # within another of them
+                Path(path).mkdir(mode=0o755, parents=True)
             mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
-            mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+            access = 0 if path in writable else _MS_RDONLY
+            mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | access | _MS_NOSUID)
     except OSError:
         for cover in covered:
             libc.umount2(os.fsencode(cover), _MNT_DETACH)

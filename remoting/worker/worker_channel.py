@@ -57,6 +57,10 @@ class WorkerChannel:
         """Return what came with the message just received and is no socket."""
         return os.fdopen(self._take(), "rb", buffering=0)
 
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
     def _take(self) -> int:
         if not self._descriptors:
             raise RemoteProtocolError("message without its descriptor")

@@ -1,9 +1,9 @@
 """The worker process: it executes the calls of one client process, and reaches its lease alone.
 
-Started as ``python -P -m gpupool.remoting.worker.worker_main CONTROL_FD PARENT_PID``. It confines
-itself, waits warm for a session, does the handshake with the client itself, and hands the
-connection to the door. The end of the connection, or of the host, ends the process: after
-``os._exit`` the kernel and the driver free everything at once.
+Started as ``python -P -m gpupool.remoting.worker.worker_main CONTROL_FD KEEPER_FD PARENT_PID``. It
+confines itself as its keeper says, waits warm for a session, does the handshake with the client
+itself, and hands the connection to the door. The end of the connection, or of the host, ends the
+process: after ``os._exit`` the kernel and the driver free everything at once.
 """
 
 import contextlib
@@ -71,18 +71,20 @@ Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Peers], None]
 def main(arguments: Sequence[str]) -> None:
     """Run one worker; never returns."""
     faulthandler.enable()
-    descriptor, parent_pid = (int(text) for text in arguments)
+    *descriptors, parent_pid = (int(text) for text in arguments)
     sandbox.die_with_parent(parent_pid)
-    os.set_inheritable(descriptor, False)
-    channel = WorkerChannel(socket.socket(fileno=descriptor))
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    channel, keeper = (WorkerChannel(socket.socket(fileno=each)) for each in descriptors)
     try:
-        confine, start = worker_messages.Confine(), channel.receive()
+        confine, start = worker_messages.Confine(), keeper.receive()
         if isinstance(start, worker_messages.Confine):
-            confine, start = start, channel.receive()
+            confine, start = start, keeper.receive()
         assert isinstance(start, worker_messages.Start)
         context, ready = _prepare(start, confine, parent_pid)
+        keeper.send(ready)
         channel.send(ready)
-        Worker(channel, start, context, parent_pid, ready.confinement).run()
+        Worker(channel, keeper, start, context, parent_pid, ready.confinement).run()
     except HostGoneError:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
@@ -178,12 +180,15 @@ class Worker:
     def __init__(
         self,
         channel: WorkerChannel,
+        keeper: WorkerChannel,
         start: worker_messages.Start,
         context: ssl.SSLContext,
         parent_pid: int,
         confinement: Sequence[str],
     ) -> None:
         self._channel = channel
+        self._keeper = keeper
+        self._own_uid = "own-uid" in confinement
         self._filtered = "system-call-filter" in confinement
         self._doors = start.doors
         self._parent_pid = parent_pid
@@ -202,10 +207,7 @@ class Worker:
         """Carry out the host's messages until it closes its end."""
         while True:
             message = self._channel.receive()
-            if isinstance(message, worker_messages.JoinNetwork) and self._assign is None:
-                with self._channel.take_file() as network:
-                    namespaces.join_network(network.fileno())
-            elif isinstance(message, worker_messages.Assign):
+            if isinstance(message, worker_messages.Assign):
                 self._assigned(message)
             elif isinstance(message, worker_messages.Connection):
                 self._connection(self._channel.take_descriptor(), plain=message.plain)
@@ -220,10 +222,9 @@ class Worker:
         if self._assign is not None:
             raise ProtocolError("a worker serves one session")
         budget = self._channel.take_descriptor()
-        if assign.uid >= 0:
-            sandbox.become(assign.uid, assign.uid, assign.groups)
-            sandbox.die_with_parent(self._parent_pid)
-            sandbox.hide_memory()
+        if self._own_uid:
+            self._become(assign.uid)
+        self._keeper.close()
         if self._filtered:
             syscall_filter.install()
         if all(device.emulated for device in assign.devices):
@@ -233,6 +234,24 @@ class Worker:
         os.environ |= assign.settings | {"CUDA_VISIBLE_DEVICES": assign.cuda_visible}
         self._channel.send(worker_messages.Assigned())
         self._start_thread(self._make_contexts)
+
+    def _become(self, uid: int) -> None:
+        """Become the user that the keeper names, whatever the server says.
+
+        Raises:
+            ProtocolError: when the server names another one.
+            PermissionError: when the change did not happen.
+        """
+        message = self._keeper.receive()
+        if isinstance(message, worker_messages.JoinNetwork):
+            with self._keeper.take_file() as network:
+                namespaces.join_network(network.fileno())
+            message = self._keeper.receive()
+        if not isinstance(message, worker_messages.Become) or message.uid != uid:
+            raise ProtocolError("this worker is to be another user", why="its keeper says so")
+        sandbox.become(message.uid, message.uid, message.groups)
+        sandbox.die_with_parent(self._parent_pid)
+        sandbox.hide_memory()
 
     def _make_contexts(self) -> None:
         """Create the CUDA contexts, so that their overhead is measured before anything else."""

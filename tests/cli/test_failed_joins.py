@@ -9,6 +9,7 @@ import pytest
 from gpupool.cli.server import enter_pool
 from gpupool.cli.server.compose import serve
 from gpupool.cli.server.join_options import JoinOptions
+from gpupool.cli.server.separate import Separated
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
@@ -49,7 +50,7 @@ async def test_without_a_gpu_nothing_is_created(
 ) -> None:
     monkeypatch.setattr(enter_pool, "PynvmlNvml", NoDriver)
     with pytest.raises(GpupoolError, match="this machine has no GPU to offer: no NVIDIA driver"):
-        await serve(replace(options, token=given), logging.getLogger("test"))
+        await serve(Separated(replace(options, token=given)), logging.getLogger("test"))
     assert not options.state_dir.exists()
 
 
@@ -57,11 +58,11 @@ async def test_a_token_of_another_kind_creates_nothing(options: JoinOptions) -> 
     log = logging.getLogger("test")
     witness = replace(options, witness=True)
     with pytest.raises(UsageError, match="lets a user log in, and no server join"):
-        await serve(replace(witness, token=token(TokenKind.OPERATOR)), log)
+        await serve(Separated(replace(witness, token=token(TokenKind.OPERATOR))), log)
     with pytest.raises(AuthenticationError, match="not a gpupool token"):
-        await serve(replace(witness, token="garbage"), log)
+        await serve(Separated(replace(witness, token="garbage")), log)
     with pytest.raises(StorageError, match="cannot read the CA in"):
-        await serve(replace(witness, ca=options.state_dir), log)
+        enter_pool.read_authority(options.state_dir)
     assert not options.state_dir.exists()
     with pytest.raises(UsageError, match="lets a server join, and nobody log in"):
         await login(token(TokenKind.SERVER))

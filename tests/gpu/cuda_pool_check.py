@@ -143,9 +143,9 @@ def failures_of(pool: RealPool, folder: Path) -> int:
             pass
         started = time.monotonic()
         if how == "worker killed":
-            for path in Path(f"/proc/{pool.server.pid}/task").glob("*/children"):
-                for pid in path.read_text().split():
-                    os.kill(int(pid), signal.SIGKILL)
+            for path in Path("/proc").glob("[0-9]*/comm"):
+                if path.read_text() == "gpupool-worker\n":
+                    os.kill(int(path.parent.name), signal.SIGKILL)
         else:
             leases = json.loads(pool.command("leases", "--json").stdout)["leases"]
             pool.command("kill", leases[0]["name"], "--reason", "for a check")

@@ -1,5 +1,6 @@
 """Pools of real servers whose GPUs are a library, and ``gpupool run`` on them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -73,9 +74,14 @@ class FakeGpuServer:
     def kill_workers(self) -> None:
         """Kill all worker processes, the spare ones too; the server starts new ones."""
         assert self.process is not None
-        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            for pid in path.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+        found = [self.process.pid]
+        for process in found:  # A server that root started has a keeper, whose children they are.
+            for path in Path(f"/proc/{process}/task").glob("*/children"):
+                found += [int(pid) for pid in path.read_text().split()]
+        for pid in found:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/comm").read_text() == "gpupool-worker\n":
+                    os.kill(pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End the server as a machine does that loses its power; harmless when it has ended."""

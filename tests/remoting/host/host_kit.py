@@ -12,6 +12,7 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, T
 from gpupool.pool.model.state import Lease, Partition
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
+from gpupool.remoting.host.worker_keeper import KeptWorker, OwnKeeper
 from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.transport.data_connection import SessionAddress, dial
 from gpupool.remoting.transport.session_stream import SessionStream
@@ -114,6 +115,11 @@ class HostKit:
 
     def worker_of(self, info: SessionInfo) -> WorkerHandle:
         return next(w for w in self.host.worker_pool.workers.values() if w.session == info.session)
+
+    def kept(self, worker: WorkerHandle) -> KeptWorker:
+        """Return what the keeper has of ``worker``."""
+        assert isinstance(self.host.keeper, OwnKeeper)
+        return self.host.keeper.keeper.workers[worker.number]
 
     async def warm(self) -> WorkerHandle:
         """Return a spare worker once it is warm."""

@@ -110,6 +110,10 @@ def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: 
     (tmp_path / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
     with pytest.raises(OSError, match="others"):
         lease_cgroups._move_down(tmp_path)  # pyright: ignore[reportPrivateUsage]
+    # A keeper's server is no other.
+    lease_cgroups._move_down(tmp_path, {1})  # pyright: ignore[reportPrivateUsage]
+    moved = (tmp_path / "gpupool-server" / "cgroup.procs").read_text()
+    assert moved in {"1", str(os.getpid())}
 
 
 @pytest.fixture
@@ -169,16 +173,17 @@ async def test_what_a_worker_started_dies_with_it_by_its_group(
         pytest.skip("no control group of version 2 can be made here")
     monkeypatch.setattr(users, "kill_processes_of", scan)
     child, orphan = int(await client.ask(b"c")), int(await client.ask(b"O"))
-    assert worker.group is not None
-    inside = {int(pid) for pid in (worker.group.path / "cgroup.procs").read_text().split()}
+    group = kit.kept(worker).group
+    assert group is not None
+    inside = {int(pid) for pid in (group.path / "cgroup.procs").read_text().split()}
     assert inside == {worker.process.pid, child, orphan}
     os.kill(worker.process.pid, signal.SIGKILL)
     with trio.fail_after(10):
         await worker.ended.wait()
     assert [orphan_reaper.start_time_of(pid) for pid in (child, orphan)] == [None, None]
     assert not scans
-    assert not worker.group.path.exists()
+    assert not group.path.exists()
     assert await other.ask(b"e", b"x") == b"x"
     # No worker gets out of its group.
-    top = worker.group.path.parents[2] / "cgroup.procs"
+    top = group.path.parents[2] / "cgroup.procs"
     assert await attack(other, f"open({str(top)!r}, 'w').write('0')") == "EACCES"

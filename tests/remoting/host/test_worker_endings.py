@@ -35,11 +35,12 @@ async def ends(client: EchoClient) -> bool:
 def test_what_the_machine_refuses_a_worker_is_said(tmp_path: Path) -> None:
     """Such as room on a full disk; it is no bug."""
     near, far = socket.socketpair()
-    with near, far, (tmp_path / "errors").open("wb") as errors:
-        worker = spawn.start_process(far, errors.fileno(), tmp_path)
+    keeper, line = socket.socketpair()
+    with near, far, keeper, line, (tmp_path / "errors").open("wb") as errors:
+        worker = spawn.start_process(far.fileno(), line.fileno(), errors.fileno(), tmp_path)
         gone = str(tmp_path / "gone")
         start = worker_messages.Start(False, False, False, gone, (), (), {"arrays": "json:dumps"})
-        near.sendall(worker_messages.encode(start))
+        keeper.sendall(worker_messages.encode(start))
         far.close()
         reader = worker_messages.frame_reader()
         while (frame := reader.next()) is None:

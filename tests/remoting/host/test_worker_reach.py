@@ -365,8 +365,9 @@ async def test_workers_of_a_lease_share_memory_files_and_no_others_see_them(
         assert await attack(other, look) == "[]"
     finally:
         os.unlink(outside)
-    assert worker.user is not None
-    memory = worker.user.memory
+    user = kit.kept(worker).user
+    assert user is not None
+    memory = user.memory
     assert memory is not None
     assert memory.parent == users.SHARED_MEMORY
     await kit.host.kill_lease(kit.lease().id, "the test ends")

@@ -1,0 +1,105 @@
+"""Logs the creator of a pool in: writes the credentials file of the user who started the server.
+
+A server that gives up root's privileges cannot write there any more. So it forks off a process that
+can before it does, and that takes one login, writes it to the one place that was given before, and
+ends.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.remoting.client.credentials import (
+    FILE_SIZE_MAX,
+    Credentials,
+    credentials_path,
+    from_text,
+    keep_former,
+    save_credentials,
+    to_text,
+)
+
+SaveLogin = Callable[[Credentials], Path | None]
+"""Writes a login, and returns where the former one was put, if there was one."""
+
+
+def save_login(credentials: Credentials) -> Path | None:
+    """Write a login where this process's environment says.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    path = credentials_path(os.environ)
+    kept = keep_former(path, credentials.token)
+    save_credentials(path, credentials)
+    return kept
+
+
+class LoginWriter:
+    """The server's side of the process that writes one login."""
+
+    def __init__(self) -> None:
+        """Fork it off."""
+        self._socket, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._socket.close()
+                _serve(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def save(self, credentials: Credentials) -> Path | None:
+        """Have a login written; once.
+
+        Raises:
+            StorageError: when it cannot be written.
+        """
+        try:
+            self._socket.sendall(to_text(credentials).encode())
+            self._socket.shutdown(socket.SHUT_WR)
+            answer = json.loads(_read_all(self._socket) or b"[]")
+        except OSError as error:
+            raise StorageError("the login cannot be written", why=str(error)) from error
+        finally:
+            self.end()
+        if len(answer) != 1:
+            what, why = answer or ("the login cannot be written", "")
+            raise StorageError(what, why=why)
+        return Path(answer[0]) if answer[0] else None
+
+    def end(self) -> None:
+        """Let the process end, and wait for it."""
+        if self.pid:
+            self.hang_up()
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def hang_up(self) -> None:
+        """Close this end of the socket."""
+        self._socket.close()
+
+
+def _serve(sock: socket.socket) -> None:
+    data = _read_all(sock)
+    if not data:
+        return  # It was not needed.
+    try:
+        kept = save_login(from_text(data))
+        answer = [str(kept or "")]
+    except (ValueError, GpupoolError) as error:
+        said = error if isinstance(error, GpupoolError) else None
+        answer = [said.what if said else "the login makes no sense", said.why if said else ""]
+    sock.sendall(json.dumps(answer).encode())
+    sock.close()
+
+
+def _read_all(sock: socket.socket) -> bytes:
+    data = b""
+    while len(data) <= FILE_SIZE_MAX and (more := sock.recv(65536)):
+        data += more
+    return data

@@ -1,0 +1,499 @@
+"""What a host does to worker processes that may need privileges: all of it, and nothing else.
+
+A server that runs as root keeps no privileges itself: this then runs in another process, its keeper
+(``remoting.privileges``), which hears of no stranger. Otherwise it runs in the server's process.
+All methods block. ``start``, ``kill`` and ``reap`` take milliseconds and belong to the thread that
+lives as long as the host; the others may run on any thread.
+
+A worker hears over a socket of its own (``line``) from here how it confines itself and who it
+becomes. So nothing that a server could say keeps a worker root, or makes it another lease's user.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
+from gpupool.remoting.host.confinement import PROPERTIES, Confinement
+from gpupool.remoting.host.kernel_cache import KernelCache
+from gpupool.remoting.host.lease_cgroups import LeaseCgroups, WorkerGroup
+from gpupool.remoting.host.remove_tree import remove_tree
+from gpupool.remoting.host.users import LeaseUser, LeaseUsers, UidPool, remove_shared_memory
+from gpupool.remoting.protocol import keeper_messages, worker_messages
+
+Log = Callable[[str], None]
+T = TypeVar("T")
+
+DOORS = {
+    "arrays": "gpupool.remoting.array_api.server.serve:serve",
+    "cuda": "gpupool.remoting.driver_api.executor.serve:serve",
+}
+"""Name of each door, and the function that serves it inside the worker."""
+
+WORKER_COUNT_MAX = 1024
+"""Far above what a server asks for (``HostLimits.workers``)."""
+
+READY_TIMEOUT_S = 5.0
+"""A worker tells its keeper first that it is ready, so that what it said is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSettings:
+    """How workers are started and confined."""
+
+    base: Path | None  # of the workers' directories, where only this user may write
+    state_dir: Path | None  # of the record and the kernels, likewise; None keeps none
+    doors: Mapping[str, str] = field(default_factory=lambda: dict(DOORS))
+    landlock: bool = True
+    own_uids: bool = True  # where possible
+    confine: frozenset[str] = frozenset(PROPERTIES)
+    siblings: frozenset[int] = frozenset()  # pids of the server's other processes in its group
+
+
+@dataclass(slots=True, eq=False)
+class KeptWorker:
+    """A worker process and all that it has of this machine."""
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    line: socket.socket
+    directory: Path
+    start_time: int
+    holds: tuple[str, ...] = ()  # what confines it
+    ready: bool = False
+    assigned: bool = False
+    user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
+    group: WorkerGroup | None = None  # of control, with all that it starts
+    user_name: str = ""  # whose lease it is, once it may have that user's kernels
+
+    @property
+    def uid(self) -> int:
+        """Return its lease's uid; -1 when it has the host's."""
+        return -1 if self.user is None else self.user.uid
+
+
+class WorkerKeeper:
+    """Starts, narrows, kills and buries workers."""
+
+    def __init__(self, settings: KeeperSettings, log: Log) -> None:
+        """Prepare; nothing is made before ``open``."""
+        self.workers: dict[int, KeptWorker] = {}
+        self._settings = settings
+        self._log = log
+        self._lock, self._record_lock = threading.Lock(), threading.Lock()
+        self._uids = UidPool()
+        self._users = LeaseUsers(self._uids)
+        self._isolation = spawn.Isolation(False, "not chosen yet")
+        self._confinement = Confinement(settings.confine)
+        self._groups: LeaseCgroups | None = None
+        self._directory: Path | None = None
+        self._cuda = False
+        self._kernels: KernelCache | None = None
+        self._images: KernelCache | None = None
+        if settings.state_dir is not None:
+            self._kernels = KernelCache(settings.state_dir / kernel_cache.DIRECTORY_NAME, log)
+            images = settings.state_dir / kernel_cache.IMAGE_DIRECTORY_NAME
+            self._images = KernelCache(images, log, kernel_cache.IMAGES)
+
+    def open(
+        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
+    ) -> keeper_messages.Opened:
+        """Kill what a former host left, and prepare for workers.
+
+        Raises:
+            GpupoolError: when a former worker cannot be killed.
+            OSError: when a directory cannot be made.
+        """
+        if self._directory is not None:
+            raise GpupoolError("the keeper is open already")
+        state_dir = self._settings.state_dir
+        killed = 0 if state_dir is None else orphan_reaper.reap_orphans(state_dir)
+        self._cuda = cuda
+        self._confinement = Confinement(self._settings.confine, nodes)
+        isolation = self._isolation = spawn.isolation_for(
+            cuda=cuda, wanted=self._settings.own_uids, uids=self._uids
+        )
+        if "cgroup" in self._settings.confine:
+            self._groups = LeaseCgroups.make(siblings=self._settings.siblings)
+        self._directory = spawn.make_worker_directories(
+            self._settings.base, self._log, own_uid=isolation.own_uid
+        )
+        self._record()
+        expose = tuple(str(path) for path in isolation.expose) if isolation.own_uid else ()
+        return keeper_messages.Opened(isolation.own_uid, isolation.reason, expose, killed)
+
+    def start(self, number: int, control: int, errors: int) -> tuple[keeper_messages.Started, int]:
+        """Start a worker; return what it is, and its pidfd, which is the caller's.
+
+        Args:
+            number: of the worker, never used before.
+            control: descriptor of its end of the control socket; stays the caller's.
+            errors: descriptor of a pipe that takes its stderr, likewise.
+
+        Raises:
+            GpupoolError: when there are too many.
+            OSError: when the machine refuses.
+        """
+        if self._directory is None or number in self.workers or number < 0:
+            raise GpupoolError("no worker can be started", why="its number is in use")
+        if len(self.workers) >= WORKER_COUNT_MAX:
+            raise GpupoolError("no worker can be started", why="there are too many")
+        with contextlib.ExitStack() as undo:
+            directory = spawn.make_directory(self._directory, number)
+            undo.callback(remove_tree, directory, self._log)
+            line, theirs = socket.socketpair()
+            undo.callback(line.close)
+            with theirs:
+                process = spawn.start_process(control, theirs.fileno(), errors, directory)
+            undo.pop_all()
+        # Opened before anything could reap the process; readable once it has ended.
+        pidfd = os.pidfd_open(process.pid)
+        start_time = orphan_reaper.start_time_of(process.pid) or 0
+        with self._lock:
+            self.workers[number] = KeptWorker(number, process, line, directory, start_time)
+        return keeper_messages.Started(process.pid, start_time, str(directory)), pidfd
+
+    def kill(self, number: int) -> None:
+        """Kill a worker, if it lives."""
+        worker = self.workers.get(number)
+        if worker is not None:
+            # Popen looks first whether the process was reaped, so this hits no stranger's pid.
+            worker.process.kill()
+
+    def reap(self, number: int) -> int:
+        """Return how a worker ended.
+
+        Raises:
+            GpupoolError: when it lives.
+        """
+        code = self._of(number).process.poll()
+        if code is None:
+            raise GpupoolError("a worker that lives cannot be reaped")
+        return code
+
+    def confine(self, number: int) -> None:
+        """Put a worker into a control group, and tell it to confine itself.
+
+        Raises:
+            GpupoolError: when it does not take the message.
+        """
+        worker = self._of(number)
+        self._record()
+        if self._groups is not None:
+            worker.group = self._groups.hold(worker.process.pid)
+        _send(worker, self._confinement.message())
+        _send(worker, self._start_message(worker))
+
+    def confinement(self, number: int) -> tuple[str, ...]:
+        """Return what holds for a worker that has said that it is ready.
+
+        Raises:
+            GpupoolError: when it has not said so.
+        """
+        worker = self._of(number)
+        if worker.ready:
+            return worker.holds
+        ready = _ready_of(worker)
+        groups = self._groups if worker.group else None
+        worker.holds = self._confinement.complete(ready.confinement, worker.process.pid, groups)
+        worker.ready = True
+        return worker.holds
+
+    def assign(
+        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+    ) -> keeper_messages.AssignedUser:
+        """Give a worker to a lease; return the uid and groups that it becomes, or -1.
+
+        Called once the worker can serve nobody else. The order matters: other workers of the lease
+        have the same uid, and may enter the directory only when root writes there no more.
+
+        Args:
+            number: of the worker.
+            lease: whose it is from now on.
+            gpus: those of the lease that it may have.
+            memory: bytes of this machine's memory that all the lease's workers may have.
+            user: the pool's user whose kernels it may load.
+
+        Raises:
+            GpupoolError: when there is no uid for it, or it has ended.
+            OSError: when something of it cannot be done.
+        """
+        worker = self._of(number)
+        if worker.assigned or not worker.ready:
+            raise GpupoolError("no session can be opened", why="a worker serves one lease")
+        worker.assigned = True
+        if "own-uid" in worker.holds:
+            self._take_user(worker, lease)
+        if self._groups is not None and worker.group is not None:
+            self._groups.join(lease, worker.group, memory)
+        shared = worker.user.memory if worker.user is not None else None
+        self._confinement.narrow(worker.process.pid, worker.holds, gpus, shared)
+        self._give_kernels(worker, user)
+        if worker.user is None:
+            return keeper_messages.AssignedUser(-1, ())
+        spawn.give_directory(worker.directory, worker.uid)
+        if worker.user.network >= 0:
+            _send(worker, worker_messages.JoinNetwork(), worker.user.network)
+        groups = self._isolation.groups
+        _send(worker, worker_messages.Become(worker.uid, groups))
+        return keeper_messages.AssignedUser(worker.uid, groups)
+
+    def bury(self, number: int) -> bool:
+        """Kill and remove what a worker has left; return whether it ran out of memory.
+
+        Raises:
+            GpupoolError: when it lives.
+        """
+        worker = self._of(number)
+        self.reap(number)
+        if worker.user is not None:
+            with self._lock:
+                self._users.ended(worker.user, worker.process.pid)
+        out_of_memory = worker.group is not None and worker.group.ran_out_of_memory()
+        gone = False
+        try:
+            gone = self._remove_remains(worker)
+        except Exception as error:  # noqa: BLE001 - one worker must not end all others
+            self._log(f"{_label(worker)}: its remains cannot be removed: {error!r}")
+        worker.line.close()
+        with self._lock:
+            if worker.user is not None:
+                self._users.give_back(worker.user, gone=gone)
+            del self.workers[number]
+        try:
+            self._record()
+        except StorageError as error:
+            self._log(str(error))  # A record too many does no harm: it names a dead process.
+        return out_of_memory
+
+    def close(self) -> None:
+        """Kill what lives, and remove the directories of all workers."""
+        for worker in list(self.workers.values()):
+            worker.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(orphan_reaper.DEATH_TIMEOUT_S)
+                self.bury(worker.number)
+        if self._directory is not None:
+            remove_tree(self._directory, self._log)
+        if self._groups is not None:
+            self._groups.close()
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _of(self, number: int) -> KeptWorker:
+        worker = self.workers.get(number)
+        if worker is None:
+            raise GpupoolError(f"there is no worker {number}")
+        return worker
+
+    def _start_message(self, worker: KeptWorker) -> worker_messages.Start:
+        own = self._isolation.own_uid
+        return worker_messages.Start(
+            own_uid=own,
+            cuda=self._cuda,
+            landlock=self._settings.landlock,
+            directory=str(worker.directory),
+            readable=tuple(str(path.resolve()) for path in spawn.installation_paths()),
+            expose=tuple(str(path) for path in self._isolation.expose) if own else (),
+            doors=dict(self._settings.doors),
+        )
+
+    def _take_user(self, worker: KeptWorker, lease: LeaseId) -> None:
+        with self._lock:
+            if worker.process.poll() is not None:
+                raise GpupoolError("no session can be opened", why="the worker has ended")
+            user = worker.user = self._users.take(lease, worker.process.pid)
+            if self._confinement.shares_memory(worker.holds):
+                user.own_memory()
+            if "no-network" in worker.holds:
+                user.own_network(worker.process.pid)
+        spawn.give_contents(worker.directory, worker.uid)
+
+    def _give_kernels(self, worker: KeptWorker, user: str) -> None:
+        """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
+
+        A worker that could write where others load from, being confined by neither its uid nor
+        Landlock, gets none and leaves none.
+        """
+        if self._kernels is None or not {"own-uid", "landlock"}.intersection(worker.holds):
+            return
+        worker.user_name = user
+        self._kernels.give(user, spawn.kernel_directory(worker.directory), worker.uid)
+        if self._images is not None:
+            self._images.give(user, spawn.image_directory(worker.directory), worker.uid)
+
+    def _remove_remains(self, worker: KeptWorker) -> bool:
+        """Kill what it started and remove its files; return whether that went."""
+        killed = worker.group is not None and worker.group.kill()
+        if worker.user is not None:
+            gone = worker.user.clean_up(worker.process.pid, killed=killed)
+        else:
+            gone = killed or worker.group is None
+            remove_shared_memory(os.geteuid(), worker.process.pid)
+        if not gone:
+            self._log(f"{_label(worker)}: processes that it started cannot be killed")
+        elif self._kernels is not None and worker.user_name:
+            cache = spawn.kernel_directory(worker.directory)
+            self._kernels.take(worker.user_name, cache, worker.uid)
+            if self._images is not None:
+                images = spawn.image_directory(worker.directory)
+                self._images.take_later(worker.user_name, images, worker.uid)
+        remove_tree(worker.directory, self._log)
+        return gone
+
+    def _record(self) -> None:
+        if self._settings.state_dir is None or self._directory is None:
+            return
+        with self._record_lock:
+            live = {w.process.pid: w.start_time for w in list(self.workers.values())}
+            orphan_reaper.write_record(self._settings.state_dir, live, self._directory)
+
+
+def _label(worker: KeptWorker) -> str:
+    return f"worker {worker.process.pid}"
+
+
+def _send(
+    worker: KeptWorker, message: worker_messages.HostMessage, descriptor: int | None = None
+) -> None:
+    """Send one message over a worker's line, whose buffer holds all that is ever sent there."""
+    data = worker_messages.encode(message)
+    descriptors = [] if descriptor is None else [descriptor]
+    worker.line.setblocking(False)
+    try:
+        sent = socket.send_fds(worker.line, [data], descriptors)
+    except OSError as error:
+        raise GpupoolError("the worker takes no messages", why=str(error)) from error
+    if sent != len(data):
+        raise GpupoolError("the worker takes no messages", why="its socket is full")
+
+
+def _ready_of(worker: KeptWorker) -> worker_messages.Ready:
+    reader = worker_messages.frame_reader()
+    worker.line.settimeout(READY_TIMEOUT_S)
+    try:
+        while (frame := reader.next()) is None:
+            data = worker.line.recv(worker_messages.MESSAGE_SIZE_MAX)
+            if not data:
+                raise GpupoolError("a worker is not ready", why="it has ended")
+            reader.feed(data)
+    except OSError as error:
+        raise GpupoolError("a worker is not ready", why=str(error)) from error
+    message = worker_messages.decode_from_worker(frame)
+    if not isinstance(message, worker_messages.Ready):
+        raise GpupoolError("a worker is not ready", why=f"it said {type(message).__name__}")
+    return message
+
+
+# --- as the host calls it -----------------------------------------------------------------------
+
+
+class Keeper(Protocol):
+    """A ``WorkerKeeper``, in this process or in another one. Cancellation never cuts a call off."""
+
+    async def open(
+        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
+    ) -> keeper_messages.Opened:
+        """Kill what a former host left, and prepare for workers."""
+        ...
+
+    async def start(
+        self, number: int, control: int, errors: int
+    ) -> tuple[keeper_messages.Started, int]:
+        """Start a worker; return what it is, and its pidfd."""
+        ...
+
+    def kill(self, number: int) -> None:
+        """Kill a worker, if it lives."""
+        ...
+
+    async def reap(self, number: int) -> int:
+        """Return how a worker ended."""
+        ...
+
+    async def confine(self, number: int) -> None:
+        """Put a worker into a control group, and tell it to confine itself."""
+        ...
+
+    async def confinement(self, number: int) -> tuple[str, ...]:
+        """Return what holds for a worker that has said that it is ready."""
+        ...
+
+    async def assign(
+        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+    ) -> keeper_messages.AssignedUser:
+        """Give a worker to a lease."""
+        ...
+
+    async def bury(self, number: int) -> bool:
+        """Kill and remove what a worker has left; return whether it ran out of memory."""
+        ...
+
+    async def close(self) -> None:
+        """Remove the directories of all workers."""
+        ...
+
+
+class OwnKeeper:
+    """A keeper within this process, which has the privileges that there are."""
+
+    def __init__(self, keeper: WorkerKeeper) -> None:
+        """Call ``keeper``."""
+        self.keeper = keeper
+
+    async def open(
+        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
+    ) -> keeper_messages.Opened:
+        """Kill what a former host left, and prepare for workers."""
+        return await _on_thread(lambda: self.keeper.open(cuda=cuda, nodes=nodes))
+
+    async def start(
+        self, number: int, control: int, errors: int
+    ) -> tuple[keeper_messages.Started, int]:
+        """Start a worker, on the thread that lives as long as this host."""
+        return self.keeper.start(number, control, errors)
+
+    def kill(self, number: int) -> None:
+        """Kill a worker, if it lives."""
+        self.keeper.kill(number)
+
+    async def reap(self, number: int) -> int:
+        """Return how a worker ended."""
+        return self.keeper.reap(number)
+
+    async def confine(self, number: int) -> None:
+        """Put a worker into a control group, and tell it to confine itself."""
+        await _on_thread(lambda: self.keeper.confine(number))
+
+    async def confinement(self, number: int) -> tuple[str, ...]:
+        """Return what holds for a worker that has said that it is ready."""
+        return await _on_thread(lambda: self.keeper.confinement(number))
+
+    async def assign(
+        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+    ) -> keeper_messages.AssignedUser:
+        """Give a worker to a lease."""
+        return await _on_thread(lambda: self.keeper.assign(number, lease, gpus, memory, user))
+
+    async def bury(self, number: int) -> bool:
+        """Kill and remove what a worker has left."""
+        return await _on_thread(lambda: self.keeper.bury(number))
+
+    async def close(self) -> None:
+        """Remove the directories of all workers."""
+        await _on_thread(self.keeper.close)
+
+
+async def _on_thread(call: Callable[[], T]) -> T:
+    # A cancellation is noticed when the call has ended.
+    return await trio.to_thread.run_sync(call)

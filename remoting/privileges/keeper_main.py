@@ -1,0 +1,40 @@
+"""A keeper that the service manager starts when a server connects: its socket is descriptor 3.
+
+``packaging/gpupool-keeper@.service`` runs it with ``python -m``, as root and without a network.
+The server is then a unit of its own, which has no privileges at any time.
+"""
+
+import logging
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from gpupool.remoting.host.confinement import wanted
+from gpupool.remoting.host.worker_keeper import KeeperSettings
+from gpupool.remoting.privileges import keeper_process
+
+DESCRIPTOR = 3
+"""The first that a service manager passes (sd_listen_fds(3))."""
+
+
+def main() -> None:
+    """Serve one server until it hangs up."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    given = {
+        name: os.environ[name].split(":")[0]
+        for name in ("RUNTIME_DIRECTORY", "STATE_DIRECTORY")
+        if os.environ.get(name)
+    }
+    if "RUNTIME_DIRECTORY" in given:
+        tempfile.tempdir = given["RUNTIME_DIRECTORY"]
+    state_dir = Path(given["STATE_DIRECTORY"]) if "STATE_DIRECTORY" in given else None
+    settings = KeeperSettings(base=None, state_dir=state_dir, confine=wanted(os.environ))
+    os.set_inheritable(DESCRIPTOR, False)
+    with socket.socket(fileno=DESCRIPTOR) as server:
+        keeper_process.serve(server, settings, logging.getLogger("gpupool.host").info)
+
+
+if __name__ == "__main__":
+    main()

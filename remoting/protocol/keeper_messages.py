@@ -1,0 +1,225 @@
+"""What a server asks its keeper for, and the answers: the whole list of what it can ask for.
+
+A keeper is the privileged process of a server without privileges (``remoting.privileges``). One
+message is one packet of a ``SOCK_SEQPACKET`` socket: kind and number of the call, then CBOR. A
+descriptor that belongs to a message travels beside it (SCM_RIGHTS). The keeper decodes as strictly
+as if a stranger had sent it, because one that has taken over the server may have.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.model import codec
+from gpupool.pool.model.ids import Plain
+from gpupool.remoting.protocol import framing
+
+PACKET_SIZE_MAX = 64 * 1024
+"""A server with 256 GPUs names their nodes in half of it."""
+
+HEADER = struct.Struct(">BI")
+
+
+# --- from the server to its keeper --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Kill what a former server left, and prepare for workers; the first call, made once."""
+
+    cuda: bool  # whether any GPU is real
+    nodes: dict[str, tuple[str, ...]] | None  # device nodes of each GPU; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a worker; its ends of the control socket and of the pipe for errors come with it."""
+
+    worker: int  # a number that was never used
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """Kill a worker; has no answer."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReapWorker:
+    """Take note of a worker's end, which its pidfd has told."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfineWorker:
+    """Put a worker that was started into a control group, and tell it to confine itself."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskConfinement:
+    """Say what confines a worker that has told both of us that it is ready."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignWorker:
+    """Give a worker to a lease: its user, devices, memory, control group and kernels."""
+
+    worker: int
+    lease: int
+    gpus: tuple[str, ...]
+    memory: int  # bytes of this machine's memory that the lease may have
+    user: str  # the pool's user whose kernels it may load
+
+
+@dataclass(frozen=True, slots=True)
+class BuryWorker:
+    """Kill and remove what a worker, which was reaped, has left."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Remove the directories of all workers; the last call."""
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The keeper is ready."""
+
+    own_uid: bool  # whether workers get uids of their own
+    reason: str  # why not
+    expose: tuple[str, ...]  # directories that a worker must bring within its own uid's reach
+    killed: int  # workers that a former server left
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker runs; its pidfd comes with it."""
+
+    pid: int
+    start_time: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A worker has ended."""
+
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What holds for a worker."""
+
+    holds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedUser:
+    """The user that a worker becomes."""
+
+    uid: int  # -1: it stays who it is
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """Nothing of a worker is left, as far as can be."""
+
+    out_of_memory: bool  # the kernel killed a process of its lease for that
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It could not be done."""
+
+    what: str
+    why: str
+    hint: str = ""
+
+
+Request = (
+    Open
+    | StartWorker
+    | KillWorker
+    | ReapWorker
+    | ConfineWorker
+    | AskConfinement
+    | AssignWorker
+    | BuryWorker
+    | Close
+)
+Answer = Opened | Started | Reaped | Confinement | AssignedUser | Buried | Done | Failed
+
+# The position is the kind. Both ends are always of the same build.
+_REQUESTS: tuple[type[Any], ...] = (
+    *(Open, StartWorker, KillWorker, ReapWorker, ConfineWorker),
+    *(AskConfinement, AssignWorker, BuryWorker, Close),
+)
+_ANSWERS: tuple[type[Any], ...] = (
+    *(Opened, Started, Reaped, Confinement, AssignedUser, Buried, Done, Failed),
+)
+_KIND_OF = {kind: number for kinds in (_REQUESTS, _ANSWERS) for number, kind in enumerate(kinds)}
+
+
+def encode(call: int, message: Request | Answer) -> bytes:
+    """Return the packet that carries ``message``.
+
+    Raises:
+        RemoteProtocolError: when it is too large.
+    """
+    packet = HEADER.pack(_KIND_OF[type(message)], call) + framing.dump(codec.encode(message))
+    if len(packet) > PACKET_SIZE_MAX:
+        raise RemoteProtocolError("oversize packet", why=f"{len(packet)} bytes")
+    return packet
+
+
+def decode_request(packet: bytes) -> tuple[int, Request]:
+    """Return the number of the call, and what is asked for.
+
+    Raises:
+        RemoteProtocolError: when it makes no sense.
+    """
+    call, message = _decode(_REQUESTS, packet)
+    return call, cast(Request, message)
+
+
+def decode_answer(packet: bytes) -> tuple[int, Answer]:
+    """Return the number of the call, and its answer.
+
+    Raises:
+        RemoteProtocolError: when it makes no sense.
+    """
+    call, message = _decode(_ANSWERS, packet)
+    return call, cast(Answer, message)
+
+
+def _decode(kinds: tuple[type[Any], ...], packet: bytes) -> tuple[int, object]:
+    if not HEADER.size < len(packet) <= PACKET_SIZE_MAX:
+        raise RemoteProtocolError("malformed packet", why=f"{len(packet)} bytes")
+    header: tuple[int, int] = HEADER.unpack_from(packet)
+    kind, call = header
+    if kind >= len(kinds):
+        raise RemoteProtocolError("unknown call", why=f"kind {kind}")
+    plain: Plain = framing.load(packet[HEADER.size :])
+    try:
+        return call, codec.decode(kinds[kind], plain)
+    except codec.CodecError as error:
+        raise RemoteProtocolError("malformed call", why=str(error)) from error

@@ -1,0 +1,226 @@
+"""A program that gives up root's privileges as ``gpupool join`` does, and then does harm.
+
+It stands for a server that a stranger has taken over. It prints one JSON object.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from gpupool.cli.lib.values import Emulation
+from gpupool.cli.server.join_options import JoinOptions
+from gpupool.cli.server.separate import Separated, separate
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
+from gpupool.remoting.protocol import keeper_messages, worker_messages
+
+PTRACE_ATTACH = 16
+
+
+def outcome(act: Callable[[], object]) -> str:
+    """Return "done", or the name of the error."""
+    try:
+        act()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    except GpupoolError as error:
+        return str(error)
+    return "done"
+
+
+def call(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def say(control: socket.socket, message: worker_messages.HostMessage) -> None:
+    control.sendall(worker_messages.encode(message))
+
+
+async def start(keeper: RemoteKeeper, number: int) -> tuple[int, int, Path, socket.socket]:
+    """Start a worker that is ready; return its pid, pidfd, directory and control socket."""
+    control, theirs = socket.socketpair()
+    errors, their_errors = os.pipe()
+    started, pidfd = await keeper.start(number, theirs.fileno(), their_errors)
+    theirs.close()
+    os.close(their_errors)
+    await keeper.confine(number)
+    reader = worker_messages.frame_reader()
+    stream = trio.socket.from_stdlib_socket(control)
+    control.setblocking(False)
+    while (frame := reader.next()) is None:
+        data = await stream.recv(65536)
+        assert data, os.read(errors, 65536).decode()
+        reader.feed(data)
+    assert isinstance(worker_messages.decode_from_worker(frame), worker_messages.Ready)
+    control.setblocking(True)
+    return started.pid, pidfd, Path(started.directory), control
+
+
+async def asked(keeper: RemoteKeeper, request: Callable[[], object]) -> str:
+    try:
+        await request()  # type: ignore[misc]
+    except GpupoolError as error:
+        return str(error)
+    return "done"
+
+
+def uid_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("Uid:")).split()[2])
+
+
+def assign_message(uid: int) -> worker_messages.Assign:
+    return worker_messages.Assign(
+        lease=1, session=bytes(16), ticket=bytes(32), door="arrays", program="x",
+        cuda_visible="", devices=(), uid=uid,
+    )  # fmt: skip
+
+
+async def say_who(keeper: RemoteKeeper, number: int, lease: int, uid: int | None) -> str:
+    """Assign a worker, and tell it to be ``uid``; return who it is, or how it ended."""
+    pid, pidfd, _directory, control = await start(keeper, number)
+    await keeper.confinement(number)
+    given = None
+    if lease:
+        given = await keeper.assign(number, LeaseId(lease), (), 1 << 30, "ada")
+    budget, theirs = socket.socketpair()
+    chosen = uid if uid is not None else (given.uid if given else 0)
+    socket.send_fds(control, [worker_messages.encode(assign_message(chosen))], [theirs.fileno()])
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    with trio.move_on_after(8):
+        while not poll.poll(0):
+            if uid_of(pid) >= 52_000:
+                budget.close()
+                return "a user of its own"
+            if not lease and trio.current_time() > 0 and await _waits(pid):
+                return f"waits as {uid_of(pid)}"
+            await trio.sleep(0.01)
+        return "ended"
+    return "hangs"
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def _waits(pid: int) -> bool:
+    """Return whether a process does nothing for a while."""
+    for _ in range(20):
+        if state_of(pid) != "S":
+            return False
+        await trio.sleep(0.01)
+    return True
+
+
+def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, str]:
+    """Try what takes privileges."""
+    return {
+        "setuid": outcome(lambda: os.setuid(0)),
+        "setuid to a worker's": outcome(lambda: os.setuid(52_000)),
+        "read root's file": outcome(lambda: secret.read_text()),
+        "read shadow": outcome(lambda: Path("/etc/shadow").read_text()),
+        "list a worker's directory": outcome(lambda: os.listdir(directory)),
+        "write a worker's directory": outcome(lambda: (directory / "x").write_text("x")),
+        "write beside it": outcome(lambda: (directory.parent / "x").write_text("x")),
+        "kill a worker": outcome(lambda: os.kill(pid, signal.SIGKILL)),
+        "trace a worker": outcome(lambda: call("ptrace", PTRACE_ATTACH, pid, None, None)),
+        "trace the keeper": outcome(lambda: call("ptrace", PTRACE_ATTACH, keeper_pid, None, None)),
+        "read a worker's memory": outcome(lambda: Path(f"/proc/{pid}/mem").open("rb")),
+        "read the keeper's memory": outcome(lambda: Path(f"/proc/{keeper_pid}/mem").open("rb")),
+        "mount": outcome(lambda: call("mount", None, b"/", None, 1 << 18, None)),
+        "unshare": outcome(lambda: call("unshare", 0x2000_0000)),
+        "chown": outcome(lambda: os.chown(directory.parent, os.getuid(), -1)),
+        "listen below 1024": outcome(lambda: socket.create_server(("127.0.0.1", 81)).close()),
+        "change root": outcome(lambda: os.chroot("/")),
+    }  # fmt: skip
+
+
+async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
+    """Ask the keeper for what it must not do."""
+    again = keeper_messages.AssignWorker(1, 8, (), 1 << 30, "ada")
+    control, theirs = socket.socketpair()
+    found = {
+        "open again": await asked(keeper, lambda: keeper.open(cuda=False, nodes={})),
+        "other nodes": await asked(
+            keeper, lambda: keeper.open(cuda=False, nodes={GpuId("x"): ("/dev/sda",)})
+        ),
+        "a worker twice": await asked(keeper, lambda: keeper.start(1, theirs.fileno(), 0)),
+        "a number below 0": await asked(keeper, lambda: keeper.start(-1, theirs.fileno(), 0)),
+        "no pipe": await asked(keeper, lambda: keeper.start(77, theirs.fileno(), control.fileno())),
+        "reap the living": await asked(keeper, lambda: keeper.reap(1)),
+        "bury the living": await asked(keeper, lambda: keeper.bury(1)),
+        "another's worker": await asked(keeper, lambda: keeper.confine(4711)),
+        "assign": await asked(keeper, lambda: keeper.assign(1, LeaseId(7), (), 1 << 30, "ada")),
+    }
+    found["assign twice"] = await asked(
+        keeper, lambda: keeper.assign(again.worker, LeaseId(again.lease), (), 1 << 30, "ada")
+    )
+    keeper.kill(4711)
+    return found
+
+
+def own_status() -> dict[str, list[str]]:
+    status = Path("/proc/self/status").read_text().splitlines()
+    wanted = ("Uid", "Gid", "Groups", "CapEff", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs")
+    fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+    return {name: fields[name].split() for name in wanted}
+
+
+async def run(separated: Separated, secret: Path) -> dict[str, object]:
+    keeper = separated.keeper
+    assert keeper is not None
+    keeper_pid = keeper.pid
+    found: dict[str, object] = {**own_status()}
+    async with keeper.running():
+        await keeper.open(cuda=False, nodes={})
+        pid, _pidfd, directory, _control = await start(keeper, 1)
+        found["claims"] = await keeper.confinement(1)
+        found["harm"] = harm(pid, directory, keeper_pid, secret)
+        found["asked"] = await against_the_keeper(keeper)
+        found["stay root"] = await say_who(keeper, 2, 9, -1)
+        found["another's user"] = await say_who(keeper, 3, 9, 52_333)
+        found["its own user"] = await say_who(keeper, 4, 9, None)
+        found["unassigned"] = await say_who(keeper, 5, 0, -1)
+        found["pids"] = [pid, keeper_pid]
+        if "--die" in sys.argv:
+            print(json.dumps(found), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        await keeper.close()
+    return found
+
+
+def main() -> None:
+    folder, secret = Path(sys.argv[1]), Path(sys.argv[2])
+    logging.basicConfig(level=logging.INFO)
+    options = JoinOptions(
+        token="x", address=None, listen=None, advertise=None, state_dir=folder, name="a",
+        pool_name="lab", witness=False, emulate=Emulation(1, 1 << 30), gpus=(),
+        data_encryption="tls", ca=None, operator_token=False, client_timeout_s=10,
+        drain_timeout_s=0, labels=(),
+    )  # fmt: skip
+    separated = separate(options, logging.getLogger())
+    try:
+        found = trio.run(run, separated, secret)
+    finally:
+        with contextlib.suppress(ChildProcessError):
+            separated.end()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The keeper's process behind a socket, as the service manager starts it."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.ids import LeaseId
+from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
+from gpupool.remoting.protocol import keeper_messages, worker_messages
+
+Keeper = tuple[socket.socket, "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    (tmp_path / "state").mkdir()
+    environment = os.environ | {"STATE_DIRECTORY": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "gpupool.remoting.privileges.keeper_main"]
+    # As sd_listen_fds(3) has it.
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", f'exec "$0" "$@" 3<&{theirs.fileno()}', *command],
+        pass_fds=(theirs.fileno(),),
+        env=environment,
+        stderr=subprocess.PIPE,
+    )
+    theirs.close()
+    yield ours, process
+    ours.close()
+    process.wait(20)
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+@dataclass
+class Worker:
+    pid: int
+    pidfd: int
+    directory: Path
+    control: socket.socket
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.control.close()
+
+
+async def start(keeper: RemoteKeeper, number: int) -> Worker:
+    """Start a worker that says that it is ready."""
+    control, theirs = socket.socketpair()
+    errors, their_errors = os.pipe()
+    started, pidfd = await keeper.start(number, theirs.fileno(), their_errors)
+    theirs.close()
+    os.close(their_errors)
+    os.close(errors)
+    await keeper.confine(number)
+    control.setblocking(False)
+    reader = worker_messages.frame_reader()
+    with trio.fail_after(60):
+        while reader.next() is None:
+            reader.feed(await trio.socket.from_stdlib_socket(control).recv(65536))
+    return Worker(started.pid, pidfd, Path(started.directory), control)
+
+
+async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
+    sock, _process = keeper
+    remote = RemoteKeeper(sock)
+    async with remote.running():
+        await remote.open(cuda=False, nodes={})
+        worker = await start(remote, 1)
+        directory = trio.Path(worker.directory)
+        assert "no-new-privileges" in await remote.confinement(1)
+        given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada")
+        assert (given_user.uid >= 52_000) == (os.geteuid() == 0)
+        assert await directory.exists()
+        remote.kill(1)
+        with trio.fail_after(10):
+            await trio.lowlevel.wait_readable(worker.pidfd)
+        assert await remote.reap(1) == -signal.SIGKILL
+        assert not await remote.bury(1)
+        worker.close()
+        assert not await directory.exists()
+        assert not await trio.Path(f"/proc/{worker.pid}").exists()
+        await remote.close()
+        assert not await directory.parent.exists()
+
+
+async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper: Keeper) -> None:
+    sock, process = keeper
+    remote = RemoteKeeper(sock)
+    with pytest.RaisesGroup(pytest.RaisesExc(GpupoolError, match="keeper has ended")):
+        async with remote.running():
+            await remote.open(cuda=False, nodes={})
+            worker = await start(remote, 1)
+            process.kill()
+            with trio.CancelScope(shield=True), trio.fail_after(10):
+                await trio.lowlevel.wait_readable(worker.pidfd)
+            worker.close()
+            await trio.sleep_forever()
+    with pytest.raises(GpupoolError, match="keeper has ended"):
+        await remote.confinement(1)
+
+
+def test_a_server_that_is_gone_takes_its_workers_along(keeper: Keeper) -> None:
+    sock, process = keeper
+
+    async def begin() -> Worker:
+        remote = RemoteKeeper(sock)
+        async with remote.running():
+            await remote.open(cuda=False, nodes={})
+            return await start(remote, 1)
+
+    worker = trio.run(begin)
+    sock.close()
+    assert select.select([worker.pidfd], [], [], 20)[0]
+    worker.close()
+    assert process.wait(20) == 0
+    assert not worker.directory.parent.exists()
+
+
+@pytest.mark.parametrize("packet", [b"x", b"\xff\0\0\0\1\xa0", b"\0\0\0\0\1\xa0", b"x" * 70_000])
+def test_a_packet_that_makes_no_sense_ends_the_keeper(keeper: Keeper, packet: bytes) -> None:
+    sock, process = keeper
+    sock.send(packet)
+    assert process.wait(20) == 0
+    assert process.stderr is not None
+    assert b"broke the protocol" in process.stderr.read()
+
+
+REQUESTS: list[keeper_messages.Request] = [
+    keeper_messages.Open(True, {"GPU-1": ("/dev/nvidia0",)}),
+    keeper_messages.Open(False, None),
+    keeper_messages.AssignWorker(1, 2, ("GPU-1",), 3, "ada"),
+    keeper_messages.KillWorker(4),
+    keeper_messages.Close(),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
+def test_requests_come_as_they_were_sent(request_: keeper_messages.Request) -> None:
+    packet = keeper_messages.encode(7, request_)
+    assert keeper_messages.decode_request(packet) == (7, request_)
+    for wrong in (packet[:-1], packet + b"\0", packet[:5]):
+        with pytest.raises(RemoteProtocolError):
+            keeper_messages.decode_request(wrong)
+
+
+@given(st.binary(max_size=200))
+def test_nothing_but_a_request_is_read(packet: bytes) -> None:
+    try:
+        call, request = keeper_messages.decode_request(packet)
+    except RemoteProtocolError:
+        return
+    assert keeper_messages.decode_request(keeper_messages.encode(call, request)) == (call, request)
