@@ -1,6 +1,5 @@
 """Starting worker processes: whether they get uids (``users``), their environment and directory."""
 
-import importlib
 import importlib.util
 import os
 import stat
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpupool
-import gpupool.remoting
 from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.users import UID_BASE, UID_COUNT, UidPool
@@ -131,11 +129,13 @@ def closed_above(path: Path) -> Path | None:
 
 def installation_paths() -> tuple[Path, ...]:
     """Return the directories that hold Python, its packages and gpupool, as they are named."""
-    packages = [gpupool, importlib.import_module("gpupool.pool"), gpupool.remoting]
+    # In a checkout, the packages are links to folders elsewhere.
+    packages = (each for part in gpupool.__path__ for each in Path(part).iterdir())
     names = [
         *(sys.prefix, sys.base_prefix, *sys.path),
         *os.environ.get("PYTHONPATH", "").split(os.pathsep),
-        *(part for package in packages for part in package.__path__),
+        *gpupool.__path__,
+        *(str(each) for each in packages if each.name != "__pycache__"),
     ]
     return tuple(sorted({Path(name).absolute() for name in names if name and Path(name).is_dir()}))
 
