@@ -62,11 +62,13 @@ def gpu_hours(records: list[tuple[int, ...]]) -> float:
 
 
 def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Path) -> None:
+    live_pool.wait_until(idle)
     before = usage(live_pool)["total"]["leases"]
+    parts = live_pool.view()["record_count"]  # more: of a lease on several servers, one for each
     for _ in range(2):
         assert live_pool.run(*RUN).returncode == 0
     live_pool.wait_until(idle)
-    records = everywhere(live_pool, before + 2)
+    records = everywhere(live_pool, parts + 2)
     found = usage(live_pool)
     assert found["schema"] == 1
     assert (found["silent"], found["missing"], found["problems"]) == ({}, [], [])
@@ -144,7 +146,7 @@ def test_one_server_killed_and_one_observer_killed() -> None:
         took_s = time.monotonic() - began
         assert found["total"]["gpu_hours"] == gpu_hours(records)
         assert (list(found["silent"]), found["missing"]) == ([victim], [])
-        assert took_s < 3.0
+        assert took_s < 10.0  # the dead one is not waited for; docs/monitoring.md has the figure
         strict = pool.run("usage", "--strict")
         assert strict.returncode == 3
         assert f"server {victim} did not answer" in strict.stderr

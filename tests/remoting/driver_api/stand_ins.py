@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -38,9 +39,11 @@ class LyingStream:
     """A stream that sends some true answers, then some false ones, and then ends.
 
     A number decides which: sizes, ids and kinds of answers, bytes in them, too much, or too little.
+    A client may wait for more than a lie brings, so the first lie is followed by the end in time.
     """
 
     LIES = 4
+    END_S = 2.0
     TRUE_MAX = 60
 
     def __init__(self, stream: Stream, number: int) -> None:
@@ -60,6 +63,8 @@ class LyingStream:
             self.true_left -= 1
             self.stream.send_buffers(buffers)
         elif self.lies_left:
+            if self.lies_left == self.LIES:
+                threading.Timer(self.END_S, os._exit, (0,)).start()
             self.lies_left -= 1
             self.stream.send_buffers([self._lie(b"".join(bytes(each) for each in buffers))])
             if not self.lies_left:
