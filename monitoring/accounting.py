@@ -104,16 +104,23 @@ def sums(
     by: str,
     within: Range,
     counted: frozenset[LeaseId] = frozenset(),
+    before: Iterable[LeaseRecord] = (),
 ) -> tuple[dict[str, Sum], Sum]:
     """Return the sums of the records by one of ``KEYS``, and of all together.
 
-    ``counted`` are leases of which a part was summed elsewhere: they count as leases there.
+    ``counted`` are leases of which a part was summed elsewhere: they count as leases there. So do
+    those of which a part is among the records ``before``, by the same key.
     """
     key, cuts = KEYS[by], by in ("model", "day")
     leases: dict[str, set[LeaseId]] = {}
     every: set[LeaseId] = set(counted)
     found: dict[str, list[int]] = {}
     whole = [0] * 5
+    for record in before:
+        if within.covers(record):
+            every.add(record.lease)
+            for part in _cut(record, by, within) if cuts else (record,):
+                leases.setdefault(key(part), set(counted)).add(record.lease)
     for record in records:
         if not within.covers(record):
             continue
@@ -121,8 +128,8 @@ def sums(
             name = key(part)
             row = found.get(name)
             if row is None:
-                row, leases[name] = [0] * 5, set(counted)
-                found[name] = row
+                row = found[name] = [0] * 5
+                leases.setdefault(name, set(counted))
             _add(row, part, within, first=part.lease not in leases[name])
             leases[name].add(part.lease)
         _add(whole, record, within, first=record.lease not in every)

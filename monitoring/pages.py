@@ -11,10 +11,12 @@ from gpupool.pool.record_query import ClassSum, GroupSum, RecordPage, RecordQuer
 MILLI = UNIT // 1000
 
 
-def told(records: Iterable[LeaseRecord], query: RecordQuery) -> RecordPage:
+def told(
+    records: Iterable[LeaseRecord], query: RecordQuery, before: Iterable[LeaseRecord] = ()
+) -> RecordPage:
     """Return the user's own records or sums, and sums of the others' by class.
 
-    Everything is told when no user is named.
+    Everything is told when no user is named. Leases of the records ``before`` were counted already.
     """
     within = Range(query.since, query.until)
     others: dict[str, list[LeaseRecord]] = {}
@@ -27,7 +29,7 @@ def told(records: Iterable[LeaseRecord], query: RecordQuery) -> RecordPage:
                 others.setdefault(record.user_class, []).append(record)
 
     if query.by:
-        rows, whole = sums(own(), query.by, within)
+        rows, whole = sums(own(), query.by, within, before=before)
         page = RecordPage(
             groups=tuple(group_of(name, rows[name]) for name in sorted(rows)),
             whole=group_of("", whole),
@@ -89,7 +91,8 @@ def with_recent(
         missing = (*missing, (page.newest + 1, recent[0].number - 1))
     if not query.count:
         return replace(page, newest=max(page.newest, newest), missing=missing)
-    added = told(fresh, query)
+    summed = [each for each in recent if each.number <= page.upto and matches(each, query)]
+    added = told(fresh, query, before=summed)
     return replace(
         page,
         records=(*page.records, *added.records),

@@ -15,7 +15,7 @@ from gpupool.monitoring.pages import told, with_recent
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
 from gpupool.pool.errors import StorageError
-from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage, RecordQuery
 
@@ -219,3 +219,21 @@ def test_the_latest_of_the_table_come_after_those_of_the_database() -> None:
     away = with_recent(RecordPage(problem="away"), RECORDS[40:], 100, RecordQuery())
     assert list(away.records) == RECORDS[40:]
     assert (away.missing, away.problem) == (((1, 40),), "away")
+
+
+@pytest.mark.parametrize(("by", "counts"), [("user", [1]), ("server", [1, 1])])
+def test_a_lease_of_which_the_observer_has_one_part_is_one_lease(
+    by: str, counts: list[int]
+) -> None:
+    one = record(1)
+    other = replace(
+        one, number=2, server=ServerId("z" * 12), server_name="gpu-z", freed_at=one.freed_at + 1
+    )
+    query = RecordQuery(by=by)
+    known = replace(told([one], query), upto=1, newest=1)
+    page = with_recent(known, (one, other), 2, query)
+    assert page.whole.leases == 1
+    rows: dict[str, int] = {}
+    for group in page.groups:
+        rows[group.key] = rows.get(group.key, 0) + group.leases
+    assert list(rows.values()) == counts
