@@ -51,6 +51,8 @@ class Clones:
         )
         copy.disk = machine.disk.clone(random)
         copy.disk.sync_latency_s = environment.options.sync_s
+        # A copy shows its original's certificate: without it nobody would listen to it, or tell it.
+        copy.authorities = machine.authorities.clone()
         copy.incarnation = machine.incarnation
         environment.clones[copy.name] = copy
         environment.trace.note("nemesis", "clone", copy.name)

@@ -143,7 +143,11 @@ class Environment:
         """Return the machine of a server."""
         return self.machine_of.get(server)
 
+    def find(self, machine: str) -> Machine | None:
+        """Return a machine by name, one that runs a copy too."""
+        return self.machines.get(machine) or self.clones.get(machine)
+
     def identify(self, machine: str) -> ServerId | None:
         """Return whose certificate a machine shows."""
-        found = self.machines.get(machine) or self.clones.get(machine)
+        found = self.find(machine)
         return found.server if found is not None else None

@@ -96,7 +96,7 @@ class SimulatedCa:
 
     def trusts(self, machine: str) -> bool:
         """Return whether a link with another machine can come up."""
-        other = self._environment.machines.get(machine)
+        other = self._environment.find(machine)
         return other is not None and trust_each_other(self.files, other.authorities)
 
     def follow(self) -> None:

@@ -1,6 +1,6 @@
 """The CAs on one machine's disk, without cryptography: a CA is its number and a word of chance."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 FIRST_CA = b"1"
 
@@ -13,6 +13,10 @@ class CaFiles:
     usual: bytes = FIRST_CA
     newest: bytes = FIRST_CA
     keys: set[bytes] = field(default_factory=set[bytes])
+
+    def clone(self) -> "CaFiles":
+        """Return a copy that changes apart from this one."""
+        return replace(self, keys=set(self.keys))
 
 
 def numbers(authorities: tuple[bytes, ...]) -> tuple[int, ...]:
