@@ -6,8 +6,10 @@
 
 import os
 import socket
+import ssl
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +79,54 @@ def test_a_session_that_was_lost_closes_its_socket_at_the_end(cp: Any) -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert ours.fileno() == -1
+
+
+class ProbedSocket(ssl.SSLSocket):
+    """A TLS socket that waits within each call for another one, which must not come."""
+
+    calls = 0
+    met = threading.Event()
+
+    def probed(self) -> None:
+        ProbedSocket.calls += 1
+        if ProbedSocket.calls > 1:
+            ProbedSocket.met.set()
+        ProbedSocket.met.wait(0.2)
+        ProbedSocket.calls -= 1
+
+    def recv_into(self, *args: Any, **options: Any) -> int:
+        self.probed()
+        return super().recv_into(*args, **options)
+
+    def send(self, *args: Any, **options: Any) -> int:
+        self.probed()
+        return super().send(*args, **options)
+
+
+def test_one_thread_at_a_time_uses_tls(
+    cp: Any, pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    """OpenSSL allows no more: what one call finds would be the answer to the other one."""
+    import door_kit
+
+    certificate, key, _ = door_kit.certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.sslsocket_class = ProbedSocket
+    ours, theirs = pair
+    other: list[ssl.SSLSocket] = []
+    accepting = threading.Thread(target=lambda: other.append(server.wrap_socket(theirs, True)))
+    accepting.start()
+    with client.wrap_socket(ours) as secured:
+        accepting.join(10)
+        link = cp._door.link.Link(secured)
+        reading = threading.Thread(target=lambda: link.receive_into(memoryview(bytearray(10))))
+        reading.start()
+        assert link.send_some([memoryview(b"x" * 10)])
+        reading.join(10)
+        assert other[0].recv(10) == b"x" * 10
+    other[0].close()
+    assert link.sent == [10]
+    assert not ProbedSocket.met.is_set()

@@ -250,6 +250,9 @@ class Link:
         self.sent: list[int] = []
         # TLS is written in Python, where that holds for no call: these are true while it works.
         self._reads = self._writes = False
+        # OpenSSL takes one call at a time on a connection, and older Pythons let two through: what
+        # one thread hears as "nothing there yet", the other one then hears as a broken connection.
+        self._tls_lock = threading.Lock()
         # On Linux the kernel itself waits for room, which takes far fewer system calls than
         # polling, and gives up after a while, so that this side can read what the other sends.
         self._patient = sys.platform == "linux" and not self.tls
@@ -283,8 +286,12 @@ class Link:
                 return True
             # Both calls are made by the list, between which no signal is handled.
             reading = map(self.socket.recv_into, (target,), (0,), (flags,))
-            self._reads = self.tls
-            self.counts.extend(reading)
+            if self.tls:
+                with self._tls_lock:
+                    self._reads = True
+                    self.counts.extend(reading)
+            else:
+                self.counts.extend(reading)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
             self._reads = False
             return False
@@ -333,8 +340,12 @@ class Link:
         else:
             writing = map(self.socket.sendmsg, (buffers[:_IOV_MAX],))
         try:
-            self._writes = self.tls
-            self.sent.extend(writing)
+            if self.tls:
+                with self._tls_lock:
+                    self._writes = True
+                    self.sent.extend(writing)
+            else:
+                self.sent.extend(writing)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
             self._writes = False
             return False
