@@ -223,9 +223,23 @@ class ClusterFaults:
         """Return whether all servers are there, so that one may forget what it promised."""
         cluster = self._cluster
         recent = self._scheduler.now - self._forgotten_at < FORGET_PAUSE_S
-        return not (recent or self._healing or cluster.replacing) and all(
-            each.alive and each.replicated_log is not None for each in cluster.servers.values()
-        )
+        return not (recent or self._healing or cluster.replacing) and self._all_vote()
+
+    def _all_vote(self) -> bool:
+        """Return whether all servers are there, and those vote that should.
+
+        While the place of a lost voter is not taken yet, the loss of another one stops the pool
+        for good, as it must (seed 108).
+        """
+        servers = self._cluster.servers.values()
+        ids = {each.server for each in servers}
+        for each in servers:
+            if not each.alive or each.replicated_log is None:
+                return False
+            voters = set(each.replicated_log.health().voters)
+            if voters != set(each.table.state.voters()) or not voters <= ids:
+                return False
+        return True
 
     def _bring_back(self, server: str, before: ServerProcess, image: dict[str, bytes]) -> None:
         """Replace a server's files by a copy from before its last start, of which all others know.
