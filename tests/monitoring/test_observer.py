@@ -148,7 +148,7 @@ def test_killed_again_and_again_it_loses_and_doubles_nothing(
 ) -> None:
     monkeypatch.setattr(observer_link, "BACKOFF_MIN_S", 0.01)
     monkeypatch.setattr(observer_link, "BACKOFF_MAX_S", 0.01)
-    kill_in_a_loop(tmp_path, 24, seed=1)
+    kill_in_a_loop(tmp_path, 8, seed=1)
 
 
 @pytest.mark.slow
