@@ -10,6 +10,7 @@ key, so that servers can join after the first server is lost.
 
 import hashlib
 import ssl
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -82,10 +83,12 @@ def fingerprint(certificate_pem: bytes) -> bytes:
         AuthenticationError: when it is no certificate.
     """
     try:
-        der = x509.load_pem_x509_certificate(certificate_pem).public_bytes(
-            serialization.Encoding.DER
-        )
-    except ValueError as error:
+        with warnings.catch_warnings():
+            # Of a serial number that no CA gives, the library only warns, on standard error.
+            warnings.simplefilter("error")
+            found = x509.load_pem_x509_certificate(certificate_pem)
+        der = found.public_bytes(serialization.Encoding.DER)
+    except (ValueError, Warning) as error:
         raise AuthenticationError("this is no certificate") from error
     return hashlib.sha256(der).digest()
 

@@ -1,12 +1,14 @@
 """While two CAs are trusted: whom clients and servers believe, and what they show."""
 
 import logging
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from cryptography import x509
 from tests.remoting.control.control_kit import RealClock, SeededRng, make_authority, make_identity
 
 from gpupool.pool.errors import AuthenticationError
@@ -280,3 +282,13 @@ async def test_a_table_with_what_is_no_ca_is_not_followed(
     assert not lab.exchange.is_behind()
     assert not lab.exchange.is_behind()
     assert caplog.text.count("has a CA that is none") == 1
+
+
+def test_a_serial_number_that_no_ca_gives_makes_no_certificate() -> None:
+    pem = create_ca("cluster", datetime.now(UTC)).certificate_pem
+    found = x509.load_pem_x509_certificate(pem)
+    serial = found.serial_number.to_bytes((found.serial_number.bit_length() + 8) // 8, "big")
+    der = ssl.PEM_cert_to_DER_cert(pem.decode())
+    forged = ssl.DER_cert_to_PEM_cert(der.replace(serial, bytes(len(serial)))).encode()
+    with pytest.raises(AuthenticationError, match="no certificate"):
+        fingerprint(forged)
