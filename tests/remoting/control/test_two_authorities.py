@@ -284,11 +284,13 @@ async def test_a_table_with_what_is_no_ca_is_not_followed(
     assert caplog.text.count("has a CA that is none") == 1
 
 
-def test_a_serial_number_that_no_ca_gives_makes_no_certificate() -> None:
-    pem = create_ca("cluster", datetime.now(UTC)).certificate_pem
-    found = x509.load_pem_x509_certificate(pem)
-    serial = found.serial_number.to_bytes((found.serial_number.bit_length() + 8) // 8, "big")
-    der = ssl.PEM_cert_to_DER_cert(pem.decode())
-    forged = ssl.DER_cert_to_PEM_cert(der.replace(serial, bytes(len(serial)))).encode()
+def test_a_serial_number_that_no_ca_gives_makes_no_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(x509, "random_serial_number", lambda: 5)
+    der = ssl.PEM_cert_to_DER_cert(create_ca("c", datetime.now(UTC)).certificate_pem.decode())
+    version_and_serial = bytes.fromhex("a003020102 0201")
+    forged = der.replace(version_and_serial + b"\x05", version_and_serial + b"\x00")
+    assert forged != der
     with pytest.raises(AuthenticationError, match="no certificate"):
-        fingerprint(forged)
+        fingerprint(ssl.DER_cert_to_PEM_cert(forged).encode())
