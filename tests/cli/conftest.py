@@ -39,6 +39,8 @@ from gpupool.pool.view import (
     Telemetry,
     WaitingView,
 )
+from gpupool.remoting.client.credentials import load_credentials, save_credentials
+from gpupool.remoting.protocol.addresses import parse_address
 
 GIB = 1 << 30
 
@@ -357,6 +359,14 @@ class LivePool:
         """Run one command to its end, without a terminal."""
         words, variables = [*GPUPOOL, *arguments], self.env | dict(env or {})
         return commands.finish(words, env=variables, cwd=cwd, timeout=2 * DEADLINE_S)
+
+    def only(self, server: LiveServer) -> dict[str, str]:
+        """Return the environment of one command that asks this server; it learns of the others."""
+        addresses = {each["name"]: each["address"] for each in self.view()["servers"]}
+        credentials = load_credentials(Path(self.env["GPUPOOL_CREDENTIALS"]))
+        path = self.folder / f"only-{server.name}.json"
+        save_credentials(path, credentials.at((parse_address(addresses[server.name]),)))
+        return {"GPUPOOL_CREDENTIALS": str(path)}
 
     def spawn(
         self, *arguments: str, env: Mapping[str, str] | None = None

@@ -14,8 +14,6 @@ from tests.cli.conftest import LivePool, LiveServer
 from tests.pools import view_of
 
 from gpupool.pool.view import ALARM
-from gpupool.remoting.client.credentials import load_credentials, save_credentials
-from gpupool.remoting.protocol.addresses import parse_address
 
 DEADLINE_S = 20.0
 RUN = ["run", "--no-wait", "-p", "0.5", "--", "true"]
@@ -52,18 +50,9 @@ def code(server: LiveServer) -> int:
     return server.process.wait(DEADLINE_S)
 
 
-def only(pool: LivePool, server: LiveServer) -> dict[str, str]:
-    """Return the environment of one command that asks this server; it learns of the others."""
-    addresses = {each["name"]: each["address"] for each in pool.view()["servers"]}
-    credentials = load_credentials(Path(pool.env["GPUPOOL_CREDENTIALS"]))
-    path = pool.folder / f"only-{server.name}.json"
-    save_credentials(path, credentials.at((parse_address(addresses[server.name]),)))
-    return {"GPUPOOL_CREDENTIALS": str(path)}
-
-
 def alarms_of(pool: LivePool, server: LiveServer) -> list[str]:
     """Return the alarms that one server gives."""
-    view = view_of(only(pool, server)["GPUPOOL_CREDENTIALS"])
+    view = view_of(pool.only(server)["GPUPOOL_CREDENTIALS"])
     names = {each["id"]: each["name"] for each in view["servers"]}
     assert names[view["answered_by"]] == server.name
     return [text for text in view["warnings"] if text.startswith(ALARM)]
@@ -102,12 +91,12 @@ def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> 
     # One server refused it, or both did; whichever of them answers says so.
     for other in (each for each in pool.servers.values() if each is not server):
         wait_for(lambda other=other: alarms_of(pool, other), pool)
-        done = pool.run("status", env=only(pool, other))
+        done = pool.run("status", env=pool.only(other))
         shown = done.stdout.replace("\n", " ")
         assert f"{server.name} does not count as a voter" in shown, f"{other.name}: {shown}"
         assert done.returncode == 3
         assert "quorum 2/3" in done.stdout
-        examined = pool.run("doctor", env=only(pool, other)).stdout.replace("\n", " ")
+        examined = pool.run("doctor", env=pool.only(other)).stdout.replace("\n", " ")
         assert "an old copy" in examined, f"{other.name}: {examined}"
     put(pool, "thetwogoon")
 
