@@ -64,7 +64,7 @@ class SkewedPool(LivePool):
             time.sleep(0.2)
 
     def mend(self) -> None:
-        """Set the pool's time back, once a server that is asked has measured the clocks of today."""
+        """Set the time back, once a server that is asked has measured the clocks of today."""
         end = time.monotonic() + DEADLINE_S
         while True:
             done = self.run("clock", "--mend", "--yes")
