@@ -37,6 +37,7 @@ CREATE INDEX record_freed ON record (freed_at);
 """
 _COLUMNS = tuple(field.name for field in fields(LeaseRecord))
 _GPUS = _COLUMNS.index("gpus")
+# Names of our own fields alone are put into these two; values are parameters.
 _INSERT = (
     f"INSERT OR IGNORE INTO record ({', '.join(_COLUMNS)})"  # noqa: S608
     f" VALUES ({', '.join('?' * len(_COLUMNS))})"
