@@ -1,5 +1,6 @@
 """A command that is forked is what a new process is, for the command and for the tests."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -67,11 +68,14 @@ def test_linux_tells_no_difference(tmp_path: Path) -> None:
     words = [*GPUPOOL, "policy", "check", str(tmp_path / "pipe")]
     told: list[object] = []
     for start in (commands.start, ordinary):
-        # The pipe is opened for writing when the command has opened it for reading.
         with (
             start(words, env=ENVIRONMENT, start_new_session=True) as process,
-            (tmp_path / "pipe").open("w"),
+            (tmp_path / "pipe").open("wb", buffering=0) as pipe,
         ):
+            # More than the pipe holds is written when the command reads. An open pipe says less:
+            # it opens for the writer before the reader's file has its number.
+            held = fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+            assert pipe.write(b"#" * 2 * held) == 2 * held
             told.append((facts(process), files(process)))
             assert os.getsid(process.pid) == process.pid
             process.send_signal(signal.SIGTERM)
