@@ -1,7 +1,7 @@
 """One read model of the pool, for ``status``, ``gpus``, ``leases``, ``top`` and ``/metrics``.
 
-A ``PoolView`` is what one server can say, with its age; ``Telemetry`` is what a server measures of
-itself, and is joined in by the program that shows it. Nothing secret is in either.
+A ``PoolView`` is what one server can say, with its age. The ``Telemetry`` of ``telemetry.py`` is
+joined in by the program that shows it. Nothing secret is in either.
 """
 
 from collections.abc import Sequence
@@ -169,43 +169,6 @@ class PoolView:
     """The CAs that are trusted, the one that signs last; empty when there was never another one."""
     record_count: int = field(default=0, metadata=OPTIONAL)
     """Of parts of leases that were recorded as freed; all others are among ``leases``."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuTelemetry:
-    """What NVML says of one GPU; None for a reading that this device does not give."""
-
-    gpu: GpuId
-    memory_used: int
-    utilization: float | None = None  # 0 to 1
-    temperature_c: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-    ecc_errors: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionTelemetry:
-    """What went over the wire for one lease on one server, since its sessions opened."""
-
-    lease: LeaseId
-    workers: int
-    calls: int
-    bytes_in: int
-    bytes_out: int
-    memory_reserved: int
-
-
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """What one server measures of itself."""
-
-    server: ServerId
-    at: Milliseconds
-    gpus: tuple[GpuTelemetry, ...] = ()
-    sessions: tuple[SessionTelemetry, ...] = ()
-    loop_lag_s: float = 0.0
-    counters: dict[str, int] = field(default_factory=dict[str, int])
 
 
 ALARM = "alarm: "

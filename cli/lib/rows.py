@@ -6,15 +6,8 @@ from dataclasses import dataclass, field
 from gpupool.cli.lib.values import size_text
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.scheduling.filters import short_model
-from gpupool.pool.view import (
-    GpuTelemetry,
-    GpuView,
-    LeaseView,
-    PoolView,
-    ServerView,
-    Telemetry,
-    WaitingView,
-)
+from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingView
 
 STALE_AFTER_S = 5.0
 """A server's own measurements older than this are shown dimmed, with their age."""

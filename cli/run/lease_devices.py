@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from gpupool.pool.errors import GpupoolError, UnreachableError
-from gpupool.pool.view import GpuTelemetry, GpuView, PoolView, ServerView, Telemetry
+from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.pool.view import GpuView, PoolView, ServerView
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.protocol import messages as m
 

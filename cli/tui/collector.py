@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from gpupool.cli.lib.rows import PoolSnapshot, Rate
 from gpupool.pool.model.ids import LeaseId, ServerId
-from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
+from gpupool.pool.telemetry import SessionTelemetry, Telemetry
+from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import PoolUpdate
 
 WINDOW_MS = 3000

@@ -72,6 +72,11 @@ def _identity(value: Any) -> Any:
     return value
 
 
+def _default_of(field: "dataclasses.Field[Any]") -> object:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
 @lru_cache(maxsize=1024)
 def _encoder(kind: Any) -> Encoder:
     kind = _strip(kind)
@@ -79,7 +84,7 @@ def _encoder(kind: Any) -> Encoder:
         hints = typing.get_type_hints(kind)
         names = [field.name for field in dataclasses.fields(kind)]
         optional = [
-            (field.name, field.default)
+            (field.name, _default_of(field))
             for field in dataclasses.fields(kind)
             if field.metadata.get("optional")
         ]

@@ -28,8 +28,9 @@ from gpupool.pool.model.ids import RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.record_query import RecordQuery
+from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.backup import BackupError, from_file, pack
-from gpupool.pool.view import PoolView, Telemetry
+from gpupool.pool.view import PoolView
 from gpupool.remoting.client.allocator import Allocator
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.lease_handle import LeaseHandle

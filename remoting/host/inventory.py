@@ -13,7 +13,7 @@ import trio
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.state import Gpu
-from gpupool.pool.view import GpuTelemetry
+from gpupool.pool.telemetry import GpuTelemetry
 from gpupool.remoting.devices.nvml import (
     HARDWARE_XIDS,
     Nvml,

@@ -40,7 +40,7 @@ from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
-from gpupool.pool.view import GpuTelemetry, SessionTelemetry
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.inventory import Inventory, Log

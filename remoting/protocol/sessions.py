@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, Lease, Partition
-from gpupool.pool.view import GpuTelemetry, SessionTelemetry
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 
 if TYPE_CHECKING:
     import socket

@@ -21,8 +21,9 @@ from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.record_query import KEYS, RecordPage
+from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.view import PoolView, Telemetry, build_view
+from gpupool.pool.view import PoolView, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK

@@ -29,16 +29,8 @@ from tests.shared import Shared
 from gpupool.cli.lib.rows import PoolSnapshot, Rate
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Event, Partition
-from gpupool.pool.view import (
-    GpuTelemetry,
-    GpuView,
-    LeaseView,
-    PoolView,
-    RaftView,
-    ServerView,
-    Telemetry,
-    WaitingView,
-)
+from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.pool.view import GpuView, LeaseView, PoolView, RaftView, ServerView, WaitingView
 from gpupool.remoting.client.credentials import load_credentials, save_credentials
 from gpupool.remoting.protocol.addresses import parse_address
 

@@ -5,7 +5,8 @@ import pytest
 from gpupool.cli.lib.rows import PoolSnapshot, Rate, server_rows
 from gpupool.cli.tui.collector import Collector
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
-from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
+from gpupool.pool.telemetry import SessionTelemetry, Telemetry
+from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import PoolUpdate
 
 LEASE = LeaseId(0x7F3A)

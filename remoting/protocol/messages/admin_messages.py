@@ -6,7 +6,8 @@ from enum import Enum
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
-from gpupool.pool.view import PoolView, Telemetry
+from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
 

@@ -1,0 +1,161 @@
+"""What servers measure of themselves, for the views, the metrics, the history and the checks.
+
+``Telemetry`` is one server's, with that of its GPUs and of its leases' sessions. Counters grow from
+the server's start; None is a reading that is not to be had, which is never shown as 0. Nothing
+secret is in it.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from gpupool.pool.model.codec import OPTIONAL
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
+
+HISTOGRAMS: dict[str, tuple[float, ...]] = {
+    name: tuple(
+        start * factor for factor in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    )
+    for name, start in {
+        "lease_wait_seconds": 0.01,
+        "lease_duration_seconds": 1.0,
+        "grant_duration_seconds": 0.0005,
+        "session_rtt_seconds": 0.00002,
+        "worker_start_seconds": 0.005,
+        "raft_commit_duration_seconds": 0.0005,
+        "raft_fsync_duration_seconds": 0.0001,
+    }.items()
+}
+"""The upper bounds of each histogram's 14 buckets; one more bucket has all that is above."""
+
+
+class Health(IntEnum):
+    """A check's result."""
+
+    OK = 0
+    WARN = 1
+    FAIL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found of one subject: a GPU's id, a peer's name, a file system, or nothing."""
+
+    check: str
+    subject: str
+    status: Health
+    since: Milliseconds  # of this status, by the pool's time
+    text: str
+    hint: str = ""  # with a command
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of values by bucket, as ``HISTOGRAMS`` bounds them, and the sum of the values."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTelemetry:
+    """What NVML says of one GPU; None for a reading that this device does not give."""
+
+    gpu: GpuId
+    memory_used: int
+    utilization: float | None = None  # 0 to 1: the share of time in which any kernel ran
+    temperature_c: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    ecc_errors: int | None = None  # uncorrected
+    sm_activity: float | None = field(default=None, metadata=OPTIONAL)  # 0 to 1, as the next two
+    tensor_activity: float | None = field(default=None, metadata=OPTIONAL)
+    memory_bandwidth: float | None = field(default=None, metadata=OPTIONAL)
+    memory_temperature_c: float | None = field(default=None, metadata=OPTIONAL)
+    shutdown_c: float | None = field(default=None, metadata=OPTIONAL)  # it turns itself off there
+    power_limit_w: float | None = field(default=None, metadata=OPTIONAL)
+    sm_clock_hz: float | None = field(default=None, metadata=OPTIONAL)
+    #: Seconds by reason: power, thermal, hw_thermal, hw_power_brake, sync_boost.
+    throttled_s: dict[str, float] = field(default_factory=dict[str, float], metadata=OPTIONAL)
+    ecc_corrected: int | None = field(default=None, metadata=OPTIONAL)
+    #: By state: corrected, uncorrected, pending, failed.
+    remapped_rows: dict[str, int] = field(default_factory=dict[str, int], metadata=OPTIONAL)
+    pcie_bytes_in: int | None = field(default=None, metadata=OPTIONAL)
+    pcie_bytes_out: int | None = field(default=None, metadata=OPTIONAL)
+    pcie_replays: int | None = field(default=None, metadata=OPTIONAL)
+    nvlink_errors: int | None = field(default=None, metadata=OPTIONAL)
+    xids: dict[int, int] = field(default_factory=dict[int, int], metadata=OPTIONAL)  # times seen
+    xid_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
+    recovery_action: int | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTelemetry:
+    """What went over the wire for one lease on one server, since its sessions opened."""
+
+    lease: LeaseId
+    workers: int
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    memory_reserved: int
+    memory_used: int | None = field(default=None, metadata=OPTIONAL)
+    waits: int | None = field(default=None, metadata=OPTIONAL)  # answers that a caller waited for
+    wait_us: int | None = field(default=None, metadata=OPTIONAL)  # time to execute those
+    door: str = field(default="", metadata=OPTIONAL)  # array or cuda
+    transport: str = field(default="", metadata=OPTIONAL)  # tcp, tls, unix
+    rtt_us: int | None = field(default=None, metadata=OPTIONAL)  # the kernel's smoothed estimate
+    rtt_var_us: int | None = field(default=None, metadata=OPTIONAL)
+    retransmits: int | None = field(default=None, metadata=OPTIONAL)
+    #: The share of each GPU's computing time in the last second, 0 to 1; a GPU's is absent where
+    #: the driver does not say.
+    busy: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    busy_estimated: bool = field(default=False, metadata=OPTIONAL)
+    idle_s: float | None = field(default=None, metadata=OPTIONAL)  # since it last computed
+
+
+@dataclass(frozen=True, slots=True)
+class HostTelemetry:
+    """What Linux says of one server's machine and of gpupool's processes there; sizes in bytes."""
+
+    cpu_busy: float | None = None  # 0 to 1, of all processors
+    memory_total: int | None = None
+    memory_available: int | None = None
+    network_in: int | None = None  # counters of the advertised interface
+    network_out: int | None = None
+    network_speed: int | None = None  # Mbit/s
+    disk_total: int | None = None  # of the state directory's file system
+    disk_free: int | None = None
+    #: By process: server, observer, keeper, workers.
+    resident: dict[str, int] = field(default_factory=dict[str, int])
+    cpu_s: dict[str, float] = field(default_factory=dict[str, float])
+    descriptors: int | None = None  # of the server, with its limit
+    descriptors_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsensusTelemetry:
+    """What a server's replication measures."""
+
+    journal_bytes: int = 0
+    snapshot_age_s: float | None = None
+    #: Of each peer that is linked, by its id: seconds, and its clock's less this server's.
+    link_rtt_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+    clock_offset_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What one server measures of itself."""
+
+    server: ServerId
+    at: Milliseconds
+    gpus: tuple[GpuTelemetry, ...] = ()
+    sessions: tuple[SessionTelemetry, ...] = ()
+    loop_lag_s: float = 0.0
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    host: HostTelemetry | None = field(default=None, metadata=OPTIONAL)
+    consensus: ConsensusTelemetry | None = field(default=None, metadata=OPTIONAL)
+    histograms: dict[str, Histogram] = field(
+        default_factory=dict[str, Histogram], metadata=OPTIONAL
+    )
+    findings: tuple[Finding, ...] = field(default=(), metadata=OPTIONAL)
