@@ -302,7 +302,7 @@ class Controller:
             why = f"{token.user} has {USER_CONNECTION_COUNT_MAX} connections to this server"
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
-        client = Client(connection, token.id, token.user, token.kind, name)
+        client = Client(connection, token.id, token.user, token.kind, name, hello.protocol)
         client.members, client.ca_pem = self._known_members(), context.exchanged_ca()
         self._clients.welcome(client)
         context.send(connection, call, welcome(context, token, client.members))
