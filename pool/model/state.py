@@ -283,6 +283,7 @@ class TokenKind(Enum):
     SERVER = "server"  # lets one server join
     USER = "user"
     OPERATOR = "operator"
+    VIEWER = "viewer"  # looks at the pool: never asks for GPUs, claims or operates
 
 
 @dataclass(frozen=True, slots=True)

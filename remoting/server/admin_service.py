@@ -35,6 +35,8 @@ UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
 USER_SUBSCRIPTION_COUNT_MAX = 32
 """Subscriptions of one user: each update is encoded for each of them."""
+VIEWERS_SINCE = 6
+"""The version of the protocol from which clients know a viewer's token in a list."""
 USAGE_COUNT_MAX = 2
 """Questions of one connection that the observer is asked at a time."""
 SERVER_ID_LENGTH = 12
@@ -96,7 +98,7 @@ class AdminService:
         return [WORKERS_HAVE + ", ".join(holds), *found]
 
     def _get_telemetry(self, client: Client, call: int, _message: m.GetTelemetry) -> None:
-        self._context.answer(client, call, m.TelemetryNow(self._telemetry()))
+        self._context.answer(client, call, m.TelemetryNow(self.telemetry()))
 
     def _view(self) -> PoolView:
         """Return the pool as this server sees it."""
@@ -112,7 +114,7 @@ class AdminService:
         problems = context.certificate_problems()
         return replace(view, warnings=(*view.warnings, *problems)) if problems else view
 
-    def _telemetry(self) -> Telemetry:
+    def telemetry(self) -> Telemetry:
         """Return this server's own measurements."""
         context = self._context
         gpus, sessions = context.host.telemetry()
@@ -182,7 +184,7 @@ class AdminService:
         due = [client for client in self._subscribers.values() if client.update_at <= now]
         if not due:
             return
-        update = m.Update(self._view(), self._telemetry())
+        update = m.Update(self._view(), self.telemetry())
         for client in due:
             # A beat that was missed is not made up for.
             client.update_at = now + client.update_every_s
@@ -191,8 +193,13 @@ class AdminService:
     # --- operating -------------------------------------------------------------------------------
 
     def _list_tokens(self, client: Client, call: int, _message: m.ListTokens) -> None:
-        now_ms = self._context.now_ms()
-        tokens = tuple(_token_view(t, now_ms) for t in self._context.state.tokens.values())
+        now_ms, state = self._context.now_ms(), self._context.state
+        if client.protocol < VIEWERS_SINCE and any(
+            each.kind is TokenKind.VIEWER for each in state.tokens.values()
+        ):
+            what = "the pool has tokens for viewers, which this machine's gpupool does not know"
+            raise UsageError(what, hint="update gpupool on this machine")
+        tokens = tuple(_token_view(each, now_ms) for each in state.tokens.values())
         self._context.answer(client, call, m.Tokens(tokens))
 
     def _operate(self, client: Client, call: int, order: m.Order) -> None:

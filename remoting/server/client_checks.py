@@ -10,6 +10,7 @@ from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError,
 from gpupool.pool.model.state import Request, Token, TokenKind
 from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
+from gpupool.pool.transitions.leases import VIEWER_LOOKS
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.token_text import hash_secret
@@ -106,6 +107,8 @@ def check_rights(context: ServiceContext, client: Client, kind: type[m.Call]) ->
         raise DeniedError("a server token is good for `gpupool join` only")
     if client.kind is not TokenKind.SERVER and rights is m.Rights.SERVER:
         raise DeniedError("joining takes a server token, not a user's")
+    if client.kind is TokenKind.VIEWER and rights is not m.Rights.VIEWER:
+        raise DeniedError(VIEWER_LOOKS)
     if rights is m.Rights.OPERATOR:
         if client.kind is not TokenKind.OPERATOR:
             raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")

@@ -77,6 +77,7 @@ from gpupool.pool.model.state import PoolState, Server, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
 from gpupool.pool.record_query import RecordPage
 from gpupool.pool.table_clock import TableClock
+from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
@@ -282,6 +283,10 @@ class Controller:
             self._admin.wake_at(),
         )
 
+    def telemetry(self) -> Telemetry:
+        """Return what this server measures of itself."""
+        return self._admin.telemetry()
+
     def is_welcomed(self, connection: int) -> bool:
         """Return whether the client of an open connection has shown a good token."""
         return self._clients.get(connection) is not None
@@ -299,7 +304,7 @@ class Controller:
             why = f"{token.user} has {USER_CONNECTION_COUNT_MAX} connections to this server"
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
-        client = Client(connection, token.id, token.user, token.kind, name)
+        client = Client(connection, token.id, token.user, token.kind, name, hello.protocol)
         client.members, client.ca_pem = self._known_members(), context.exchanged_ca()
         self._clients.welcome(client)
         context.send(connection, call, welcome(context, token, client.members))

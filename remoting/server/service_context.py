@@ -64,6 +64,7 @@ class Client:
     user: str
     kind: TokenKind
     name: str
+    protocol: int = m.PROTOCOL  # that it speaks
     attached: set[LeaseId] = field(default_factory=set[LeaseId])
     noticed: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
     """The ends of its leases that were announced to it, in table time."""

@@ -19,7 +19,7 @@ class ViewNow(Answer):
     view: PoolView
 
 
-@message(32, answered_by=ViewNow, rights=Rights.USER)
+@message(32, answered_by=ViewNow, rights=Rights.VIEWER)
 class GetView(Call):
     """Ask for the view of the whole pool."""
 
@@ -31,12 +31,12 @@ class TelemetryNow(Answer):
     telemetry: Telemetry
 
 
-@message(33, answered_by=TelemetryNow, rights=Rights.USER)
+@message(33, answered_by=TelemetryNow, rights=Rights.VIEWER)
 class GetTelemetry(Call):
     """Ask for the server's own measurements."""
 
 
-@message(34, answered_by=Done, rights=Rights.USER)
+@message(34, answered_by=Done, rights=Rights.VIEWER)
 class Subscribe(Call):
     """Push an ``Update`` at this interval from now on, limited to 0.2 s to 60 s; 0 ends it."""
 
@@ -97,7 +97,7 @@ class AuditNow(Answer):
     former: tuple[Act, ...] = ()
 
 
-@message(96, answered_by=AuditNow, rights=Rights.USER)
+@message(96, answered_by=AuditNow, rights=Rights.VIEWER)
 class GetAudit(Call):
     """Ask for the administrative acts in the table, as they stand once this call is committed."""
 
@@ -109,7 +109,7 @@ class UsageIs(Answer):
     page: RecordPage
 
 
-@message(100, answered_by=UsageIs, rights=Rights.USER)
+@message(100, answered_by=UsageIs, rights=Rights.VIEWER)
 class GetUsage(Call):
     """Ask for the records of ended leases; of other users' leases, users are told sums.
 

@@ -113,7 +113,7 @@ class Done(Answer):
     note: str = ""
 
 
-@message(23, answered_by=Done, rights=Rights.USER)
+@message(23, answered_by=Done, rights=Rights.VIEWER)
 class Ping(Call):
     """Say that you are there."""
 
