@@ -1,6 +1,7 @@
 """Executes the records of one client process, in their order."""
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -199,12 +200,14 @@ class Executor:
 
     def _asked(self, decode: Decoder, method: Callable[..., bytes | None]) -> Callable[[int], None]:
         client = self.client
+        began, now_ns = client.session.began, time.perf_counter_ns
 
         def run(flags: int) -> None:
             if not flags & 1:
                 raise RemoteProtocolError("a call that waits came without a request")
             request, *values = decode()
             client.request = request
+            began[request] = now_ns()
             try:
                 body = method(*values)
             except client.api.errors as error:
