@@ -43,9 +43,7 @@ class Streams(HandlerGroup):
     def _wait_event(self, stream: int, event: int, flags: int) -> None:
         self.api.runtime.streamWaitEvent(self.streams[stream], self.objects["e"][event], flags)
 
-    def _wait(
-        self, event: int, *, lent: bool, ended: Callable[[], bytes] = bytes
-    ) -> None:
+    def _wait(self, event: int, *, lent: bool, ended: Callable[[], bytes] = bytes) -> None:
         """Answer the request with what ``ended`` gives when ``event`` has completed."""
         request, device, waiter = self.client.request, self.client.device, self.waiter
 
