@@ -31,6 +31,7 @@ from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addres
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import Virtual
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.modules.kernels import Kernels
+from gpupool.remoting.driver_api.executor.modules.launcher import ISSUED
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
@@ -139,12 +140,13 @@ class Executor:
             op, flags, size = unpack(buffer, start)
             if size < least or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
-            if launcher is not None and op == plain_launch and flags == 0:
+            if launcher is not None and op in ISSUED and flags & 1 == 0:
                 at, status, launched = launcher.run(self.buffer_address, start, end)
                 count += launched
                 if status:
+                    op, _, size = unpack(buffer, at)
                     client.fail(op, status)
-                    at += unpack(buffer, at)[2]
+                    at += size
                 if at > start:
                     start = at
                     continue
