@@ -36,6 +36,7 @@ from gpupool.cli.server.listen_address import (
     advertised_speed,
     open_listeners,
 )
+from gpupool.cli.server.measuring import measure, processes_of
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -52,13 +53,15 @@ from gpupool.consensus.storage.store import Storage, open_storage
 from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
 from gpupool.pool.model.ids import LeaseId, ServerId
-from gpupool.pool.model.state import PartStatus, PoolState
+from gpupool.pool.model.state import LeaseRecord, PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.host.confinement import wanted
+from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.network_speed import has_rdma
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
@@ -141,9 +144,10 @@ class _Server:
         self.machine = PoolMachine(
             PoolState(),
             on_acts=self.audit.record,
-            on_records=self.leases.record,
+            on_records=self._record,
             sampler=InvariantSampler(self._on_violation),
         )
+        self.measures, self._began_ms = Measures(), self._clock.wall_ms()
         self._stops = 0
 
     def _on_violation(self, text: str) -> None:
@@ -186,6 +190,7 @@ class _Server:
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             confine=wanted(os.environ),
             keeper=self._separated.keeper,
+            measures=self.measures,
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(
@@ -196,15 +201,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=Software(
-                address=self._address,
-                version=__version__,
-                driver_version=inventory.driver_version,
-                cuda_version=inventory.cuda_version,
-                labels=self._options.labels,
-                link_speed=await trio.to_thread.run_sync(advertised_speed, self._address),
-                rdma=has_rdma(),
-            ),
+            software=await self._software(inventory),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -213,6 +210,7 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
+            measures=self.measures,
             ask_records=self.observer.ask,
         )
         try:
@@ -243,6 +241,7 @@ class _Server:
                 nursery.start_soon(self.audit.run)
                 nursery.start_soon(self.leases.run)
                 nursery.start_soon(self.observer.run)
+                nursery.start_soon(self._measure, links, host)
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
@@ -333,6 +332,36 @@ class _Server:
 
     # --- parts ---------------------------------------------------------------------------------
 
+    async def _software(self, inventory: Inventory) -> Software:
+        return Software(
+            address=self._address,
+            version=__version__,
+            driver_version=inventory.driver_version,
+            cuda_version=inventory.cuda_version,
+            labels=self._options.labels,
+            link_speed=await trio.to_thread.run_sync(advertised_speed, self._address),
+            rdma=has_rdma(),
+        )
+
+    async def _measure(self, links: PeerTransport, host: HostSupervisor) -> None:
+        keeper = self._separated.keeper
+        await measure(
+            self.measures,
+            folder=self._state.path,
+            address=self._address,
+            processes=lambda: processes_of(host, keeper, self.observer.process),
+            peers=lambda: self.machine.state.servers,
+            sample=links.clock_sample,
+            clock=self._clock,
+        )
+
+    def _record(self, records: tuple[LeaseRecord, ...]) -> None:
+        self.leases.record(records)
+        for record in records:
+            # At a start, the table tells of the latest ends before it, too.
+            if record.server == self._identity.server and record.freed_at >= self._began_ms:
+                self.measures.ended(record)
+
     def _authority(self, ca_pem: bytes) -> Authority | None:
         key = self._state.read(CA_KEY)
         return Authority(ca_pem, key) if key else None
@@ -353,6 +382,7 @@ class _Server:
             links=links,
             after_work=exempt,
             clock_refusal=self._table_clock.refusal,
+            measures=self.measures,
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
         return replicated_log

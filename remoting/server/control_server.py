@@ -25,6 +25,7 @@ import trio
 
 from gpupool.pool.clock_view import clock_problems
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
@@ -99,6 +100,7 @@ class ControlServer:
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
         save_key: Callable[[bytes], None] = lambda _pem: None,
         table_clock: TableClock | None = None,
+        measures: Measures | None = None,
         certificates: ServerCertificates | None = None,
         ask_records: AskRecords = records_of_nobody,
     ) -> None:
@@ -146,6 +148,7 @@ class ControlServer:
             majority_age_s=replicated_log.majority_age_s,
             role=replicated_log.role,
             table_clock=self._table_clock,
+            measures=measures,
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.controller,
             certificate_problems=self._renewal.problems if self._renewal is not None else tuple,

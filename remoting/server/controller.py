@@ -71,6 +71,7 @@ from typing import Any
 
 from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, TokenKind
@@ -136,6 +137,7 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
+        measures: Measures | None = None,
         signs: Callable[[], Signs] = dict[Any, str],
     ) -> None:
         actions: list[Action] = []
@@ -155,6 +157,7 @@ class Controller:
             majority_age_s=majority_age_s,
             role=role,
             table_clock=table_clock,
+            measures=measures or Measures(),
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
