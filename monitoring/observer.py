@@ -25,18 +25,22 @@ from gpupool.monitoring.frames import (
     PAGE_SIZE_MAX,
     Answered,
     Asked,
+    HistoryAnswered,
+    HistoryAsked,
     Message,
     RecordsWritten,
     frame_reader,
     from_frame,
     to_frame,
 )
+from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.series import SLOT_S
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.sample import Sample
-from gpupool.pool.errors import ProtocolError
+from gpupool.pool.errors import GpupoolError, ProtocolError
+from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.worker import sandbox
 
@@ -98,7 +102,10 @@ class Observer:
                 nursery.start_soon(self._answer, message)
             case Sample():
                 self._take(message)
-            case Answered():
+            case HistoryAsked():
+                await self._asking.acquire()
+                nursery.start_soon(self._answer_history, message)
+            case Answered() | HistoryAnswered():
                 raise ProtocolError("the server sent an answer")
 
     def _take(self, sample: Sample) -> None:
@@ -137,10 +144,27 @@ class Observer:
             self._asking.release()
         if self._writer.problem and not page.problem:
             page = replace(page, problem=self._writer.problem)
+        await self._send(Answered(asked.number, page))
+
+    async def _answer_history(self, asked: HistoryAsked) -> None:
+        try:
+            page = await trio.to_thread.run_sync(
+                partial(read_history, self._folder, asked.query), limiter=self._readers
+            )
+        except (sqlite3.Error, OSError, GpupoolError) as error:
+            page = HistoryPage(problem=f"its observer cannot read the history: {error}"[:300])
+        finally:
+            self._asking.release()
+        page = replace(page, lost=self._history.lost)
+        if self._history.problem and not page.problem:
+            page = replace(page, problem=self._history.problem)
+        await self._send(HistoryAnswered(asked.number, page))
+
+    async def _send(self, message: Message) -> None:
         async with self._sending:
             # When the server is gone, the reader sees it as well.
             with suppress(trio.BrokenResourceError):
-                await self._stream.send_all(to_frame(Answered(asked.number, page)))
+                await self._stream.send_all(to_frame(message))
 
 
 def _say(text: str) -> None:

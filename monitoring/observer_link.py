@@ -22,6 +22,8 @@ import trio
 from gpupool.monitoring.frames import (
     Answered,
     Asked,
+    HistoryAnswered,
+    HistoryAsked,
     Message,
     RecordsWritten,
     frame_reader,
@@ -32,9 +34,10 @@ from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.pages import with_recent
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.errors import ProtocolError
+from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
-from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.pool.record_query import ObserverPage, ObserverQuery, RecordPage, RecordQuery
 from gpupool.pool.telemetry import Telemetry
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
@@ -43,6 +46,7 @@ STEADY_S = 60.0
 
 ANSWER_TIMEOUT_S = 1.5
 SUM_TIMEOUT_S = 30.0
+HISTORY_TIMEOUT_S = 6.0
 """A server's records of two years take about ten seconds to sum."""
 STOP_S = 2.0
 OUTBOX_MAX = 64
@@ -50,6 +54,7 @@ SAMPLE_EVERY_S = 1.0
 SAMPLES_MAX = 120
 """Samples that wait for an observer that is away."""
 READ_SIZE = 256 * 1024
+NO_HISTORY = "its observer does not answer"
 AWAY = "its observer does not answer: only the latest records are known"
 
 
@@ -133,13 +138,27 @@ class ObserverLink:
             page = RecordPage(problem=AWAY)
         return with_recent(page, state.records, state.record_count, query)
 
+    async def answer(self, query: ObserverQuery) -> ObserverPage:
+        """Return a page of whatever the observer keeps."""
+        if isinstance(query, RecordQuery):
+            return await self.ask(query)
+        number = next(self._numbers)
+        page = await self._reply(number, HistoryAsked(number, query), HISTORY_TIMEOUT_S)
+        return page if isinstance(page, HistoryPage) else HistoryPage(problem=NO_HISTORY)
+
     async def _ask(self, query: RecordQuery) -> RecordPage | None:
-        number, waiting = next(self._numbers), _Answer()
-        if not self._send(Asked(number, query)):
+        number = next(self._numbers)
+        timeout_s = SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S
+        page = await self._reply(number, Asked(number, query), timeout_s)
+        return page if isinstance(page, RecordPage) else None
+
+    async def _reply(self, number: int, asked: Message, timeout_s: float) -> ObserverPage | None:
+        waiting = _Answer()
+        if not self._send(asked):
             return None
         self._asked[number] = waiting
         try:
-            with trio.move_on_after(SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S):
+            with trio.move_on_after(timeout_s):
                 await waiting.done.wait()
         finally:
             self._asked.pop(number, None)
@@ -210,7 +229,7 @@ class ObserverLink:
             reader.feed(data)
             for frame in reader.frames():
                 message = from_frame(frame)
-                if not isinstance(message, Answered):
+                if not isinstance(message, Answered | HistoryAnswered):
                     raise ProtocolError("the observer asks")
                 waiting = self._asked.get(message.number)
                 if waiting is not None:
@@ -227,7 +246,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.done = trio.Event()
-        self.page: RecordPage | None = None
+        self.page: ObserverPage | None = None
 
 
 async def _pump(

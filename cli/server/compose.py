@@ -213,7 +213,7 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
-            ask_records=self.observer.ask,
+            ask_records=self.observer.answer,
         )
         try:
             await self._run_parts(

@@ -75,7 +75,7 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
-from gpupool.pool.record_query import RecordPage
+from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
@@ -246,7 +246,7 @@ class Controller:
         self._policies.compiled(number, result)
         return self._take()
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> list[Action]:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
         self._admin.usage_answered(number, result)
         return self._take()
