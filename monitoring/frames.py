@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
@@ -27,6 +28,10 @@ class Kind(IntEnum):
     QUERY = 2  # server to observer
     PAGE = 3  # observer to server
     SAMPLE = 4  # server to observer, once a second
+    WEB_SETUP = 32
+    TARGETS = 33
+    TOKEN_ASKED = 34  # the only question of the observer
+    TOKEN_ANSWERED = 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +55,19 @@ class Answered:
     page: RecordPage
 
 
-Message = RecordsWritten | Asked | Answered | Sample
+Message = (
+    RecordsWritten | Asked | Answered | Sample | WebSetup | Targets | TokenAsked | TokenAnswered
+)
 
 _KINDS: dict[int, type[Any]] = {
     Kind.RECORDS_WRITTEN: RecordsWritten,
     Kind.QUERY: Asked,
     Kind.PAGE: Answered,
     Kind.SAMPLE: Sample,
+    Kind.WEB_SETUP: WebSetup,
+    Kind.TARGETS: Targets,
+    Kind.TOKEN_ASKED: TokenAsked,
+    Kind.TOKEN_ANSWERED: TokenAnswered,
 }
 _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 

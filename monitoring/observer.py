@@ -1,9 +1,10 @@
 """The observer: a process beside each server that keeps what the pool remembers, and answers.
 
-``python -m gpupool.monitoring.observer FD FOLDER``: the server starts it and talks to it over the
-socket pair whose end is FD; FOLDER is the only one that it may read and write. It holds no key of
-the pool. Its end stops nothing: the server starts it again, and it reads on where it was. It ends
-when the server does, because the socket pair closes then.
+``python -m gpupool.monitoring.observer FOLDER FD [DOOR]``: the server starts it and talks to it
+over the socket pair whose end is FD; FOLDER is the only one that it may write to. Over DOOR come
+the connections of those who speak HTTPS (``http/http_door``). It holds no key of the pool. Its end
+stops nothing: the server starts it again, and it reads on where it was. It ends when the server
+does, because the socket pair closes then.
 
 One thread writes to the database, and nobody else does. Each kind of frame has one handler, in
 ``Observer.handle``.
@@ -14,6 +15,7 @@ import signal
 import socket
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,9 +33,12 @@ from gpupool.monitoring.frames import (
     from_frame,
     to_frame,
 )
+from gpupool.monitoring.http.http_door import HttpDoor
+from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import ProtocolError
+from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.worker import sandbox
 
@@ -49,10 +54,14 @@ IMPORT_EVERY_S = 1.0
 class Observer:
     """All parts of one observer."""
 
-    def __init__(self, stream: trio.SocketStream, folder: Path) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, folder: Path, door: socket.socket | None = None
+    ) -> None:
         self._stream = stream
         self._folder = folder
-        self._writer = RecordWriter(folder, _say)
+        self._door = HttpDoor(door, folder, ask=self._ask, say=_say) if door is not None else None
+        self._nursery: trio.Nursery | None = None
+        self._writer = RecordWriter(folder, _say, self._ended)
         self.sample: Sample | None = None
         """The latest one."""
         self._written = trio.Event()
@@ -64,7 +73,10 @@ class Observer:
     async def run(self) -> None:
         """Serve until the server is gone."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._import)
+            if self._door is not None:
+                nursery.start_soon(self._door.run)
             reader = frame_reader()
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -84,8 +96,33 @@ class Observer:
                 nursery.start_soon(self._answer, message)
             case Sample():
                 self.sample = message
-            case Answered():
-                raise ProtocolError("the server sent an answer")
+                if self._door is not None:
+                    self._door.sampled(message)
+            case WebSetup() if self._door is not None:
+                self._door.set_up(message)
+            case Targets() if self._door is not None:
+                self._door.targets = message
+            case TokenAnswered() if self._door is not None:
+                self._door.answered(message)
+            case _:
+                raise ProtocolError(f"the server sent {type(message).__name__}")
+
+    def _ended(self, records: Sequence[LeaseRecord]) -> None:
+        """Count the leases that have ended on this server; on the thread that imports."""
+        me = self.sample.telemetry.server if self.sample is not None else None
+        for record in records:
+            if self._door is not None and record.server == me:
+                self._door.ended(record)
+
+    def _ask(self, asked: TokenAsked) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._send, asked)
+
+    async def _send(self, message: Message) -> None:
+        async with self._sending:
+            # When the server is gone, the reader sees it as well.
+            with suppress(trio.BrokenResourceError):
+                await self._stream.send_all(to_frame(message))
 
     async def _import(self) -> None:
         """Import what was written, whenever the server says so, on the one thread that writes."""
@@ -106,10 +143,7 @@ class Observer:
             self._asking.release()
         if self._writer.problem and not page.problem:
             page = replace(page, problem=self._writer.problem)
-        async with self._sending:
-            # When the server is gone, the reader sees it as well.
-            with suppress(trio.BrokenResourceError):
-                await self._stream.send_all(to_frame(Answered(asked.number, page)))
+        await self._send(Answered(asked.number, page))
 
 
 def _say(text: str) -> None:
@@ -133,13 +167,14 @@ def confine(folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run an observer on the socket and the folder that the command line names."""
-    descriptor, folder = int(arguments[0]), Path(arguments[1])
+    folder, descriptors = Path(arguments[0]), [int(each) for each in arguments[1:]]
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     confine(folder)
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
-    trio.run(Observer(stream, folder).run)
+    line, *doors = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
+    trio.run(Observer(stream, folder, *doors).run)
 
 
 if __name__ == "__main__":
