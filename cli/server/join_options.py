@@ -7,6 +7,17 @@ from gpupool.cli.lib.values import Emulation
 from gpupool.remoting.devices.fault_script import Entry
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import Authority
+from gpupool.remoting.transport.web_certificate import SiteFiles
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """The options of ``gpupool join`` that concern HTTPS."""
+
+    site: SiteFiles | None = None  # a certificate of the site's own
+    open_networks: tuple[str, ...] = ()  # that may scrape without a token
+    users: int = 0  # that have their own rows in the metrics
+    sd_labels: tuple[str, ...] = ()  # of servers, told to Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +42,4 @@ class JoinOptions:
     client_timeout_s: float
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
+    web: WebOptions | None = None  # None: no HTTPS
