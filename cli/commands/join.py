@@ -18,6 +18,7 @@ from gpupool.cli.lib.values import (
     NAME_TYPE,
     Emulation,
 )
+from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
@@ -100,6 +101,13 @@ if TYPE_CHECKING:
     help='NAME=VALUE, for filters and people; repeatable. "gpupool label" changes them later.',
 )
 @click.option(
+    "--drain-gpu-for",
+    "drain_for",
+    type=click.Choice(SIGN_NAMES),
+    multiple=True,
+    help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -121,6 +129,7 @@ def command(
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
+    drain_for: tuple[str, ...],
     log_format: str,
 ) -> None:
     r"""Offer this machine's GPUs: create a pool, join one, or resume.
@@ -166,6 +175,7 @@ def command(
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,
+        drain_for=drain_for,
     )
     _run(options, log_format)
 

@@ -28,6 +28,7 @@ from gpupool.cli.server.bootstrap import (
     make_operator,
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
+from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
@@ -263,6 +264,10 @@ class _Server:
                     server.controller.telemetry,
                     replicated_log.health,
                     self._table_clock.now_ms,
+                )
+                nursery.start_soon(
+                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    *(server.controller, self.machine, replicated_log.health, self.observer),
                 )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",

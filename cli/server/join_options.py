@@ -28,3 +28,4 @@ class JoinOptions:
     client_timeout_s: float
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
+    drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained
