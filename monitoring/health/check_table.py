@@ -106,6 +106,7 @@ CHECKS = (
         "one more loss stops grants; an even number of voters",
         "no majority",
         FAST_S,
+        1.0,
     ),
     Check("silent", "a server", "", "the pool has no contact with it", FAST_S),
     Check("table", "a server", "", "its table differs from the others'", FAST_S),

@@ -18,14 +18,16 @@ WARN, FAIL = Health.WARN, Health.FAIL
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 WAITING_WARN_MS, WAITING_FAIL_MS = HOUR_MS, 24 * HOUR_MS
 VERSIONS_MS = DAY_MS
+START_S = 5.0
 TOKEN_WARN_MS = 14 * DAY_MS
 
 
 def quorum(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a pool that grants nothing, or would after one more loss."""
-    del past
     health, me = readings.health, readings.telemetry.server
     if not has_quorum(health):
+        if past.first is None or readings.now_s - past.first.now_s < START_S:
+            return  # a server that has just started looks for the others
         text = "no majority of the voters can be reached from here: nothing is granted"
         hint = "start the missing servers; if most are lost for good: gpupool recover on one"
         yield Result("quorum", "", FAIL, text, hint)

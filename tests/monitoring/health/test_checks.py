@@ -247,6 +247,13 @@ def test_a_clock_that_is_off_the_leaders(offset_s: float, status: Health) -> Non
     assert machine.seconds_until("clock", gone=True) <= 42
 
 
+def test_a_server_that_starts_looks_for_the_others_first() -> None:
+    machine = Machine()
+    health(leader=None, majority_age_s=99.0)(machine)
+    assert machine.run(5) == ()
+    assert machine.seconds_until("quorum") <= 4
+
+
 def test_elections_in_an_hour() -> None:
     machine = Machine()
     for number in range(4):
