@@ -1,11 +1,11 @@
 """The observer: a process beside each server that keeps what the pool remembers, and answers.
 
-``python -m gpupool.monitoring.observer FD FOLDER``: the server starts it and talks to it over the
-socket pair whose end is FD; FOLDER is the only one that it may read and write. It holds no key of
-the pool. Its end stops nothing: the server starts it again, and it reads on where it was. It ends
-when the server does, because the socket pair closes then.
+``python -m gpupool.monitoring.observer FD FOLDER [SETTINGS]``: the server starts it and talks to it
+over the socket pair whose end is FD; FOLDER is the only one that it may read and write. It holds no
+key of the pool. Its end stops nothing: the server starts it again, and it reads on where it was. It
+ends when the server does, because the socket pair closes then.
 
-One thread writes to the database, and nobody else does. Each kind of frame has one handler, in
+One thread writes to each database, and nobody else does. Each kind of frame has one handler, in
 ``Observer.handle``.
 """
 
@@ -31,6 +31,9 @@ from gpupool.monitoring.frames import (
     from_frame,
     to_frame,
 )
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_writer import HistoryWriter
+from gpupool.monitoring.history.series import SLOT_S
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import ProtocolError
@@ -42,6 +45,10 @@ QUERY_COUNT_MAX = 8
 """Questions that are answered at a time; the next ones wait in the socket."""
 
 READERS = 2
+SAMPLES_MAX = 600
+"""Samples that wait for a thread that is still writing."""
+
+KEEP_EVERY_MS = 1000 * SLOT_S
 IMPORT_EVERY_S = 1.0
 """Without a word of the server, which says when there is something."""
 
@@ -49,12 +56,18 @@ IMPORT_EVERY_S = 1.0
 class Observer:
     """All parts of one observer."""
 
-    def __init__(self, stream: trio.SocketStream, folder: Path) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, folder: Path, settings: HistorySettings | None = None
+    ) -> None:
         self._stream = stream
         self._folder = folder
         self._writer = RecordWriter(folder, _say)
         self.sample: Sample | None = None
         """The latest one."""
+        self._history = HistoryWriter(folder, settings or HistorySettings(), _say)
+        self._samples: list[Sample] = []
+        self._sampled = trio.Event()
+        self._keeping = trio.CapacityLimiter(1)
         self._written = trio.Event()
         self._sending = trio.Lock()
         self._asking = trio.Semaphore(QUERY_COUNT_MAX)
@@ -65,6 +78,7 @@ class Observer:
         """Serve until the server is gone."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._import)
+            nursery.start_soon(self._keep)
             reader = frame_reader()
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -83,9 +97,26 @@ class Observer:
                 await self._asking.acquire()
                 nursery.start_soon(self._answer, message)
             case Sample():
-                self.sample = message
+                self._take(message)
             case Answered():
                 raise ProtocolError("the server sent an answer")
+
+    def _take(self, sample: Sample) -> None:
+        before, self.sample = self.sample, sample
+        self._samples.append(sample)
+        if len(self._samples) > SAMPLES_MAX:
+            # The disk does not answer. What is left out is a gap in the history.
+            self._samples.pop(0)
+        if before is None or before.at // KEEP_EVERY_MS != sample.at // KEEP_EVERY_MS:
+            self._sampled.set()
+
+    async def _keep(self) -> None:
+        """Write down what was measured, every ten seconds, on a thread that does nothing else."""
+        while True:
+            self._sampled = trio.Event()
+            samples, self._samples = self._samples, []
+            await trio.to_thread.run_sync(self._history.take, samples, limiter=self._keeping)
+            await self._sampled.wait()
 
     async def _import(self) -> None:
         """Import what was written, whenever the server says so, on the one thread that writes."""
@@ -134,12 +165,13 @@ def confine(folder: Path) -> None:
 def main(arguments: list[str]) -> None:
     """Run an observer on the socket and the folder that the command line names."""
     descriptor, folder = int(arguments[0]), Path(arguments[1])
+    settings = HistorySettings(*(int(each) for each in arguments[2:]))
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     confine(folder)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
-    trio.run(Observer(stream, folder).run)
+    trio.run(Observer(stream, folder, settings).run)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import trio
@@ -28,6 +28,7 @@ from gpupool.monitoring.frames import (
     from_frame,
     to_frame,
 )
+from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.pages import with_recent
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.errors import ProtocolError
@@ -55,8 +56,15 @@ AWAY = "its observer does not answer: only the latest records are known"
 class ObserverLink:
     """One server's observer; see the module."""
 
-    def __init__(self, folder: Path, state: Callable[[], PoolState], log: logging.Logger) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state: Callable[[], PoolState],
+        log: logging.Logger,
+        settings: HistorySettings | None = None,
+    ) -> None:
         """Make the link; ``run`` starts the observer."""
+        self._settings = settings or HistorySettings()
         self._folder = folder
         self._state = state
         self._log = log
@@ -158,6 +166,7 @@ class ObserverLink:
                 [
                     *(sys.executable, "-P", "-m", "gpupool.monitoring.observer"),
                     *(str(theirs.fileno()), str(self._folder.resolve())),
+                    *(str(each) for each in astuple(self._settings)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -126,7 +126,7 @@ def heat(readings: Readings, past: Past) -> Iterator[Result]:
     recent = past.since(TEN_MINUTES_S, readings.now_s)
     for gpu, name, hint in _fitted(readings):
         degrees, limit = gpu.temperature_c, gpu.shutdown_c
-        if degrees is not None and limit is not None and degrees >= limit - SHUTDOWN_MARGIN_C:
+        if degrees is not None and limit and degrees >= limit - SHUTDOWN_MARGIN_C > 0:
             text = f"{name}: at {degrees:.0f} C; it turns itself off at {limit:.0f} C"
             yield Result("temperature", gpu.gpu, FAIL, text, hint)
         if (then := _then(recent, gpu.gpu)) is None:
