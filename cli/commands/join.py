@@ -20,6 +20,7 @@ from gpupool.cli.lib.values import (
     NAME_TYPE,
     Emulation,
 )
+from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
@@ -146,6 +147,13 @@ if TYPE_CHECKING:
     help="Labels of servers that Prometheus is told with their addresses, as rack,zone.",
 )
 @click.option(
+    "--drain-gpu-for",
+    "drain_for",
+    type=click.Choice(SIGN_NAMES),
+    multiple=True,
+    help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -169,6 +177,7 @@ def command(
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
+    drain_for: tuple[str, ...],
     log_format: str,
     **of_web: Any,
 ) -> None:
@@ -216,6 +225,7 @@ def command(
         drain_timeout_s=drain_timeout,
         labels=labels,
         web=_web_options(**of_web),
+        drain_for=drain_for,
     )
     _run(options, log_format)
 

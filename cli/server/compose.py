@@ -28,6 +28,7 @@ from gpupool.cli.server.bootstrap import (
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
+from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
@@ -257,6 +258,10 @@ class _Server:
                 )
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 nursery.start_soon(self.web.run, server, links, me, now_ms)
+                nursery.start_soon(
+                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    *(server.controller, self.machine, replicated_log.health, self.observer),
+                )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,

@@ -43,3 +43,4 @@ class JoinOptions:
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
     web: WebOptions | None = None  # None: no HTTPS
+    drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained

@@ -67,9 +67,7 @@ What is never true:
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
@@ -96,6 +94,7 @@ from gpupool.remoting.server.service_context import (
     Client,
     ClientTable,
     Handler,
+    SelfChecks,
     ServiceContext,
     Signer,
 )
@@ -136,9 +135,8 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
-        signs: Callable[[], Signs] = dict[Any, str],
     ) -> None:
-        actions: list[Action] = []
+        self.checks, actions = SelfChecks(), list[Action]()
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
         context = ServiceContext(
             machine=machine,
@@ -158,7 +156,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
-            signs=signs,
+            checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
