@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import codec
 from gpupool.pool.record_query import RecordPage, RecordQuery
@@ -25,6 +26,7 @@ class Kind(IntEnum):
     RECORDS_WRITTEN = 1  # server to observer: leases.jsonl has new lines
     QUERY = 2  # server to observer
     PAGE = 3  # observer to server
+    SAMPLE = 4  # server to observer, once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ class Answered:
     page: RecordPage
 
 
-Message = RecordsWritten | Asked | Answered
+Message = RecordsWritten | Asked | Answered | Sample
 
 _KINDS: dict[int, type[Any]] = {
     Kind.RECORDS_WRITTEN: RecordsWritten,
     Kind.QUERY: Asked,
     Kind.PAGE: Answered,
+    Kind.SAMPLE: Sample,
 }
 _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 

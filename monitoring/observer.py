@@ -32,6 +32,7 @@ from gpupool.monitoring.frames import (
     to_frame,
 )
 from gpupool.monitoring.record_writer import RecordWriter, answer
+from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import ProtocolError
 from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.worker import sandbox
@@ -52,6 +53,8 @@ class Observer:
         self._stream = stream
         self._folder = folder
         self._writer = RecordWriter(folder, _say)
+        self.sample: Sample | None = None
+        """The latest one."""
         self._written = trio.Event()
         self._sending = trio.Lock()
         self._asking = trio.Semaphore(QUERY_COUNT_MAX)
@@ -79,6 +82,8 @@ class Observer:
             case Asked():
                 await self._asking.acquire()
                 nursery.start_soon(self._answer, message)
+            case Sample():
+                self.sample = message
             case Answered():
                 raise ProtocolError("the server sent an answer")
 

@@ -1,7 +1,8 @@
 """The server's side of its observer: starts it, starts it again, and asks it.
 
 The observer's end stops nothing here. While it is away, questions are answered from the records
-that the table holds, and the answer says so.
+that the table holds, and the answer says so. Samples wait for it, the latest two minutes of them;
+those before are dropped and counted.
 """
 
 import itertools
@@ -10,8 +11,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -26,9 +29,12 @@ from gpupool.monitoring.frames import (
     to_frame,
 )
 from gpupool.monitoring.pages import with_recent
+from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.errors import ProtocolError
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.pool.telemetry import Telemetry
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
 STEADY_S = 60.0
@@ -39,6 +45,9 @@ SUM_TIMEOUT_S = 30.0
 """A server's records of two years take about ten seconds to sum."""
 STOP_S = 2.0
 OUTBOX_MAX = 64
+SAMPLE_EVERY_S = 1.0
+SAMPLES_MAX = 120
+"""Samples that wait for an observer that is away."""
 READ_SIZE = 256 * 1024
 AWAY = "its observer does not answer: only the latest records are known"
 
@@ -55,6 +64,10 @@ class ObserverLink:
         self._asked: dict[int, _Answer] = {}
         self._outbox: trio.MemorySendChannel[Message] | None = None
         self._token: trio.lowlevel.TrioToken | None = None
+        self._samples: deque[Sample] = deque()
+        self._sampled = trio.Event()
+        self.dropped = 0
+        """Samples that no observer got."""
         self.process: trio.Process | None = None
         """The observer that runs now."""
 
@@ -73,6 +86,30 @@ class ObserverLink:
             self._log.warning("the observer has ended (%s); again in %.0f s", why, backoff_s)
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def send_samples(
+        self,
+        telemetry: Callable[[], Telemetry],
+        health: Callable[[], RaftHealth],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Send the observer a sample once a second, until cancelled; never wait for it."""
+        sampler = Sampler()
+        while True:
+            began = trio.current_time()
+            try:
+                self.add_sample(sampler.sample(self._state(), telemetry(), health(), now_ms()))
+            except Exception:  # noqa: BLE001 - seeing must never stop a server that grants
+                self._log.exception("no sample could be taken")
+            await trio.sleep_until(began + SAMPLE_EVERY_S)
+
+    def add_sample(self, sample: Sample) -> None:
+        """Have the observer sent a sample, as soon as it reads."""
+        if len(self._samples) >= SAMPLES_MAX:
+            self._samples.popleft()
+            self.dropped += 1
+        self._samples.append(replace(sample, dropped=self.dropped))
+        self._sampled.set()
 
     def records_written(self) -> None:
         """Tell the observer that ``leases.jsonl`` has new lines; from any thread."""
@@ -126,11 +163,13 @@ class ObserverLink:
             )
         self.process = process
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        sending = trio.Lock()
         outbox, queue = trio.open_memory_channel[Message](OUTBOX_MAX)
         self._outbox, why = outbox, "the connection was closed"
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_pump, queue, stream)
+                nursery.start_soon(_pump, queue, stream, sending)
+                nursery.start_soon(self.pump_samples, stream, sending)
                 try:
                     await self._receive(stream)
                 except (ProtocolError, trio.BrokenResourceError) as error:
@@ -144,6 +183,17 @@ class ObserverLink:
                 await trio.aclose_forcefully(stream)
                 await _end(process)
         return f"{why}, status {process.returncode}"
+
+    async def pump_samples(self, stream: trio.SocketStream, sending: trio.Lock) -> None:
+        """Send the samples that wait, and those that come."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while True:
+                self._sampled = trio.Event()
+                while self._samples:
+                    frame = to_frame(self._samples.popleft())
+                    async with sending:
+                        await stream.send_all(frame)
+                await self._sampled.wait()
 
     async def _receive(self, stream: trio.SocketStream) -> None:
         reader = frame_reader()
@@ -171,10 +221,13 @@ class _Answer:
         self.page: RecordPage | None = None
 
 
-async def _pump(queue: trio.MemoryReceiveChannel[Message], stream: trio.SocketStream) -> None:
+async def _pump(
+    queue: trio.MemoryReceiveChannel[Message], stream: trio.SocketStream, sending: trio.Lock
+) -> None:
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         async for message in queue:
-            await stream.send_all(to_frame(message))
+            async with sending:
+                await stream.send_all(to_frame(message))
 
 
 async def _end(process: trio.Process) -> None:

@@ -203,20 +203,6 @@ def build_view(
     ``now_ms`` is the pool's time, ``violations`` are invariants that the server has found broken,
     and ``clock`` is what it knows of the time.
     """
-    leader = state.servers.get(health.leader) if health.leader else None
-    raft = RaftView(
-        role=health.role.value,
-        leader=leader.name if leader else "",
-        term=health.term,
-        commit_index=health.commit_index,
-        applied_index=health.applied_index,
-        voters=health.voters,
-        # What cannot be counted on is no part of a quorum, connected or not.
-        connected=tuple(peer for peer in health.connected if peer not in health.unfit),
-        quorum=has_quorum(health),
-        majority_age_s=health.majority_age_s,
-        elections=health.elections,
-    )
     by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]] = {}
     for lease in state.leases.values():
         for part in lease.partitions:
@@ -228,7 +214,7 @@ def build_view(
         answered_by=answered_by,
         now=Milliseconds(now_ms),
         data_encryption=state.data_encryption,
-        raft=raft,
+        raft=raft_view(state, health),
         servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
         leases=_lease_views(state, now_ms),
         waiting=_waiting_views(state, now_ms),
@@ -238,6 +224,24 @@ def build_view(
         clock=clock,
         record_count=state.record_count,
         authorities=_authority_views(state),
+    )
+
+
+def raft_view(state: PoolState, health: RaftHealth) -> RaftView:
+    """Return the state of consensus as the server whose ``health`` it is sees it."""
+    leader = state.servers.get(health.leader) if health.leader else None
+    return RaftView(
+        role=health.role.value,
+        leader=leader.name if leader else "",
+        term=health.term,
+        commit_index=health.commit_index,
+        applied_index=health.applied_index,
+        voters=health.voters,
+        # What cannot be counted on is no part of a quorum, connected or not.
+        connected=tuple(peer for peer in health.connected if peer not in health.unfit),
+        quorum=has_quorum(health),
+        majority_age_s=health.majority_age_s,
+        elections=health.elections,
     )
 
 

@@ -258,6 +258,12 @@ class _Server:
                 if await self._is_unfounded(replicated_log):
                     await bootstrap_pool(founder, self._committer(replicated_log), self._state)
                 await nursery.start(server.serve, listeners)
+                nursery.start_soon(
+                    self.observer.send_samples,
+                    server.controller.telemetry,
+                    replicated_log.health,
+                    self._table_clock.now_ms,
+                )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,

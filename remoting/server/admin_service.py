@@ -96,7 +96,7 @@ class AdminService:
         return [WORKERS_HAVE + ", ".join(holds), *found]
 
     def _get_telemetry(self, client: Client, call: int, _message: m.GetTelemetry) -> None:
-        self._context.answer(client, call, m.TelemetryNow(self._telemetry()))
+        self._context.answer(client, call, m.TelemetryNow(self.telemetry()))
 
     def _view(self) -> PoolView:
         """Return the pool as this server sees it."""
@@ -112,7 +112,7 @@ class AdminService:
         problems = context.certificate_problems()
         return replace(view, warnings=(*view.warnings, *problems)) if problems else view
 
-    def _telemetry(self) -> Telemetry:
+    def telemetry(self) -> Telemetry:
         """Return this server's own measurements."""
         context = self._context
         gpus, sessions = context.host.telemetry()
@@ -182,7 +182,7 @@ class AdminService:
         due = [client for client in self._subscribers.values() if client.update_at <= now]
         if not due:
             return
-        update = m.Update(self._view(), self._telemetry())
+        update = m.Update(self._view(), self.telemetry())
         for client in due:
             # A beat that was missed is not made up for.
             client.update_at = now + client.update_every_s

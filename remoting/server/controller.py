@@ -75,6 +75,7 @@ from gpupool.pool.model.state import PoolState, Server, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
 from gpupool.pool.record_query import RecordPage
 from gpupool.pool.table_clock import TableClock
+from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
@@ -279,6 +280,10 @@ class Controller:
             self._leases.wake_at(),
             self._admin.wake_at(),
         )
+
+    def telemetry(self) -> Telemetry:
+        """Return what this server measures of itself."""
+        return self._admin.telemetry()
 
     def is_welcomed(self, connection: int) -> bool:
         """Return whether the client of an open connection has shown a good token."""

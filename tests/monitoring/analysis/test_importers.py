@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.commands import analyze
+from gpupool.cli.commands.monitoring import analyze
 from gpupool.monitoring.analysis.csv_rows import LINE_MAX, Source
 from gpupool.monitoring.analysis.importers import FORMATS, read
 from gpupool.monitoring.analysis.scheduler_logs import elements, gpus_of

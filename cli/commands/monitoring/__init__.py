@@ -1,0 +1,1 @@
+"""The commands that tell what was used, measured and found; one file each."""

@@ -1,0 +1,229 @@
+"""A sample: what a server tells its observer once a second, built from its table and measurements.
+
+``Telemetry`` says what was measured, the books what the table says of the same GPUs and leases. The
+metrics, the history and the checks are made of samples, and of nothing else. Pure code.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server, ServerStatus
+from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.ports import RaftHealth
+from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.view import RaftView, raft_view, server_state
+
+SERVERS_A_SECOND = 100
+"""The pool of more servers is counted less often: its sum must not hold up the control loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBooks:
+    """What the table says of one GPU of this server; sizes in bytes."""
+
+    gpu: GpuId
+    index: int
+    model: str
+    memory_total: int
+    capacity: int  # what leases could have
+    granted: int
+    foreign: int
+    leases: int
+    state: str  # a key of ``PoolBooks.gpus``
+    pci_bus_id: str
+    parent: str  # the physical GPU of a MIG instance, or empty
+    emulated: bool
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBooks:
+    """What the table says of one lease with a part on this server that is not freed."""
+
+    lease: LeaseId
+    user: str
+    user_class: str  # of its grant
+    department: str  # of its grant
+    client: str
+    program: str
+    granted_at: Milliseconds
+    ending: bool
+    granted: dict[GpuId, int]  # bytes on each GPU of this server
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBooks:
+    """What the table says of the whole pool; sizes in bytes."""
+
+    at: Milliseconds
+    servers: dict[str, int]  # by state: new, idle, mix, full, drain, down
+    gpus: dict[str, int]  # by state: idle, mix, full, drain, down, new, fault
+    capacity: int
+    granted: int
+    foreign: int
+    leases: int
+    waiting: dict[str, int]  # by class, by the policy now in force
+    oldest_wait_ms: int
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything that one server tells its observer of one second."""
+
+    at: Milliseconds  # the pool's time
+    name: str  # of the server; its id is the telemetry's
+    pool_name: str
+    state: str  # of the server
+    version: str
+    driver_version: str
+    cuda_version: str
+    telemetry: Telemetry
+    gpus: tuple[GpuBooks, ...]
+    leases: tuple[LeaseBooks, ...]
+    raft: RaftView
+    pool: PoolBooks | None  # while in touch with a majority
+    dropped: int = 0  # samples that the observer never got, since the server started
+
+
+class Sampler:
+    """Builds samples; keeps the pool's sum of a large pool for as long as it may be kept."""
+
+    def __init__(self) -> None:
+        self._pool: PoolBooks | None = None
+
+    def sample(
+        self, state: PoolState, telemetry: Telemetry, health: RaftHealth, now_ms: int
+    ) -> Sample:
+        """Return the sample of the server whose telemetry is given.
+
+        Args:
+            state: the table of this moment.
+            telemetry: the server's measurements.
+            health: of the server's replication.
+            now_ms: the pool's time.
+        """
+        server = state.servers.get(telemetry.server)
+        raft = raft_view(state, health)
+        self._pool = self._pool_books(state, now_ms) if raft.quorum else None
+        return Sample(
+            at=Milliseconds(now_ms),
+            name=server.name if server else "",
+            pool_name=state.name,
+            state=server_state(server) if server else "new",
+            version=server.version if server else "",
+            driver_version=server.driver_version if server else "",
+            cuda_version=server.cuda_version if server else "",
+            telemetry=telemetry,
+            gpus=_gpu_books(state, server) if server else (),
+            leases=_lease_books(state, telemetry.server),
+            raft=raft,
+            pool=self._pool,
+        )
+
+    def _pool_books(self, state: PoolState, now_ms: int) -> PoolBooks:
+        kept_for_ms = 1000 * len(state.servers) // SERVERS_A_SECOND
+        if self._pool is not None and 0 <= now_ms - self._pool.at < kept_for_ms:
+            return self._pool
+        return pool_books(state, now_ms)
+
+
+def gpu_state(server: Server, gpu: Gpu) -> str:
+    """Return the word for one GPU: that of its server, or fault, idle, mix or full."""
+    if server.status is ServerStatus.UNREACHABLE:
+        return "down"
+    if gpu.unfit:
+        return "fault"
+    if server.drain_reason is not None:
+        return "drain"
+    if server.status is ServerStatus.JOINED:
+        return "new"
+    if gpu.memory_granted == 0:
+        return "idle"
+    return "full" if gpu.memory_free < gpu.capacity // 20 else "mix"
+
+
+def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
+    """Return the sums of the whole table."""
+    servers, gpus = list(state.servers.values()), Counter[str]()
+    capacity = granted = foreign = 0
+    for server in servers:
+        for gpu in server.gpus.values():
+            gpus[gpu_state(server, gpu)] += 1
+            capacity += gpu.capacity
+            granted += gpu.memory_granted
+            foreign += gpu.memory_foreign
+    book, waiting = rulebook(state.policy), list(state.waiting.values())
+    return PoolBooks(
+        at=Milliseconds(now_ms),
+        servers=_counted(server_state(server) for server in servers),
+        gpus=dict(gpus),
+        capacity=capacity,
+        granted=granted,
+        foreign=foreign,
+        leases=len(state.leases),
+        waiting=_counted(book.group_of(each.user) for each in waiting),
+        oldest_wait_ms=max((max(0, now_ms - each.since) for each in waiting), default=0),
+        policy_version=state.policy.version,
+    )
+
+
+def _counted(words: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(words))
+
+
+def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
+    leases = Counter[GpuId]()
+    for lease in _leases_on(state, server.id):
+        leases.update({part.gpu for part in lease.partitions if part.server == server.id})
+    return tuple(
+        GpuBooks(
+            gpu=gpu.id,
+            index=gpu.index,
+            model=gpu.name,
+            memory_total=gpu.memory_total,
+            capacity=gpu.capacity,
+            granted=gpu.memory_granted,
+            foreign=gpu.memory_foreign,
+            leases=leases[gpu.id],
+            state=gpu_state(server, gpu),
+            pci_bus_id=gpu.pci_bus_id,
+            parent=gpu.parent or "",
+            emulated=gpu.emulated,
+            fault=gpu.unfit,
+        )
+        for gpu in sorted(server.gpus.values(), key=lambda gpu: gpu.index)
+    )
+
+
+def _leases_on(state: PoolState, server: ServerId) -> list[Lease]:
+    return [
+        lease
+        for lease in state.leases.at(server).values()
+        if lease.parts[server] is not PartStatus.FREED
+    ]
+
+
+def _lease_books(state: PoolState, server: ServerId) -> tuple[LeaseBooks, ...]:
+    books: list[LeaseBooks] = []
+    for lease in _leases_on(state, server):
+        granted: dict[GpuId, int] = {}
+        for part in lease.partitions:
+            if part.server == server:
+                granted[part.gpu] = granted.get(part.gpu, 0) + part.memory
+        books.append(
+            LeaseBooks(
+                lease=lease.id,
+                user=lease.user,
+                user_class=lease.user_class,
+                department=lease.department,
+                client=lease.client,
+                program=lease.program,
+                granted_at=lease.granted_at,
+                ending=not lease.held,
+                granted=granted,
+            )
+        )
+    return tuple(books)
