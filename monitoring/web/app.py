@@ -82,7 +82,9 @@ def make_app(gate: Gate, *, readonly: bool = False) -> Guarded:
 
     async def file(request: Request) -> Response:
         asset = assets.get(request.url.path)
-        return _file(request, asset) if asset is not None else PlainTextResponse("no such file", 404)
+        return (
+            _file(request, asset) if asset is not None else PlainTextResponse("no such file", 404)
+        )
 
     routes = [Mount("/api/v1", routes=api.routes())]
     routes += [Route(f"/{folder}/{{path:path}}", file) for folder in ("static", "vendor")]

@@ -49,7 +49,7 @@ class Book:
     """The last versions of one document."""
 
     def __init__(self, first: int) -> None:
-        """Number versions from ``first`` on, which should be unlike that of an earlier book."""
+        """Make an empty one; ``first`` numbers its versions, unlike those of an earlier book."""
         self._versions: deque[tuple[int, Document]] = deque(maxlen=KEPT)
         self._next = first
         self._encoded: dict[int, Packed] = {}
@@ -117,7 +117,7 @@ def _sharing(document: Document, before: Document) -> Document:
 
 
 def _length(table: Table) -> int:
-    return len(next(iter(table.values()), []))
+    return max((len(column) for column in table.values()), default=0)
 
 
 def _changes(new: Table, old: Table | None) -> dict[str, object] | None:

@@ -220,9 +220,7 @@ def _gpus(moment: Moment, memory: Memory) -> Table:
         "foreign": [gpu.memory_foreign // MIB for *_, gpu, _ in rows],
         "leases": [len(gpu.leases) for *_, gpu, _ in rows],
         "fault": [visible(gpu.fault) for *_, gpu, _ in rows],
-        "kind": [
-            "emulated" if gpu.emulated else "MIG" if gpu.mig else "" for *_, gpu, _ in rows
-        ],
+        "kind": ["emulated" if gpu.emulated else "MIG" if gpu.mig else "" for *_, gpu, _ in rows],
         "wire": [wires.get((server.id, gpu.id)) for _, server, gpu, _ in rows],
     }
     measured = [each for *_, each in rows]
@@ -249,7 +247,9 @@ def _whole(value: float | None) -> int | None:
 def _wires(moment: Moment, memory: Memory) -> dict[tuple[ServerId, GpuId], float]:
     """Return by GPU how much of each second its leases wait for the wire."""
     parts = {
-        (part.server, lease.id, part.gpu) for lease in moment.view.leases for part in lease.partitions
+        (part.server, lease.id, part.gpu)
+        for lease in moment.view.leases
+        for part in lease.partitions
     }
     by_part = {
         (server, lease): wire
@@ -305,7 +305,19 @@ def _leases(moment: Moment, memory: Memory) -> Table:
     return columns
 
 
-FIGURES = ("in", "out", "calls", "waits", "exec", "rtt", "wire", "used", "busy", "idle", "transport")
+FIGURES = (
+    "in",
+    "out",
+    "calls",
+    "waits",
+    "exec",
+    "rtt",
+    "wire",
+    "used",
+    "busy",
+    "idle",
+    "transport",
+)
 
 
 def _figures(
@@ -368,5 +380,3 @@ def _waits_since(waiting: WaitingView, view: PoolView, memory: Memory) -> int:
             memory.since.clear()
         since = memory.since[waiting.request] = int(view.now - waiting.waited_s * 1000)
     return since
-
-

@@ -26,7 +26,7 @@ Point = tuple[int, float | None]
 class _Step:
     at: int  # by the pool's time
     places: dict[Key, int]
-    readings: dict[str, array[int]]
+    readings: "dict[str, array[int]]"
     waiting: int
 
 
@@ -66,7 +66,9 @@ class Recent:
         readings["granted"] = array(
             "h",
             (
-                UNKNOWN if dead or not capacity else round(100 * int(str(part)) / int(str(capacity)))
+                UNKNOWN
+                if dead or not capacity
+                else round(100 * int(str(part)) / int(str(capacity)))
                 for part, capacity, dead in zip(
                     gpus["granted"], gpus["capacity"], silent, strict=True
                 )
@@ -87,7 +89,10 @@ class Recent:
     def server(self, server: ServerId, metric: str) -> list[Point]:
         """Return the mean of one server's GPUs."""
         return [
-            (step.at, _mean([step.readings[metric][i] for k, i in step.places.items() if k[0] == server]))
+            (
+                step.at,
+                _mean([step.readings[metric][i] for k, i in step.places.items() if k[0] == server]),
+            )
             for step in self._steps
         ]
 

@@ -5,7 +5,7 @@ import socket
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
+from hypercorn.trio import serve  # pyright: ignore[reportUnknownVariableType]
 
 from gpupool.monitoring.web.app import Guarded
 
@@ -54,5 +54,3 @@ async def serve_page(
         task_status=task_status,
         mode="asgi",
     )
-
-
