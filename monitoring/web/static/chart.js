@@ -75,6 +75,7 @@ class Chart extends HTMLElement {
     const words = (value) => (known(value) ? `${number(value, unit === "%" || value >= 100 ? 0 : 1)}${unit ? ` ${unit}` : ""}` : "–");
     const options = {
       ...this.measure(),
+      padding: [10, 28, 0, 0],
       tzDate: (ts) => (timeZone() ? uPlot.tzDate(new Date(ts * 1000), "Etc/UTC") : new Date(ts * 1000)),
       cursor: { y: false, points: { size: 7 }, sync: this.value.sync ? { key: this.value.sync } : undefined, drag: { x: true, y: false } },
       legend: { live: true, markers: { width: 2, fill: (plot, at) => tone(this.value.series[at - 1].tone ?? at - 1) } },

@@ -182,7 +182,7 @@ class Heat extends HTMLElement {
       ctx.fillStyle = old || !step ? colours.name : step.light ? (dark() ? colours.on : colours.text) : dark() ? colours.text : colours.on;
       ctx.font = `600 13px ${font}`;
       ctx.textAlign = "center";
-      ctx.fillText(fit(ctx, METRICS[metric].text(gpu), width - 6), x + width / 2, y + height / 2);
+      if (!gpus.fault[i]) ctx.fillText(fit(ctx, METRICS[metric].text(gpu), width - 6), x + width / 2, y + height / 2);
       ctx.textAlign = "left";
     }
   }
