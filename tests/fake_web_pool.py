@@ -93,7 +93,9 @@ class FakePool:
         share = (1.0, 0.5, 0.5, 0.25, 1.0, 0.2)[n % 6] * 0.98
         parts = tuple(
             Partition(
-                self._server_id(s), GpuId(f"GPU-{s}-{g}"), int(SIZES[s % 7 == 3] * share) >> 20 << 20
+                self._server_id(s),
+                GpuId(f"GPU-{s}-{g}"),
+                int(SIZES[s % 7 == 3] * share) >> 20 << 20,
             )
             for s, g in self._places(n)
         )
@@ -105,7 +107,9 @@ class FakePool:
             id=LeaseId(0x1000 + n * 37),
             name=lease_name(LeaseId(0x1000 + n * 37)),
             user=user,
-            client=HOSTILE if self.hostile and n == 1 else f"{user}@{'laptop' if n % 2 else 'desk'}",
+            client=HOSTILE
+            if self.hostile and n == 1
+            else f"{user}@{'laptop' if n % 2 else 'desk'}",
             program=program,
             state="held",
             reason="",
@@ -124,7 +128,8 @@ class FakePool:
             on = leases.get((self._server_id(n), f"GPU-{n}-{g}"), [])
             capacity = SIZES[a100] - GIB
             granted = min(
-                capacity, sum(p.memory for each in on for p in each.partitions if p.gpu == f"GPU-{n}-{g}")
+                capacity,
+                sum(p.memory for each in on for p in each.partitions if p.gpu == f"GPU-{n}-{g}"),
             )
             fault = "Xid 79: the GPU has fallen off the bus" if (n, g) == (4, 2) else ""
             gpus.append(
@@ -147,7 +152,15 @@ class FakePool:
             )
         reason = HOSTILE if self.hostile else "new fan on Thursday"
         held = any(gpu.memory_granted for gpu in gpus)
-        state = "down" if n in self.dead else "drain" if n in self.drained else "mix" if held else "idle"
+        state = (
+            "down"
+            if n in self.dead
+            else "drain"
+            if n in self.drained
+            else "mix"
+            if held
+            else "idle"
+        )
         return ServerView(
             id=self._server_id(n),
             name=self._name(n),
@@ -177,10 +190,14 @@ class FakePool:
         at = Milliseconds(START_MS + int(at_s * 1000))
         sessions: list[SessionTelemetry] = []
         if self.leases <= 2000:
-            for each in leases:
-                if any(part.server == server for part in each.partitions):
-                    sessions.append(self._session(each, at_s))
-        busy_gpus = {p.gpu for each in leases for p in each.partitions} if self.leases <= 2000 else None
+            sessions = [
+                self._session(each, at_s)
+                for each in leases
+                if any(part.server == server for part in each.partitions)
+            ]
+        busy_gpus = (
+            {p.gpu for each in leases for p in each.partitions} if self.leases <= 2000 else None
+        )
         gpus: list[GpuTelemetry] = []
         for g in range(self.gpus):
             used = busy_gpus is None or f"GPU-{n}-{g}" in busy_gpus
@@ -197,27 +214,53 @@ class FakePool:
                     ecc_errors=0,
                 )
             )
-        findings = () if n != 2 else (
-            Finding("disk", "/var/lib/gpupool", Health.WARN, Milliseconds(START_MS - 4_000_000),
-                    "8 % of the disk is free", "make room: gpupool doctor shows what takes it"),
-            Finding("clock", "", Health.OK, Milliseconds(START_MS), "0.3 ms from the leader"),
+        findings = (
+            ()
+            if n != 2
+            else (
+                Finding(
+                    "disk",
+                    "/var/lib/gpupool",
+                    Health.WARN,
+                    Milliseconds(START_MS - 4_000_000),
+                    "8 % of the disk is free",
+                    "make room: gpupool doctor shows what takes it",
+                ),
+                Finding("clock", "", Health.OK, Milliseconds(START_MS), "0.3 ms from the leader"),
+            )
         )
         host = HostTelemetry(
-            cpu_busy=0.2 + 0.01 * (n % 30), memory_total=512 * GIB, memory_available=300 * GIB,
-            network_in=int(at_s * 8e7), network_out=int(at_s * 3e7), network_speed=100_000,
-            disk_total=1800 * GIB, disk_free=(150 + 20 * (n % 40)) * GIB,
+            cpu_busy=0.2 + 0.01 * (n % 30),
+            memory_total=512 * GIB,
+            memory_available=300 * GIB,
+            network_in=int(at_s * 8e7),
+            network_out=int(at_s * 3e7),
+            network_speed=100_000,
+            disk_total=1800 * GIB,
+            disk_free=(150 + 20 * (n % 40)) * GIB,
             resident={"server": 120 << 20, "observer": 60 << 20, "workers": 3 * GIB},
         )
-        return Telemetry(server, at, tuple(gpus), tuple(sessions), 0.002, host=host, findings=findings)
+        return Telemetry(
+            server, at, tuple(gpus), tuple(sessions), 0.002, host=host, findings=findings
+        )
 
     def _session(self, lease: LeaseView, at_s: float) -> SessionTelemetry:
         n = int(lease.id)
         return SessionTelemetry(
-            lease.id, 1, int(at_s * (900 + n % 700)), int(at_s * (2e6 + n * 1000)),
-            int(at_s * (7e5 + n * 300)), 20 * GIB, memory_used=(4 + n % 30) * GIB,
-            waits=int(at_s * (40 + n % 900)), wait_us=int(at_s * 90_000), door="cuda",
-            transport="tls", rtt_us=180 + n % 250,
-            busy={p.gpu: 0.4 + (n % 5) / 10 for p in lease.partitions}, idle_s=0.0,
+            lease.id,
+            1,
+            int(at_s * (900 + n % 700)),
+            int(at_s * (2e6 + n * 1000)),
+            int(at_s * (7e5 + n * 300)),
+            20 * GIB,
+            memory_used=(4 + n % 30) * GIB,
+            waits=int(at_s * (40 + n % 900)),
+            wait_us=int(at_s * 90_000),
+            door="cuda",
+            transport="tls",
+            rtt_us=180 + n % 250,
+            busy={p.gpu: 0.4 + (n % 5) / 10 for p in lease.partitions},
+            idle_s=0.0,
         )
 
     def _view(self, at_ms: int, ids: list[ServerId], leases: tuple[LeaseView, ...]) -> PoolView:
@@ -234,15 +277,24 @@ class FakePool:
             answered_by=ids[0],
             now=Milliseconds(at_ms),
             data_encryption="tls",
-            raft=RaftView("leader", self._name(0), 12, 4000, 4000, voters, voters[1:], True, 0.1, 3),
+            raft=RaftView(
+                "leader", self._name(0), 12, 4000, 4000, voters, voters[1:], True, 0.1, 3
+            ),
             servers=tuple(self._server(n, by_gpu) for n in range(self.servers)),
             leases=leases,
             waiting=tuple(
                 WaitingView(
-                    f"{n:08x}", USERS[n % 8], f"{USERS[n % 8]}@desk", "big.py", (8, 2, 1)[n % 3],
-                    (1.0, 0.5, 0.0)[n % 3], (0, 0, 40 * GIB)[n % 3], 35.0 * (n + 1) + int(self.time_s),
+                    f"{n:08x}",
+                    USERS[n % 8],
+                    f"{USERS[n % 8]}@desk",
+                    "big.py",
+                    (8, 2, 1)[n % 3],
+                    (1.0, 0.5, 0.0)[n % 3],
+                    (0, 0, 40 * GIB)[n % 3],
+                    35.0 * (n + 1) + int(self.time_s),
                     reason if not n % 3 else "gpu.memory >= 80GiB: 2 free, but drained",
-                    ("gpu.name = *H200*",) if not n % 3 else (), priority=3 - n % 3,
+                    ("gpu.name = *H200*",) if not n % 3 else (),
+                    priority=3 - n % 3,
                     user_class=("research", "students", "staff")[n % 3],
                 )
                 for n in range(self.waiting)
@@ -279,7 +331,12 @@ class FakePool:
             names = {"day": [f"2026-11-{n:02d}" for n in range(10, 23)]}.get(query.by, list(USERS))
             for n, name in enumerate(names):
                 answer.groups[name] = GroupSum(
-                    name, 5 + n, str((90 - 7 * n) * hour), str((900 - 70 * n) * GIB * 3_600_000), 40_000, 9_000
+                    name,
+                    5 + n,
+                    str((90 - 7 * n) * hour),
+                    str((900 - 70 * n) * GIB * 3_600_000),
+                    40_000,
+                    9_000,
                 )
                 answer.whole = answer.whole.plus(answer.groups[name])
         else:
@@ -291,21 +348,36 @@ class FakePool:
         begun = START_MS - (60 - n) * 3_600_000
         server = self._places(n)[0][0]
         return LeaseRecord(
-            number=n + 1, lease=LeaseId(0x100 + n), server=self._server_id(server),
-            server_name=self._name(server), user=lease.user, user_class=lease.user_class,
-            department="physics", client=lease.client, program=lease.program,
+            number=n + 1,
+            lease=LeaseId(0x100 + n),
+            server=self._server_id(server),
+            server_name=self._name(server),
+            user=lease.user,
+            user_class=lease.user_class,
+            department="physics",
+            client=lease.client,
+            program=lease.program,
             gpus=(RecordedGpu(GpuId("GPU-0-0"), "NVIDIA H200", 70 * GIB, UNIT // 2),),
-            requested_at=Milliseconds(begun - 4000), granted_at=Milliseconds(begun),
+            requested_at=Milliseconds(begun - 4000),
+            granted_at=Milliseconds(begun),
             ended_at=Milliseconds(begun + 1_800_000 + n * 60_000),
             freed_at=Milliseconds(begun + 1_801_000 + n * 60_000),
-            reason="released" if n % 5 else "its client is gone", idle_timeout_ms=0,
+            reason="released" if n % 5 else "its client is gone",
+            idle_timeout_ms=0,
         )
 
     async def audit(self) -> m.AuditNow:
         """Return some acts."""
         acts = tuple(
-            Act(n + 1, n + 10, Milliseconds(START_MS - (9 - n) * 900_000), "drained", "ada",
-                self._name(n % self.servers), HOSTILE if self.hostile else "new fan")
+            Act(
+                n + 1,
+                n + 10,
+                Milliseconds(START_MS - (9 - n) * 900_000),
+                "drained",
+                "ada",
+                self._name(n % self.servers),
+                HOSTILE if self.hostile else "new fan",
+            )
             for n in range(8)
         )
         return m.AuditNow(acts, len(acts))
@@ -314,7 +386,7 @@ class FakePool:
         """Return a policy."""
         from gpupool.pool.transitions.policy_versions import pack_text
 
-        text = '[defaults]\nmax_gpus = 4\n\n[class.students]\nmembers = ["grace", "alan"]\nmax_gpus = 2\n'
+        text = "[defaults]\nmax_gpus = 4\n\n[class.students]\nmax_gpus = 2\n"
         return m.PolicyIs(4, "ada", Milliseconds(START_MS - 8_640_000), pack_text(text))
 
     async def operate(self, order: m.Order) -> str:

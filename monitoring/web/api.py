@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from enum import Enum
 from typing import Any, cast
 
@@ -300,10 +301,11 @@ async def _answered(request: Request, source: PoolSource, handler: Handler) -> R
 async def _body(request: Request) -> dict[str, object]:
     """Return a small JSON object; anything else is an empty one."""
     data = b""
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY_MAX:
-            return {}
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            data += piece
+            if len(data) > BODY_MAX:
+                return {}
     try:
         found: object = json.loads(data)
     except (ValueError, RecursionError):

@@ -6,11 +6,10 @@ import { pool, rows } from "../store.js";
 
 const ORDER = { fail: 0, warn: 1, ok: 2 };
 
-/** A hint's commands, which are in it as they are typed, in the type of code. */
+/** What helps; a hint that is a command looks like one. */
 function hint(text) {
   if (!text) return nothing;
-  const parts = text.split(/((?:gpupool|journalctl) [^;,]*)/);
-  return html`<span class="hint">${parts.map((part, i) => (i % 2 ? html`<code>${part}</code>` : part))}</span>`;
+  return html`<span class="hint">${/^gpupool [^;,]+$/.test(text) ? html`<code>${text}</code>` : text}</span>`;
 }
 
 export function view() {

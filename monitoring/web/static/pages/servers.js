@@ -45,7 +45,7 @@ function everything() {
   const list = withGpus();
   const columns = [
     { key: "name", title: "Server", cell: (s) => serverLink(s.name), sort: (s) => s.name },
-    { key: "state", title: "State", cell: (s) => html`${state(serverState(s))}${s.stale > 1 ? html` <span class="faint">since ${since(s.stale)}</span>` : nothing}`, sort: (s) => serverState(s) },
+    { key: "state", title: "State", cell: (s) => html`${state(serverState(s))}${s.stale > 1 ? html` <span class="faint">for ${since(s.stale)}</span>` : nothing}`, sort: (s) => serverState(s) },
     { key: "gpus", title: "GPUs", cell: (s) => (s.gpus.length ? cells(s.gpus, s.stale) : html`<span class="faint">none</span>`), sort: (s) => s.gpus.length },
     { key: "model", title: "Model", cell: (s) => [...new Set(s.gpus.map((g) => g.model))].join(", ") || "–", sort: (s) => s.gpus.map((g) => g.model).join(), narrow: true },
     { key: "busy", title: "Busy", num: true, cell: (s) => percent(s.busy), sort: (s) => s.busy },
