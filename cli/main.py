@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gpus": ("view:gpus", "List every GPU with what is free on it."),
     "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),
+    "history": ("monitoring.history", "Chart what was measured: GPUs, servers, leases, users."),
     "leases": ("view:leases", "List leases, and who waits for what."),
     "join": ("join:command", "Offer this machine's GPUs: create a pool, or join one."),
     "leave": ("admin:leave", "Remove a server from the pool for good."),

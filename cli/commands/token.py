@@ -32,6 +32,7 @@ def command() -> None:
 @click.option("--user", type=NAME_TYPE, help="Whom it names (default: you).")
 @click.option("--server", "for_server", is_flag=True, help="Let one server join, once.")
 @click.option("--operator", is_flag=True, help="May drain, remove, revoke and create tokens.")
+@click.option("--viewer", is_flag=True, help="May look and read the metrics, and nothing else.")
 @click.option(
     "--expires",
     type=DURATION,
@@ -44,6 +45,7 @@ def create(
     user: str | None,
     for_server: bool,
     operator: bool,
+    viewer: bool,
     expires: float | None,
     as_json: bool,
 ) -> None:
@@ -53,9 +55,12 @@ def create(
     """
     if for_server and (operator or user):
         raise UsageError("a server's token names no user", hint="leave out --user and --operator")
+    if viewer and (for_server or operator):
+        raise UsageError("a viewer's token does nothing but look", hint="give one of the options")
     if expires is not None and expires <= 0:
         raise UsageError("a token that has expired already is no use", hint="--expires 30d")
-    kind = TokenKind.SERVER if for_server else TokenKind.OPERATOR if operator else TokenKind.USER
+    given = {TokenKind.SERVER: for_server, TokenKind.OPERATOR: operator, TokenKind.VIEWER: viewer}
+    kind = next((kind for kind, is_given in given.items() if is_given), TokenKind.USER)
     valid_s = expires or (SERVER_TOKEN_S if for_server else USER_TOKEN_S)
     name = user or user_name()
     text = run_async(lambda: _create(credentials, kind, name, valid_s))

@@ -20,6 +20,7 @@ from gpupool.pool.model.state import (
     Partition,
     PartStatus,
     PoolState,
+    TokenKind,
     Waiting,
     with_changes,
 )
@@ -38,6 +39,7 @@ from gpupool.pool.transitions.audit import emit_event, record
 
 TEXT_LENGTH_MAX = 200
 PARTITION_COUNT_MAX = 256
+VIEWER_LOOKS = "a viewer's token is good for looking only"
 
 
 # --- granting -------------------------------------------------------------------------------------
@@ -104,6 +106,8 @@ def _token_refusal(state: PoolState, command: Grant) -> Result | None:
     token = state.tokens.get(command.token)
     if token is None or token.user != command.user:
         return refuse(RefusalKind.DENIED, "unknown token")
+    if token.kind is TokenKind.VIEWER:
+        return refuse(RefusalKind.DENIED, VIEWER_LOOKS)
     why = token.refusal(state.now)
     return refuse(RefusalKind.DENIED, why) if why else None
 
@@ -175,6 +179,9 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
         if not server.grantable:
             why = server.drain_reason or server.status.value
             return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")
+        if gpu.drain_reason:
+            what = f"GPU {gpu.index} of {server.name}"
+            return refuse(RefusalKind.BUSY, f"{what} grants nothing now: {gpu.drain_reason}")
         if gpu.memory_free < partition.memory:
             return refuse(RefusalKind.BUSY, f"GPU {gpu.index} of {server.name} is taken by now")
     return None
@@ -207,6 +214,8 @@ def wait(state: PoolState, command: Wait) -> Step:
     token = state.tokens.get(command.token)
     if token is None or token.user != command.user or token.refusal(state.now):
         return state, refuse(RefusalKind.DENIED, "unknown, expired or revoked token")
+    if token.kind is TokenKind.VIEWER:
+        return state, refuse(RefusalKind.DENIED, VIEWER_LOOKS)
     known = state.waiting.get(request.id)
     if known is None and len(state.waiting) >= WAITING_COUNT_MAX:
         return state, refuse(RefusalKind.BUSY, "too many requests wait already")

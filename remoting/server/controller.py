@@ -67,13 +67,15 @@ What is never true:
 """
 
 from collections.abc import Callable
+from typing import Any
 
+from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Server, TokenKind
+from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
-from gpupool.pool.record_query import RecordPage
+from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
@@ -84,7 +86,7 @@ from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
 from gpupool.remoting.server.ca_service import CaService
-from gpupool.remoting.server.client_checks import authenticate, check_rights, welcome
+from gpupool.remoting.server.client_checks import authenticate, check_rights, check_text, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
@@ -134,6 +136,7 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
+        signs: Callable[[], Signs] = dict[Any, str],
     ) -> None:
         actions: list[Action] = []
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
@@ -155,6 +158,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
+            signs=signs,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
@@ -162,16 +166,14 @@ class Controller:
         )
         self._context = context
         self.table_clock = table_clock
-        self._clients = context.clients
-        self._actions = actions
+        self._clients, self._actions = context.clients, actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
         self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
         self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
         self._reconciler = Reconciler(context)
-        self._leases = LeaseService(context)
-        self._admin = AdminService(context)
+        self._leases, self._admin = LeaseService(context), AdminService(context)
         self._policies = PolicyService(context)
         self._authorities = CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
@@ -244,7 +246,7 @@ class Controller:
         self._policies.compiled(number, result)
         return self._take()
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> list[Action]:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
         self._admin.usage_answered(number, result)
         return self._take()
@@ -285,6 +287,10 @@ class Controller:
         """Return what this server measures of itself."""
         return self._admin.telemetry()
 
+    def check_token(self, text: str) -> Token:
+        """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
+        return check_text(self._context, text)
+
     def is_welcomed(self, connection: int) -> bool:
         """Return whether the client of an open connection has shown a good token."""
         return self._clients.get(connection) is not None
@@ -302,7 +308,7 @@ class Controller:
             why = f"{token.user} has {USER_CONNECTION_COUNT_MAX} connections to this server"
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
-        client = Client(connection, token.id, token.user, token.kind, name)
+        client = Client(connection, token.id, token.user, token.kind, name, hello.protocol)
         client.members, client.ca_pem = self._known_members(), context.exchanged_ca()
         self._clients.welcome(client)
         context.send(connection, call, welcome(context, token, client.members))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import GpupoolError, NoQuorumError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
@@ -63,6 +64,7 @@ class Client:
     user: str
     kind: TokenKind
     name: str
+    protocol: int = m.PROTOCOL  # that it speaks
     attached: set[LeaseId] = field(default_factory=set[LeaseId])
     noticed: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
     """The ends of its leases that were announced to it, in table time."""
@@ -151,6 +153,7 @@ class ServiceContext:
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
     certificate_problems: Callable[[], tuple[str, ...]]
+    signs: Callable[[], Signs]  # of failing GPUs, for which they are drained
     clients: ClientTable
     wait_queue: WaitQueue
     proposer: Proposer

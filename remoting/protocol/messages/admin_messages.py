@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
@@ -19,7 +20,7 @@ class ViewNow(Answer):
     view: PoolView
 
 
-@message(32, answered_by=ViewNow, rights=Rights.USER)
+@message(32, answered_by=ViewNow, rights=Rights.VIEWER)
 class GetView(Call):
     """Ask for the view of the whole pool."""
 
@@ -31,12 +32,12 @@ class TelemetryNow(Answer):
     telemetry: Telemetry
 
 
-@message(33, answered_by=TelemetryNow, rights=Rights.USER)
+@message(33, answered_by=TelemetryNow, rights=Rights.VIEWER)
 class GetTelemetry(Call):
     """Ask for the server's own measurements."""
 
 
-@message(34, answered_by=Done, rights=Rights.USER)
+@message(34, answered_by=Done, rights=Rights.VIEWER)
 class Subscribe(Call):
     """Push an ``Update`` at this interval from now on, limited to 0.2 s to 60 s; 0 ends it."""
 
@@ -97,7 +98,7 @@ class AuditNow(Answer):
     former: tuple[Act, ...] = ()
 
 
-@message(96, answered_by=AuditNow, rights=Rights.USER)
+@message(96, answered_by=AuditNow, rights=Rights.VIEWER)
 class GetAudit(Call):
     """Ask for the administrative acts in the table, as they stand once this call is committed."""
 
@@ -109,7 +110,7 @@ class UsageIs(Answer):
     page: RecordPage
 
 
-@message(100, answered_by=UsageIs, rights=Rights.USER)
+@message(100, answered_by=UsageIs, rights=Rights.VIEWER)
 class GetUsage(Call):
     """Ask for the records of ended leases; of other users' leases, users are told sums.
 
@@ -117,3 +118,20 @@ class GetUsage(Call):
     """
 
     query: RecordQuery
+
+
+@message(179)
+class HistoryIs(Answer):
+    """A part of what the answering server has measured."""
+
+    page: HistoryPage
+
+
+@message(101, answered_by=HistoryIs, rights=Rights.VIEWER)
+class GetHistory(Call):
+    """Ask for what a server has measured; of leases, users are told of their own.
+
+    The answer is of one server, with or without a majority. ``query.user`` is an operator's choice.
+    """
+
+    query: HistoryQuery

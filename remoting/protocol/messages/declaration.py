@@ -54,6 +54,7 @@ class Push(Message):
 class Rights(Enum):
     """The token that a call takes, in the words of docs/security.md."""
 
+    VIEWER = "every user, a viewer"
     USER = "every user"
     OWNER = "its user"
     OWNER_OR_OPERATOR = "its user, an operator"

@@ -36,7 +36,7 @@ from gpupool.remoting.protocol.messages.declaration import (
 #: are read strictly. A new call, a new field of one, and a change that an older client would
 #: misread make ``PROTOCOL`` grow; a call that older clients could not make any more makes
 #: ``PROTOCOL_OLDEST`` grow too.
-PROTOCOL = 5
+PROTOCOL = 6
 PROTOCOL_OLDEST = 2
 
 
@@ -113,7 +113,7 @@ class Done(Answer):
     note: str = ""
 
 
-@message(23, answered_by=Done, rights=Rights.USER)
+@message(23, answered_by=Done, rights=Rights.VIEWER)
 class Ping(Call):
     """Say that you are there."""
 

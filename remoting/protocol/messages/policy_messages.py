@@ -16,7 +16,7 @@ class PolicyIs(Answer):
     packed: bytes  # ``policy_versions.unpack_text`` reads it
 
 
-@message(80, answered_by=PolicyIs, rights=Rights.USER)
+@message(80, answered_by=PolicyIs, rights=Rights.VIEWER)
 class GetPolicy(Call):
     """Ask for the text of the pool's policy; version 0 stands for the one in force."""
 
@@ -30,7 +30,7 @@ class PolicyHistory(Answer):
     versions: tuple[PolicyIs, ...]
 
 
-@message(81, answered_by=PolicyHistory, rights=Rights.USER)
+@message(81, answered_by=PolicyHistory, rights=Rights.VIEWER)
 class GetPolicyHistory(Call):
     """Ask which versions of the policy are kept."""
 
@@ -51,7 +51,7 @@ class PolicyVerdict(Answer):
     lines: tuple[str, ...]
 
 
-@message(83, answered_by=PolicyVerdict, rights=Rights.USER)
+@message(83, answered_by=PolicyVerdict, rights=Rights.VIEWER)
 class CheckPolicy(Call):
     """Ask how the policy in force, or a draft, treats a user's request."""
 

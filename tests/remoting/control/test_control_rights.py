@@ -8,7 +8,8 @@ import trio
 import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request, server_id
 
-from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.pool.record_query import RecordQuery
@@ -19,16 +20,17 @@ from gpupool.remoting.protocol.connection import ALLOWED, End, Phase
 from gpupool.remoting.transport.pki import create_key_and_csr
 
 Clock = trio.testing.MockClock
-CALLERS = ("server", "other", "operator", "user")
-"""Tokens: a joining server's, another user's, an operator's, that of the user whom it concerns."""
+CALLERS = ("server", "other", "viewer", "operator", "user")
+"""Tokens: a joining server's, another user's, a viewer's, an operator's, the lease's user's."""
 
 FOREIGN = re.compile(
     r"may not do this|is not yours|not attached to this|another user's|belongs to|"
-    r"a server token is good for|joining takes a server token"
+    r"a server token is good for|good for looking only|joining takes a server token"
 )
 
 # The callers that each declared right lets in.
 CALLERS_OF: dict[m.Rights, set[str]] = {
+    m.Rights.VIEWER: {"other", "user", "operator", "viewer"},
     m.Rights.USER: {"other", "user", "operator"},
     m.Rights.OWNER: {"user"},
     m.Rights.OWNER_OR_OPERATOR: {"user", "operator"},
@@ -55,6 +57,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.Subscribe(0.0),
         m.GetAudit(),
         m.GetUsage(RecordQuery()),
+        m.GetHistory(HistoryQuery("pool", "granted")),
         m.GetPolicy(),
         m.GetPolicyHistory(),
         m.CheckPolicy("ada"),
@@ -64,6 +67,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.ListTokens(),
         m.RemoveServer("nobody"),
         m.DrainServer("gpu-1", None),
+        m.DrainGpu("gpu-1", "0", None),
         m.LabelServer("gpu-1", {}, ()),
         m.SetClock(),
         m.RotateCa(bytes(32)),
@@ -96,7 +100,14 @@ async def test_who_may(autojump_clock: Clock, nursery: trio.Nursery, kind: type[
     cluster = Cluster(nursery)
     await cluster.start([2], users=("ada", "eve"))
     cluster.create_token("rack", TokenKind.SERVER)
-    names = {"server": "rack", "other": "eve", "user": "ada", "operator": "root"}
+    cluster.create_token("grafana", TokenKind.VIEWER)
+    names = {
+        "viewer": "grafana",
+        "server": "rack",
+        "other": "eve",
+        "user": "ada",
+        "operator": "root",
+    }
     allowed: set[str] = set()
     async with cluster.client("ada") as ada:
         hold = await ada.allocate(request(ada, fraction=0.5), wait_s=0)
@@ -175,3 +186,18 @@ async def test_an_operator_whose_token_has_expired_operates_no_more(
         with pytest.raises(AuthenticationError, match="has expired"):
             await temp.operate(m.EndLease(LeaseId(hold.lease), "over"))
         assert not hold.lost
+
+
+async def test_an_older_client_is_told_why_it_cannot_list_the_tokens(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know the word "viewer", and would take the answer for garbage."""
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    cluster.create_token("grafana", TokenKind.VIEWER)
+    async with cluster.client("root") as new:
+        assert "viewer" in {each.kind.value for each in await new.list_tokens()}
+    monkeypatch.setattr("gpupool.remoting.client.server_connections.m.PROTOCOL", 5)
+    async with cluster.client("root") as old:
+        with pytest.raises(UsageError, match="does not know"):
+            await old.list_tokens()
