@@ -143,9 +143,8 @@ class Executor:
                 at, status, launched = launcher.run(self.buffer_address, start, end)
                 count += launched
                 if status:
-                    op, _, size = unpack(buffer, at)
-                    client.fail(op, status)
-                    at += size
+                    client.fail(unpack(buffer, at)[0], status)
+                    at += unpack(buffer, at)[2]
                 if at > start:
                     start = at
                     continue
