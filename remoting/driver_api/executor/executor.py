@@ -83,7 +83,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         slots,
         graphs,
         GraphLaunches(client, direct, graphs, memory, slots, translator),
-        Generic(client, transfers.replaced()),
+        Generic(client, transfers.replaced() | kernels.replaced()),
     ]
 
 

@@ -139,6 +139,21 @@ static int create_context(void **made, unsigned flags, int device) {
     return GP_SUCCESS;
 }
 
+// CUctxCreateParams: shares of multiprocessors, and a context of a graphics API's. Current programs give
+// one that asks for neither.
+struct parameters {
+    const void *affinity;
+    int affinity_count;
+    const void *graphics;
+};
+
+static int create_with(void **made, const void *given, unsigned flags, int device) {
+    const struct parameters *wish = given;
+    bool plain = wish == NULL || (wish->affinity == NULL && wish->affinity_count == 0 &&
+                                  wish->graphics == NULL);
+    return plain ? create_context(made, flags, device) : GP_NOT_SUPPORTED;
+}
+
 void gp_forget_context(const struct gp_context *known) {
     pthread_mutex_lock(&context_lock);
     for (size_t at = 0; at < sizeof contexts / sizeof *contexts; at++) {
