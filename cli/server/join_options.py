@@ -4,9 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.cli.lib.values import Emulation
-from gpupool.remoting.devices.fault_script import Entry
+from gpupool.pool.errors import UsageError
+from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import Authority
+from gpupool.remoting.transport.web_certificate import SiteFiles
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """The options of ``gpupool join`` that concern HTTPS."""
+
+    site: SiteFiles | None = None  # a certificate of the site's own
+    open_networks: tuple[str, ...] = ()  # that may scrape without a token
+    users: int = 0  # that have their own rows in the metrics
+    sd_labels: tuple[str, ...] = ()  # of servers, told to Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +43,17 @@ class JoinOptions:
     client_timeout_s: float
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
+    web: WebOptions | None = None  # None: no HTTPS
+    drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained
+
+
+def read_faults(path: Path) -> tuple[Entry, ...]:
+    """Return the entries of a script of faults.
+
+    Raises:
+        UsageError: when it cannot be read, or is none.
+    """
+    try:
+        return parse_script(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ScriptError) as error:
+        raise UsageError(f"cannot take faults from {path}", why=str(error)) from error

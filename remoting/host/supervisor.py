@@ -115,15 +115,11 @@ class HostSupervisor:
             address_of: where another server of the pool listens; None when it is not known.
             log: takes one line.
         """
-        self.inventory = inventory
-        self.budget = Budget()
-        self._limits = limits or HostLimits()
-        self._runtime_dir = runtime_dir
-        self._data_encryption = data_encryption
-        self._address_of = address_of
-        self._log = log
+        self.inventory, self.budget = inventory, Budget()
+        self._limits, self._runtime_dir = limits or HostLimits(), runtime_dir
+        self._data_encryption, self._address_of = data_encryption, address_of
+        self._log, self._measures = log, measures or Measures()
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
-        self._measures = measures or Measures()
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
         root = keeper is not None or os.geteuid() == 0
