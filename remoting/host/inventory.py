@@ -295,10 +295,21 @@ class Inventory:
             for uuid, state in self._states.items()
         }
 
-    def telemetry(self, accounted: Mapping[GpuId, int]) -> tuple[GpuTelemetry, ...]:
-        """Return the latest telemetry; the use of an emulated GPU is that in the budget."""
+    def telemetry(
+        self, accounted: Mapping[GpuId, int], busy: Mapping[GpuId, float]
+    ) -> tuple[GpuTelemetry, ...]:
+        """Return the latest telemetry.
+
+        Args:
+            accounted: the memory that the budget says is used; that of an emulated GPU.
+            busy: the share of time in which workers execute calls on an emulated GPU.
+        """
         return tuple(
-            replace(state.telemetry, memory_used=accounted.get(uuid, 0))
+            replace(
+                state.telemetry,
+                memory_used=accounted.get(uuid, 0),
+                utilization=round(busy.get(uuid, 0.0), 4),
+            )
             if state.gpu.emulated
             else state.telemetry
             for uuid, state in self._states.items()

@@ -18,7 +18,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.record_query import KEYS, ObserverPage, ObserverQuery, RecordPage
@@ -257,15 +257,35 @@ class AdminService:
     def _propose_order(
         self, client: Client, call: int, order: m.Order, server: ServerId | None
     ) -> None:
+        named = order.named_gpu()
         issue = m.Issue(
             by=client.user,
             operator=client.kind is TokenKind.OPERATOR,
             at=self._context.now_ms(),
             server=server,
+            gpu=self._gpu_named(server, named) if named is not None else None,
             era=self._context.state.era,
             target=self._context.table_clock.target_ms(),
         )
         self._context.propose_for(client, call, order.command(issue), _done)
+
+    def _gpu_named(self, server: ServerId | None, name: str) -> GpuId:
+        """Return the GPU of a server with this id or index; one that is there before one that was.
+
+        Raises:
+            UsageError: when it has none such.
+        """
+        known = self._context.state.servers.get(server) if server is not None else None
+        if known is not None:
+            if GpuId(name) in known.gpus or GpuId(name) in known.gpu_orders:
+                return GpuId(name)
+            named = [gpu for gpu in known.gpus.values() if str(gpu.index) == name]
+            if named:
+                return min(named, key=lambda gpu: bool(gpu.fault)).id
+        where = known.name if known is not None else "the pool"
+        raise UsageError(
+            f"{where} has no GPU {name[:64]}", hint="gpupool gpus shows the GPUs by number and id"
+        )
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
         state = self._context.state

@@ -67,7 +67,9 @@ What is never true:
 """
 
 from collections.abc import Callable
+from typing import Any
 
+from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
@@ -134,6 +136,7 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
+        signs: Callable[[], Signs] = dict[Any, str],
     ) -> None:
         actions: list[Action] = []
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
@@ -155,6 +158,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
+            signs=signs,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
@@ -162,16 +166,14 @@ class Controller:
         )
         self._context = context
         self.table_clock = table_clock
-        self._clients = context.clients
-        self._actions = actions
+        self._clients, self._actions = context.clients, actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
         self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
         self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
         self._reconciler = Reconciler(context)
-        self._leases = LeaseService(context)
-        self._admin = AdminService(context)
+        self._leases, self._admin = LeaseService(context), AdminService(context)
         self._policies = PolicyService(context)
         self._authorities = CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {

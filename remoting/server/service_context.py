@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import GpupoolError, NoQuorumError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
@@ -152,6 +153,7 @@ class ServiceContext:
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
     certificate_problems: Callable[[], tuple[str, ...]]
+    signs: Callable[[], Signs]  # of failing GPUs, for which they are drained
     clients: ClientTable
     wait_queue: WaitQueue
     proposer: Proposer

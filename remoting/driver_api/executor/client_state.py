@@ -147,8 +147,19 @@ class Client:
         if number in found or number <= LEGACY_STREAM or len(found) >= OBJECTS_MAX:
             raise RemoteProtocolError("a handle that cannot be made", why=f"{kind} {number}")
         found[number] = handle
-        if kind == "s" and self.launcher is not None:
-            self.launcher.stream(number, handle)
+        if self.launcher is not None:
+            if kind == "s":
+                self.launcher.stream(number, handle)
+            elif kind == "e":
+                self.launcher.event(number, handle)
+
+    def end_issuing(self, kind: str, number: int) -> None:
+        """Have the launcher name an object no more that has ended."""
+        if self.launcher is not None:
+            if kind == "s":
+                self.launcher.end_stream(number)
+            elif kind == "e":
+                self.launcher.end_event(number)
 
     # --- failures ---------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
                  Subscribe                                Done
     orders       CreateToken, RevokeToken, EndLease       Done
-                 RemoveServer, DrainServer, LabelServer,
-                 SetClock, RotateCa, RetireCa             Done
+                 RemoveServer, DrainServer, DrainGpu,
+                 LabelServer, SetClock, RotateCa,
+                 RetireCa                                 Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -105,6 +106,7 @@ from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinP
 from gpupool.remoting.protocol.messages.orders import (
     ORDER_SIZE,
     CreateToken,
+    DrainGpu,
     DrainServer,
     EndLease,
     Issue,

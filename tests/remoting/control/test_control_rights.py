@@ -67,6 +67,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.ListTokens(),
         m.RemoveServer("nobody"),
         m.DrainServer("gpu-1", None),
+        m.DrainGpu("gpu-1", "0", None),
         m.LabelServer("gpu-1", {}, ()),
         m.SetClock(),
         m.RotateCa(bytes(32)),

@@ -194,11 +194,11 @@ def test_telemetry_keeps_unsupported_readings_apart() -> None:
         SERVER, FakeNvml(samples={"GPU-1": bare}), emulated_count=1, emulated_memory=GIB
     )
     emulated = inventory.gpus()[2].id
-    full, without, pretended = inventory.telemetry({emulated: 123})
+    full, without, pretended = inventory.telemetry({emulated: 123}, {emulated: 0.5})
     assert (full.temperature_c, full.power_w, full.energy_j) == (31.0, 75.5, 1000.0)
     assert without.memory_used == GIB
     assert without.utilization is without.temperature_c is without.ecc_errors is None
-    assert pretended.memory_used == 123
+    assert (pretended.memory_used, pretended.utilization) == (123, 0.5)
 
 
 # --- with workers -------------------------------------------------------------------------------

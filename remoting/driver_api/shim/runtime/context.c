@@ -86,8 +86,13 @@ static int synchronize(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
-    GP_ROUTE(known->handle.device);
-    return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
+    int device = known->handle.device;
+    GP_ROUTE(device);
+    uint64_t before = gp_position(), last = gp_new_id();
+    GP_CHECK(gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(device)));
+    gp_note_device_idle(device, before);
+    gp_host_told_all(last);
+    return GP_SUCCESS;
 }
 
 GP_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
