@@ -294,8 +294,10 @@ class HistoryStore:
         """Delete what is kept no longer, a part at a time."""
         for tier, kept in zip(TIERS, self._settings.kept_s(), strict=True):
             upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
-            before = min(now - kept, upto, self._after(tier.name, DROP_ROWS))
-            self._drop_before(tier.name, before)
+            before = min(now - kept, upto)
+            (oldest,) = self._db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
+            if oldest is not None and oldest < before:
+                self._drop_before(tier.name, min(before, self._after(tier.name, DROP_ROWS)))
         with self._db:
             self._db.execute("DELETE FROM lease WHERE seen < ?", (now - self._settings.keep_1h_s,))
         self.vacuum()
