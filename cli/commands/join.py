@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.common_options import history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     multiple=True,
     help='NAME=VALUE, for filters and people; repeatable. "gpupool label" changes them later.',
 )
+@history_options
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
@@ -137,6 +138,7 @@ def command(
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
     log_format: str,
+    **history: float,
 ) -> None:
     r"""Offer this machine's GPUs: create a pool, join one, or resume.
 
@@ -158,7 +160,7 @@ def command(
 
     from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.find_gpus import read_faults
-    from gpupool.cli.server.join_options import JoinOptions
+    from gpupool.cli.server.join_options import JoinOptions, history_settings
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -181,6 +183,7 @@ def command(
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,
+        history=history_settings(**history),
     )
     _run(options, log_format)
 
