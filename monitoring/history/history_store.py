@@ -141,6 +141,7 @@ class HistoryStore:
             self._rolled = dict(self._db.execute("SELECT * FROM rolled"))
             found = self._db.execute("SELECT id, gpu, number, model, capacity FROM gpu")
             self._gpus = {row[1]: row for row in found}
+            self._server = ""
             self._leases = {key for (key,) in self._db.execute("SELECT id FROM lease")}
         except BaseException:
             self._db.close()
@@ -202,7 +203,8 @@ class HistoryStore:
                     "INSERT OR REPLACE INTO lease VALUES (?,?,?,?,?,?,?,?)",
                     (lease, *names, each.granted_at, slot.t),
                 )
-        if server:
+        if server and server != self._server:
+            self._server = server
             self._db.execute("INSERT OR REPLACE INTO about VALUES ('server', ?)", (server,))
 
     def _roll_up(self, upto: int) -> None:
