@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jupyter": ("jupyter:command", "Install a Jupyter kernel that runs on GPUs of the pool."),
     "status": ("view:status", "Show servers, GPUs, leases and the health of the pool."),
     "top": ("view:top", "Watch the pool live."),
+    "health": ("monitoring.health:command", "Show what is wrong with the pool."),
+    "web": ("monitoring.web", "Show the pool in the browser: live, usage, health."),
     "gpus": ("view:gpus", "List every GPU with what is free on it."),
     "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),

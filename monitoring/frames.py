@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
@@ -30,6 +31,10 @@ class Kind(IntEnum):
     SAMPLE = 4  # server to observer, once a second
     HISTORY_QUERY = 5  # server to observer
     HISTORY_PAGE = 6  # observer to server
+    WEB_SETUP = 32
+    TARGETS = 33
+    TOKEN_ASKED = 34  # the only question of the observer
+    TOKEN_ANSWERED = 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,18 @@ class HistoryAnswered:
     page: HistoryPage
 
 
-Message = RecordsWritten | Asked | Answered | Sample | HistoryAsked | HistoryAnswered
+Message = (
+    RecordsWritten
+    | Asked
+    | Answered
+    | Sample
+    | HistoryAsked
+    | HistoryAnswered
+    | WebSetup
+    | Targets
+    | TokenAsked
+    | TokenAnswered
+)
 
 _KINDS: dict[int, type[Any]] = {
     Kind.RECORDS_WRITTEN: RecordsWritten,
@@ -78,6 +94,10 @@ _KINDS: dict[int, type[Any]] = {
     Kind.SAMPLE: Sample,
     Kind.HISTORY_QUERY: HistoryAsked,
     Kind.HISTORY_PAGE: HistoryAnswered,
+    Kind.WEB_SETUP: WebSetup,
+    Kind.TARGETS: Targets,
+    Kind.TOKEN_ASKED: TokenAsked,
+    Kind.TOKEN_ANSWERED: TokenAnswered,
 }
 _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from gpupool.monitoring.frames import (
     to_frame,
 )
 from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.http.http_frames import TokenAsked
+from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.pages import with_recent
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.errors import ProtocolError
@@ -67,9 +69,11 @@ class ObserverLink:
         state: Callable[[], PoolState],
         log: logging.Logger,
         settings: HistorySettings | None = None,
+        web: WebLink | None = None,
     ) -> None:
-        """Make the link; ``run`` starts the observer."""
+        """Make the link; ``run`` starts the observer, which speaks HTTP if there is ``web``."""
         self._settings = settings or HistorySettings()
+        self._web = web
         self._folder = folder
         self._state = state
         self._log = log
@@ -81,6 +85,8 @@ class ObserverLink:
         self._sampled = trio.Event()
         self.dropped = 0
         """Samples that no observer got."""
+        self.restarts = 0
+        """How often an observer has ended."""
         self.process: trio.Process | None = None
         """The observer that runs now."""
 
@@ -94,6 +100,7 @@ class ObserverLink:
                 why = await self._run_one()
             except OSError as error:
                 why = str(error)
+            self.restarts += 1
             if trio.current_time() - began >= STEADY_S:
                 backoff_s = BACKOFF_MIN_S
             self._log.warning("the observer has ended (%s); again in %.0f s", why, backoff_s)
@@ -177,16 +184,19 @@ class ObserverLink:
     async def _run_one(self) -> str:
         """Run one observer to its end, and return why it has ended."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        door, their_door = self._web.pair() if self._web is not None else (None, None)
+        with theirs, their_door or nullcontext():
+            passed = [theirs.fileno()] + ([their_door.fileno()] if their_door else [])
             process = await trio.lowlevel.open_process(
                 [
                     *(sys.executable, "-P", "-m", "gpupool.monitoring.observer"),
-                    *(str(theirs.fileno()), str(self._folder.resolve())),
+                    *(str(self._folder.resolve()), str(theirs.fileno())),
+                    str(their_door.fileno() if their_door is not None else -1),
                     *(str(each) for each in astuple(self._settings)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=passed,
                 env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
             )
         self.process = process
@@ -198,6 +208,8 @@ class ObserverLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_pump, queue, stream, sending)
                 nursery.start_soon(self.pump_samples, stream, sending)
+                if self._web is not None and door is not None:
+                    nursery.start_soon(self._web.run, door, self._send)
                 try:
                     await self._receive(stream)
                 except (ProtocolError, trio.BrokenResourceError) as error:
@@ -229,6 +241,9 @@ class ObserverLink:
             reader.feed(data)
             for frame in reader.frames():
                 message = from_frame(frame)
+                if isinstance(message, TokenAsked) and self._web is not None:
+                    self._web.asked(message)
+                    continue
                 if not isinstance(message, Answered | HistoryAnswered):
                     raise ProtocolError("the observer asks")
                 waiting = self._asked.get(message.number)

@@ -1,8 +1,10 @@
 """``gpupool join``: offer this machine's GPUs, in a new pool or in one that exists."""
 
+import re
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,12 +20,13 @@ from gpupool.cli.lib.values import (
     NAME_TYPE,
     Emulation,
 )
+from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 
 if TYPE_CHECKING:
-    from gpupool.cli.server.join_options import JoinOptions
+    from gpupool.cli.server.join_options import JoinOptions, WebOptions
 
 
 @click.command()
@@ -114,6 +117,44 @@ if TYPE_CHECKING:
 )
 @history_options
 @click.option(
+    "--web/--no-web",
+    default=True,
+    show_default=True,
+    help="Answer HTTPS on the same port: metrics for Prometheus.",
+)
+@click.option(
+    "--web-cert",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Certificate for HTTPS of your own, in the place of one of the pool's CA; PEM.",
+)
+@click.option("--web-key", type=click.Path(dir_okay=False, exists=True), help="Its key.")
+@click.option(
+    "--metrics-open",
+    metavar="CIDR",
+    multiple=True,
+    help="Who connects from there reads the metrics without a token; repeatable.",
+)
+@click.option(
+    "--metrics-users",
+    type=click.IntRange(0, 100),
+    default=0,
+    metavar="N",
+    help="Give the N users with the most GPU time rows of their own in the metrics.",
+)
+@click.option(
+    "--sd-labels",
+    metavar="NAMES",
+    default="",
+    help="Labels of servers that Prometheus is told with their addresses, as rack,zone.",
+)
+@click.option(
+    "--drain-gpu-for",
+    "drain_for",
+    type=click.Choice(SIGN_NAMES),
+    multiple=True,
+    help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -137,8 +178,9 @@ def command(
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
+    drain_for: tuple[str, ...],
     log_format: str,
-    **history: float,
+    **more: Any,
 ) -> None:
     r"""Offer this machine's GPUs: create a pool, join one, or resume.
 
@@ -160,7 +202,7 @@ def command(
 
     from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.find_gpus import read_faults
-    from gpupool.cli.server.join_options import JoinOptions, history_settings
+    from gpupool.cli.server.join_options import HISTORY_OPTIONS, JoinOptions, history_settings
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -183,7 +225,9 @@ def command(
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,
-        history=history_settings(**history),
+        history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
+        web=_web_options(**more),
+        drain_for=drain_for,
     )
     _run(options, log_format)
 
@@ -198,6 +242,39 @@ def _check_gpus(
         raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
     if emulate_faults and not emulates:
         raise UsageError("--emulate-faults is for emulated GPUs", hint="add --emulate")
+
+
+def _web_options(
+    *,
+    web: bool,
+    web_cert: str | None,
+    web_key: str | None,
+    metrics_open: tuple[str, ...],
+    metrics_users: int,
+    sd_labels: str,
+) -> "WebOptions | None":
+    """Return the options of HTTPS; None for none."""
+    from gpupool.cli.server.join_options import WebOptions
+    from gpupool.remoting.transport.web_certificate import SiteFiles
+
+    if bool(web_cert) is not bool(web_key):
+        raise UsageError("--web-cert and --web-key go together")
+    for network in metrics_open:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise UsageError(f"--metrics-open {network} is no network", why=str(error)) from None
+    words = [word.strip() for word in sd_labels.split(",")]
+    names = tuple(word for word in words if word)
+    for name in names:
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name in ("server", "pool"):
+            raise UsageError(f"Prometheus can have no label {name}", hint="--sd-labels rack,zone")
+    if not web:
+        return None
+    site = SiteFiles(Path(web_cert), Path(web_key)) if web_cert and web_key else None
+    if site is not None:
+        site.read()
+    return WebOptions(site, metrics_open, metrics_users, names)
 
 
 def _run(options: "JoinOptions", log_format: str) -> None:

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import trio
 
-from gpupool import __version__
 from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
@@ -29,11 +28,12 @@ from gpupool.cli.server.bootstrap import (
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
+from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
-    advertised_speed,
+    advertised_software,
     open_listeners,
 )
 from gpupool.cli.server.separate import Separated
@@ -46,6 +46,7 @@ from gpupool.cli.server.state_dir import (
     remembered_listen,
 )
 from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
+from gpupool.cli.server.web_door import WebParts
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
@@ -59,13 +60,11 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.host.confinement import wanted
-from gpupool.remoting.host.network_speed import has_rdma
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
@@ -132,11 +131,13 @@ class _Server:
         self._rng = SystemRng()
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
+        self.web = WebParts(separated.options.web, lambda: self.machine.state)
         self.observer = ObserverLink(
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
             self._options.history,
+            web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
         self.machine = PoolMachine(
@@ -197,15 +198,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=Software(
-                address=self._address,
-                version=__version__,
-                driver_version=inventory.driver_version,
-                cuda_version=inventory.cuda_version,
-                labels=self._options.labels,
-                link_speed=await trio.to_thread.run_sync(advertised_speed, self._address),
-                rdma=has_rdma(),
-            ),
+            software=await advertised_software(self._address, self._options.labels, inventory),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -215,6 +208,7 @@ class _Server:
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
             ask_records=self.observer.answer,
+            web=self.web.link,
         )
         try:
             await self._run_parts(
@@ -262,6 +256,12 @@ class _Server:
                     server.controller.telemetry,
                     replicated_log.health,
                     self._table_clock.now_ms,
+                )
+                me, now_ms = self._identity.server, self._table_clock.now_ms
+                nursery.start_soon(self.web.run, server, links, me, now_ms)
+                nursery.start_soon(
+                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    *(server.controller, self.machine, replicated_log.health, self.observer),
                 )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",

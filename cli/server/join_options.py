@@ -9,6 +9,17 @@ from gpupool.pool.errors import UsageError
 from gpupool.remoting.devices.fault_script import Entry
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import Authority
+from gpupool.remoting.transport.web_certificate import SiteFiles
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """The options of ``gpupool join`` that concern HTTPS."""
+
+    site: SiteFiles | None = None  # a certificate of the site's own
+    open_networks: tuple[str, ...] = ()  # that may scrape without a token
+    users: int = 0  # that have their own rows in the metrics
+    sd_labels: tuple[str, ...] = ()  # of servers, told to Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +45,12 @@ class JoinOptions:
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
     history: HistorySettings = HistorySettings()
+    web: WebOptions | None = None  # None: no HTTPS
+    drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained
 
 
 HISTORY_SIZE_MIN = 16 << 20
+HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
 KEEP_10S_MIN_S, KEEP_1M_MIN_S = 3600, 86_400
 
 

@@ -131,6 +131,7 @@ class AdminService:
                 "waiting": len(context.wait_queue),
                 "proposals": len(context.proposer),
             },
+            findings=context.checks.findings,
         )
 
     def _get_audit(self, client: Client, call: int, _message: m.GetAudit) -> None:

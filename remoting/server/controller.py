@@ -67,13 +67,11 @@ What is never true:
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Server, TokenKind
+from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
 from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
@@ -86,7 +84,7 @@ from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
 from gpupool.remoting.server.ca_service import CaService
-from gpupool.remoting.server.client_checks import authenticate, check_rights, welcome
+from gpupool.remoting.server.client_checks import authenticate, check_rights, check_text, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
@@ -96,6 +94,7 @@ from gpupool.remoting.server.service_context import (
     Client,
     ClientTable,
     Handler,
+    SelfChecks,
     ServiceContext,
     Signer,
 )
@@ -136,9 +135,8 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
-        signs: Callable[[], Signs] = dict[Any, str],
     ) -> None:
-        actions: list[Action] = []
+        self.checks, actions = SelfChecks(), list[Action]()
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
         context = ServiceContext(
             machine=machine,
@@ -158,7 +156,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
-            signs=signs,
+            checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
@@ -286,6 +284,10 @@ class Controller:
     def telemetry(self) -> Telemetry:
         """Return what this server measures of itself."""
         return self._admin.telemetry()
+
+    def check_token(self, text: str) -> Token:
+        """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
+        return check_text(self._context, text)
 
     def is_welcomed(self, connection: int) -> bool:
         """Return whether the client of an open connection has shown a good token."""

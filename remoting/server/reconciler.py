@@ -184,7 +184,7 @@ class Reconciler:
 
     def _drain_failing(self, state: PoolState) -> None:
         """Drain GPUs of this server that show a sign for which the operators want that."""
-        signs = self._signs.look(self._context.signs(), self._context.now_ms(), state.era)
+        signs = self._signs.look(self._context.checks.signs, self._context.now_ms(), state.era)
         for command in plan_drains(state, self._self, signs):
             self._once(command)
 

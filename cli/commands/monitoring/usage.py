@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import trio
 
 from gpupool import __version__
 from gpupool.cli.commands.audit import parse_since
@@ -155,6 +154,8 @@ async def _both(
     pool: "Pool", asked: HistoryQuery, records: RecordQuery
 ) -> "tuple[HistoryAnswer, UsageAnswer]":
     """Ask both at once: each waits for servers that are dead."""
+    import trio
+
     measured: list[HistoryAnswer] = []
 
     async def ask() -> None:

@@ -21,7 +21,7 @@ from gpupool.remoting.transport.pki import create_key_and_csr
 
 Clock = trio.testing.MockClock
 CALLERS = ("server", "other", "viewer", "operator", "user")
-"""Tokens: a joining server's, another user's, a viewer's, an operator's, the concerned user's."""
+"""Tokens: a joining server's, another user's, a viewer's, an operator's, the lease's user's."""
 
 FOREIGN = re.compile(
     r"may not do this|is not yours|not attached to this|another user's|belongs to|"
