@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.common_options import history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     multiple=True,
     help='NAME=VALUE, for filters and people; repeatable. "gpupool label" changes them later.',
 )
+@history_options
 @click.option(
     "--web/--no-web",
     default=True,
@@ -179,7 +180,7 @@ def command(
     labels: tuple[tuple[str, str], ...],
     drain_for: tuple[str, ...],
     log_format: str,
-    **of_web: Any,
+    **more: Any,
 ) -> None:
     r"""Offer this machine's GPUs: create a pool, join one, or resume.
 
@@ -200,7 +201,12 @@ def command(
         raise UsageError("--client-timeout must lie between 1s and 1h")
 
     from gpupool.cli.server.enter_pool import read_authority
-    from gpupool.cli.server.join_options import JoinOptions, read_faults
+    from gpupool.cli.server.join_options import (
+        HISTORY_OPTIONS,
+        JoinOptions,
+        history_settings,
+        read_faults,
+    )
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -223,7 +229,8 @@ def command(
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,
-        web=_web_options(**of_web),
+        history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
+        web=_web_options(**more),
         drain_for=drain_for,
     )
     _run(options, log_format)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from gpupool.cli.lib.output import Invocation
+from gpupool.cli.lib.values import DURATION, SIZE_TYPE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,3 +75,23 @@ def pool_options(function: F) -> F:
         help="File written by login, instead of the user's own.",
     )(function)
     return verbose_option(function)
+
+
+def history_options(function: F) -> F:
+    """Add the options of how long a server keeps what it has measured."""
+    for name, default, what in (
+        ("--keep-1h", "731d", "an hour"),
+        ("--keep-1m", "30d", "a minute"),
+        ("--keep-10s", "1d", "ten seconds"),
+    ):
+        text = f"How long figures of {what} each are kept."
+        function = click.option(name, type=DURATION, default=default, show_default=True, help=text)(
+            function
+        )
+    return click.option(
+        "--history-max",
+        type=SIZE_TYPE,
+        default="1GiB",
+        show_default=True,
+        help="All that is kept of usage and figures; the oldest of the finest figures go first.",
+    )(function)

@@ -138,6 +138,7 @@ class _Server:
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
+            self._options.history,
             web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
