@@ -135,9 +135,9 @@ def gpu_state(server: Server, gpu: Gpu) -> str:
     """Return the word for one GPU: that of its server, or fault, idle, mix or full."""
     if server.status is ServerStatus.UNREACHABLE:
         return "down"
-    if gpu.unfit:
+    if gpu.fault or gpu.clash:
         return "fault"
-    if server.drain_reason is not None:
+    if server.drain_reason is not None or gpu.drain_reason:
         return "drain"
     if server.status is ServerStatus.JOINED:
         return "new"
@@ -196,7 +196,7 @@ def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
             pci_bus_id=gpu.pci_bus_id,
             parent=gpu.parent or "",
             emulated=gpu.emulated,
-            fault=gpu.unfit,
+            fault=gpu.fault or gpu.clash,
         )
         for gpu in sorted(server.gpus.values(), key=lambda gpu: gpu.index)
     )

@@ -20,6 +20,7 @@ from gpupool.cli.lib.values import (
     NAME_TYPE,
     Emulation,
 )
+from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
@@ -57,9 +58,22 @@ if TYPE_CHECKING:
     help="Offer N emulated GPUs of MEM each, as 4:16G, and no real one. NumPy computes for them.",
 )
 @click.option(
+    "--emulate-faults",
+    type=click.Path(dir_okay=False, exists=True),
+    help="A script (TOML) of readings and errors of the emulated GPUs; see docs/monitoring.md.",
+)
+@click.option(
     "--gpus",
     metavar="LIST",
     help="Offer just these GPUs: nvidia-smi's numbers, as 0,2, or beginnings of UUIDs.",
+)
+@click.option(
+    "--gpm",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="Read SM, tensor and memory activity of GPUs since Hopper every 10 s; auto: unless DCGM "
+    "runs here when the server starts.",
 )
 @click.option(
     "--data-encryption",
@@ -133,6 +147,13 @@ if TYPE_CHECKING:
     help="Labels of servers that Prometheus is told with their addresses, as rack,zone.",
 )
 @click.option(
+    "--drain-gpu-for",
+    "drain_for",
+    type=click.Choice(SIGN_NAMES),
+    multiple=True,
+    help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -147,13 +168,16 @@ def command(
     pool_name: str | None,
     witness: bool,
     emulate: Emulation | None,
+    emulate_faults: str | None,
     gpus: str | None,
+    gpm: str,
     data_encryption: str,
     ca: str | None,
     operator_token: bool,
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
+    drain_for: tuple[str, ...],
     log_format: str,
     **of_web: Any,
 ) -> None:
@@ -171,14 +195,12 @@ def command(
     token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
-    if witness and emulate is not None:
-        raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
-    if gpus and (witness or emulate is not None):
-        raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
+    _check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
     if not 1 <= client_timeout <= 3600:
         raise UsageError("--client-timeout must lie between 1s and 1h")
 
     from gpupool.cli.server.enter_pool import read_authority
+    from gpupool.cli.server.find_gpus import read_faults
     from gpupool.cli.server.join_options import JoinOptions
     from gpupool.cli.server.state_dir import may_be_new
 
@@ -193,6 +215,8 @@ def command(
         pool_name=pool_name or f"{paths.default_name()}-pool",
         witness=witness,
         emulate=emulate,
+        faults=read_faults(Path(emulate_faults)) if emulate_faults else (),
+        gpm=gpm,
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
         ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
@@ -201,8 +225,21 @@ def command(
         drain_timeout_s=drain_timeout,
         labels=labels,
         web=_web_options(**of_web),
+        drain_for=drain_for,
     )
     _run(options, log_format)
+
+
+def _check_gpus(
+    gpus: str | None, emulate_faults: str | None, *, witness: bool, emulates: bool
+) -> None:
+    """Raise ``UsageError`` when the options about GPUs do not fit each other."""
+    if witness and emulates:
+        raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
+    if gpus and (witness or emulates):
+        raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
+    if emulate_faults and not emulates:
+        raise UsageError("--emulate-faults is for emulated GPUs", hint="add --emulate")
 
 
 def _web_options(

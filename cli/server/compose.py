@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import trio
 
-from gpupool.cli.lib.values import parse_listen, size_text
+from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
     FIRST_COMMIT_S,
@@ -26,7 +26,9 @@ from gpupool.cli.server.bootstrap import (
     bootstrap_pool,
     make_operator,
 )
-from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
+from gpupool.cli.server.enter_pool import check_options, enter_pool
+from gpupool.cli.server.find_gpus import find_gpus
+from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
@@ -57,10 +59,7 @@ from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.confinement import wanted
-from gpupool.remoting.host.device_lock import DeviceLocks
-from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
@@ -137,7 +136,7 @@ class _Server:
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
-            self.web.link,
+            web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
         self.machine = PoolMachine(
@@ -160,7 +159,7 @@ class _Server:
         if self._separated.keeper is not None:
             self._log.info("this server runs as user %d, and its keeper as root", os.geteuid())
         incarnation = self._state.next_incarnation()
-        inventory = await self._discover()
+        inventory = await find_gpus(self._options, self._identity, self._log)
         contexts = TlsContexts(*self._state.tls_identities())
         storage = open_storage(self._state.path)
         self._refuse_lone_loss(storage)
@@ -207,7 +206,7 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
-            ask_records=self.observer.ask,
+            ask_records=self.observer.answer,
             web=self.web.link,
         )
         try:
@@ -259,6 +258,10 @@ class _Server:
                 )
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 nursery.start_soon(self.web.run, server, links, me, now_ms)
+                nursery.start_soon(
+                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    *(server.controller, self.machine, replicated_log.health, self.observer),
+                )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,
@@ -329,33 +332,6 @@ class _Server:
         )
 
     # --- parts ---------------------------------------------------------------------------------
-
-    async def _discover(self) -> Inventory:
-        emulate = self._options.emulate
-        # Real or emulated, never both: a request for a GPU must not get an emulated one by chance.
-        nvml = None if self._identity.witness or emulate is not None else PynvmlNvml()
-
-        def discover() -> Inventory:
-            return Inventory.discover(
-                self._identity.server,
-                nvml,
-                emulated_count=emulate.count if emulate else 0,
-                emulated_memory=emulate.memory if emulate else 1,
-                only=self._options.gpus,
-                device_locks=DeviceLocks(),
-                log=logging.getLogger("gpupool.gpus").warning,
-            )
-
-        inventory = await trio.to_thread.run_sync(discover)
-        for gpu in inventory.gpus():
-            self._log.info(
-                "GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id
-            )
-        if not inventory.gpus() and not self._identity.witness:
-            raise no_gpu_error(inventory)
-        if inventory.problem and emulate is None and not self._identity.witness:
-            self._log.warning("%s", inventory.problem)
-        return inventory
 
     def _authority(self, ca_pem: bytes) -> Authority | None:
         key = self._state.read(CA_KEY)

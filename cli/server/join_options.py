@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.cli.lib.values import Emulation
+from gpupool.remoting.devices.fault_script import Entry
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import Authority
 from gpupool.remoting.transport.web_certificate import SiteFiles
@@ -32,7 +33,9 @@ class JoinOptions:
     pool_name: str
     witness: bool
     emulate: Emulation | None
+    faults: tuple[Entry, ...]  # of emulated GPUs, by a script
     gpus: tuple[str, ...]  # to offer; empty: all
+    gpm: str  # auto, on, off
     data_encryption: str
     ca: Authority | None  # of a new pool: that of a former pool
     operator_token: bool  # make another one, and print it
@@ -40,3 +43,4 @@ class JoinOptions:
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
     web: WebOptions | None = None  # None: no HTTPS
+    drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained

@@ -115,6 +115,23 @@ class DrainServer:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainGpu:
+    """Stop (or with None, resume) granting on one GPU; ``order`` as in ``DrainServer``.
+
+    A server drains a GPU by itself for a ``sign`` that it sees. ``onset`` is when the sign came, by
+    the pool's time, or 0 when it may have been there before that server looked.
+    """
+
+    server: ServerId
+    gpu: GpuId
+    reason: str | None
+    by: str
+    order: bytes = b""
+    sign: str = ""  # empty: a person orders it
+    onset: Milliseconds = Milliseconds(0)
+
+
+@dataclass(frozen=True, slots=True)
 class LabelServer:
     """Set some labels of a server, and take some away; ``order`` as in ``DrainServer``."""
 
@@ -303,6 +320,7 @@ Command = (
     | RemoveServer
     | ReportGpus
     | DrainServer
+    | DrainGpu
     | LabelServer
     | Grant
     | CancelRequest
@@ -331,6 +349,7 @@ KINDS: dict[str, type[Command]] = {
     "remove-server": RemoveServer,
     "report-gpus": ReportGpus,
     "drain-server": DrainServer,
+    "drain-gpu": DrainGpu,
     "label-server": LabelServer,
     "grant": Grant,
     "cancel-request": CancelRequest,

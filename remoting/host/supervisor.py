@@ -45,6 +45,14 @@ from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.measuring.session_meter import (
+    LeaseUse,
+    Totals,
+    emulated_busy,
+    memory_in_use,
+    session_telemetry,
+    shares_by_lease,
+)
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
@@ -111,7 +119,7 @@ class HostSupervisor:
         self._address_of = address_of
         self._log = log
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
-        self._totals: dict[LeaseId, worker_messages.Report] = {}  # of workers that have ended
+        self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
         root = keeper is not None or os.geteuid() == 0
         self._confinement = Confinement(confine, inventory.device_nodes(), root)
@@ -184,23 +192,28 @@ class HostSupervisor:
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
         """Return the latest readings of GPUs and sessions."""
         accounted = {gpu.id: self.budget.used_on(gpu.id) for gpu in self.gpus()}
-        workers = self.worker_count()
-        totals = dict(self._totals)
+        totals = {lease: total.copy() for lease, total in self._totals.items()}
+        workers: dict[LeaseId, list[WorkerHandle]] = {lease: [] for lease in totals}
         for worker in self.worker_pool.workers.values():
             if worker.lease is not None:
-                totals[worker.lease] = _sum(totals.get(worker.lease), worker.totals)
-        sessions = tuple(
-            SessionTelemetry(
-                lease=lease,
-                workers=workers.get(lease, 0),
-                calls=total.calls,
-                bytes_in=total.bytes_in,
-                bytes_out=total.bytes_out,
-                memory_reserved=sum(self.budget.usage(lease, gpu) for gpu in accounted),
+                totals.setdefault(worker.lease, Totals()).add(worker)
+                workers.setdefault(worker.lease, []).append(worker)
+        now, living = trio.current_time(), self.worker_pool.workers.values()
+        busy, emulated = emulated_busy(living, now)
+        real, estimates = shares_by_lease(self.inventory, living, now)
+        idle_s = self.idle_s()
+        sessions: list[SessionTelemetry] = []
+        for lease, total in sorted(totals.items()):
+            reserved = sum(self.budget.usage(lease, gpu) for gpu in accounted)
+            use = LeaseUse(
+                memory_reserved=reserved,
+                memory_used=memory_in_use(self.inventory, workers[lease], reserved),
+                idle_s=idle_s.get(lease),
+                busy={**emulated.get(lease, {}), **real.get(lease, {})},
+                estimated=lease in estimates,
             )
-            for lease, total in sorted(totals.items())
-        )
-        return self.inventory.telemetry(accounted), sessions
+            sessions.append(session_telemetry(lease, total, workers[lease], use))
+        return self.inventory.telemetry(accounted, busy), tuple(sessions)
 
     def confinement(self) -> tuple[str, ...]:
         """Return the confinement of the live workers; for ``doctor`` and tests."""
@@ -303,11 +316,14 @@ class HostSupervisor:
         elif isinstance(message, worker_messages.Connected):
             if worker.state is WorkerState.WAITING:
                 worker.state = WorkerState.CONNECTED
+            worker.transport = message.transport
             worker.connected.set()
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
             # The program's use only: the worker's own allocations change no total.
-            worker.totals = message
+            worker.totals, worker.reported_at = message, trio.current_time()
+            if message.executed_us is not None:
+                worker.execution.take(message.executed_us, trio.current_time())
             self._note_use(worker)
         elif isinstance(message, worker_messages.Rejected):
             worker.say(f"a connection was refused: {message.reason}", self._log)
@@ -332,7 +348,7 @@ class HostSupervisor:
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)
         if worker.lease is not None:
-            self._totals[worker.lease] = _sum(self._totals.get(worker.lease), worker.totals)
+            self._totals.setdefault(worker.lease, Totals()).add(worker)
 
     async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
         """Connect a worker to another server of its lease, which is all that it may reach."""
@@ -355,15 +371,3 @@ class HostSupervisor:
         finally:
             if connection is not None:
                 connection.socket.close()
-
-
-def _sum(
-    left: worker_messages.Report | None, right: worker_messages.Report
-) -> worker_messages.Report:
-    if left is None:
-        return right
-    return worker_messages.Report(
-        left.calls + right.calls,
-        left.bytes_in + right.bytes_in,
-        left.bytes_out + right.bytes_out,
-    )

@@ -73,7 +73,7 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
-from gpupool.pool.record_query import RecordPage
+from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
@@ -94,6 +94,7 @@ from gpupool.remoting.server.service_context import (
     Client,
     ClientTable,
     Handler,
+    SelfChecks,
     ServiceContext,
     Signer,
 )
@@ -135,7 +136,7 @@ class Controller:
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
     ) -> None:
-        actions: list[Action] = []
+        self.checks, actions = SelfChecks(), list[Action]()
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
         context = ServiceContext(
             machine=machine,
@@ -155,6 +156,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
+            checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
@@ -162,16 +164,14 @@ class Controller:
         )
         self._context = context
         self.table_clock = table_clock
-        self._clients = context.clients
-        self._actions = actions
+        self._clients, self._actions = context.clients, actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
         self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
         self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
         self._reconciler = Reconciler(context)
-        self._leases = LeaseService(context)
-        self._admin = AdminService(context)
+        self._leases, self._admin = LeaseService(context), AdminService(context)
         self._policies = PolicyService(context)
         self._authorities = CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
@@ -244,7 +244,7 @@ class Controller:
         self._policies.compiled(number, result)
         return self._take()
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> list[Action]:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
         self._admin.usage_answered(number, result)
         return self._take()

@@ -60,7 +60,11 @@ def test_help_panels_filter_and_json(live_pool: Any, terminal: Any) -> None:
     terminal.read_until("1 Servers (1 of 3)")
     terminal.type(b"y")
     terminal.read_until('"server": {')
-    terminal.type(b"\x1b[6~" * 9)
+    terminal.text = ""
+    terminal.type(b"\x1b[6~")
+    terminal.read_until("arrows scroll")
+    terminal.resize(600, 80)  # all of it at once
+    terminal.process.send_signal(signal.SIGWINCH)
     terminal.read_until('"telemetry": {')
     terminal.type(b"q")
     assert terminal.wait() == 0

@@ -292,6 +292,24 @@ def ca_exchanged() -> list[Command]:
     ]
 
 
+def gpus_drained() -> list[Command]:
+    """Return orders about single GPUs, and what a server drains by itself."""
+    one, other = (gpu.id for gpu in gpus_of("a")[:2])
+    since = Milliseconds(START_MS)
+
+    def hot(gpu: GpuId, onset: Milliseconds) -> Command:
+        return commands.DrainGpu(A, gpu, "auto: thermal: hot", "a", sign="thermal", onset=onset)
+
+    return [
+        commands.DrainGpu(A, one, "new fan", "root", b"\x05" * 16),
+        commands.DrainGpu(A, one, None, "root", b"\x06" * 16),
+        commands.DrainGpu(A, one, "new fan", "root", b"\x05" * 16),
+        hot(one, since),
+        hot(one, FAR),
+        hot(other, since),
+    ]
+
+
 class Script:
     """A table, and what its commands answered."""
 
@@ -336,6 +354,8 @@ def scripts() -> list[Script]:
     pool.keep("of two CAs")
     pool.run(ca_exchanged()[4:])
     pool.keep("of the second CA")
+    pool.run(gpus_drained())
+    pool.keep("with a drained GPU")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))

@@ -77,6 +77,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table restored",
         "table clock set",
         "table of two CAs",
+        "table with a drained GPU",
         SOON,
         *RECORDING,
     ):

@@ -144,6 +144,10 @@ async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryp
                 await worker.ended.wait()
     (session,) = kit.host.telemetry()[1]
     assert session.calls >= 20
+    assert (session.door, session.transport) == ("arrays", encryption.replace("off", "tcp"))
+    assert session.waits is not None
+    assert 4 <= session.waits < session.calls  # the three printed values, and the download
+    assert session.wait_us
     assert kit.host.budget.used_on(kit.host.gpus()[0].id) == 0
 
 
