@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("view:status", "Show servers, GPUs, leases and the health of the pool."),
     "top": ("view:top", "Watch the pool live."),
     "health": ("monitoring.health:command", "Show what is wrong with the pool."),
+    "alerts": ("monitoring.alerts", "Try the alerts that a server sends."),
     "gpus": ("view:gpus", "List every GPU with what is free on it."),
     "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),

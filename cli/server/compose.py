@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import trio
 
-from gpupool import __version__
 from gpupool.cli.lib.values import parse_listen, size_text
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
@@ -33,9 +32,9 @@ from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
-    advertised_speed,
     open_listeners,
 )
+from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -62,13 +61,11 @@ from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.confinement import wanted
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.network_speed import has_rdma
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
@@ -199,15 +196,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=Software(
-                address=self._address,
-                version=__version__,
-                driver_version=inventory.driver_version,
-                cuda_version=inventory.cuda_version,
-                labels=self._options.labels,
-                link_speed=await trio.to_thread.run_sync(advertised_speed, self._address),
-                rdma=has_rdma(),
-            ),
+            software=await describe(self._address, inventory, self._options),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
