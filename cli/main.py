@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("view:top", "Watch the pool live."),
     "health": ("monitoring.health:command", "Show what is wrong with the pool."),
     "web": ("monitoring.web", "Show the pool in the browser: live, usage, health."),
+    "alerts": ("monitoring.alerts", "Try the alerts that a server sends."),
     "gpus": ("view:gpus", "List every GPU with what is free on it."),
     "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),

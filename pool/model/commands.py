@@ -64,6 +64,7 @@ class ServerUp:
     accounts: bool = field(default=False, metadata=OPTIONAL)
     """Its program records leases as they end. The first such command begins the pool's records:
     servers that read the same log with a former program, or from another snapshot, number alike."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)  # it can send them
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,8 @@ class Server:
     """The latest orders of operators that were carried out, so that none is when it comes again."""
     issuer: bytes = field(default=b"", metadata=OPTIONAL)
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)
+    """Whether it can send alerts: it has the file that says to whom."""
     gpu_orders: dict[GpuId, GpuOrder] = field(
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )

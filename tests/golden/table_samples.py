@@ -356,6 +356,11 @@ def scripts() -> list[Script]:
     pool.keep("of the second CA")
     pool.run(gpus_drained())
     pool.keep("with a drained GPU")
+    up = commands.ServerUp(
+        A, Incarnation(3), "a:7471", "0.1.2", "580.2", "13.0", gpus_of("a"), alerts=True
+    )
+    pool.run([up])
+    pool.keep("of a server with alerts")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))

@@ -78,6 +78,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table clock set",
         "table of two CAs",
         "table with a drained GPU",
+        "table of a server with alerts",
         SOON,
         *RECORDING,
     ):

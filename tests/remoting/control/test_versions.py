@@ -28,7 +28,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (6, "cb7348510cdc"),
-    "table": (5, "e22c3acb8a34"),
+    "table": (5, "2d3ff745df6f"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
