@@ -79,6 +79,8 @@ def gpu_state(server: ServerView, gpu: GpuView) -> str:
         return "down"
     if server.state in ("down", "drain", "new"):
         return server.state
+    if gpu.drain:
+        return "drain"
     if not gpu.memory_granted:
         return "idle"
     return "full" if gpu.memory_free < gpu.capacity // FULL_SHARE else "mix"
@@ -220,6 +222,7 @@ def _gpus(moment: Moment, memory: Memory) -> Table:
         "foreign": [gpu.memory_foreign // MIB for *_, gpu, _ in rows],
         "leases": [len(gpu.leases) for *_, gpu, _ in rows],
         "fault": [visible(gpu.fault) for *_, gpu, _ in rows],
+        "drain": [visible(gpu.drain) for *_, gpu, _ in rows],
         "kind": ["emulated" if gpu.emulated else "MIG" if gpu.mig else "" for *_, gpu, _ in rows],
         "wire": [wires.get((server.id, gpu.id)) for _, server, gpu, _ in rows],
     }

@@ -68,7 +68,7 @@ export function layout(servers, gpus, width) {
   const fit_ = Math.max(1, Math.floor((width + between) / (widest * (wide + gap) - gap + between)));
   const columns = Math.min(filled, fit_);
   const room = (width + between) / columns - between;
-  const cellWidth = Math.max(4, Math.min(150, Math.floor((room + gap) / widest - gap)));
+  const cellWidth = Math.max(4, Math.min(260, Math.floor((room + gap) / widest - gap)));
   const blockWidth = widest * (cellWidth + gap) - gap;
   const across = Math.max(1, Math.floor((width + between) / (blockWidth + between)));
   const head = names ? 22 : 0;
@@ -176,7 +176,7 @@ class Heat extends HTMLElement {
     const old = server.stale || server.state === "down";
     if (old || gpus.fault[i]) hatch(ctx, x, y, width, height, radius, colours, old);
     if (gpus.fault[i]) outline(ctx, x, y, width, height, radius, colours.fail, 2);
-    else if (server.state === "drain") outline(ctx, x, y, width, height, radius, colours.warn, width > 12 ? 2 : 1);
+    else if (server.state === "drain" || (gpus.drain && gpus.drain[i])) outline(ctx, x, y, width, height, radius, colours.warn, width > 12 ? 2 : 1);
     if (chosen) outline(ctx, x, y, width, height, radius, colours.text, 2);
     if (width >= 34 && height >= 26) {
       ctx.fillStyle = old || !step ? colours.name : step.light ? (dark() ? colours.on : colours.text) : dark() ? colours.text : colours.on;

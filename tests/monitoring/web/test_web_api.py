@@ -11,10 +11,10 @@ import pytest
 from tests.asgi_client import Answer, Client
 from tests.fake_web_pool import GIB, HOSTILE, FakePool
 
-from gpupool.monitoring.web.app import make_app
 from gpupool.monitoring.web.gate import LocalGate
 from gpupool.monitoring.web.live_book import Book, Document
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.page_app import make_app
 from gpupool.remoting.protocol import messages as m
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -366,6 +366,23 @@ async def test_the_last_hour_is_there_for_charts(page: Page) -> None:
         assert len(told["t"]) == 5 and told["t"][1] - told["t"][0] == 5000
         assert all(each is not None for each in told["series"]["power"])
     assert (await page.client.get("/api/v1/recent?metrics=secret")).status_code == 400
+
+
+async def test_what_servers_have_kept_is_told_by_the_words_of_gpupool_history(page: Page) -> None:
+    day = "since=1795300000000&until=1795370400000"
+    told = await page.get(f"history?of=node-1&metric=power&{day}")
+    assert told["title"] == "node-1" and told["unit"] == "W" and "busy" in told["metrics"]
+    [line] = told["lines"]
+    assert len(line["t"]) == len(line["values"]) > 200
+    assert "granted" in (await page.get(f"history?{day}"))["metrics"]
+    for wrong in (
+        "of=node-1&metric=x",
+        "since=5&until=4",
+        "since=x",
+        "of=" + "x" * 300,
+    ):
+        answer = await page.client.get(f"/api/v1/history?{day}&{wrong}")
+        assert answer.status_code == 400, wrong
 
 
 async def test_audit_and_policy_are_told(page: Page) -> None:

@@ -66,7 +66,7 @@ function one(name, index) {
   const xids = measured ? Object.entries(measured.xids || {}) : [];
   const some = (list) => list.some(known);
   return html`
-    <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span></div>
+    <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a></span></div>
     ${gpu.fault ? html`<p class="notice fail">${gpu.fault}. It is not granted.</p>` : nothing}
     ${gpu.stale ? html`<p class="notice fail">Its server says nothing since ${full(gpu.stale)}. What is below is the last that it said.</p>` : nothing}
     ${facts([

@@ -118,7 +118,7 @@ function one(name) {
   return html`
     <div class="filters">${state(serverState(server))} <span class="tag">${server.role}</span>
       ${server.reason ? html`<span class="muted">${server.reason}</span>` : nothing}
-      <span class="right no-print">${order}</span></div>
+      <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: server.name, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
     ${server.stale ? html`<p class="notice fail">It says nothing${server.stale > 1 ? html` since ${full(server.stale)}, ${since(server.stale)} ago` : ""}. What is below is the last that it said.</p>` : nothing}
     ${facts([
       ["Busy, mean", known(server.busy) ? Math.round(server.busy) : "–", "%", bar([[server.busy, "a"]])],

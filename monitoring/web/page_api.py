@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpupool.monitoring.web.gate import Gate
+from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
 from gpupool.monitoring.web.pool_source import PoolSource
@@ -119,6 +120,7 @@ class Api:
             "/work": self._changed,
             "/server/{server}": self._server,
             "/recent": self._recent,
+            "/history": self._history,
             "/usage": self._usage,
             "/records": self._records,
             "/lease/{lease}": self._lease,
@@ -231,6 +233,9 @@ class Api:
             times = [at for at, _ in points]
             found[metric] = [value for _, value in points]
         return _json(request, {"t": times, "series": found})
+
+    async def _history(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_series(source, request.query_params))
 
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params
