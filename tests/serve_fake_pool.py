@@ -6,18 +6,23 @@ the page has ordered.
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import trio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fake_web_pool import FakePool
+from tests.fake_web_pool import START_MS, FakePool
 
 from gpupool.monitoring.web.gate import LocalGate
 from gpupool.monitoring.web.page_app import make_app
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.monitoring.web.serving import loopback_socket, serve_page
+from gpupool.pool.model.ids import Milliseconds
+
+MANY, FEW = 100, 12
 
 
 class MovingPool(FakePool):
@@ -25,12 +30,35 @@ class MovingPool(FakePool):
 
     _made: tuple[int, Snapshot | None] = (-1, None)
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._few: list[Snapshot] = []
+        self.began = trio.current_time() - 100.0
+        if self.servers > MANY:
+            self.latest()
+
     def latest(self) -> Snapshot | None:
         """Return the snapshot of this second."""
         self.time_s = trio.current_time() - self.began
+        if self.servers > MANY:
+            return self._one_of_a_few()
         if self._made[0] != int(self.time_s):
             self._made = (int(self.time_s), super().latest())
         return self._made[1]
+
+    def _one_of_a_few(self) -> Snapshot:
+        """Return a snapshot that was made before: to make one anew takes longer than to tell it."""
+        if not self._few:
+            for second in range(100, 100 + FEW):
+                self.time_s = second
+                made = super().latest()
+                assert made is not None
+                self._few.append(made)
+        now = trio.current_time() - self.began
+        found = self._few[int(now) % FEW]
+        at = START_MS + int(now) * 1000
+        view = replace(found.view, now=Milliseconds(at))
+        return replace(found, view=view, view_at=now, heard_at=dict.fromkeys(found.heard_at, now))
 
     began = 0.0
 
@@ -48,7 +76,6 @@ async def main() -> None:
     listener = loopback_socket(given.pop("port"))
     port = listener.getsockname()[1]
     pool = MovingPool(**given)
-    pool.began = trio.current_time() - 100.0
     gate = LocalGate(pool, port)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_page, make_app(gate), listener)

@@ -25,8 +25,9 @@ from gpupool.pool.errors import (
     GpupoolError,
     UsageError,
 )
-from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.view import visible
 from gpupool.remoting.protocol import messages as m
 
 JSON = "application/json"
@@ -210,7 +211,14 @@ class Api:
             if snapshot is not None and wanted in (server.id, server.name):
                 measured = snapshot.telemetry.get(server.id)
                 stale = Moment(snapshot, source.now()).stale_since(server)
-                told = {"server": server, "telemetry": measured, "stale": stale}
+                names = {each.id: visible(each.name) for each in servers}
+                peers = measured.consensus.link_rtt_s if measured and measured.consensus else ()
+                told = {
+                    "server": server,
+                    "telemetry": measured,
+                    "stale": stale,
+                    "names": {each: names[each] for each in peers if each in names},
+                }
                 return _json(request, told)
         raise UsageError(f"the pool has no server named {wanted}")
 
@@ -220,7 +228,7 @@ class Api:
         metrics = [each for each in asked.get("metrics", "busy").split(",") if each]
         if not set(metrics) <= {*METRICS, "waiting"}:
             raise UsageError("there is no such metric", hint=", ".join(METRICS))
-        server, gpu = ServerId(asked.get("server", "")), asked.get("gpu", "")
+        server, gpu = asked.get("server", ""), asked.get("gpu", "")
         found: dict[str, list[float | None]] = {}
         times: list[int] = []
         for metric in metrics:

@@ -19,7 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """() => {
   const paint = performance.getEntriesByName('first-contentful-paint')[0];
-  const all = [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')];
+  const kinds = ['navigation', 'resource'];
+  const all = kinds.flatMap((each) => performance.getEntriesByType(each));
   return {
     paint: paint ? paint.startTime : null,
     complete: performance.now(),

@@ -19,11 +19,11 @@ export function enter([name, index]) {
   detail.key = key;
   detail.data = null;
   return async () => {
-    const server = rows("servers").find((each) => each.name === name || each.id === name);
+    const server = rows("servers").find((each) => each.name === name);
     if (!server) return;
-    charts = charts || recent({ server: server.id, gpu: index, metrics: "busy,granted,temperature,power" });
+    charts = charts || recent({ server: server.name, gpu: index, metrics: "busy,granted,temperature,power" });
     await charts();
-    const { data } = await ask(`server/${encodeURIComponent(server.id)}`);
+    const { data } = await ask(`server/${encodeURIComponent(server.name)}`);
     if (detail.key === key) detail.data = data;
   };
 }
@@ -57,7 +57,7 @@ function one(name, index) {
   if (!gpu) return none(`There is no GPU ${index} on "${name}".`);
   const servers = rows("servers");
   const server = servers[gpu.at];
-  const leases = leasesOn((each, at) => each.id === server.id && at === gpu.index, servers);
+  const leases = leasesOn((each, at) => each.name === server.name && at === gpu.index, servers);
   const data = charts ? charts.data : { t: [], series: {} };
   const of = (metric) => data.series[metric] || [];
   const static_ = detail.data && detail.data.server.gpus.find((each) => each.index === gpu.index);

@@ -57,7 +57,7 @@ async function live(of, metrics) {
     const found = servers.find((each) => each.name === server);
     if (name !== "pool" && !found) return null;
     const query = new URLSearchParams({ metrics: names.join(",") });
-    if (found) query.set("server", found.id);
+    if (found) query.set("server", found.name);
     if (gpu !== undefined) query.set("gpu", gpu);
     return { name, data: (await ask(`recent?${query}`)).data };
   }));
