@@ -71,7 +71,7 @@ EXAMPLES = """\b
 Examples:
   gpupool demo                                    see it work, without any GPU
   gpupool join                                    on the first GPU server
-  gpupool join --token TOKEN                      on every other one
+  gpupool join --token -                          on every other one; reads a token
   gpupool run -n 2 -p 0.5 -- python train.py      two half GPUs, from anywhere
   gpupool top                                     watch the pool"""
 

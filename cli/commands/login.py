@@ -11,6 +11,7 @@ from gpupool.cli.lib.output import say
 from gpupool.pool.errors import UsageError
 
 TOKEN_LENGTH_MAX = 8192
+STDIN = "-"
 
 
 def read_token(given: str | None) -> str:
@@ -19,7 +20,7 @@ def read_token(given: str | None) -> str:
     Raises:
         UsageError: when there is none.
     """
-    if given and given != "-":
+    if given and given != STDIN:
         return given
     if given is None and sys.stdin.isatty():
         text: str = click.prompt("Token", hide_input=True, err=True)

@@ -64,7 +64,7 @@ FALLBACK_DIAL_S = 0.5
 restarted server may not know any address before its table has caught up with somebody's."""
 
 GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds
-VERSION = 5
+VERSION = 6
 """Grows with every change that another server would read, or carry out, differently: of these
 frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
 

@@ -14,7 +14,8 @@ answer and the rights: see ``declaration``. The drawing of it all::
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit, GetUsage                       AuditNow, UsageIs
                  Subscribe                                Done
-    orders       CreateToken, RevokeToken, EndLease       Done
+    orders       CreateToken, RevokeToken, RenewToken     Done
+                 EndLease
                  RemoveServer, DrainServer, LabelServer,
                  SetClock, RotateCa, RetireCa             Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
@@ -109,6 +110,7 @@ from gpupool.remoting.protocol.messages.orders import (
     LabelServer,
     Order,
     RemoveServer,
+    RenewToken,
     RetireCa,
     RevokeToken,
     RotateCa,

@@ -18,7 +18,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.codec import OPTIONAL
-from gpupool.pool.model.ids import ServerId, TokenId
+from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol.messages.declaration import (
     Answer,
@@ -36,7 +36,7 @@ from gpupool.remoting.protocol.messages.declaration import (
 #: are read strictly. A new call, a new field of one, and a change that an older client would
 #: misread make ``PROTOCOL`` grow; a call that older clients could not make any more makes
 #: ``PROTOCOL_OLDEST`` grow too.
-PROTOCOL = 6
+PROTOCOL = 7
 PROTOCOL_OLDEST = 2
 
 
@@ -94,6 +94,8 @@ class Welcome(Answer):
     members: tuple[Member, ...]
     ca_pem: bytes = field(default=b"", metadata=OPTIONAL)
     """The CAs that are trusted, the one that signs last; empty when there was never another one."""
+    expires_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
+    """When the token expires, if that is soon; 0 if it is not."""
 
 
 @message(130)
