@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("token", "Create, list and revoke tokens."),
     "login": ("login", "Store a token, so that this user can use the pool."),
     "logout": ("logout", "Forget the stored token."),
+    "use": ("logins.use:command", "Show your logins to several pools, and change between them."),
+    "whoami": ("logins.whoami:command", "Show who you are to the pool, and until when."),
     "policy": ("policy", "Show, check and change who may hold how much, and when."),
     "drain": ("admin:drain", "Stop granting on a server; what runs goes on."),
     "undrain": ("admin:undrain", "Grant on a drained server again."),

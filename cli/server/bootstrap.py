@@ -184,11 +184,7 @@ def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
         addresses=token.addresses,
     )
     try:
-        kept = founder.save_login(credentials)
+        founder.logged_in = founder.save_login(credentials)
     except GpupoolError as error:
         founder.log.warning("nobody is logged in: %s", error)
         founder.logged_in = f"Nobody is logged in here: {error}"
-        return
-    founder.logged_in = f"You ({user_name()}) are logged in as its operator."
-    if kept is not None:
-        founder.logged_in += f" Your former login was kept as {kept}."

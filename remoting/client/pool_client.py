@@ -225,6 +225,16 @@ class Pool:
         )
         return format_token(text)
 
+    def welcome(self) -> m.Welcome:
+        """Return how a server greeted this client.
+
+        Raises:
+            UnreachableError: no server is connected now.
+        """
+        for each in self.connections.by_server.values():
+            return each.welcome
+        raise UnreachableError("no server is connected")
+
     def expires_at(self) -> int:
         """Return when the token expires, in table time; 0 if that is not soon."""
         welcomes = [each.welcome for each in self.connections.by_server.values()]
