@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpupool.cli.commands.login import STDIN, read_token
 from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import history_options, verbose_option
 from gpupool.cli.lib.output import invocation
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("address", metavar="[HOST:PORT]", type=ADDRESS, required=False)
-@click.option("--token", help='Made by "gpupool token create --server"; without it, a new pool.')
+@click.option(
+    "--token",
+    help='Made by "gpupool token create --server", or "-" for stdin; without it, a new pool.',
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, exists=True),
@@ -186,8 +190,8 @@ def command(
 
     \b
       gpupool join                          create a pool; prints how to join it
-      gpupool join --token TOKEN            join the pool that TOKEN is for
-      gpupool join --token TOKEN --witness  vote in it without offering a GPU
+      echo TOKEN | gpupool join --token -   join the pool that TOKEN is for
+      gpupool join --token-file FILE        the same; --witness: vote without offering a GPU
       gpupool join                          after a restart: the same server again
 
     Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
@@ -301,6 +305,8 @@ def given_token(token: str | None, token_file: str | None, address: Address | No
         raise UsageError("--token and --token-file exclude each other", hint="give one of them")
     if token_file:
         token = _read_token(Path(token_file))
+    elif token == STDIN:
+        token = read_token(token)
     if address is not None and not token:
         raise UsageError(
             "joining a pool needs a token",

@@ -277,7 +277,7 @@ class _Server:
                 )
                 notify_systemd("READY=1")
                 if founded:
-                    founder.print_welcome()
+                    founder.print_welcome(self._state)
                 elif self._options.operator_token:
                     nursery.start_soon(
                         make_operator,
