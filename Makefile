@@ -44,7 +44,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
+	@echo "Installing gpupool into $(VENV): about half a minute, and a C compiler runs ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
 	@touch $@
 
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
