@@ -65,6 +65,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "config": ("about:config", "Show every setting and where it comes from."),
     "completion": ("about:completion", "Print the completion script of a shell."),
+    "up": ("local.background:up", "Start a pool here in the background, to play with."),
+    "down": ("local.background:down", "End the pool that up started."),
     "demo": ("about:demo", "See it all work on this machine, without any GPU."),
     "simulate": ("simulate:command", "Prove the pool's rules under faults, in virtual time."),
     "version": ("about:version", "Print the version."),

@@ -20,6 +20,7 @@ import click
 import trio
 
 from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.paths import program
 from gpupool.cli.server.bootstrap import TOKENS_FILE
 from gpupool.pool.errors import GpupoolError
 
@@ -60,14 +61,17 @@ class Demonstration:
             kept = self._keep
             took = time.monotonic() - started
             self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
-            self._say('leave out --emulate, and the GPUs are real. Begin with "gpupool join".')
+            self._say("leave out --emulate, and the GPUs are real. To play with a pool like it:")
+            self._show(f"{program()} up")
+            self._say("To create a pool of this machine's GPUs:")
+            self._show(f"{program()} join")
             if self._web:
                 self._show_in_browser()
             elif kept:
                 self._say_how_to_go_on()
             else:
                 self._say("To look at such a pool in the browser:")
-                self._show("gpupool demo --web")
+                self._show(f"{program()} demo --web")
             return 0
         finally:
             if not kept:
@@ -88,12 +92,12 @@ class Demonstration:
         self._command("status")
 
         self._head("Run a program on two half GPUs")
-        program = self._program()
-        self._say(f"{program.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
+        example = self._program()
+        self._say(f"{example.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
         self._say("finds the drop-in, which needs no CUDA, and the arrays live on the server:")
         # On a GPU server CuPy itself may be installed, and would use that server's own GPU.
         door = ["--door", "arrays"] if importlib.util.find_spec("cupy") else []
-        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(program)]
+        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(example)]
         self._command(*run)
 
         self._head("Kill the leader, without a warning")
@@ -123,7 +127,7 @@ class Demonstration:
     def _say_how_to_go_on(self) -> None:
         self._say("\nThe pool goes on. In another terminal:")
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
-        self._show("gpupool top")
+        self._show(f"{program()} top")
         pids = " ".join(str(server.process.pid) for server in self._servers.values())
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")
