@@ -33,10 +33,10 @@ from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
-    advertised_software,
     open_listeners,
 )
 from gpupool.cli.server.measuring import measure, processes_of
+from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -138,6 +138,7 @@ class _Server:
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
+            self._options.history,
             web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
@@ -201,7 +202,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=await advertised_software(self._address, self._options.labels, inventory),
+            software=await describe(self._address, inventory, self._options),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -276,7 +277,7 @@ class _Server:
                 )
                 notify_systemd("READY=1")
                 if founded:
-                    founder.print_welcome()
+                    founder.print_welcome(self._state)
                 elif self._options.operator_token:
                     nursery.start_soon(
                         make_operator,
