@@ -197,8 +197,6 @@ def command(
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     _check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    if not 1 <= client_timeout <= 3600:
-        raise UsageError("--client-timeout must lie between 1s and 1h")
 
     from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.find_gpus import read_faults
@@ -222,7 +220,7 @@ def command(
         data_encryption=data_encryption,
         ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
-        client_timeout_s=client_timeout,
+        client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
         labels=labels,
         history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
@@ -230,6 +228,12 @@ def command(
         drain_for=drain_for,
     )
     _run(options, log_format)
+
+
+def _checked_timeout(client_timeout: float) -> float:
+    if not 1 <= client_timeout <= 3600:
+        raise UsageError("--client-timeout must lie between 1s and 1h")
+    return client_timeout
 
 
 def _check_gpus(
