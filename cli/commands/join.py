@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import history_options, verbose_option
+from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -196,11 +196,10 @@ def command(
     token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
-    _check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
+    check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
 
     from gpupool.cli.server.enter_pool import read_authority
-    from gpupool.cli.server.find_gpus import read_faults
-    from gpupool.cli.server.join_options import HISTORY_OPTIONS, JoinOptions, history_settings
+    from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -223,7 +222,7 @@ def command(
         client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
         labels=labels,
-        history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
+        history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
         web=_web_options(**more),
         drain_for=drain_for,
     )
@@ -236,7 +235,7 @@ def _checked_timeout(client_timeout: float) -> float:
     return client_timeout
 
 
-def _check_gpus(
+def check_gpus(
     gpus: str | None, emulate_faults: str | None, *, witness: bool, emulates: bool
 ) -> None:
     """Raise ``UsageError`` when the options about GPUs do not fit each other."""

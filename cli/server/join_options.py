@@ -6,7 +6,7 @@ from pathlib import Path
 from gpupool.cli.lib.values import Emulation
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.devices.fault_script import Entry
+from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import Authority
 from gpupool.remoting.transport.web_certificate import SiteFiles
@@ -50,7 +50,6 @@ class JoinOptions:
 
 
 HISTORY_SIZE_MIN = 16 << 20
-HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
 KEEP_10S_MIN_S, KEEP_1M_MIN_S = 3600, 86_400
 
 
@@ -69,3 +68,15 @@ def history_settings(
     if not keep_10s <= keep_1m <= keep_1h:
         raise UsageError("coarser figures are kept for as long as finer ones, or for longer")
     return HistorySettings(round(keep_10s), round(keep_1m), round(keep_1h), round(history_max))
+
+
+def read_faults(path: Path) -> tuple[Entry, ...]:
+    """Return the entries of a script of faults.
+
+    Raises:
+        UsageError: when it cannot be read, or is none.
+    """
+    try:
+        return parse_script(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ScriptError) as error:
+        raise UsageError(f"cannot take faults from {path}", why=str(error)) from error

@@ -130,7 +130,11 @@ class AdminService:
                 "connections": len(context.clients.welcomed()),
                 "waiting": len(context.wait_queue),
                 "proposals": len(context.proposer),
+                **context.measures.counters,
             },
+            host=context.measures.host,
+            consensus=context.measures.consensus,
+            histograms=context.measures.histograms(),
             findings=context.checks.findings,
         )
 
