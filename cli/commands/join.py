@@ -10,7 +10,7 @@ import click
 
 from gpupool.cli.commands.login import STDIN, read_token
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import history_options, verbose_option
+from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -201,16 +201,9 @@ def command(
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    if not 1 <= client_timeout <= 3600:
-        raise UsageError("--client-timeout must lie between 1s and 1h")
 
     from gpupool.cli.server.enter_pool import read_authority
-    from gpupool.cli.server.join_options import (
-        HISTORY_OPTIONS,
-        JoinOptions,
-        history_settings,
-        read_faults,
-    )
+    from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -230,14 +223,20 @@ def command(
         data_encryption=data_encryption,
         ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
-        client_timeout_s=client_timeout,
+        client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
         labels=labels,
-        history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
+        history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
         web=_web_options(**more),
         drain_for=drain_for,
     )
     _run(options, log_format)
+
+
+def _checked_timeout(client_timeout: float) -> float:
+    if not 1 <= client_timeout <= 3600:
+        raise UsageError("--client-timeout must lie between 1s and 1h")
+    return client_timeout
 
 
 def check_gpus(

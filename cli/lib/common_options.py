@@ -92,6 +92,9 @@ def pool_options(function: F) -> F:
     return verbose_option(function)
 
 
+HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
+
+
 def history_options(function: F) -> F:
     """Add the options of how long a server keeps what it has measured."""
     for name, default, what in (
