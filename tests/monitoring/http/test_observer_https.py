@@ -1,4 +1,4 @@
-"""The observer as a process that answers HTTPS, and Prometheus with the queries of the dashboard."""
+"""The observer as a process that answers HTTPS; Prometheus, with the queries of the dashboard."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -123,6 +124,7 @@ async def served(folder: Path) -> AsyncGenerator[Server]:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 def test_it_answers_again_after_its_death(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as server:
@@ -224,7 +226,7 @@ def test_prometheus_finds_it_and_each_panel_has_data(tmp_path: Path) -> None:
         log = (tmp_path / "log").read_text()
         assert set(lacking) <= without, log[-2000:]
         found = await _asked(port, "gpupool_server_info")
-        labels = [each["metric"] for each in found]  # type: ignore[index]
+        labels = [cast("Any", each)["metric"] for each in found]
         assert {(each["server"], each["pool"]) for each in labels} == {("gpu-a", "lab")}
 
     async def whole() -> None:
