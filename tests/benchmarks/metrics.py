@@ -167,7 +167,8 @@ async def measure(server: Server, options: argparse.Namespace) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--scrape"]:
-        trio.run(scrape, *sys.argv[2:5], float(sys.argv[5]))
+        ca_file, address, token, seconds = sys.argv[2:6]
+        trio.run(scrape, ca_file, address, token, float(seconds))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
