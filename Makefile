@@ -21,7 +21,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
-  check-wheel lint lock docs clean
+  check-wheel lint lock docs clean web-vendor browser-tests
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
@@ -29,6 +29,8 @@ help:
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
+	@echo "make browser-tests test the web page in Debian's Chromium (apt-get install chromium)"
+	@echo "make web-vendor    get the page's browser libraries anew from npm, and check their sums"
 	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
 	@echo "make lint   only ruff, pyright and the import rules"
@@ -106,6 +108,13 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 lock:
 	$(LOCK) --output-file requirements/server.txt
 	$(LOCK) --extra dev --output-file requirements/dev.txt
+
+web-vendor: $(BIN)/python
+	$(BIN)/python packaging/web_vendor.py
+
+browser-tests: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,browser]'
+	$(BIN)/pytest -m slow tests/monitoring/web/test_browser.py
 
 $(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import trio
 
-from gpupool.cli.lib.values import parse_listen, size_text
+from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
     FIRST_COMMIT_S,
@@ -26,15 +26,16 @@ from gpupool.cli.server.bootstrap import (
     bootstrap_pool,
     make_operator,
 )
-from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
+from gpupool.cli.server.enter_pool import check_options, enter_pool
+from gpupool.cli.server.find_gpus import find_gpus
 from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
+    advertised_software,
     open_listeners,
 )
-from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -45,6 +46,7 @@ from gpupool.cli.server.state_dir import (
     remembered_listen,
 )
 from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
+from gpupool.cli.server.web_door import WebParts
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
@@ -57,10 +59,7 @@ from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.confinement import wanted
-from gpupool.remoting.host.device_lock import DeviceLocks
-from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
@@ -132,10 +131,12 @@ class _Server:
         self._rng = SystemRng()
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
+        self.web = WebParts(separated.options.web, lambda: self.machine.state)
         self.observer = ObserverLink(
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
+            web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
         self.machine = PoolMachine(
@@ -158,7 +159,7 @@ class _Server:
         if self._separated.keeper is not None:
             self._log.info("this server runs as user %d, and its keeper as root", os.geteuid())
         incarnation = self._state.next_incarnation()
-        inventory = await self._discover()
+        inventory = await find_gpus(self._options, self._identity, self._log)
         contexts = TlsContexts(*self._state.tls_identities())
         storage = open_storage(self._state.path)
         self._refuse_lone_loss(storage)
@@ -196,7 +197,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=await describe(self._address, inventory, self._options),
+            software=await advertised_software(self._address, self._options, inventory),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -205,7 +206,8 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
-            ask_records=self.observer.ask,
+            ask_records=self.observer.answer,
+            web=self.web.link,
         )
         try:
             await self._run_parts(
@@ -254,6 +256,8 @@ class _Server:
                     replicated_log.health,
                     self._table_clock.now_ms,
                 )
+                me, now_ms = self._identity.server, self._table_clock.now_ms
+                nursery.start_soon(self.web.run, server, links, me, now_ms)
                 nursery.start_soon(
                     HealthRounds(self._options.drain_for, self._state, self._log).run,
                     *(server.controller, self.machine, replicated_log.health, self.observer),
@@ -328,33 +332,6 @@ class _Server:
         )
 
     # --- parts ---------------------------------------------------------------------------------
-
-    async def _discover(self) -> Inventory:
-        emulate = self._options.emulate
-        # Real or emulated, never both: a request for a GPU must not get an emulated one by chance.
-        nvml = None if self._identity.witness or emulate is not None else PynvmlNvml()
-
-        def discover() -> Inventory:
-            return Inventory.discover(
-                self._identity.server,
-                nvml,
-                emulated_count=emulate.count if emulate else 0,
-                emulated_memory=emulate.memory if emulate else 1,
-                only=self._options.gpus,
-                device_locks=DeviceLocks(),
-                log=logging.getLogger("gpupool.gpus").warning,
-            )
-
-        inventory = await trio.to_thread.run_sync(discover)
-        for gpu in inventory.gpus():
-            self._log.info(
-                "GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id
-            )
-        if not inventory.gpus() and not self._identity.witness:
-            raise no_gpu_error(inventory)
-        if inventory.problem and emulate is None and not self._identity.witness:
-            self._log.warning("%s", inventory.problem)
-        return inventory
 
     def _authority(self, ca_pem: bytes) -> Authority | None:
         key = self._state.read(CA_KEY)

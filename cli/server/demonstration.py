@@ -41,8 +41,9 @@ class Server:
 class Demonstration:
     """Runs the steps of the demonstration, and prints each."""
 
-    def __init__(self, *, keep: bool, color: bool) -> None:
+    def __init__(self, *, keep: bool, color: bool, web: bool = False) -> None:
         self._keep = keep
+        self._web = web
         self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._folder = Path(tempfile.mkdtemp(prefix="gpupool-demo-"))
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
@@ -60,8 +61,13 @@ class Demonstration:
             took = time.monotonic() - started
             self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
             self._say('leave out --emulate, and the GPUs are real. Begin with "gpupool join".')
-            if kept:
+            if self._web:
+                self._show_in_browser()
+            elif kept:
                 self._say_how_to_go_on()
+            else:
+                self._say("To look at such a pool in the browser:")
+                self._show("gpupool demo --web")
             return 0
         finally:
             if not kept:
@@ -121,6 +127,14 @@ class Demonstration:
         pids = " ".join(str(server.process.pid) for server in self._servers.values())
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")
+
+    def _show_in_browser(self) -> None:
+        """Show the pool in the browser until Ctrl-C; then a server that was killed is missed."""
+        self._say("\nThe pool goes on until Ctrl-C, in the browser:")
+        self._show("gpupool web")
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            subprocess.run(self._argv("web"), env=self._env, cwd=self._folder, check=False)
 
     # --- processes -----------------------------------------------------------------------------
 

@@ -49,7 +49,9 @@ from gpupool.remoting.host.measuring.session_meter import (
     LeaseUse,
     Totals,
     emulated_busy,
+    memory_in_use,
     session_telemetry,
+    shares_by_lease,
 )
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
@@ -196,24 +198,22 @@ class HostSupervisor:
             if worker.lease is not None:
                 totals.setdefault(worker.lease, Totals()).add(worker)
                 workers.setdefault(worker.lease, []).append(worker)
-        busy, by_lease = emulated_busy(self.worker_pool.workers.values(), trio.current_time())
+        now, living = trio.current_time(), self.worker_pool.workers.values()
+        busy, emulated = emulated_busy(living, now)
+        real, estimates = shares_by_lease(self.inventory, living, now)
         idle_s = self.idle_s()
-        sessions = tuple(
-            session_telemetry(
-                lease,
-                total,
-                workers[lease],
-                LeaseUse(
-                    memory_reserved=sum(self.budget.usage(lease, gpu) for gpu in accounted),
-                    memory_used=None,
-                    idle_s=idle_s.get(lease),
-                    busy=by_lease.get(lease, {}),
-                    estimated=False,
-                ),
+        sessions: list[SessionTelemetry] = []
+        for lease, total in sorted(totals.items()):
+            reserved = sum(self.budget.usage(lease, gpu) for gpu in accounted)
+            use = LeaseUse(
+                memory_reserved=reserved,
+                memory_used=memory_in_use(self.inventory, workers[lease], reserved),
+                idle_s=idle_s.get(lease),
+                busy={**emulated.get(lease, {}), **real.get(lease, {})},
+                estimated=lease in estimates,
             )
-            for lease, total in sorted(totals.items())
-        )
-        return self.inventory.telemetry(accounted, busy), sessions
+            sessions.append(session_telemetry(lease, total, workers[lease], use))
+        return self.inventory.telemetry(accounted, busy), tuple(sessions)
 
     def confinement(self) -> tuple[str, ...]:
         """Return the confinement of the live workers; for ``doctor`` and tests."""
@@ -321,7 +321,7 @@ class HostSupervisor:
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
             # The program's use only: the worker's own allocations change no total.
-            worker.totals = message
+            worker.totals, worker.reported_at = message, trio.current_time()
             if message.executed_us is not None:
                 worker.execution.take(message.executed_us, trio.current_time())
             self._note_use(worker)

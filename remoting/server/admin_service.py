@@ -16,11 +16,12 @@ from gpupool.pool.errors import (
     NotNowError,
     UsageError,
 )
+from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
-from gpupool.pool.record_query import KEYS, RecordPage
+from gpupool.pool.record_query import KEYS, ObserverPage, ObserverQuery, RecordPage
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView, build_view
@@ -61,6 +62,7 @@ class AdminService:
             m.Subscribe: self._subscribe,
             m.GetAudit: self._get_audit,
             m.GetUsage: self._get_usage,
+            m.GetHistory: self._get_history,
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
@@ -145,9 +147,6 @@ class AdminService:
 
     def _get_usage(self, client: Client, call: int, message: m.GetUsage) -> None:
         """Have the observer answer; a majority is not needed, and every server has the records."""
-        mine = sum(asking is client for asking, _ in self._usage.values())
-        if mine >= USAGE_COUNT_MAX:
-            raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
         query = message.query
         if query.by not in ("", *KEYS):
             raise UsageError(f"usage is not summed by {query.by[:64]}")
@@ -155,15 +154,35 @@ class AdminService:
             query = replace(query, user=client.user)
         else:
             check_unexpired(self._context, client)
+        self._ask_observer(client, call, query)
+
+    def _get_history(self, client: Client, call: int, message: m.GetHistory) -> None:
+        """Have the observer answer from what this server has measured."""
+        query = message.query
+        if client.kind is not TokenKind.OPERATOR:
+            query = replace(query, user=client.user)
+        else:
+            check_unexpired(self._context, client)
+        self._ask_observer(client, call, query)
+
+    def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
+        mine = sum(asking is client for asking, _ in self._usage.values())
+        if mine >= USAGE_COUNT_MAX:
+            raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
         number = next(self._usage_numbers)
         self._usage[number] = client, call
         self._context.actions.append(AskUsage(number, query))
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> None:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> None:
         """Answer the call for which the observer was asked."""
         client, call = self._usage.pop(number)
-        failed = isinstance(result, GpupoolError)
-        self._context.answer(client, call, m.refused(result) if failed else m.UsageIs(result))
+        match result:
+            case RecordPage():
+                self._context.answer(client, call, m.UsageIs(result))
+            case HistoryPage():
+                self._context.answer(client, call, m.HistoryIs(result))
+            case GpupoolError():
+                self._context.answer(client, call, m.refused(result))
 
     def _subscribe(self, client: Client, call: int, message: m.Subscribe) -> None:
         interval_s = message.interval_s

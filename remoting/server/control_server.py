@@ -50,7 +50,7 @@ from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
-from gpupool.remoting.server.router import Router
+from gpupool.remoting.server.router import Router, WebDoor
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.ca_exchange import CaExchange
@@ -101,14 +101,14 @@ class ControlServer:
         table_clock: TableClock | None = None,
         certificates: ServerCertificates | None = None,
         ask_records: AskRecords = records_of_nobody,
+        web: WebDoor | None = None,
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
         self._machine = machine
         self._replicated_log = replicated_log
         self._host = host
         self._identity = identity
-        self._links = links
-        self._clock = clock
+        self._links, self._clock = links, clock
         self._log, self._rate_limited_log = log, RateLimitedLog(log, clock)
         self._settings = settings or ServerSettings()
         self._follow = follow
@@ -125,7 +125,7 @@ class ControlServer:
         self._numbers, self._killing = itertools.count(1), set[LeaseId]()
         self._wake, self._asleep_until = trio.Event(), float("-inf")
         self._nursery: trio.Nursery | None = None
-        self._ask_records = ask_records
+        self._ask_records, self._web = ask_records, web
         self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(
             replicated_log, clock=clock, rng=rng, table_clock=self._table_clock
@@ -420,6 +420,7 @@ class ControlServer:
             clock=self._clock,
             client_count=lambda: len(self._served),
             serve_client=self.serve_stream,
+            web=self._web,
         )
 
     async def _accept(

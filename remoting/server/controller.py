@@ -71,9 +71,9 @@ from collections.abc import Callable
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Server, TokenKind
+from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
-from gpupool.pool.record_query import RecordPage
+from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
@@ -84,7 +84,7 @@ from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
 from gpupool.remoting.server.ca_service import CaService
-from gpupool.remoting.server.client_checks import authenticate, check_rights, welcome
+from gpupool.remoting.server.client_checks import authenticate, check_rights, check_text, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
@@ -244,7 +244,7 @@ class Controller:
         self._policies.compiled(number, result)
         return self._take()
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> list[Action]:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
         self._admin.usage_answered(number, result)
         return self._take()
@@ -284,6 +284,10 @@ class Controller:
     def telemetry(self) -> Telemetry:
         """Return what this server measures of itself."""
         return self._admin.telemetry()
+
+    def check_token(self, text: str) -> Token:
+        """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
+        return check_text(self._context, text)
 
     def is_welcomed(self, connection: int) -> bool:
         """Return whether the client of an open connection has shown a good token."""

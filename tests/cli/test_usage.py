@@ -97,6 +97,26 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert "busy        unknown" in lease
 
 
+def test_history_has_what_was_measured_and_names_who_is_silent(live_pool: Any) -> None:
+    end = time.monotonic() + 40
+    while True:  # a slot of ten seconds is written when it is over
+        done = live_pool.run("history", "b", "--metric", "memory", "--json", "--since", "1h")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        if found["series"]:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    assert (found["schema"], found["unit"], found["silent"]) == (1, "GiB", {})
+    assert found["series"][0]["name"] == "b GPU 0"
+    assert found["series"][0]["step_s"] == 10
+    chart = live_pool.run("history", "pool", "--ascii", "--since", "1h")
+    assert "pool, by " in chart.stdout
+    wrong = live_pool.run("history", "b", "--metric", "nonsense")
+    assert wrong.returncode == 2
+    assert "busy, " in wrong.stderr
+
+
 def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
     program = live_pool.spawn("run", "-p", "0.5", "--", "sleep", "60")
     live_pool.wait_until(one_lease)

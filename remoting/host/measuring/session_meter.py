@@ -1,10 +1,13 @@
 """The use of each lease's sessions on this server, summed over its workers, ended ones included."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.telemetry import SessionTelemetry
+from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.measuring.execution import SILENT_AFTER_S
+from gpupool.remoting.host.measuring.gpu_shares import Process, lease_shares
 from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.protocol.worker_messages import Report
 
@@ -47,6 +50,50 @@ class Totals:
             set(self.doors),
             set(self.transports),
         )
+
+
+def shares_by_lease(
+    inventory: Inventory, workers: Collection[WorkerHandle], now: float
+) -> tuple[dict[LeaseId, dict[GpuId, float]], set[LeaseId]]:
+    """Return each lease's share of the time of each real GPU, and whose shares are estimates."""
+    found: dict[LeaseId, dict[GpuId, float]] = {}
+    estimates: set[LeaseId] = set()
+    on: dict[GpuId, list[Process]] = {}
+    for worker in workers:
+        if worker.lease is not None:
+            executes = now - worker.reported_at < SILENT_AFTER_S
+            process = Process(worker.lease, worker.process.pid, executes)
+            for gpu in worker.real:
+                on.setdefault(gpu, []).append(process)
+    for gpu, processes in on.items():
+        shares, estimated = lease_shares(inventory.use(gpu), processes)
+        for lease, share in shares.items():
+            found.setdefault(lease, {})[gpu] = share
+        if estimated:
+            estimates |= shares.keys()
+    return found, estimates
+
+
+def memory_in_use(
+    inventory: Inventory, workers: Collection[WorkerHandle], reserved: int
+) -> int | None:
+    """Return the bytes of GPU memory of a lease's workers; None where the driver does not say.
+
+    Args:
+        inventory: has the readings.
+        workers: of the lease.
+        reserved: what the budget counts, which is exact for emulated GPUs.
+    """
+    if not any(worker.real for worker in workers):
+        return reserved
+    used = 0
+    for worker in workers:
+        for gpu in worker.real:
+            processes = inventory.own_processes(gpu)
+            if processes is None:
+                return None
+            used += processes.get(worker.process.pid, 0)
+    return used
 
 
 @dataclass(frozen=True, slots=True)

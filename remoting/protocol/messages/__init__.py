@@ -12,7 +12,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
     leases       Ask, Claim, OpenSession                  Offered, Claimed, SessionOpened
                  Cancel, AwaitGpus, Attach, Release       Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
-                 GetAudit, GetUsage                       AuditNow, UsageIs
+                 GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
                  Subscribe                                Done
     orders       CreateToken, RevokeToken, EndLease       Done
                  RemoveServer, DrainServer, DrainGpu,
@@ -34,9 +34,11 @@ answer and the rights: see ``declaration``. The drawing of it all::
 from gpupool.remoting.protocol.messages.admin_messages import (
     AuditNow,
     GetAudit,
+    GetHistory,
     GetTelemetry,
     GetUsage,
     GetView,
+    HistoryIs,
     ListTokens,
     Subscribe,
     TelemetryNow,
