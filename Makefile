@@ -34,7 +34,7 @@ help:
 	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
 	@echo "make lint   only ruff, pyright and the import rules"
-	@echo "make docs   write docs/cli.md anew from the help texts"
+	@echo "make docs   write docs/cli.md and docs/metrics.md anew from the program"
 	@echo "make clean  remove $(VENV) and what tools left behind"
 
 $(BIN)/python:
@@ -130,6 +130,7 @@ test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
+	$(BIN)/python -m gpupool.monitoring.metrics_page > docs/metrics.md
 
 clean:
 	rm -rf $(VENV) build dist gpupool.egg-info .coverage-data coverage.xml .pytest_cache .ruff_cache .hypothesis

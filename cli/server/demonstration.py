@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -21,6 +20,7 @@ import click
 import trio
 
 from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.server.bootstrap import TOKENS_FILE
 from gpupool.pool.errors import GpupoolError
 
 NAMES = ("server-a", "server-b", "server-c")
@@ -78,11 +78,11 @@ class Demonstration:
         self._say("A server of a pool is one process. The first creates the pool:")
         self._show(f"gpupool join --emulate {EMULATE}")
         first = self._start(NAMES[0], [])
-        token = self._token_printed_by(first)
-        self._say("It printed a token, which lets the next one in (a token is good once):")
-        self._show(f"gpupool join --emulate {EMULATE} --token gpupool-...")
+        token = self._token_of(first)
+        self._say("It made a token, which lets further servers in. It is read from stdin:")
+        self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
         self._start(NAMES[1], ["--token", token])
-        self._start(NAMES[2], ["--token", self._new_token()])
+        self._start(NAMES[2], ["--token", token])
         self._wait_for(servers=3)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
@@ -175,7 +175,7 @@ class Demonstration:
                 env=self._env,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 text=True,
                 # A Ctrl-C ends the story, which then ends its servers.
@@ -185,24 +185,15 @@ class Demonstration:
         self._servers[name] = server
         return server
 
-    def _token_printed_by(self, server: Server) -> str:
-        """Return the server token that a new pool prints."""
-        assert server.process.stdout is not None
-        output = server.process.stdout.fileno()
-        text, end = "", time.monotonic() + START_S
-        while time.monotonic() < end:
-            if select.select([output], [], [], 0.1)[0]:
-                piece = os.read(output, 65536)
-                if not piece:
-                    break
-                text += piece.decode()
-            if found := re.search(r"join --token (gpupool-\S+)\n", text):
+    def _token_of(self, server: Server) -> str:
+        """Return the server token that a new pool has made."""
+        path, end = self._folder / server.name / TOKENS_FILE, time.monotonic() + START_S
+        while time.monotonic() < end and server.process.poll() is None:
+            text = path.read_text() if path.exists() else ""
+            if found := re.search(r"echo (gpupool-\S+) \| gpupool join", text):
                 return found[1]
+            time.sleep(0.05)
         raise GpupoolError(f"{server.name} did not start", why=_last_line(server.log))
-
-    def _new_token(self) -> str:
-        done = self._run("token", "create", "--server", "--json")
-        return str(json.loads(done.stdout)["token"])
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -222,6 +222,16 @@ class CreateToken:
     secret_hash: bytes
     expires_at: Milliseconds
     by: str
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
+
+
+@dataclass(frozen=True, slots=True)
+class RenewToken:
+    """Let a token that is not revoked be good until ``expires_at``."""
+
+    token: TokenId
+    expires_at: Milliseconds
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +341,7 @@ Command = (
     | Wait
     | CreateToken
     | RevokeToken
+    | RenewToken
     | StagePart
     | ApplyPolicy
     | RestoreBackup
@@ -360,6 +371,7 @@ KINDS: dict[str, type[Command]] = {
     "wait": Wait,
     "create-token": CreateToken,
     "revoke-token": RevokeToken,
+    "renew-token": RenewToken,
     "stage-part": StagePart,
     "apply-policy": ApplyPolicy,
     "restore-backup": RestoreBackup,

@@ -69,6 +69,7 @@ What is never true:
 from collections.abc import Callable
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
@@ -135,6 +136,7 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
+        measures: Measures | None = None,
     ) -> None:
         self.checks, actions = SelfChecks(), list[Action]()
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
@@ -153,6 +155,7 @@ class Controller:
             majority_age_s=majority_age_s,
             role=role,
             table_clock=table_clock,
+            measures=measures or Measures(),
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
@@ -162,8 +165,7 @@ class Controller:
             proposer=self.proposer,
             actions=actions,
         )
-        self._context = context
-        self.table_clock = table_clock
+        self._context, self.table_clock = context, table_clock
         self._clients, self._actions = context.clients, actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import GpupoolError, NoQuorumError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
@@ -160,6 +161,7 @@ class ServiceContext:
     majority_age_s: Callable[[], float]
     role: Callable[[], Role]
     table_clock: TableClock
+    measures: Measures
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
     certificate_problems: Callable[[], tuple[str, ...]]

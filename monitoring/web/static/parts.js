@@ -96,7 +96,7 @@ export function panel(title, content, { aside, right, footer, width = "", flush 
       ${aside ? html`<p>${aside}</p>` : nothing} ${right ? html`<div class="right">${right}</div>` : nothing}
     </header>
     <div class=${flush ? "flush" : "body"}>${content}</div>
-    ${footer ? html`<footer>${footer}</footer>` : nothing}
+    ${footer && footer !== nothing ? html`<footer>${footer}</footer>` : nothing}
   </section>`;
 }
 

@@ -11,10 +11,10 @@ import pytest
 from tests.asgi_client import Answer, Client
 from tests.fake_web_pool import GIB, HOSTILE, FakePool
 
-from gpupool.monitoring.web.app import make_app
 from gpupool.monitoring.web.gate import LocalGate
 from gpupool.monitoring.web.live_book import Book, Document
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.page_app import make_app
 from gpupool.remoting.protocol import messages as m
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -177,7 +177,7 @@ async def test_what_does_not_change_is_not_sent(page: Page) -> None:
     pool.time_s += 2
     answer = await page.get(f"live?since={first['v']}")
     changed = {t for part in answer["tables"].values() for t in (*part["cols"], *part["at"])}
-    assert "busy" in changed and not changed & {"name", "model", "capacity", "address", "labels"}
+    assert "busy" in changed and not changed & {"name", "model", "capacity", "labels"}
 
 
 async def test_a_version_of_another_run_gets_the_whole_document(page: Page) -> None:
@@ -360,12 +360,28 @@ async def test_the_last_hour_is_there_for_charts(page: Page) -> None:
     for _ in range(5):
         page.pool.time_s += 5
         await page.get("live")
-    server = page.pool.latest().view.servers[0].id  # pyright: ignore[reportOptionalMemberAccess]
-    for where in ("", f"&server={server}", f"&server={server}&gpu=1"):
+    for where in ("", "&server=node-0", "&server=node-0&gpu=1"):
         told = await page.get(f"recent?metrics=busy,power{where}")
         assert len(told["t"]) == 5 and told["t"][1] - told["t"][0] == 5000
         assert all(each is not None for each in told["series"]["power"])
     assert (await page.client.get("/api/v1/recent?metrics=secret")).status_code == 400
+
+
+async def test_what_servers_have_kept_is_told_by_the_words_of_gpupool_history(page: Page) -> None:
+    day = "since=1795300000000&until=1795370400000"
+    told = await page.get(f"history?of=node-1&metric=power&{day}")
+    assert told["title"] == "node-1" and told["unit"] == "W" and "busy" in told["metrics"]
+    [line] = told["lines"]
+    assert len(line["t"]) == len(line["values"]) > 200
+    assert "granted" in (await page.get(f"history?{day}"))["metrics"]
+    for wrong in (
+        "of=node-1&metric=x",
+        "since=5&until=4",
+        "since=x",
+        "of=" + "x" * 300,
+    ):
+        answer = await page.client.get(f"/api/v1/history?{day}&{wrong}")
+        assert answer.status_code == 400, wrong
 
 
 async def test_audit_and_policy_are_told(page: Page) -> None:

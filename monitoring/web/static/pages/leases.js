@@ -130,7 +130,7 @@ function one(id) {
   const words = lease ? advice(lease) : [];
   return html`
     <div class="filters">${state(lease ? lease.state : "over")} ${lease && lease.wire > LATENCY_BOUND ? html`<span class="tag warn">bound by latency</span>` : nothing} <b>${shown.program}</b> <span class="muted">of ${userLink(shown.user)}</span>
-      <span class="right no-print">${lease && mayEnd(lease) ? html`<button type="button" @click=${() => endLease(lease)}>End the lease…</button>` : nothing}</span></div>
+      <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `lease:${id}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${lease && mayEnd(lease) ? html`<button type="button" @click=${() => endLease(lease)}>End the lease…</button>` : nothing}</span></div>
     ${lease && lease.reason ? html`<p class="notice">${lease.reason}</p>` : nothing}
     ${ended ? html`<p class="notice quiet">It ended ${full(first.ended)}: ${first.reason}.</p>` : nothing}
     ${lease

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from gpupool.monitoring.web.api import Api, packed_response
 from gpupool.monitoring.web.assets import Asset, load_assets
 from gpupool.monitoring.web.gate import Gate
+from gpupool.monitoring.web.page_api import Api, packed_response
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
