@@ -201,7 +201,6 @@ def command(
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-
     from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new

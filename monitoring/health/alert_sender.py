@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -63,11 +64,16 @@ class Sender:
     """One sender of alerts; see the module."""
 
     def __init__(
-        self, settings: AlertSettings, credentials: Credentials, gate: trio.SocketStream
+        self,
+        settings: AlertSettings,
+        credentials: Credentials,
+        gate: trio.SocketStream,
+        in_thread: Callable[[Callable[[], None]], Awaitable[None]] = trio.to_thread.run_sync,
     ) -> None:
         self._settings = settings
         self._credentials = credentials
         self._gate = gate
+        self._in_thread = in_thread
         self._sends, self._majority = False, True
         self._under_way = 0
         self._name = "pool"
@@ -121,14 +127,15 @@ class Sender:
                 _say(f"too many messages are under way: one to {name} is lost")
                 continue
             self._under_way += 1
-            nursery.start_soon(self._deliver, name, attempt)
+            nursery.start_soon(self.deliver, name, attempt)
 
-    async def _deliver(self, name: str, attempt: "partial[None]") -> None:
+    async def deliver(self, name: str, attempt: "partial[None]") -> None:
+        """Make up to eight attempts within an hour, until one is taken."""
         try:
             for delay_s in (0.0, *RETRY_AFTER_S):
                 await trio.sleep(delay_s)
                 try:
-                    await trio.to_thread.run_sync(attempt)
+                    await self._in_thread(attempt)
                 except NotSentError as error:
                     _say(f"{name}: {error}")
                 else:

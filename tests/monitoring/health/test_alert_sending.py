@@ -9,21 +9,25 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from email import message_from_bytes
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trio.testing
 from tests.monitoring.health.healthy_pool import A, B, C, healthy_table
 
 from gpupool.cli.commands.monitoring import alerts
 from gpupool.monitoring.health import alert_messages
 from gpupool.monitoring.health.alert_log import Alert, Message
 from gpupool.monitoring.health.alert_messages import NotSentError, body_of, mail_of, post, send_mail
+from gpupool.monitoring.health.alert_sender import Sender
 from gpupool.monitoring.health.alert_settings import (
+    AlertSettings,
     Email,
     Webhook,
     find_settings,
@@ -213,6 +217,27 @@ def test_the_command_sends_a_test(
     assert "not sent: 127.0.0.1 answered 404" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no alerts are set up here"):
         run(path=None, folder=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("taken_at", [1, 3, None])
+async def test_eight_attempts_within_an_hour(
+    taken_at: int | None, autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    tries: list[float] = []
+
+    def attempt() -> None:
+        tries.append(autojump_clock.current_time())
+        if len(tries) != taken_at:
+            raise NotSentError("busy")
+
+    async def at_once(act: Callable[[], None]) -> None:
+        act()  # on a thread the virtual clock would run on
+
+    nothing = cast(Any, None)
+    sender = Sender(AlertSettings(tmp_path, "x"), nothing, nothing, at_once)
+    await sender.deliver("hook", partial(attempt))
+    assert len(tries) == (taken_at or 8)
+    assert tries[-1] - tries[0] <= 3600.0
 
 
 # --- who sends ------------------------------------------------------------------------------------
