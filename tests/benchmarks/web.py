@@ -61,7 +61,7 @@ def measure(address: str, pid: int, seconds: float) -> dict[str, object]:
         session = context.new_cdp_session(page)
         session.send("Network.enable")
         session.send("Network.setCacheDisabled", {"cacheDisabled": True})
-        session.send("Performance.enable")
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto(origin)
         page.wait_for_selector("gp-heat canvas[aria-label]")
         first = page.evaluate(LOOK)
@@ -84,7 +84,7 @@ def measure(address: str, pid: int, seconds: float) -> dict[str, object]:
             "updates": count,
             "an update [kB]": round(sum(last["live"][updates:]) / count / 1000, 1),
             "a second [kB]": round((last["bytes"] - first["bytes"]) / took / 1000, 1),
-            "script for an update [ms]": round(per_update, 1),
+            "script for an update [ms of a processor]": round(per_update, 1),
             "program's processor [%]": round(100 * (cpu_s(pid) - cpu) / took, 1),
             "heap [MB]": round(metrics(session)["JSHeapUsedSize"] / 1e6, 1),
             "heap before [MB]": round(heap / 1e6, 1),
