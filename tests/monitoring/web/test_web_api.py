@@ -258,6 +258,7 @@ def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> N
 
 def test_rates_come_from_counters_and_are_unknown_at_first(pool: FakePool) -> None:
     memory = Memory()
+    leases: dict[str, list[object]] = {}
     for step in range(5):
         pool.time_s = 100.0 + step
         moment = Moment(pool.latest(), pool.now())  # pyright: ignore[reportArgumentType]
