@@ -85,6 +85,8 @@ class ObserverLink:
         self._sampled = trio.Event()
         self.dropped = 0
         """Samples that no observer got."""
+        self.restarts = 0
+        """How often an observer has ended."""
         self.process: trio.Process | None = None
         """The observer that runs now."""
 
@@ -98,6 +100,7 @@ class ObserverLink:
                 why = await self._run_one()
             except OSError as error:
                 why = str(error)
+            self.restarts += 1
             if trio.current_time() - began >= STEADY_S:
                 backoff_s = BACKOFF_MIN_S
             self._log.warning("the observer has ended (%s); again in %.0f s", why, backoff_s)

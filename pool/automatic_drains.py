@@ -16,6 +16,9 @@ from gpupool.pool.transitions.gpu_drains import (
     holds_back,
 )
 
+SIGN_NAMES = ("thermal", "repeated-xid", "ecc", "remapped-rows", "pcie", "nvlink")
+"""The signs for which a server drains a GPU by itself, when it is told to."""
+
 Signs = Mapping[tuple[GpuId, str], str]
 """What a server sees now that drains a GPU, as text, by the GPU and the name of the sign."""
 

@@ -48,6 +48,7 @@ class SampleSum:
     idle: int  # of these, those in which nothing was
     held: int  # millionths of GPUs times seconds: of the slots that are known
     wasted: int  # of the idle ones
+    busy_n: int  # samples that say how busy the GPU was with it
     busy: int  # thousandths of GPUs times seconds
     memory: int  # MiB times seconds that were in use
     granted: int  # MiB times seconds
@@ -61,6 +62,7 @@ class SampleSum:
             self.idle + other.idle,
             self.held + other.held,
             self.wasted + other.wasted,
+            self.busy_n + other.busy_n,
             self.busy + other.busy,
             self.memory + other.memory,
             self.granted + other.granted,

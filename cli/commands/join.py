@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpupool.cli.commands.login import STDIN, read_token
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.common_options import history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -20,6 +21,7 @@ from gpupool.cli.lib.values import (
     NAME_TYPE,
     Emulation,
 )
+from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("address", metavar="[HOST:PORT]", type=ADDRESS, required=False)
-@click.option("--token", help='Made by "gpupool token create --server"; without it, a new pool.')
+@click.option(
+    "--token",
+    help='Made by "gpupool token create --server", or "-" for stdin; without it, a new pool.',
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, exists=True),
@@ -114,6 +119,7 @@ if TYPE_CHECKING:
     multiple=True,
     help='NAME=VALUE, for filters and people; repeatable. "gpupool label" changes them later.',
 )
+@history_options
 @click.option(
     "--web/--no-web",
     default=True,
@@ -146,6 +152,13 @@ if TYPE_CHECKING:
     help="Labels of servers that Prometheus is told with their addresses, as rack,zone.",
 )
 @click.option(
+    "--drain-gpu-for",
+    "drain_for",
+    type=click.Choice(SIGN_NAMES),
+    multiple=True,
+    help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -169,15 +182,16 @@ def command(
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
+    drain_for: tuple[str, ...],
     log_format: str,
-    **of_web: Any,
+    **more: Any,
 ) -> None:
     r"""Offer this machine's GPUs: create a pool, join one, or resume.
 
     \b
       gpupool join                          create a pool; prints how to join it
-      gpupool join --token TOKEN            join the pool that TOKEN is for
-      gpupool join --token TOKEN --witness  vote in it without offering a GPU
+      echo TOKEN | gpupool join --token -   join the pool that TOKEN is for
+      gpupool join --token-file FILE        the same; --witness: vote without offering a GPU
       gpupool join                          after a restart: the same server again
 
     Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
@@ -186,13 +200,17 @@ def command(
     token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
-    _check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
+    check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
     if not 1 <= client_timeout <= 3600:
         raise UsageError("--client-timeout must lie between 1s and 1h")
 
     from gpupool.cli.server.enter_pool import read_authority
-    from gpupool.cli.server.find_gpus import read_faults
-    from gpupool.cli.server.join_options import JoinOptions
+    from gpupool.cli.server.join_options import (
+        HISTORY_OPTIONS,
+        JoinOptions,
+        history_settings,
+        read_faults,
+    )
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -215,12 +233,14 @@ def command(
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,
-        web=_web_options(**of_web),
+        history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
+        web=_web_options(**more),
+        drain_for=drain_for,
     )
     _run(options, log_format)
 
 
-def _check_gpus(
+def check_gpus(
     gpus: str | None, emulate_faults: str | None, *, witness: bool, emulates: bool
 ) -> None:
     """Raise ``UsageError`` when the options about GPUs do not fit each other."""
@@ -285,6 +305,8 @@ def given_token(token: str | None, token_file: str | None, address: Address | No
         raise UsageError("--token and --token-file exclude each other", hint="give one of them")
     if token_file:
         token = _read_token(Path(token_file))
+    elif token == STDIN:
+        token = read_token(token)
     if address is not None and not token:
         raise UsageError(
             "joining a pool needs a token",

@@ -28,13 +28,15 @@ from gpupool.cli.server.bootstrap import (
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
+from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
-    advertised_software,
     open_listeners,
 )
+from gpupool.cli.server.measuring import measure, processes_of
+from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -52,9 +54,10 @@ from gpupool.consensus.storage.store import Storage, open_storage
 from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
 from gpupool.pool.model.ids import LeaseId, ServerId
-from gpupool.pool.model.state import PartStatus, PoolState
+from gpupool.pool.model.state import LeaseRecord, PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -135,15 +138,17 @@ class _Server:
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
+            self._options.history,
             web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
         self.machine = PoolMachine(
             PoolState(),
             on_acts=self.audit.record,
-            on_records=self.leases.record,
+            on_records=self._record,
             sampler=InvariantSampler(self._on_violation),
         )
+        self.measures, self._began_ms = Measures(), self._clock.wall_ms()
         self._stops = 0
 
     def _on_violation(self, text: str) -> None:
@@ -186,6 +191,7 @@ class _Server:
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             confine=wanted(os.environ),
             keeper=self._separated.keeper,
+            measures=self.measures,
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(
@@ -196,7 +202,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=await advertised_software(self._address, self._options.labels, inventory),
+            software=await describe(self._address, inventory, self._options),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -205,6 +211,7 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
+            measures=self.measures,
             ask_records=self.observer.answer,
             web=self.web.link,
         )
@@ -230,12 +237,12 @@ class _Server:
     ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
-                at_once = nursery.cancel_scope
-                stop = trio.Event()
+                at_once, stop = nursery.cancel_scope, trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
                 nursery.start_soon(self.audit.run)
                 nursery.start_soon(self.leases.run)
                 nursery.start_soon(self.observer.run)
+                nursery.start_soon(self._measure, links, host)
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
@@ -257,6 +264,10 @@ class _Server:
                 )
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 nursery.start_soon(self.web.run, server, links, me, now_ms)
+                nursery.start_soon(
+                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    *(server.controller, self.machine, replicated_log.health, self.observer),
+                )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,
@@ -266,7 +277,7 @@ class _Server:
                 )
                 notify_systemd("READY=1")
                 if founded:
-                    founder.print_welcome()
+                    founder.print_welcome(self._state)
                 elif self._options.operator_token:
                     nursery.start_soon(
                         make_operator,
@@ -328,6 +339,25 @@ class _Server:
 
     # --- parts ---------------------------------------------------------------------------------
 
+    async def _measure(self, links: PeerTransport, host: HostSupervisor) -> None:
+        keeper = self._separated.keeper
+        await measure(
+            self.measures,
+            folder=self._state.path,
+            address=self._address,
+            processes=lambda: processes_of(host, keeper, self.observer.process),
+            peers=lambda: self.machine.state.servers,
+            sample=links.clock_sample,
+            clock=self._clock,
+        )
+
+    def _record(self, records: tuple[LeaseRecord, ...]) -> None:
+        self.leases.record(records)
+        for record in records:
+            # At a start, the table tells of the latest ends before it, too.
+            if record.server == self._identity.server and record.freed_at >= self._began_ms:
+                self.measures.ended(record)
+
     def _authority(self, ca_pem: bytes) -> Authority | None:
         key = self._state.read(CA_KEY)
         return Authority(ca_pem, key) if key else None
@@ -348,6 +378,7 @@ class _Server:
             links=links,
             after_work=exempt,
             clock_refusal=self._table_clock.refusal,
+            measures=self.measures,
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
         return replicated_log

@@ -2,7 +2,6 @@
 
 import logging
 from functools import partial
-from pathlib import Path
 
 import trio
 
@@ -10,24 +9,11 @@ from gpupool.cli.lib.values import size_text
 from gpupool.cli.server.enter_pool import no_gpu_error
 from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.state_dir import ServerIdentity
-from gpupool.pool.errors import UsageError
-from gpupool.remoting.devices.fault_script import Entry, ScriptedNvml, ScriptError, parse_script
+from gpupool.remoting.devices.fault_script import ScriptedNvml
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.devices.slow_readings import read_by_others
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
-
-
-def read_faults(path: Path) -> tuple[Entry, ...]:
-    """Return the entries of a script of faults.
-
-    Raises:
-        UsageError: when it cannot be read, or is none.
-    """
-    try:
-        return parse_script(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ScriptError) as error:
-        raise UsageError(f"cannot take faults from {path}", why=str(error)) from error
 
 
 def _reads_gpm(wish: str) -> bool:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.cli.lib.values import Emulation
-from gpupool.remoting.devices.fault_script import Entry
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.pool.errors import UsageError
+from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import Authority
 from gpupool.remoting.transport.web_certificate import SiteFiles
@@ -42,4 +44,40 @@ class JoinOptions:
     client_timeout_s: float
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
+    history: HistorySettings = HistorySettings()
     web: WebOptions | None = None  # None: no HTTPS
+    drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained
+
+
+HISTORY_SIZE_MIN = 16 << 20
+HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
+KEEP_10S_MIN_S, KEEP_1M_MIN_S = 3600, 86_400
+
+
+def history_settings(
+    keep_10s: float, keep_1m: float, keep_1h: float, history_max: float
+) -> HistorySettings:
+    """Return the settings of the history that the options ask for.
+
+    Raises:
+        UsageError: when the history could not be kept with them.
+    """
+    if history_max < HISTORY_SIZE_MIN:
+        raise UsageError("--history-max must be 16MiB at least")
+    if keep_10s < KEEP_10S_MIN_S or keep_1m < KEEP_1M_MIN_S:
+        raise UsageError("--keep-10s must be 1h at least, and --keep-1m 1d")
+    if not keep_10s <= keep_1m <= keep_1h:
+        raise UsageError("coarser figures are kept for as long as finer ones, or for longer")
+    return HistorySettings(round(keep_10s), round(keep_1m), round(keep_1h), round(history_max))
+
+
+def read_faults(path: Path) -> tuple[Entry, ...]:
+    """Return the entries of a script of faults.
+
+    Raises:
+        UsageError: when it cannot be read, or is none.
+    """
+    try:
+        return parse_script(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ScriptError) as error:
+        raise UsageError(f"cannot take faults from {path}", why=str(error)) from error

@@ -161,9 +161,9 @@ class _Reader:
         day = "t - t % 86400" if query.metric == "day" else "0"
         rows = self._db.execute(
             "SELECT d, lease, user, user_class, department, client, program, model, capacity,"  # noqa: S608
-            " n, slots, idle, busy, memory, granted, top FROM (SELECT"
+            " n, slots, idle, busy_n, busy, memory, granted, top FROM (SELECT"
             f" {day} AS d, lease, gpu AS g, sum(n) AS n, sum(slots) AS slots,"
-            " sum(idle) AS idle, sum(busy) AS busy, sum(memory) AS memory,"
+            " sum(idle) AS idle, sum(busy_n) AS busy_n, sum(busy) AS busy, sum(memory) AS memory,"
             " sum(granted) AS granted, max(memory_max) AS top"
             f" FROM ({source}) GROUP BY 1, 2, 3)"
             " JOIN lease AS names ON names.id = lease JOIN gpu AS gpus ON gpus.id = g",
@@ -245,6 +245,7 @@ def _sum_of(
     n: int,
     slots: int,
     idle: int,
+    busy_n: int,
     busy: int,
     memory: int,
     granted: int,
@@ -252,5 +253,5 @@ def _sum_of(
 ) -> SampleSum:
     share = granted * 1_000_000 * SLOT_S // (n * capacity) if n and capacity else 0
     return SampleSum(
-        key, slots, idle, slots * share, idle * share, busy, memory, granted, memory_max
+        key, slots, idle, slots * share, idle * share, busy_n, busy, memory, granted, memory_max
     )

@@ -141,6 +141,7 @@ class HistoryStore:
             self._rolled = dict(self._db.execute("SELECT * FROM rolled"))
             found = self._db.execute("SELECT id, gpu, number, model, capacity FROM gpu")
             self._gpus = {row[1]: row for row in found}
+            self._server = ""
             self._leases = {key for (key,) in self._db.execute("SELECT id FROM lease")}
         except BaseException:
             self._db.close()
@@ -202,7 +203,8 @@ class HistoryStore:
                     "INSERT OR REPLACE INTO lease VALUES (?,?,?,?,?,?,?,?)",
                     (lease, *names, each.granted_at, slot.t),
                 )
-        if server:
+        if server and server != self._server:
+            self._server = server
             self._db.execute("INSERT OR REPLACE INTO about VALUES ('server', ?)", (server,))
 
     def _roll_up(self, upto: int) -> None:
@@ -294,8 +296,10 @@ class HistoryStore:
         """Delete what is kept no longer, a part at a time."""
         for tier, kept in zip(TIERS, self._settings.kept_s(), strict=True):
             upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
-            before = min(now - kept, upto, self._after(tier.name, DROP_ROWS))
-            self._drop_before(tier.name, before)
+            before = min(now - kept, upto)
+            (oldest,) = self._db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
+            if oldest is not None and oldest < before:
+                self._drop_before(tier.name, min(before, self._after(tier.name, DROP_ROWS)))
         with self._db:
             self._db.execute("DELETE FROM lease WHERE seen < ?", (now - self._settings.keep_1h_s,))
         self.vacuum()

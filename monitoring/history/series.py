@@ -66,7 +66,7 @@ LEASE = Table(
         *("bytes_in", "bytes_out"),  # KiB, of the whole lease here, with its first GPU
         *("waits", "rtt_n", "rtt"),  # of the whole lease as well; microseconds
     ),
-    ("busy_max", "memory_max", "rtt_max"),
+    ("busy_max", "memory_max"),
 )
 SERVER = Table(
     "server_sample",
@@ -142,7 +142,7 @@ METRICS: dict[str, dict[str, tuple[Table, Metric]]] = {
         "bytes-in": (LEASE, Metric(("bytes_in",), "n", "", 1 / 1024, "MiB/s")),
         "bytes-out": (LEASE, Metric(("bytes_out",), "n", "", 1 / 1024, "MiB/s")),
         "waits": (LEASE, Metric(("waits",), "n", "", 1.0, "/s")),
-        "rtt": (LEASE, Metric(("rtt",), "rtt_n", "rtt_max", 0.001, "ms", additive=False)),
+        "rtt": (LEASE, Metric(("rtt",), "rtt_n", "", 0.001, "ms", additive=False)),
         "idle": (LEASE, Metric(("idle",), "slots", "", 1.0, "", additive=False)),
     },
     "server": {

@@ -133,7 +133,6 @@ class SlotMaker:
             row["waits"] += self._grown(f"{name} waits", session.waits)
         if session.rtt_us is not None:
             _sum(row, "rtt", session.rtt_us)
-            _peak(row, "rtt_max", session.rtt_us)
 
     def _take_server(self, row: Row, sample: Sample) -> None:
         telemetry = sample.telemetry

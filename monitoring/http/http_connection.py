@@ -29,6 +29,7 @@ IDLE_S = 120.0
 """Longer than scrapers' intervals: the server ends those that have proven nothing much sooner."""
 CLOSE_S = 1.0
 READ_SIZE = 16 * 1024
+VERSIONS = (b"1.0", b"1.1")
 
 
 class _TooLarge(Exception):
@@ -101,6 +102,8 @@ class _Connection:
             while True:
                 event = self._http.next_event()
                 if isinstance(event, h11.Request):
+                    if event.http_version not in VERSIONS:  # h11 leaves that to its caller
+                        raise h11.RemoteProtocolError("no version that is spoken here")
                     return event
                 if event is not h11.NEED_DATA:
                     return None

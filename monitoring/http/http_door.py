@@ -10,7 +10,8 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,7 @@ class HttpDoor:
 
     async def run(self) -> None:
         """Take connections and answer them, until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, self._closing():
             while True:
                 await trio.lowlevel.wait_readable(self._door)
                 try:
@@ -150,6 +151,14 @@ class HttpDoor:
                 else:
                     for each in taken:
                         each.close()
+
+    @asynccontextmanager
+    async def _closing(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            trio.lowlevel.notify_closing(self._door)
+            self._door.close()
 
     async def _serve(self, connection: socket.socket, number: int) -> None:
         try:

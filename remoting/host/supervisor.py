@@ -37,6 +37,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
@@ -48,6 +49,7 @@ from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (
     LeaseUse,
     Totals,
+    count_states,
     emulated_busy,
     memory_in_use,
     session_telemetry,
@@ -90,6 +92,7 @@ class HostSupervisor:
         landlock: bool = True,
         confine: frozenset[str] = frozenset(PROPERTIES),
         keeper: Keeper | None = None,
+        measures: Measures | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
         log: Log = lambda _text: None,
     ) -> None:
@@ -108,16 +111,14 @@ class HostSupervisor:
             landlock: whether workers are confined to a few directories where that is possible.
             confine: which of ``confinement.PROPERTIES`` workers are confined by where possible.
             keeper: starts the workers, by settings of its own; None: this process does.
+            measures: takes what is counted here; None: nobody asks.
             address_of: where another server of the pool listens; None when it is not known.
             log: takes one line.
         """
-        self.inventory = inventory
-        self.budget = Budget()
-        self._limits = limits or HostLimits()
-        self._runtime_dir = runtime_dir
-        self._data_encryption = data_encryption
-        self._address_of = address_of
-        self._log = log
+        self.inventory, self.budget = inventory, Budget()
+        self._limits, self._runtime_dir = limits or HostLimits(), runtime_dir
+        self._data_encryption, self._address_of = data_encryption, address_of
+        self._log, self._measures = log, measures or Measures()
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
@@ -138,6 +139,7 @@ class HostSupervisor:
             reap=self._reap,
             budget=self.budget,
             allowance=self._memory_limit,
+            measures=self._measures,
             log=log,
         )
         self.watchdog = MemoryWatchdog(
@@ -191,6 +193,7 @@ class HostSupervisor:
 
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
         """Return the latest readings of GPUs and sessions."""
+        self._measures.counters |= count_states(self.worker_pool.workers.values())
         accounted = {gpu.id: self.budget.used_on(gpu.id) for gpu in self.gpus()}
         totals = {lease: total.copy() for lease, total in self._totals.items()}
         workers: dict[LeaseId, list[WorkerHandle]] = {lease: [] for lease in totals}
@@ -321,9 +324,7 @@ class HostSupervisor:
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
             # The program's use only: the worker's own allocations change no total.
-            worker.totals, worker.reported_at = message, trio.current_time()
-            if message.executed_us is not None:
-                worker.execution.take(message.executed_us, trio.current_time())
+            self._take_report(worker, message, trio.current_time())
             self._note_use(worker)
         elif isinstance(message, worker_messages.Rejected):
             worker.say(f"a connection was refused: {message.reason}", self._log)
@@ -339,6 +340,16 @@ class HostSupervisor:
                 self._nursery.start_soon(self._dial, worker, ServerId(message.server))
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
+
+    def _take_report(
+        self, worker: WorkerHandle, report: worker_messages.Report, now: float
+    ) -> None:
+        before, worker.totals, worker.reported_at = worker.totals, report, now
+        if report.executed_us is not None:
+            worker.execution.take(report.executed_us, now)
+        path = report.rtt_us, report.rtt_var_us
+        if report.rtt_us is not None and path != (before.rtt_us, before.rtt_var_us):
+            self._measures.observe("session_rtt_seconds", report.rtt_us / 1e6, worker.transport)
 
     def _note_use(self, worker: WorkerHandle) -> None:
         """Note that a lease is in use."""

@@ -130,6 +130,7 @@ class WorkerHandle:
     dialling: bool = False  # a connection for it is being made
     budget: socket.socket | None = None  # non-blocking
     totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
+    spawned_at: float = 0.0  # trio's time
     reported_at: float = float("-inf")  # trio's time; it reports while it executes calls
     execution: Execution = field(default_factory=Execution)
     door: str = ""

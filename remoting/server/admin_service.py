@@ -130,7 +130,12 @@ class AdminService:
                 "connections": len(context.clients.welcomed()),
                 "waiting": len(context.wait_queue),
                 "proposals": len(context.proposer),
+                **context.measures.counters,
             },
+            host=context.measures.host,
+            consensus=context.measures.consensus,
+            histograms=context.measures.histograms(),
+            findings=context.checks.findings,
         )
 
     def _get_audit(self, client: Client, call: int, _message: m.GetAudit) -> None:
@@ -363,7 +368,7 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
     state = m.TokenState.VALID
     if token.revoked_at:
         state = m.TokenState.REVOKED
-    elif token.used_by is not None:
+    elif token.is_spent:
         state = m.TokenState.USED
     elif now_ms >= token.expires_at:
         state = m.TokenState.EXPIRED
@@ -375,4 +380,6 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
         expires_at=token.expires_at,
         created_by=token.created_by,
         state=state.value,
+        uses=token.uses,
+        used=len(token.admitted),
     )

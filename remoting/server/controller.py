@@ -67,10 +67,9 @@ What is never true:
 """
 
 from collections.abc import Callable
-from typing import Any
 
-from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
@@ -96,6 +95,7 @@ from gpupool.remoting.server.service_context import (
     Client,
     ClientTable,
     Handler,
+    SelfChecks,
     ServiceContext,
     Signer,
 )
@@ -136,9 +136,9 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
-        signs: Callable[[], Signs] = dict[Any, str],
+        measures: Measures | None = None,
     ) -> None:
-        actions: list[Action] = []
+        self.checks, actions = SelfChecks(), list[Action]()
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
         context = ServiceContext(
             machine=machine,
@@ -155,17 +155,17 @@ class Controller:
             majority_age_s=majority_age_s,
             role=role,
             table_clock=table_clock,
+            measures=measures or Measures(),
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
-            signs=signs,
+            checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
             actions=actions,
         )
-        self._context = context
-        self.table_clock = table_clock
+        self._context, self.table_clock = context, table_clock
         self._clients, self._actions = context.clients, actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()

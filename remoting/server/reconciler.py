@@ -167,6 +167,7 @@ class Reconciler:
                     link_speed=software.link_speed,
                     rdma=software.rdma,
                     accounts=True,
+                    alerts=software.alerts,
                 )
             )
             return
@@ -184,7 +185,7 @@ class Reconciler:
 
     def _drain_failing(self, state: PoolState) -> None:
         """Drain GPUs of this server that show a sign for which the operators want that."""
-        signs = self._signs.look(self._context.signs(), self._context.now_ms(), state.era)
+        signs = self._signs.look(self._context.checks.signs, self._context.now_ms(), state.era)
         for command in plan_drains(state, self._self, signs):
             self._once(command)
 
@@ -211,6 +212,7 @@ class Reconciler:
             labels=tuple(sorted(server.labels_said.items())),
             link_speed=server.link_speed,
             rdma=server.rdma,
+            alerts=server.alerts,
         )
         if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True

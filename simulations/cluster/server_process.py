@@ -194,8 +194,8 @@ class ServerProcess(Process):
             majority_age_s=replicated_log.majority_age_s,
             role=replicated_log.role,
             table_clock=self.table_clock,
-            signs=lambda: machine.signs,
         )
+        self.controller.checks.signs = machine.signs
         self.ca.started()
         self._poll()
 

@@ -86,6 +86,7 @@ class Client:
         self.functions: dict[int, Function] = {}
         self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egx"}
         self.objects["s"] = self.streams
+        self.captures: set[int] = set()  # streams in which captures began that have not ended
         self.ended: list[Callable[[str, int], None]] = []  # told which of these are no more
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of

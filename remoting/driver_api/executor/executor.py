@@ -84,7 +84,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         slots,
         graphs,
         GraphLaunches(client, direct, graphs, memory, slots, translator),
-        Generic(client, transfers.replaced()),
+        Generic(client, transfers.replaced() | kernels.replaced()),
     ]
 
 
@@ -144,9 +144,8 @@ class Executor:
                 at, status, launched = launcher.run(self.buffer_address, start, end)
                 count += launched
                 if status:
-                    op, _, size = unpack(buffer, at)
-                    client.fail(op, status)
-                    at += size
+                    client.fail(unpack(buffer, at)[0], status)
+                    at += unpack(buffer, at)[2]
                 if at > start:
                     start = at
                     continue

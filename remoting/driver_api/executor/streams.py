@@ -6,6 +6,10 @@ from collections.abc import Callable
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
+
+IDLE_STREAMS_MAX = 8
+"""Streams that are asked one by one whether they are idle, before a thread waits for the device."""
 
 ELAPSED = struct.Struct("<Qf4x")
 
@@ -107,7 +111,23 @@ class Streams(HandlerGroup):
             return
         self.client.index(device)
         job = self.waiter.guarded(self.client.request, self.api.runtime.deviceSynchronize)
-        self.waiter.start(device, job)
+        # A thread costs more than what most devices have left to do; but to wait here for one that
+        # has more would keep the other threads of the program.
+        if device == self.client.place and self._idle_soon():
+            job()
+        else:
+            self.waiter.start(device, job)
+
+    def _idle_soon(self) -> bool:
+        """Say whether all streams come to an end within a moment; False where that is not known."""
+        streams = self.streams
+        if len(streams) > IDLE_STREAMS_MAX or self.client.captures:
+            return False
+        query = self.api.cu.cuStreamQuery
+        for _ in range(SPIN_COUNT):
+            if not any(int(query(handle)[0]) for handle in streams.values()):
+                return True
+        return False
 
     def _query(self, status: int, name: str) -> bytes:
         if status:

@@ -8,7 +8,7 @@ from gpupool.pool.telemetry import SessionTelemetry
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.measuring.execution import SILENT_AFTER_S
 from gpupool.remoting.host.measuring.gpu_shares import Process, lease_shares
-from gpupool.remoting.host.worker_handle import WorkerHandle
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol.worker_messages import Report
 
 
@@ -105,6 +105,15 @@ class LeaseUse:
     idle_s: float | None
     busy: Mapping[GpuId, float]
     estimated: bool
+
+
+def count_states(workers: Iterable[WorkerHandle]) -> dict[str, int]:
+    """Return how many workers start, are warm, and serve or are about to."""
+    found: dict[str, int] = {"workers_starting": 0, "workers_warm": 0, "workers_serving": 0}
+    names = {WorkerState.STARTING: "workers_starting", WorkerState.WARM: "workers_warm"}
+    for worker in workers:
+        found[names.get(worker.state, "workers_serving")] += 1
+    return found
 
 
 def session_telemetry(

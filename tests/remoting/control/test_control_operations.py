@@ -131,9 +131,7 @@ async def test_a_failing_gpu_is_drained_by_its_server(
     await cluster.start([2])
     [node] = cluster.nodes
     gpu = next(iter(cluster.state.servers[node.id].gpus))
-    controller = node.server.controller
-    signs = {(gpu, "thermal"): "at 96 C"}
-    object.__setattr__(controller._context, "signs", lambda: signs)  # pyright: ignore[reportPrivateUsage]
+    node.server.controller.checks.signs = {(gpu, "thermal"): "at 96 C"}
     async with cluster.client("root") as root:
         await trio.sleep(3)
         drains = [each.drain for each in (await root.view()).servers[0].gpus]

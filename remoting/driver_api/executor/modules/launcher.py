@@ -63,7 +63,7 @@ class Launcher:
         wide, pointer, narrow = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32
         library.gpupool_launcher_new.argtypes = [pointer]
         library.gpupool_launcher_new.restype = pointer
-        self._library = library
+        self.library = library
         addresses = (pointer * len(called))(*called)
         self._self = ctypes.c_void_p(library.gpupool_launcher_new(addresses))
         self._function = library.gpupool_launcher_function

@@ -63,6 +63,7 @@ bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns);  // 0:
 // number are in front; or a wait until they have.
 bool gp_host_told(const struct gp_handle *stream, bool waits);
 bool gp_host_told_before(const struct gp_handle *event, bool waits);
+uint64_t gp_host_last(void);  // the last that is pending, 0 for none
 void gp_host_told_all(uint64_t last);
 int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
 // A host node of a graph, by the number by which the worker calls it: made with one reference, and

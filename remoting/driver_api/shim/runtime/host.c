@@ -358,6 +358,15 @@ bool gp_host_told_before(const struct gp_handle *event, bool waits) {
     return told(queue_of(event), __atomic_load_n(&event->after, __ATOMIC_RELAXED), waits);
 }
 
+uint64_t gp_host_last(void) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return 0;
+    uint64_t last = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct call *at = queue_here()->pending; at != NULL; at = at->next) last = at->id;
+    pthread_mutex_unlock(&lock);
+    return last;
+}
+
 void gp_host_told_all(uint64_t last) { told(queue_here(), last, true); }
 
 bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns) {
