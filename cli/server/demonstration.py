@@ -67,9 +67,9 @@ class Demonstration:
             self._show(f"{program()} join")
             if self._web:
                 self._show_in_browser()
-            elif kept:
+            if kept:
                 self._say_how_to_go_on()
-            else:
+            elif not self._web:
                 self._say("To look at such a pool in the browser:")
                 self._show(f"{program()} demo --web")
             return 0

@@ -8,6 +8,7 @@ Chromium ("make browser-tests" gets the first).
 """
 
 import argparse
+import importlib
 import json
 import shutil
 import subprocess
@@ -45,10 +46,9 @@ def metrics(session: Any) -> dict[str, float]:
 
 def measure(address: str, pid: int, seconds: float) -> dict[str, object]:
     """Open the page, watch it for some seconds, and return the figures."""
-    from playwright.sync_api import sync_playwright
-
+    playwright: Any = importlib.import_module("playwright.sync_api")
     chromium = shutil.which("chromium") or "/usr/bin/chromium"
-    with sync_playwright() as driver:
+    with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": 1440, "height": 900})
         page = context.new_page()
@@ -61,7 +61,7 @@ def measure(address: str, pid: int, seconds: float) -> dict[str, object]:
         session = context.new_cdp_session(page)
         session.send("Network.enable")
         session.send("Network.setCacheDisabled", {"cacheDisabled": True})
-        session.send("Performance.enable")
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto(origin)
         page.wait_for_selector("gp-heat canvas[aria-label]")
         first = page.evaluate(LOOK)
@@ -75,7 +75,7 @@ def measure(address: str, pid: int, seconds: float) -> dict[str, object]:
         session.send("HeapProfiler.collectGarbage")
         count = max(1, len(last["live"]) - updates)
         per_update = 1000 * (after["ScriptDuration"] - before["ScriptDuration"]) / count
-        found = {
+        found: dict[str, object] = {
             "first paint [ms]": round(first["paint"]),
             "map drawn [ms]": round(first["complete"]),
             "first page [kB]": round(first["bytes"] / 1000, 1),
@@ -84,7 +84,7 @@ def measure(address: str, pid: int, seconds: float) -> dict[str, object]:
             "updates": count,
             "an update [kB]": round(sum(last["live"][updates:]) / count / 1000, 1),
             "a second [kB]": round((last["bytes"] - first["bytes"]) / took / 1000, 1),
-            "script for an update [ms]": round(per_update, 1),
+            "script for an update [ms of a processor]": round(per_update, 1),
             "program's processor [%]": round(100 * (cpu_s(pid) - cpu) / took, 1),
             "heap [MB]": round(metrics(session)["JSHeapUsedSize"] / 1e6, 1),
             "heap before [MB]": round(heap / 1e6, 1),

@@ -199,7 +199,9 @@ class Heat extends HTMLElement {
       ctx.fillStyle = old || !step ? colours.name : step.light ? (dark() ? colours.on : colours.text) : dark() ? colours.text : colours.on;
       ctx.font = `600 13px ${font}`;
       ctx.textAlign = "center";
-      if (!gpus.fault[i]) ctx.fillText(fit(ctx, METRICS[metric].text(gpu), width - 6), x + width / 2, y + height / 2);
+      const words = METRICS[metric].text(gpu);
+      const short = ctx.measureText(words).width <= width - 6 ? words : words.replace(/ .*/, "");
+      if (!gpus.fault[i] && ctx.measureText(short).width <= width - 4) ctx.fillText(short, x + width / 2, y + height / 2);
       ctx.textAlign = "left";
     }
   }

@@ -97,15 +97,22 @@ class Visit:
         self.asked: list[str] = []
         self.page = browser.new_context(**options).new_page()
         self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on(
-            "dialog", lambda dialog: self.trouble.append("a script ran: " + dialog.message)
-        )
+        self.page.on("pageerror", self._error)
+        self.page.on("request", self._request)
+        self.page.on("dialog", self._dialog)
         self.address = served.say("key")
         self.origin = self.address.partition("/#")[0]
         self.page.goto(self.address)
         self.page.wait_for_selector("main .panel")
+
+    def _error(self, error: Any) -> None:
+        self.trouble.append(str(error))
+
+    def _request(self, request: Any) -> None:
+        self.asked.append(request.url)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.trouble.append(f"a script ran: {dialog.message}")
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -215,7 +222,7 @@ def test_a_lease_is_ended_with_a_reason_and_a_key_is_good_once(
     other = browser.new_context().new_page()
     other.goto(visit.address)
     other.wait_for_selector("text=This address was used already")
-    assert urlsplit(other.url).fragment == ""
+    assert urlsplit(str(other.url)).fragment == ""
     visit.check()
 
 

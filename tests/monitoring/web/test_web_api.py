@@ -134,6 +134,7 @@ async def test_every_answer_has_the_headers_that_keep_others_out(page: Page) -> 
         headers = (await page.client.get(path)).headers
         policy = headers["content-security-policy"]
         assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert policy.startswith("default-src 'none'")
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
         assert headers["referrer-policy"] == "no-referrer"
@@ -150,6 +151,13 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(page: Page) -> None
         "/static/main.js", headers={"if-none-match": first.headers["etag"]}
     )
     assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_a_page_that_the_browser_has_keeps_its_policy(page: Page) -> None:
+    first = await page.client.get("/")
+    again = await page.client.get("/", headers={"if-none-match": first.headers["etag"]})
+    name = "content-security-policy"  # a browser puts the headers of a 304 in the place of its own
+    assert again.status_code == 304 and again.headers[name] == first.headers[name]
 
 
 # --- what changes ---------------------------------------------------------------------------------
@@ -250,6 +258,7 @@ def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> N
 
 def test_rates_come_from_counters_and_are_unknown_at_first(pool: FakePool) -> None:
     memory = Memory()
+    leases: dict[str, list[object]] = {}
     for step in range(5):
         pool.time_s = 100.0 + step
         moment = Moment(pool.latest(), pool.now())  # pyright: ignore[reportArgumentType]
