@@ -19,6 +19,7 @@ from dataclasses import replace
 import trio
 
 from gpupool import __version__
+from gpupool.cli.lib.logs import name_servers
 from gpupool.cli.lib.values import parse_listen, size_text
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
@@ -29,6 +30,7 @@ from gpupool.cli.server.bootstrap import (
 )
 from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
+from gpupool.cli.server.lease_lines import LeaseLines
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
@@ -144,9 +146,15 @@ class _Server:
             PoolState(),
             on_acts=self.audit.record,
             on_records=self.leases.record,
+            on_events=LeaseLines(log, lambda: self.machine.state).record,
             sampler=InvariantSampler(self._on_violation),
         )
         self._stops = 0
+        name_servers(self._server_name)
+
+    def _server_name(self, server: str) -> str | None:
+        found = self.machine.state.servers.get(ServerId(server))
+        return found.name if found is not None else None
 
     def _on_violation(self, text: str) -> None:
         self._log.error(

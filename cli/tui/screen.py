@@ -327,7 +327,11 @@ def _panel_lines(
     keep = _columns_that_fit(panel, visible, widths, width)
 
     def kept(cells: Sequence[Cell]) -> Text:
-        return _line(*([each[at] for at in keep] for each in (cells, widths, panel.right)))
+        return _line(
+            [cells[at] for at in keep],
+            [widths[at] for at in keep],
+            [panel.right[at] for at in keep],
+        )
 
     header = [Cell(text, "dim") for text in panel.headers]
     lines = [_rule(title, width, glyphs, focused=focused), kept(header)]

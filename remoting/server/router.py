@@ -92,7 +92,7 @@ def route(data: bytes) -> Route | None:
         return None if name is None else _route_name(name)
     magic = data[: len(PLAIN_MAGIC)]
     if magic != PLAIN_MAGIC[: len(magic)]:
-        raise RemoteProtocolError("not a gpupool connection", why=f"it begins with {data[:8]!r}")
+        raise RemoteProtocolError("not a gpupool connection", why=f"it begins with {_shown(data)}")
     if len(data) < len(PLAIN_MAGIC) + SESSION_SIZE:
         return None
     return ToSession(bytes(data[len(PLAIN_MAGIC) : len(PLAIN_MAGIC) + SESSION_SIZE]))
@@ -363,3 +363,9 @@ def _who(stream: trio.SocketStream) -> str:
     except OSError:
         return "a client that has gone"
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a local client"
+
+
+def _shown(data: bytes) -> str:
+    """Return the first bytes of a stranger as one can read them."""
+    text = data[:8].decode("ascii", "replace")
+    return f'"{text}"' if text.isascii() and text.isprintable() else data[:8].hex(" ")
