@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import trio
 
+from gpupool.cli.lib.logs import name_servers
 from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
@@ -30,6 +31,7 @@ from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
 from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
+from gpupool.cli.server.lease_lines import LeaseLines
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
@@ -146,10 +148,16 @@ class _Server:
             PoolState(),
             on_acts=self.audit.record,
             on_records=self._record,
+            on_events=LeaseLines(log, lambda: self.machine.state).record,
             sampler=InvariantSampler(self._on_violation),
         )
         self.measures, self._began_ms = Measures(), self._clock.wall_ms()
         self._stops = 0
+        name_servers(self._server_name)
+
+    def _server_name(self, server: str) -> str | None:
+        found = self.machine.state.servers.get(ServerId(server))
+        return found.name if found is not None else None
 
     def _on_violation(self, text: str) -> None:
         self._log.error(

@@ -33,7 +33,7 @@ for _ in range(10):
 
 
 def install(commit: str, folder: Path) -> Path:
-    """Install a commit without what it needs, which is borrowed from this Python; return its bin."""
+    """Install a commit, which borrows what it needs from this Python; return its bin."""
     source = folder / "source"
     source.mkdir(parents=True)
     archive = subprocess.run(
@@ -174,8 +174,8 @@ class Upgrade:
         self.wait_for(new_bin, NAMES)
         longest = max(load.longest_s for load in loads)
         return (
-            f"{old} to {new}: three servers in {took:.0f} s, {loads[0].done} programs of old clients"
-            f" and {loads[1].done} of new ones ran, none failed, the longest took {longest:.1f} s"
+            f"{old} to {new}: three servers in {took:.0f} s, {loads[0].done} programs of old"
+            f" clients and {loads[1].done} of new ones ran, none failed, the longest took {longest:.1f} s"
         )
 
     def replace(self, old_bin: Path, new_bin: Path, name: str) -> None:
