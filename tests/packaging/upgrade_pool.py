@@ -1,6 +1,6 @@
 """Upgrade a pool of three, server by server, under load: ``upgrade_pool.py [FROM [TO]]``.
 
-FROM and TO are commits (default: a99e3c2, HEAD). Both are installed, three servers of FROM start,
+FROM and TO are commits (default: 6160cff, HEAD). Both are installed, three servers of FROM start,
 and clients run one short program after the other. Each server is then drained, stopped, started
 again as TO, and used again, as docs/upgrade.md says. Any program that fails fails the upgrade.
 """
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FROM, TO = "a99e3c2", "HEAD"
+FROM, TO = "6160cff", "HEAD"
+"""The former is the first commit whose servers link to today's: it has version 5 of the links."""
 NAMES = ("one", "two", "three")
 STEP_S = 120.0
 PROGRAM = """
@@ -33,7 +34,7 @@ for _ in range(10):
 
 
 def install(commit: str, folder: Path) -> Path:
-    """Install a commit, which borrows what it needs from this Python; return its bin."""
+    """Install a commit, borrow what it needs from this Python, and return its bin."""
     source = folder / "source"
     source.mkdir(parents=True)
     archive = subprocess.run(
@@ -112,6 +113,14 @@ class Upgrade:
         except ValueError:
             return {"stderr": done.stderr, "returncode": done.returncode}
 
+    def must(self, binaries: Path, *argv: str) -> None:
+        """Run a command that must succeed."""
+        done = subprocess.run(
+            [str(binaries / "gpupool"), *argv], env=self.env, text=True, capture_output=True
+        )
+        if done.returncode:
+            raise SystemExit(f"gpupool {' '.join(argv)}: {done.stderr}")
+
     def start(self, binaries: Path, name: str, *argv: str) -> None:
         """Start a server in the background."""
         place = ("--state-dir", str(self.folder / name), "--name", name)
@@ -143,8 +152,8 @@ class Upgrade:
         if server is None:
             return False
         if state == "drained":
-            return server["state"].startswith("drain") and not server.get("leases")
-        return server["state"] in ("idle", "used", "busy", "mixed", "alloc", "full")
+            return server["state"] == "drain" and not server["lease_count"]
+        return server["state"] in ("idle", "mix", "full")
 
     def run(self, old: str, new: str) -> str:
         """Run the whole upgrade; return what happened in a sentence."""
@@ -163,24 +172,25 @@ class Upgrade:
         try:
             for name in NAMES:
                 self.replace(old_bin, new_bin, name)
-                if name == NAMES[0]:
-                    loads[1].start(1)  # clients are updated after the first server at the earliest
+            self.wait_for(new_bin, NAMES)
+            loads[1].start(1)  # clients are updated after the servers
+            while not loads[1].done and not loads[1].failures:
+                time.sleep(0.1)
         finally:
             for load in loads:
                 load.end()
         took = time.monotonic() - began
         if failures := [text for load in loads for text in load.failures]:
             raise SystemExit("\n".join(failures[:3]))
-        self.wait_for(new_bin, NAMES)
         longest = max(load.longest_s for load in loads)
         return (
-            f"{old} to {new}: three servers in {took:.0f} s, {loads[0].done} programs of old"
-            f" clients and {loads[1].done} of new ones ran, none failed, the longest took {longest:.1f} s"
+            f"{old} to {new}: three servers in {took:.0f} s, {loads[0].done} runs of old clients"
+            f" and {loads[1].done} of new ones ran, none failed, the longest took {longest:.1f} s"
         )
 
     def replace(self, old_bin: Path, new_bin: Path, name: str) -> None:
         """Drain one server, stop it, start it as the new version, and use it again."""
-        self.gpupool(old_bin, "drain", name, "--json")
+        self.must(old_bin, "drain", name, "--reason", "upgrade")
         self.wait_for(old_bin, (name,), "drained")
         server = self.servers[name]
         server.send_signal(signal.SIGTERM)
@@ -188,9 +198,10 @@ class Upgrade:
             raise SystemExit(f"{name} ended with {server.returncode}")
         self.start(new_bin, name)
         self.wait_for(old_bin, (name,), "drained")
-        self.gpupool(old_bin, "undrain", name, "--json")
+        self.must(old_bin, "undrain", name)
         self.wait_for(old_bin, (name,))
         sys.stdout.write(f"{name} is upgraded\n")
+        sys.stdout.flush()
 
     def end(self) -> None:
         """End all servers."""
