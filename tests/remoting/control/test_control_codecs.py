@@ -43,7 +43,7 @@ from gpupool.remoting.protocol.framing import (
     load,
 )
 from gpupool.remoting.protocol.token_text import TokenText, format_token, new_token, parse_token
-from gpupool.remoting.server.router import client_hello_name, route
+from gpupool.remoting.server.router import HTTP_METHODS, ToPlainHttp, client_hello_name, route
 
 PLAIN = st.recursive(
     st.none()
@@ -373,14 +373,23 @@ def test_other_texts_are_no_addresses(text: str) -> None:
 # --- openings of connections ---------------------------------------------------------------------
 
 
-@given(st.binary(max_size=300) | st.binary(max_size=300).map(b"\x16\x03\x01".__add__))
+@given(
+    st.binary(max_size=300)
+    | st.binary(max_size=300).map(b"\x16\x03\x01".__add__)
+    | st.binary(max_size=30).map(b"GET /".__add__)
+)
 @settings(max_examples=300)
 def test_any_opening_is_routed_or_refused(data: bytes) -> None:
     try:
         found = route(data)
     except RemoteProtocolError:
         return
-    assert found is None or data.startswith((b"\x16", b"gpupool\x01"))
+    assert isinstance(found, ToPlainHttp) == data.startswith(HTTP_METHODS)
+    assert (
+        found is None
+        or isinstance(found, ToPlainHttp)
+        or data.startswith((b"\x16", b"gpupool\x01"))
+    )
 
 
 def test_names_need_a_whole_client_hello() -> None:
