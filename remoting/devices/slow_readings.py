@@ -32,6 +32,9 @@ SINGLE_FIELDS = {
     "pcie_bytes_in": 198,
     "recovery_action": 230,
 }
+COUNTERS_OF_64_BITS = (197, 198)
+"""Taken only in a type of 64 bits: the driver 580 gives 32, which begin anew ten times a second."""
+
 GPM_METRICS = {"sm_activity": 2, "tensor_activity": 5, "memory_bandwidth": 10}
 """Percentages, by ``nvmlGpmMetricId_t``."""
 
@@ -132,7 +135,9 @@ class SlowReader:
         values: dict[int, Any] = {
             number: getattr(row.value, VALUES[int(row.valueType)])
             for number, row in zip(ids, rows, strict=True)
-            if not row.nvmlReturn and 0 <= int(row.valueType) < len(VALUES)
+            if not row.nvmlReturn
+            and 0 <= int(row.valueType) < len(VALUES)
+            and not (number in COUNTERS_OF_64_BITS and VALUES[int(row.valueType)] == "uiVal")
         }
         links = [values[each] for each in NVLINK_ERROR_FIELDS if each in values]
         return SlowReadings(

@@ -73,6 +73,8 @@ class FakeBinding:
         self.xids: list[tuple[str, int]] = []
         self.fields: dict[int, float] = {}
         """Values of fields by number; others are not supported."""
+        self.narrow: set[int] = set()
+        """Numbers of the fields that are given in 32 bits."""
         self.gpm: dict[int, float] = {}
         """Percentages of metrics by number, of all readings."""
         self.gpm_taken: list[tuple[object, ...]] = []
@@ -106,11 +108,20 @@ class FakeBinding:
             SimpleNamespace(
                 fieldId=each,
                 nvmlReturn=0 if each in self.fields else 3,
-                valueType=0 if isinstance(self.fields.get(each), float) else 3,
-                value=SimpleNamespace(dVal=self.fields.get(each), ullVal=self.fields.get(each)),
+                valueType=self._value_type(each),
+                value=SimpleNamespace(
+                    dVal=self.fields.get(each),
+                    uiVal=self.fields.get(each),
+                    ullVal=self.fields.get(each),
+                ),
             )
             for each in ids
         ]
+
+    def _value_type(self, number: int) -> int:
+        if isinstance(self.fields.get(number), float):
+            return 0
+        return 1 if number in self.narrow else 3
 
     def _nvmlGpmSampleAlloc(self) -> list[int]:
         return []

@@ -83,6 +83,16 @@ def test_fields_become_readings_in_units_without_prefix(binding: FakeBinding) ->
     )
 
 
+def test_a_counter_that_begins_anew_all_the_time_is_not_taken(binding: FakeBinding) -> None:
+    """As two H200 with the driver 580.159 gave the bytes over PCIe."""
+    nvml = PynvmlNvml()
+    nvml.devices()
+    binding.fields = {94: 241, 197: 1950859608, 198: 902320756}
+    binding.narrow = {94, 197, 198}
+    slow = nvml.sample("GPU-0").slow
+    assert (slow.pcie_replays, slow.pcie_bytes_in, slow.pcie_bytes_out) == (241, None, None)
+
+
 def test_each_slow_reading_may_be_missing(binding: FakeBinding) -> None:
     nvml = PynvmlNvml(gpm=True)
     nvml.devices()
