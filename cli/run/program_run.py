@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import click
 import trio
 
 from gpupool.cli.lib.connect import connected
@@ -18,6 +19,7 @@ from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.run.door_choice import DoorChoice, choose_door, program_environment, with_tools
+from gpupool.cli.run.dry_run import describe_run
 from gpupool.cli.run.holder_client import HeldLease
 from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease, LazyLease, held_record
 from gpupool.cli.run.program_lease import ProgramLease
@@ -83,6 +85,15 @@ async def run_program(options: RunOptions) -> Ending:
             ending = await run.to_end()
             nursery.cancel_scope.cancel()
     return ending or Ending(0, supervisor.early)
+
+
+async def dry_run_of(options: RunOptions) -> int:
+    """Say on stdout what a run would get and how; return the exit code of ``describe_run``."""
+    environment = dict(os.environ) | dict(options.env)
+    program = find_program(options.arguments[0], with_tools(environment.get("PATH", os.defpath)))
+    choose = partial(choose_door, options.door, program, options.arguments, environment)
+    named = program_text(options.arguments)
+    return await describe_run(options.wanted, named, choose, options.credentials, click.echo)
 
 
 class _Run:
