@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from gpupool.cli.lib.output import Invocation
+from gpupool.cli.lib.values import DURATION, SIZE_TYPE
 from gpupool.pool.errors import UsageError
 
 POOL = "gpupool.pool"
@@ -89,6 +90,29 @@ def pool_options(function: F) -> F:
         help='Your login to this pool, instead of the one in use; see "gpupool use".',
     )(function)
     return verbose_option(function)
+
+
+HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
+
+
+def history_options(function: F) -> F:
+    """Add the options of how long a server keeps what it has measured."""
+    for name, default, what in (
+        ("--keep-1h", "731d", "an hour"),
+        ("--keep-1m", "30d", "a minute"),
+        ("--keep-10s", "1d", "ten seconds"),
+    ):
+        text = f"How long figures of {what} each are kept."
+        function = click.option(name, type=DURATION, default=default, show_default=True, help=text)(
+            function
+        )
+    return click.option(
+        "--history-max",
+        type=SIZE_TYPE,
+        default="1GiB",
+        show_default=True,
+        help="All that is kept of usage and figures; the oldest of the finest figures go first.",
+    )(function)
 
 
 def _set_pool(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -20,6 +20,7 @@ import click
 import trio
 
 from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.paths import program
 from gpupool.cli.server.bootstrap import TOKENS_FILE
 from gpupool.pool.errors import GpupoolError
 
@@ -41,8 +42,9 @@ class Server:
 class Demonstration:
     """Runs the steps of the demonstration, and prints each."""
 
-    def __init__(self, *, keep: bool, color: bool) -> None:
+    def __init__(self, *, keep: bool, color: bool, web: bool = False) -> None:
         self._keep = keep
+        self._web = web
         self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._folder = Path(tempfile.mkdtemp(prefix="gpupool-demo-"))
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
@@ -59,9 +61,17 @@ class Demonstration:
             kept = self._keep
             took = time.monotonic() - started
             self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
-            self._say('leave out --emulate, and the GPUs are real. Begin with "gpupool join".')
+            self._say("leave out --emulate, and the GPUs are real. To play with a pool like it:")
+            self._show(f"{program()} up")
+            self._say("To create a pool of this machine's GPUs:")
+            self._show(f"{program()} join")
+            if self._web:
+                self._show_in_browser()
             if kept:
                 self._say_how_to_go_on()
+            elif not self._web:
+                self._say("To look at such a pool in the browser:")
+                self._show(f"{program()} demo --web")
             return 0
         finally:
             if not kept:
@@ -82,12 +92,12 @@ class Demonstration:
         self._command("status")
 
         self._head("Run a program on two half GPUs")
-        program = self._program()
-        self._say(f"{program.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
+        example = self._program()
+        self._say(f"{example.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
         self._say("finds the drop-in, which needs no CUDA, and the arrays live on the server:")
         # On a GPU server CuPy itself may be installed, and would use that server's own GPU.
         door = ["--door", "arrays"] if importlib.util.find_spec("cupy") else []
-        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(program)]
+        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(example)]
         self._command(*run)
 
         self._head("Kill the leader, without a warning")
@@ -117,10 +127,18 @@ class Demonstration:
     def _say_how_to_go_on(self) -> None:
         self._say("\nThe pool goes on. In another terminal:")
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
-        self._show("gpupool top")
+        self._show(f"{program()} top")
         pids = " ".join(str(server.process.pid) for server in self._servers.values())
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")
+
+    def _show_in_browser(self) -> None:
+        """Show the pool in the browser until Ctrl-C; then a server that was killed is missed."""
+        self._say("\nThe pool goes on until Ctrl-C, in the browser:")
+        self._show("gpupool web")
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            subprocess.run(self._argv("web"), env=self._env, cwd=self._folder, check=False)
 
     # --- processes -----------------------------------------------------------------------------
 

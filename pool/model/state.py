@@ -99,6 +99,8 @@ class Gpu:
     emulated: bool = False
     fault: str = ""  # what its server says is wrong with it; empty when healthy
     clash: str = ""  # another server offers the same GPU; set by ``apply`` alone
+    drain_reason: str = field(default="", metadata=OPTIONAL)
+    """Why nothing is granted on it by order; set by ``apply`` alone, from ``Server.gpu_orders``."""
 
     @property
     def capacity(self) -> int:
@@ -109,15 +111,23 @@ class Gpu:
     @property
     def unfit(self) -> str:
         """Return why it must not be granted, or an empty string."""
-        return self.fault or self.clash
+        return self.fault or self.clash or self.drain_reason
 
     @property
     def memory_free(self) -> int:
         """Return the bytes that can be granted now."""
-        if self.fault or self.clash:
+        if self.fault or self.clash or self.drain_reason:
             return 0
         taken = self.memory_reserved + self.memory_foreign + self.memory_granted
         return self.memory_total - taken if self.memory_total > taken else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOrder:
+    """The latest order about one GPU: to grant nothing on it, or to grant on it again."""
+
+    drain_reason: str  # empty: it may be granted
+    at: Milliseconds
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,12 @@ class Server:
     """The latest orders of operators that were carried out, so that none is when it comes again."""
     issuer: bytes = field(default=b"", metadata=OPTIONAL)
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)
+    """Whether it can send alerts: it has the file that says to whom."""
+    gpu_orders: dict[GpuId, GpuOrder] = field(
+        default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
+    )
+    """The latest order about each GPU that was ever drained. It outlives the GPU's absence."""
 
     @property
     def grantable(self) -> bool:

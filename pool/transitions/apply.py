@@ -14,6 +14,7 @@ from gpupool.pool.model.commands import (
     Command,
     CreatePool,
     CreateToken,
+    DrainGpu,
     DrainServer,
     EndLease,
     Envelope,
@@ -45,6 +46,7 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
     authorities,
     clock_setting,
+    gpu_drains,
     leases,
     policy_versions,
     servers,
@@ -120,6 +122,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RemoveServer: servers.remove_server,
     ReportGpus: servers.report_gpus,
     DrainServer: servers.drain_server,
+    DrainGpu: gpu_drains.drain_gpu,
     LabelServer: servers.label_server,
     Grant: leases.grant,
     CancelRequest: leases.cancel_request,

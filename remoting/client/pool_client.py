@@ -24,6 +24,7 @@ from hashlib import sha256
 import trio
 
 from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
+from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
@@ -33,6 +34,7 @@ from gpupool.pool.transitions.backup import BackupError, from_file, pack
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.allocator import Allocator
 from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.history_answers import HistoryAnswer, ask_history
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.negotiation_actions import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
@@ -265,6 +267,10 @@ class Pool:
     async def usage(self, query: RecordQuery) -> UsageAnswer:
         """Return the records of ended leases, of all servers together that answer in time."""
         return await ask_usage(self.connections, query)
+
+    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+        """Return what these servers have measured, or all that answer in time, each for itself."""
+        return await ask_history(self.connections, query, servers)
 
     def user(self) -> str:
         """Return whose token this client has."""

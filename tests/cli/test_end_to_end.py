@@ -510,6 +510,16 @@ def test_a_port_or_a_directory_in_use(live_pool: Any, tmp_path: Path) -> None:
     assert "Traceback" not in bad.stderr
 
 
+def test_one_gpu_is_drained_and_undrained(live_pool: Any) -> None:
+    done = live_pool.run("drain", "b", "--gpu", "0", "--reason", "new fan")
+    assert "GPU 0 of b is drained" in done.stderr
+    shown = live_pool.run("gpus").stdout
+    assert re.search(r"drain +b +0 .* new fan", shown), shown
+    assert "new fan" in live_pool.run("status").stdout
+    assert live_pool.run("undrain", "b", "--gpu", "0").returncode == 0
+    assert "new fan" not in live_pool.run("gpus").stdout
+
+
 def test_drain_and_undrain(live_pool: Any) -> None:
     assert live_pool.run("drain", "b", "--reason", "new fan").returncode == 0
     try:

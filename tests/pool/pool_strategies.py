@@ -190,6 +190,15 @@ commands = st.one_of(
     st.builds(c.ReportGpus, server=servers, incarnation=incarnations, readings=readings),
     st.builds(c.DrainServer, server=servers, reason=st.none() | REASONS, by=REASONS),
     st.builds(
+        c.DrainGpu,
+        server=servers,
+        gpu=st.sampled_from([*GPU_IDS, GpuId("unknown")]),
+        reason=st.none() | REASONS | st.just("auto: hot"),
+        by=REASONS,
+        sign=st.sampled_from(["", "thermal"]),
+        onset=st.integers(0, 3_000).map(Milliseconds),
+    ),
+    st.builds(
         c.LabelServer,
         server=servers,
         labels=st.dictionaries(words, words, max_size=2),

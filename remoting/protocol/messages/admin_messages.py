@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
@@ -120,3 +121,20 @@ class GetUsage(Call):
     """
 
     query: RecordQuery
+
+
+@message(179)
+class HistoryIs(Answer):
+    """A part of what the answering server has measured."""
+
+    page: HistoryPage
+
+
+@message(101, answered_by=HistoryIs, rights=Rights.VIEWER)
+class GetHistory(Call):
+    """Ask for what a server has measured; of leases, users are told of their own.
+
+    The answer is of one server, with or without a majority. ``query.user`` is an operator's choice.
+    """
+
+    query: HistoryQuery
