@@ -101,6 +101,7 @@ class LeaseView:
     granted_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     department: str = field(default="", metadata=OPTIONAL)
     freed: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # parts that are over
+    ends_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: no limit of time
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +360,7 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 granted_class=lease.user_class,
                 department=lease.department,
                 freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
+                ends_at=lease.ends_at,
             )
         )
     return tuple(views)

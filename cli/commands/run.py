@@ -65,6 +65,7 @@ FISH = (
     "cuda: any CUDA program.",
 )
 @click.option("--env", type=PAIR, multiple=True, help="Variable for the program; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Say what it would get and how, and run nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own but errors.")
 @pool_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
@@ -78,6 +79,7 @@ def run(
     lazy: bool,
     door: str,
     env: tuple[tuple[str, str], ...],
+    dry_run: bool,
     quiet: bool,
 ) -> int:
     r"""Run PROGRAM on GPUs of the pool, for as long as it runs.
@@ -94,7 +96,7 @@ def run(
     125: gpupool failed; 126: PROGRAM cannot be executed; 127: it was not found.
     """
     from gpupool.cli.lib.connect import run_async
-    from gpupool.cli.run.program_run import RunOptions, run_program
+    from gpupool.cli.run.program_run import RunOptions, dry_run_of, run_program
 
     options = RunOptions(
         arguments=program,
@@ -109,6 +111,10 @@ def run(
     )
     if lease:
         forbid_requests(ctx, "--lease")
+    if dry_run:
+        if lease:
+            raise UsageError("--dry-run is for a request", hint="leave out --lease")
+        return run_async(partial(dry_run_of, options))
     ending = run_async(partial(run_program, options))
     if ending.signal:
         from gpupool.cli.lib.exits import die_of

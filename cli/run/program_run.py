@@ -6,10 +6,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import click
 import trio
 
 from gpupool.cli.lib.connect import connected
@@ -18,13 +20,15 @@ from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.run.door_choice import DoorChoice, choose_door, program_environment, with_tools
+from gpupool.cli.run.dry_run import NEVER, describe_run, start_by_s, start_text
 from gpupool.cli.run.holder_client import HeldLease
 from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease, LazyLease, held_record
 from gpupool.cli.run.program_lease import ProgramLease
 from gpupool.cli.run.request_options import Wanted, unknown_text
 from gpupool.cli.run.waiting_line import WaitingLine
-from gpupool.pool.errors import ExitCode
+from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.state import Request
 from gpupool.pool.policy.lease_ends import effective_timeout_s
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import PoolView
@@ -34,6 +38,9 @@ LOG = logging.getLogger("gpupool.run")
 
 ANNOUNCE_S = 0.5
 """The names of the GPUs are nice to have; the program does not wait longer for them."""
+
+ESTIMATE_AFTER_S = 0.5
+"""A request that has waited for so long is worth a look at the limits of lease times."""
 
 CHECK_S = 2.0
 """A program that fails because its lease is lost may be seen to end before the news of the loss, so
@@ -83,6 +90,15 @@ async def run_program(options: RunOptions) -> Ending:
             ending = await run.to_end()
             nursery.cancel_scope.cancel()
     return ending or Ending(0, supervisor.early)
+
+
+async def dry_run_of(options: RunOptions) -> int:
+    """Say on stdout what a run would get and how; return the exit code of ``describe_run``."""
+    environment = dict(os.environ) | dict(options.env)
+    program = find_program(options.arguments[0], with_tools(environment.get("PATH", os.defpath)))
+    choose = partial(choose_door, options.door, program, options.arguments, environment)
+    named = program_text(options.arguments)
+    return await describe_run(options.wanted, named, choose, options.credentials, click.echo)
 
 
 class _Run:
@@ -180,6 +196,7 @@ class _Run:
         if unknown and unknown != servers and not self._options.quiet:
             say(f"gpupool: {unknown_text(unknown)}")
         line = self._waiting_line()
+        request = self._options.wanted.request(program_text(self._options.arguments))
 
         def news(text: str) -> None:
             line.update(text)
@@ -187,14 +204,23 @@ class _Run:
 
         async with trio.open_nursery() as drawing:
             drawing.start_soon(line.show)
+            drawing.start_soon(self._estimate, pool, request, line)
             hold = await pool.allocate(
-                self._options.wanted.request(program_text(self._options.arguments)),
+                request,
                 wait_s=self._options.wanted.wait_s,
                 on_status=news,
                 on_choice=self._note_choice,
             )
             drawing.cancel_scope.cancel()
         return hold
+
+    async def _estimate(self, pool: Pool, request: Request, line: WaitingLine) -> None:
+        """Add to what the line says when GPUs are free, if limits of lease times say so."""
+        await trio.sleep(ESTIMATE_AFTER_S)
+        with suppress(GpupoolError):
+            by_s = start_by_s(await pool.view(), request)
+            if 0 < by_s < NEVER:
+                line.add(start_text(by_s))
 
     def _waiting_line(self) -> WaitingLine:
         agent = self._agent

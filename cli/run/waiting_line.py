@@ -44,12 +44,18 @@ class WaitingLine:
         self._in_place = tell is None and sys.stderr.isatty()
         self._tell = tell or _say
         self._text = ""
+        self._added = ""
         self._drawn = ""
         self._changed = trio.Event()
 
     def update(self, text: str) -> None:
         """Take a new status; called as often as the client has one."""
         self._text = text
+        self._changed.set()
+
+    def add(self, text: str) -> None:
+        """Say this too, from now on."""
+        self._added = f"; {text}"
         self._changed.set()
 
     async def show(self) -> None:
@@ -63,7 +69,11 @@ class WaitingLine:
             await trio.sleep(FIRST_AFTER_S)
             while True:
                 self._changed = trio.Event()
-                self._draw("gpupool: " + waiting_text(self._text, trio.current_time() - started))
+                self._draw(
+                    "gpupool: "
+                    + waiting_text(self._text, trio.current_time() - started)
+                    + self._added
+                )
                 with trio.move_on_after(REDRAW_S):
                     await self._changed.wait()
                 await trio.sleep(0.05)  # a burst of news is drawn once
@@ -75,7 +85,7 @@ class WaitingLine:
         await trio.sleep(FIRST_LINE_AFTER_S)
         while True:
             waited_s = trio.current_time() - started
-            await self._tell(waiting_text(self._text, waited_s))
+            await self._tell(waiting_text(self._text, waited_s) + self._added)
             await trio.sleep(REPEAT_S)
 
     def _draw(self, text: str) -> None:

@@ -35,6 +35,17 @@ async def test_a_pipe_gets_a_line_at_the_start_and_one_each_minute(
     ]
 
 
+async def test_the_line_says_when_gpus_are_free(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = WaitingLine(shown=True)
+    line.update("waiting for 1 GPU")
+    line.add("enough GPUs are free in 1h30m")
+    await shown_for(line, 2)
+    said = capsys.readouterr().err
+    assert said == "gpupool: waiting for 1 GPU; enough GPUs are free in 1h30m\n"
+
+
 async def test_a_quiet_command_says_nothing(
     autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,97 @@
+"""``gpupool run --dry-run``: what a run would get and how, without asking for it."""
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from gpupool.cli.lib.connect import connected
+from gpupool.cli.lib.values import duration_text
+from gpupool.cli.run.door_choice import DoorChoice
+from gpupool.cli.run.request_options import Wanted, unknown_text
+from gpupool.pool.errors import ExitCode
+from gpupool.pool.model.state import Request
+from gpupool.pool.scheduling.capacity import WHOLE_SLACK, partition_size
+from gpupool.pool.scheduling.filters import first_mismatch
+from gpupool.pool.view import GpuView, PoolView, ServerView
+
+NEVER = float("inf")
+
+
+async def describe_run(
+    wanted: Wanted,
+    program: str,
+    choose: Callable[[], DoorChoice],
+    credentials: str | None,
+    say: Callable[[str], None],
+) -> int:
+    """Say how a request would be answered now, and by which door the program would run.
+
+    Returns:
+        The exit code: 0 when it would be granted, 75 when it would wait, 1 when it is denied.
+    """
+    door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
+    request = wanted.request(program)
+    async with connected(credentials) as pool:
+        unknown = pool.unknown_servers(wanted.servers)
+        verdict = await pool.check_policy("", request)
+        view = await pool.view()
+    if unknown:
+        say(unknown_text(unknown))
+    for line in verdict.lines:
+        say(line)
+    if verdict.kind == "busy":
+        say(start_text(start_by_s(view, request)))
+    say(f"door: {door.door or 'none'}, because {door.why}")
+    if door.warning:
+        say(door.warning)
+    codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
+    return codes.get(verdict.kind, ExitCode.FAILED)
+
+
+def start_text(by_s: float) -> str:
+    """Return when a request that waits can start, as far as limits on lease times say."""
+    if by_s == NEVER:
+        return "nobody knows when it can start: leases in its way have no limit of time"
+    if by_s == 0:
+        return "enough memory is free now: it waits for its turn, or for its limits"
+    return f"enough GPUs are free in {duration_text(by_s)} at the latest, by the leases' limits"
+
+
+def start_by_s(view: PoolView, request: Request) -> float:
+    """Return after how long enough GPUs are free at the latest; infinite if nobody knows.
+
+    Leases end sooner or at their limits of time. Who is before the request in the queue may take
+    what becomes free, so this is no promise.
+    """
+    groups: list[list[float]] = []
+    for server in view.servers:
+        named = not request.servers or {server.name, server.id} & set(request.servers)
+        if named and server.state not in ("down", "drain", "new"):
+            groups.append([_free_after_s(view, server, gpu, request) for gpu in server.gpus])
+    if request.across:
+        groups = [[each for group in groups for each in group]]
+    return min((_last_of(group, request.count) for group in groups), default=NEVER)
+
+
+def _last_of(times: Sequence[float], count: int) -> float:
+    return sorted(times)[count - 1] if len(times) >= count else NEVER
+
+
+def _free_after_s(view: PoolView, server: ServerView, gpu: GpuView, request: Request) -> float:
+    """Return when a GPU has room for its part of a request at the latest."""
+    if gpu.fault or first_mismatch(request.filters, server, gpu) is not None:
+        return NEVER
+    needed = request.memory or partition_size(gpu.capacity, request.fraction)
+    if request.fraction >= 1.0:
+        needed = int(needed * WHOLE_SLACK)  # somebody else's display takes a little
+    ends: list[tuple[float, int]] = []
+    for lease in view.leases:
+        parts = [p for p in lease.partitions if (p.server, p.gpu) == (server.id, gpu.id)]
+        left_s = max(0, lease.ends_at - view.now) / 1000 if lease.ends_at else NEVER
+        ends += [(left_s, part.memory) for part in parts]
+    free, at_s = gpu.memory_free, 0.0
+    for left_s, memory in sorted(ends):
+        if free >= needed:
+            break
+        free, at_s = free + memory, left_s
+    return at_s if free >= needed else NEVER
