@@ -21,7 +21,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
-  check-wheel wheels-release packages test-packages lint lock docs clean
+  check-wheel wheels-release packages test-packages lint lock docs clean web-vendor browser-tests
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
@@ -29,13 +29,15 @@ help:
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
+	@echo "make browser-tests test the web page in Debian's Chromium (apt-get install chromium)"
+	@echo "make web-vendor    get the page's browser libraries anew from npm, and check their sums"
 	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
 	@echo "make wheels-release   build the sdist, wheels for two architectures and an SBOM in dist/"
 	@echo "make packages         build .deb and .rpm of them"
 	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
 	@echo "make lint   only ruff, pyright and the import rules"
-	@echo "make docs   write docs/cli.md anew from the help texts"
+	@echo "make docs   write docs/cli.md and docs/metrics.md anew from the program"
 	@echo "make clean  remove $(VENV) and what tools left behind"
 
 $(BIN)/python:
@@ -138,6 +140,13 @@ lock:
 	$(LOCK) --extra dev --output-file requirements/dev.txt
 	$(subst pyproject.toml,requirements/release.in,$(LOCK)) --output-file requirements/release.txt
 
+web-vendor: $(BIN)/python
+	$(BIN)/python packaging/web_vendor.py
+
+browser-tests: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,browser]'
+	$(BIN)/pytest -m slow tests/monitoring/web/test_browser.py
+
 $(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels
 	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -152,6 +161,7 @@ test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
+	$(BIN)/python -m gpupool.monitoring.metrics_page > docs/metrics.md
 
 clean:
 	rm -rf $(VENV) build dist gpupool.egg-info .coverage-data coverage.xml .pytest_cache .ruff_cache .hypothesis

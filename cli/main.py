@@ -30,18 +30,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jupyter": ("jupyter:command", "Install a Jupyter kernel that runs on GPUs of the pool."),
     "status": ("view:status", "Show servers, GPUs, leases and the health of the pool."),
     "top": ("view:top", "Watch the pool live."),
+    "health": ("monitoring.health:command", "Show what is wrong with the pool."),
+    "web": ("monitoring.web", "Show the pool in the browser: live, usage, health."),
+    "alerts": ("monitoring.alerts", "Try the alerts that a server sends."),
     "gpus": ("view:gpus", "List every GPU with what is free on it."),
     "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),
+    "history": ("monitoring.history", "Chart what was measured: GPUs, servers, leases, users."),
     "leases": ("view:leases", "List leases, and who waits for what."),
     "join": ("join:command", "Offer this machine's GPUs: create a pool, or join one."),
     "leave": ("admin:leave", "Remove a server from the pool for good."),
     "token": ("token", "Create, list and revoke tokens."),
     "login": ("login", "Store a token, so that this user can use the pool."),
     "logout": ("logout", "Forget the stored token."),
+    "use": ("logins.use:command", "Show your logins to several pools, and change between them."),
+    "whoami": ("logins.whoami:command", "Show who you are to the pool, and until when."),
     "policy": ("policy", "Show, check and change who may hold how much, and when."),
-    "drain": ("admin:drain", "Stop granting on a server; what runs goes on."),
-    "undrain": ("admin:undrain", "Grant on a drained server again."),
+    "drain": ("admin:drain", "Stop granting on a server or a GPU; what runs goes on."),
+    "undrain": ("admin:undrain", "Grant on a drained server or GPU again."),
     "label": ("admin:label", "Set or show the labels of a server."),
     "kill": ("admin:kill", "End a lease now."),
     "clock": ("clock", "Show the pool's time against the servers' clocks, and mend it."),
@@ -73,7 +79,7 @@ EXAMPLES = """\b
 Examples:
   gpupool demo                                    see it work, without any GPU
   gpupool join                                    on the first GPU server
-  gpupool join --token TOKEN                      on every other one
+  gpupool join --token -                          on every other one; reads a token
   gpupool run -n 2 -p 0.5 -- python train.py      two half GPUs, from anywhere
   gpupool top                                     watch the pool"""
 

@@ -71,6 +71,7 @@ from gpupool.consensus.protocol.raft_settings import (
 )
 from gpupool.consensus.snapshot_transfer import Work
 from gpupool.consensus.storage.store import Storage
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Clock,
@@ -124,6 +125,7 @@ class RaftDriver:
         settings: ConsensusSettings | None = None,
         after_work: Callable[[], None] = lambda: None,
         clock_refusal: Callable[[Plain], str | None] = lambda _command: None,
+        measures: Measures | None = None,
     ) -> None:
         """Start the node; ``after_work`` is called when a snapshot was encoded or decoded."""
         self._clock = clock
@@ -137,6 +139,7 @@ class RaftDriver:
         self._barrier: _SharedBarrier | None = None
         self._stopped = False
         self._sync_s = 0.0
+        self._measures = measures or Measures()
         self._work_over = trio.Event()
         self._work_over.set()
         self._node = RaftNode(
@@ -160,7 +163,12 @@ class RaftDriver:
             command: plain values, at most 32 KiB as CBOR.
             timeout_s: after this the outcome is ``Unknown`` at worst.
         """
-        return await self._attempt(partial(self._node.propose, command), timeout_s)
+        began = self._clock.monotonic()
+        outcome = await self._attempt(partial(self._node.propose, command), timeout_s)
+        if isinstance(outcome, Committed):
+            took_s = self._clock.monotonic() - began
+            self._measures.observe("raft_commit_duration_seconds", took_s)
+        return outcome
 
     async def barrier(self, *, timeout_s: float) -> bool:
         """Return True once everything committed before this call is applied here.
@@ -363,12 +371,15 @@ class RaftDriver:
         if inline and links_write:
             for _ in range(LINK_TURNS):
                 await trio.lowlevel.cancel_shielded_checkpoint()
-        began = self._clock.monotonic()
+        began, writes = self._clock.monotonic(), self._node.storage.journal.dirty
         if inline:
             self._node.sync()
         else:
             await trio.to_thread.run_sync(self._node.sync)
-        self._sync_s += (self._clock.monotonic() - began - self._sync_s) / 8
+        took_s = self._clock.monotonic() - began
+        if writes:
+            self._measures.observe("raft_fsync_duration_seconds", took_s)
+        self._sync_s += (took_s - self._sync_s) / 8
 
     async def _attempt(
         self, submit: Callable[[float, Callable[[Outcome], None], float], None], timeout_s: float

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model import codec
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.remoting.protocol import framing
@@ -27,6 +29,12 @@ class Kind(IntEnum):
     QUERY = 2  # server to observer
     PAGE = 3  # observer to server
     SAMPLE = 4  # server to observer, once a second
+    HISTORY_QUERY = 5  # server to observer
+    HISTORY_PAGE = 6  # observer to server
+    WEB_SETUP = 32
+    TARGETS = 33
+    TOKEN_ASKED = 34  # the only question of the observer
+    TOKEN_ANSWERED = 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +58,46 @@ class Answered:
     page: RecordPage
 
 
-Message = RecordsWritten | Asked | Answered | Sample
+@dataclass(frozen=True, slots=True)
+class HistoryAsked:
+    """A question about what was measured, with a number of the server's choice."""
+
+    number: int
+    query: HistoryQuery
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryAnswered:
+    """The answer to the question of this number."""
+
+    number: int
+    page: HistoryPage
+
+
+Message = (
+    RecordsWritten
+    | Asked
+    | Answered
+    | Sample
+    | HistoryAsked
+    | HistoryAnswered
+    | WebSetup
+    | Targets
+    | TokenAsked
+    | TokenAnswered
+)
 
 _KINDS: dict[int, type[Any]] = {
     Kind.RECORDS_WRITTEN: RecordsWritten,
     Kind.QUERY: Asked,
     Kind.PAGE: Answered,
     Kind.SAMPLE: Sample,
+    Kind.HISTORY_QUERY: HistoryAsked,
+    Kind.HISTORY_PAGE: HistoryAnswered,
+    Kind.WEB_SETUP: WebSetup,
+    Kind.TARGETS: Targets,
+    Kind.TOKEN_ASKED: TokenAsked,
+    Kind.TOKEN_ANSWERED: TokenAnswered,
 }
 _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 

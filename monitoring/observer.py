@@ -1,11 +1,12 @@
 """The observer: a process beside each server that keeps what the pool remembers, and answers.
 
-``python -m gpupool.monitoring.observer FD FOLDER``: the server starts it and talks to it over the
-socket pair whose end is FD; FOLDER is the only one that it may read and write. It holds no key of
-the pool. Its end stops nothing: the server starts it again, and it reads on where it was. It ends
-when the server does, because the socket pair closes then.
+``python -m gpupool.monitoring.observer FOLDER FD DOOR SETTINGS``: the server starts it and talks to
+it over the socket pair whose end is FD; FOLDER is the only one that it may write to. Over DOOR come
+the connections of HTTPS (``http/http_door``), or it is -1. SETTINGS are those
+of the history. It holds no key of the pool. Its end stops nothing: the server starts it again, and
+it reads on where it was. It ends when the server does, because the socket pair closes then.
 
-One thread writes to the database, and nobody else does. Each kind of frame has one handler, in
+One thread writes to each database, and nobody else does. Each kind of frame has one handler, in
 ``Observer.handle``.
 """
 
@@ -14,6 +15,7 @@ import signal
 import socket
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,15 +27,25 @@ from gpupool.monitoring.frames import (
     PAGE_SIZE_MAX,
     Answered,
     Asked,
+    HistoryAnswered,
+    HistoryAsked,
     Message,
     RecordsWritten,
     frame_reader,
     from_frame,
     to_frame,
 )
+from gpupool.monitoring.history.history_reader import read_history
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_writer import HistoryWriter
+from gpupool.monitoring.history.series import SLOT_S
+from gpupool.monitoring.http.http_door import HttpDoor
+from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.sample import Sample
-from gpupool.pool.errors import ProtocolError
+from gpupool.pool.errors import GpupoolError, ProtocolError
+from gpupool.pool.history_query import HistoryPage
+from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.worker import sandbox
 
@@ -42,6 +54,10 @@ QUERY_COUNT_MAX = 8
 """Questions that are answered at a time; the next ones wait in the socket."""
 
 READERS = 2
+SAMPLES_MAX = 600
+"""Samples that wait for a thread that is still writing."""
+
+KEEP_EVERY_MS = 1000 * SLOT_S
 IMPORT_EVERY_S = 1.0
 """Without a word of the server, which says when there is something."""
 
@@ -49,12 +65,24 @@ IMPORT_EVERY_S = 1.0
 class Observer:
     """All parts of one observer."""
 
-    def __init__(self, stream: trio.SocketStream, folder: Path) -> None:
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        folder: Path,
+        settings: HistorySettings | None = None,
+        door: socket.socket | None = None,
+    ) -> None:
         self._stream = stream
         self._folder = folder
-        self._writer = RecordWriter(folder, _say)
+        self._door = HttpDoor(door, folder, ask=self._ask, say=_say) if door is not None else None
+        self._nursery: trio.Nursery | None = None
+        self._writer = RecordWriter(folder, _say, self._ended)
         self.sample: Sample | None = None
         """The latest one."""
+        self._history = HistoryWriter(folder, settings or HistorySettings(), _say)
+        self._samples: list[Sample] = []
+        self._sampled = trio.Event()
+        self._keeping = trio.CapacityLimiter(1)
         self._written = trio.Event()
         self._sending = trio.Lock()
         self._asking = trio.Semaphore(QUERY_COUNT_MAX)
@@ -64,7 +92,11 @@ class Observer:
     async def run(self) -> None:
         """Serve until the server is gone."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._import)
+            nursery.start_soon(self._keep)
+            if self._door is not None:
+                nursery.start_soon(self._door.run)
             reader = frame_reader()
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -83,9 +115,54 @@ class Observer:
                 await self._asking.acquire()
                 nursery.start_soon(self._answer, message)
             case Sample():
-                self.sample = message
-            case Answered():
-                raise ProtocolError("the server sent an answer")
+                self._take(message)
+            case HistoryAsked():
+                await self._asking.acquire()
+                nursery.start_soon(self._answer_history, message)
+            case WebSetup() if self._door is not None:
+                self._door.set_up(message)
+            case Targets() if self._door is not None:
+                self._door.targets = message
+            case TokenAnswered() if self._door is not None:
+                self._door.answered(message)
+            case _:
+                raise ProtocolError(f"the server sent {type(message).__name__}")
+
+    def _ended(self, records: Sequence[LeaseRecord]) -> None:
+        """Count the leases that have ended on this server; on the thread that imports."""
+        me = self.sample.telemetry.server if self.sample is not None else None
+        for record in records:
+            if self._door is not None and record.server == me:
+                self._door.ended(record)
+
+    def _ask(self, asked: TokenAsked) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._send, asked)
+
+    async def _send(self, message: Message) -> None:
+        async with self._sending:
+            # When the server is gone, the reader sees it as well.
+            with suppress(trio.BrokenResourceError):
+                await self._stream.send_all(to_frame(message))
+
+    def _take(self, sample: Sample) -> None:
+        before, self.sample = self.sample, sample
+        self._samples.append(sample)
+        if len(self._samples) > SAMPLES_MAX:
+            # The disk does not answer. What is left out is a gap in the history.
+            self._samples.pop(0)
+        if before is None or before.at // KEEP_EVERY_MS != sample.at // KEEP_EVERY_MS:
+            self._sampled.set()
+        if self._door is not None:
+            self._door.sampled(sample)
+
+    async def _keep(self) -> None:
+        """Write down what was measured, every ten seconds, on a thread that does nothing else."""
+        while True:
+            self._sampled = trio.Event()
+            samples, self._samples = self._samples, []
+            await trio.to_thread.run_sync(self._history.take, samples, limiter=self._keeping)
+            await self._sampled.wait()
 
     async def _import(self) -> None:
         """Import what was written, whenever the server says so, on the one thread that writes."""
@@ -106,10 +183,21 @@ class Observer:
             self._asking.release()
         if self._writer.problem and not page.problem:
             page = replace(page, problem=self._writer.problem)
-        async with self._sending:
-            # When the server is gone, the reader sees it as well.
-            with suppress(trio.BrokenResourceError):
-                await self._stream.send_all(to_frame(Answered(asked.number, page)))
+        await self._send(Answered(asked.number, page))
+
+    async def _answer_history(self, asked: HistoryAsked) -> None:
+        try:
+            page = await trio.to_thread.run_sync(
+                partial(read_history, self._folder, asked.query), limiter=self._readers
+            )
+        except (sqlite3.Error, OSError, GpupoolError) as error:
+            page = HistoryPage(problem=f"its observer cannot read the history: {error}"[:300])
+        finally:
+            self._asking.release()
+        page = replace(page, lost=self._history.lost)
+        if self._history.problem and not page.problem:
+            page = replace(page, problem=self._history.problem)
+        await self._send(HistoryAnswered(asked.number, page))
 
 
 def _say(text: str) -> None:
@@ -133,13 +221,15 @@ def confine(folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run an observer on the socket and the folder that the command line names."""
-    descriptor, folder = int(arguments[0]), Path(arguments[1])
+    folder, door = Path(arguments[0]), int(arguments[2])
+    settings = HistorySettings(*(int(each) for each in arguments[3:]))
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     confine(folder)
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
-    trio.run(Observer(stream, folder).run)
+    line, *doors = (socket.socket(fileno=each) for each in (int(arguments[1]), door) if each >= 0)
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
+    trio.run(Observer(stream, folder, settings, *doors).run)
 
 
 if __name__ == "__main__":

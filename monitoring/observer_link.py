@@ -13,8 +13,8 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import trio
@@ -22,18 +22,24 @@ import trio
 from gpupool.monitoring.frames import (
     Answered,
     Asked,
+    HistoryAnswered,
+    HistoryAsked,
     Message,
     RecordsWritten,
     frame_reader,
     from_frame,
     to_frame,
 )
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.http.http_frames import TokenAsked
+from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.pages import with_recent
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.errors import ProtocolError
+from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
-from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.pool.record_query import ObserverPage, ObserverQuery, RecordPage, RecordQuery
 from gpupool.pool.telemetry import Telemetry
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
@@ -42,6 +48,7 @@ STEADY_S = 60.0
 
 ANSWER_TIMEOUT_S = 1.5
 SUM_TIMEOUT_S = 30.0
+HISTORY_TIMEOUT_S = 6.0
 """A server's records of two years take about ten seconds to sum."""
 STOP_S = 2.0
 OUTBOX_MAX = 64
@@ -49,14 +56,24 @@ SAMPLE_EVERY_S = 1.0
 SAMPLES_MAX = 120
 """Samples that wait for an observer that is away."""
 READ_SIZE = 256 * 1024
+NO_HISTORY = "its observer does not answer"
 AWAY = "its observer does not answer: only the latest records are known"
 
 
 class ObserverLink:
     """One server's observer; see the module."""
 
-    def __init__(self, folder: Path, state: Callable[[], PoolState], log: logging.Logger) -> None:
-        """Make the link; ``run`` starts the observer."""
+    def __init__(
+        self,
+        folder: Path,
+        state: Callable[[], PoolState],
+        log: logging.Logger,
+        settings: HistorySettings | None = None,
+        web: WebLink | None = None,
+    ) -> None:
+        """Make the link; ``run`` starts the observer, which speaks HTTP if there is ``web``."""
+        self._settings = settings or HistorySettings()
+        self._web = web
         self._folder = folder
         self._state = state
         self._log = log
@@ -68,6 +85,8 @@ class ObserverLink:
         self._sampled = trio.Event()
         self.dropped = 0
         """Samples that no observer got."""
+        self.restarts = 0
+        """How often an observer has ended."""
         self.process: trio.Process | None = None
         """The observer that runs now."""
 
@@ -81,6 +100,7 @@ class ObserverLink:
                 why = await self._run_one()
             except OSError as error:
                 why = str(error)
+            self.restarts += 1
             if trio.current_time() - began >= STEADY_S:
                 backoff_s = BACKOFF_MIN_S
             self._log.warning("the observer has ended (%s); again in %.0f s", why, backoff_s)
@@ -125,13 +145,27 @@ class ObserverLink:
             page = RecordPage(problem=AWAY)
         return with_recent(page, state.records, state.record_count, query)
 
+    async def answer(self, query: ObserverQuery) -> ObserverPage:
+        """Return a page of whatever the observer keeps."""
+        if isinstance(query, RecordQuery):
+            return await self.ask(query)
+        number = next(self._numbers)
+        page = await self._reply(number, HistoryAsked(number, query), HISTORY_TIMEOUT_S)
+        return page if isinstance(page, HistoryPage) else HistoryPage(problem=NO_HISTORY)
+
     async def _ask(self, query: RecordQuery) -> RecordPage | None:
-        number, waiting = next(self._numbers), _Answer()
-        if not self._send(Asked(number, query)):
+        number = next(self._numbers)
+        timeout_s = SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S
+        page = await self._reply(number, Asked(number, query), timeout_s)
+        return page if isinstance(page, RecordPage) else None
+
+    async def _reply(self, number: int, asked: Message, timeout_s: float) -> ObserverPage | None:
+        waiting = _Answer()
+        if not self._send(asked):
             return None
         self._asked[number] = waiting
         try:
-            with trio.move_on_after(SUM_TIMEOUT_S if query.by else ANSWER_TIMEOUT_S):
+            with trio.move_on_after(timeout_s):
                 await waiting.done.wait()
         finally:
             self._asked.pop(number, None)
@@ -150,15 +184,19 @@ class ObserverLink:
     async def _run_one(self) -> str:
         """Run one observer to its end, and return why it has ended."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        door, their_door = self._web.pair() if self._web is not None else (None, None)
+        with theirs, their_door or nullcontext():
+            passed = [theirs.fileno()] + ([their_door.fileno()] if their_door else [])
             process = await trio.lowlevel.open_process(
                 [
                     *(sys.executable, "-P", "-m", "gpupool.monitoring.observer"),
-                    *(str(theirs.fileno()), str(self._folder.resolve())),
+                    *(str(self._folder.resolve()), str(theirs.fileno())),
+                    str(their_door.fileno() if their_door is not None else -1),
+                    *(str(each) for each in astuple(self._settings)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=passed,
                 env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
             )
         self.process = process
@@ -170,6 +208,8 @@ class ObserverLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_pump, queue, stream, sending)
                 nursery.start_soon(self.pump_samples, stream, sending)
+                if self._web is not None and door is not None:
+                    nursery.start_soon(self._web.run, door, self._send)
                 try:
                     await self._receive(stream)
                 except (ProtocolError, trio.BrokenResourceError) as error:
@@ -201,7 +241,10 @@ class ObserverLink:
             reader.feed(data)
             for frame in reader.frames():
                 message = from_frame(frame)
-                if not isinstance(message, Answered):
+                if isinstance(message, TokenAsked) and self._web is not None:
+                    self._web.asked(message)
+                    continue
+                if not isinstance(message, Answered | HistoryAnswered):
                     raise ProtocolError("the observer asks")
                 waiting = self._asked.get(message.number)
                 if waiting is not None:
@@ -218,7 +261,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.done = trio.Event()
-        self.page: RecordPage | None = None
+        self.page: ObserverPage | None = None
 
 
 async def _pump(

@@ -1,7 +1,7 @@
 """The work of the observer's threads: records into ``usage.db``, and questions answered from it."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from gpupool.monitoring.record_import import RecordReader
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore, put_aside
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import encode
+from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import PAGE_COUNT_MAX, RecordPage, RecordQuery
 from gpupool.remoting.protocol import framing
 
@@ -20,7 +21,14 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class RecordWriter:
     """Imports ``leases.jsonl`` into ``usage.db``; used by one thread at a time."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        added: Callable[[Sequence[LeaseRecord]], None] = lambda _batch: None,
+    ) -> None:
+        """Make it; ``say`` takes lines for the log, ``added`` the records that are in from now."""
+        self._added = added
         self._path = folder / FILE_NAME
         self._reader = RecordReader(folder)
         self._say = say
@@ -35,6 +43,7 @@ class RecordWriter:
             store = self._open()
             for batch in self._reader.batches(self._newest):
                 store.add(batch)
+                self._added(batch)
                 self._newest = max(self._newest, batch[-1].number)
         except sqlite3.Error as error:
             self._failed(error)

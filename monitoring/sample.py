@@ -67,6 +67,7 @@ class PoolBooks:
     waiting: dict[str, int]  # by class, by the policy now in force
     oldest_wait_ms: int
     policy_version: int
+    gpu_shares: float = 0.0  # granted, each GPU's as a share of its capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,9 @@ def gpu_state(server: Server, gpu: Gpu) -> str:
     """Return the word for one GPU: that of its server, or fault, idle, mix or full."""
     if server.status is ServerStatus.UNREACHABLE:
         return "down"
-    if gpu.unfit:
+    if gpu.fault or gpu.clash:
         return "fault"
-    if server.drain_reason is not None:
+    if server.drain_reason is not None or gpu.drain_reason:
         return "drain"
     if server.status is ServerStatus.JOINED:
         return "new"
@@ -149,11 +150,13 @@ def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
     """Return the sums of the whole table."""
     servers, gpus = list(state.servers.values()), Counter[str]()
     capacity = granted = foreign = 0
+    shares = 0.0
     for server in servers:
         for gpu in server.gpus.values():
             gpus[gpu_state(server, gpu)] += 1
             capacity += gpu.capacity
             granted += gpu.memory_granted
+            shares += gpu.memory_granted / gpu.capacity if gpu.capacity else 0.0
             foreign += gpu.memory_foreign
     book, waiting = rulebook(state.policy), list(state.waiting.values())
     return PoolBooks(
@@ -167,6 +170,7 @@ def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
         waiting=_counted(book.group_of(each.user) for each in waiting),
         oldest_wait_ms=max((max(0, now_ms - each.since) for each in waiting), default=0),
         policy_version=state.policy.version,
+        gpu_shares=shares,
     )
 
 
@@ -192,7 +196,7 @@ def _gpu_books(state: PoolState, server: Server) -> tuple[GpuBooks, ...]:
             pci_bus_id=gpu.pci_bus_id,
             parent=gpu.parent or "",
             emulated=gpu.emulated,
-            fault=gpu.unfit,
+            fault=gpu.fault or gpu.clash,
         )
         for gpu in sorted(server.gpus.values(), key=lambda gpu: gpu.index)
     )

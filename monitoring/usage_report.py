@@ -3,11 +3,21 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import reduce
 
 from gpupool.monitoring.accounting import HOUR_MS, LATEST_MS, Range, Sum, largest_first, sums, total
+from gpupool.monitoring.history.sample_figures import (
+    COVERAGE_LOW,
+    NOTHING,
+    Figures,
+    figures_of,
+    lease_lines,
+    merged,
+)
 from gpupool.monitoring.pages import sum_of
+from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
@@ -30,6 +40,23 @@ class Report:
     whole: Sum
     others: dict[str, ClassSum]
     """Sums of other users' leases, by class; empty for operators."""
+    samples: dict[str, SampleSum] = field(default_factory=dict[str, SampleSum])
+    """What samples say of each row, as far as there are any."""
+
+    def figures(self, key: str) -> Figures:
+        """Return what samples say of one row."""
+        return figures_of(self.samples.get(key), self.rows[key].gpu_hours)
+
+    def all_figures(self) -> Figures:
+        """Return what samples say of all rows together."""
+        known = [each for key, each in self.samples.items() if key in self.rows]
+        whole = reduce(SampleSum.plus, known) if known else None
+        return figures_of(whole, self.whole.gpu_hours)
+
+    def by_waste(self) -> "Report":
+        """Return the report with the largest waste first; what is unknown comes last."""
+        rows = sorted(self.rows, key=lambda key: -1 * (self.figures(key).wasted_gpu_hours or 0.0))
+        return replace(self, rows={key: self.rows[key] for key in rows})
 
 
 def make_report(
@@ -39,6 +66,7 @@ def make_report(
     others: Sequence[ClassSum],
     by: str,
     within: Range,
+    samples: Iterable[SampleSum] = (),
 ) -> Report:
     """Return the report of what one may see, with sums of what one may not.
 
@@ -49,13 +77,14 @@ def make_report(
         others: sums of other users' leases.
         by: what to sum by.
         within: the range.
+        samples: what samples say of the rows, of all servers.
     """
     rows = {group.key: sum_of(group) for group in groups}
     of_live, all_live = sums(live[0], by, within, live[1])
     for name, row in of_live.items():
         rows[name] = rows.get(name, Sum()) + row
     named = {each.user_class: each for each in others}
-    return Report(by, within, largest_first(rows), sum_of(whole) + all_live, named)
+    return Report(by, within, largest_first(rows), sum_of(whole) + all_live, named, merged(samples))
 
 
 def live_records(view: PoolView) -> tuple[list[LeaseRecord], frozenset[LeaseId]]:
@@ -146,19 +175,45 @@ def added(one: Sequence[ClassSum], other: Sequence[ClassSum]) -> list[ClassSum]:
 
 # --- forms ----------------------------------------------------------------------------------------
 
-TITLES = ("LEASES", "GPU-HOURS", "GIB-HOURS", "MEAN WAIT", "LONGEST", "BUSY")
+TITLES = ("LEASES", "GPU-HOURS", "GIB-HOURS", "MEAN WAIT", "LONGEST", "BUSY", "IDLE", "SEEN")
+WASTE_TITLES = ("GPU-HOURS", "WASTED", "IDLE", "BUSY", "MEMORY", "SEEN")
 
 
 def table(report: Report) -> list[tuple[str, ...]]:
     """Return the lines of a table, its titles first."""
     lines: list[tuple[str, ...]] = [(report.by.upper(), *TITLES)]
-    lines += [(name or NONE, *_cells(row)) for name, row in report.rows.items()]
-    lines.append(("all", *_cells(report.whole)))
+    for name, row in report.rows.items():
+        lines.append((name or NONE, *_cells(row), *_seen(report.figures(name))))
+    lines.append(("all", *_cells(report.whole), *_seen(report.all_figures())))
     for name, other in report.others.items():
         gpu_hours, gib_hours = _hours(other)
-        cells = (NONE, f"{gpu_hours:.2f}", f"{gib_hours:.1f}", NONE, NONE, UNKNOWN)
+        cells = (NONE, f"{gpu_hours:.2f}", f"{gib_hours:.1f}", NONE, NONE, UNKNOWN, UNKNOWN, NONE)
         lines.append((f"others of class {name}" if name else "others", *cells))
     return lines
+
+
+def waste_table(report: Report) -> list[tuple[str, ...]]:
+    """Return the lines of a table of what was held and not used, its titles first."""
+    lines: list[tuple[str, ...]] = [(report.by.upper(), *WASTE_TITLES)]
+    rows = [(name or NONE, row, report.figures(name)) for name, row in report.rows.items()]
+    for name, row, figures in (*rows, ("all", report.whole, report.all_figures())):
+        busy, idle, seen = _seen(figures)
+        wasted = UNKNOWN if figures.wasted_gpu_hours is None else f"{figures.wasted_gpu_hours:.2f}"
+        memory = _percent(figures.memory_share)
+        lines.append((name, f"{row.gpu_hours:.2f}", wasted, idle, busy, memory, seen))
+    return lines
+
+
+def _seen(figures: Figures) -> tuple[str, str, str]:
+    """Return busy GPU-hours, the idle share, and how much was sampled, marked when too little."""
+    busy = UNKNOWN if figures.busy_gpu_hours is None else f"{figures.busy_gpu_hours:.2f}"
+    mark = "!" if figures.coverage is not None and figures.coverage < COVERAGE_LOW else ""
+    seen = NONE if figures.coverage is None else f"{100 * figures.coverage:.0f}%{mark}"
+    return busy, _percent(figures.idle_share), seen
+
+
+def _percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{100 * share:.0f}%"
 
 
 def _hours(of_class: ClassSum) -> tuple[float, float]:
@@ -173,7 +228,6 @@ def _cells(row: Sum) -> tuple[str, ...]:
         f"{row.gib_hours:.1f}",
         mean,
         seconds_text(row.wait_max_ms) if row.leases else NONE,
-        UNKNOWN,  # until samples are kept; never shown as nothing
     )
 
 
@@ -188,16 +242,17 @@ def as_csv(report: Report) -> str:
     writer = csv.writer(out)
     names = (
         *(report.by, "leases [count]", "usage [GPU h]", "memory [GiB h]"),
-        *("waiting [s]", "longest wait [s]", "busy [GPU h]"),
+        *("waiting [s]", "longest wait [s]", "busy [GPU h]", "idle [share]", "wasted [GPU h]"),
+        *("memory used [share]", "coverage [share]"),
     )
     writer.writerow(names)
     for name, row in report.rows.items():
-        fields = plain_row(row)
+        fields = plain_row(row, report.figures(name))
         writer.writerow([name, *("" if each is None else each for each in fields.values())])
     return out.getvalue()
 
 
-def plain_row(row: Sum) -> dict[str, float | int | None]:
+def plain_row(row: Sum, figures: Figures = NOTHING) -> dict[str, float | int | None]:
     """Return a row as JSON carries it; None is unknown."""
     return {
         "leases": row.leases,
@@ -205,7 +260,7 @@ def plain_row(row: Sum) -> dict[str, float | int | None]:
         "gib_hours": row.gib_hours,
         "wait_s": row.wait_ms / 1000,
         "wait_max_s": row.wait_max_ms / 1000,
-        "busy_gpu_hours": None,
+        **asdict(figures),
     }
 
 
@@ -215,8 +270,11 @@ def as_plain(report: Report) -> dict[str, object]:
         "by": report.by,
         "since": report.within.since,
         "until": report.within.until,
-        "rows": [{"key": name, **plain_row(row)} for name, row in report.rows.items()],
-        "total": plain_row(report.whole),
+        "rows": [
+            {"key": name, **plain_row(row, report.figures(name))}
+            for name, row in report.rows.items()
+        ],
+        "total": plain_row(report.whole, report.all_figures()),
         "others": [
             {
                 "class": each.user_class,
@@ -236,7 +294,9 @@ def when(at: int) -> str:
     return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def lease_report(lease: LeaseId, parts: Sequence[LeaseRecord]) -> list[str]:
+def lease_report(
+    lease: LeaseId, parts: Sequence[LeaseRecord], known: SampleSum | None = None
+) -> list[str]:
     """Return what is known of one lease, on one screen."""
     first = min(parts, key=lambda part: part.number)
     whole = total(parts, Range())
@@ -265,9 +325,5 @@ def lease_report(lease: LeaseId, parts: Sequence[LeaseRecord]) -> list[str]:
             share, size = gpu.units / UNIT, gpu.memory / 2**30
             where = part.server_name or part.server
             lines.append(f"GPU         {where}: {gpu.model}, {size:.1f} GiB, {share:.3f} of it")
-    lines += [
-        f"usage       {whole.gpu_hours:.4f} GPU-hours, {whole.gib_hours:.2f} GiB-hours",
-        f"busy        {UNKNOWN}: no samples are kept",
-        f"memory used {UNKNOWN}: no samples are kept",
-    ]
-    return lines
+    lines.append(f"usage       {whole.gpu_hours:.4f} GPU-hours, {whole.gib_hours:.2f} GiB-hours")
+    return [*lines, *lease_lines(parts, known, whole.gpu_hours)]

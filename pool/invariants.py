@@ -127,6 +127,9 @@ def _server_violations(
     found: list[str] = []
     for gpu in server.gpus.values():
         found += _gpu_violations(gpu, granted.pop((server.id, gpu.id), 0))
+        order = server.gpu_orders.get(gpu.id)
+        if gpu.drain_reason != (order.drain_reason if order else ""):
+            found.append(f"{gpu.id}: drained as {gpu.drain_reason!r}, ordered as {order}")
         if not gpu.clash:
             if gpu.id in offered:
                 found.append(f"{gpu.id}: offered by two servers")

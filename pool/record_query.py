@@ -7,6 +7,7 @@ records, so that a client can go on with another server in the middle.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.state import LeaseRecord
 
@@ -85,12 +86,16 @@ class RecordPage:
     problem: str = ""  # why it may lack some
 
 
-AskRecords = Callable[[RecordQuery], Awaitable[RecordPage]]
+ObserverQuery = RecordQuery | HistoryQuery
+ObserverPage = RecordPage | HistoryPage
+AskRecords = Callable[[ObserverQuery], Awaitable[ObserverPage]]
 """Asks the observer of a server; raises ``GpupoolError`` when that does not answer."""
 
 
-async def records_of_nobody(_query: RecordQuery) -> RecordPage:
+async def records_of_nobody(query: ObserverQuery) -> ObserverPage:
     """Answer for a server that has no observer."""
+    if isinstance(query, HistoryQuery):
+        return HistoryPage(problem="it keeps no history")
     return RecordPage(problem="it keeps no accounts")
 
 

@@ -53,6 +53,7 @@ class GpuView:
     mig: bool
     fault: str
     leases: tuple[LeaseId, ...]
+    drain: str = field(default="", metadata=OPTIONAL)  # why nothing is granted on it by order
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,8 @@ def server_state(server: Server) -> str:
         return "drain"
     if server.status is ServerStatus.JOINED:
         return "new"
+    if server.gpus and all(gpu.drain_reason for gpu in server.gpus.values()):
+        return "drain"
     if all(gpu.memory_granted == 0 for gpu in server.gpus.values()):
         return "idle"
     full = all(gpu.memory_free < gpu.capacity // 20 for gpu in server.gpus.values())
@@ -290,8 +293,9 @@ def _server_view(
             pci_bus_id=gpu.pci_bus_id,
             emulated=gpu.emulated,
             mig=gpu.parent is not None,
-            fault=gpu.unfit,
+            fault=gpu.fault or gpu.clash,
             leases=tuple(by_gpu.get((server.id, gpu.id), ())),
+            drain=visible(gpu.drain_reason),
         )
         for gpu in sorted(server.gpus.values(), key=lambda g: g.index)
     )

@@ -26,7 +26,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "pool": (set(), set()),
     "consensus": ({"pool"}, {"pysyncobj", "cbor2", "trio"}),
     "remoting": ({"pool"}, {"cbor2", "trio", "cryptography", "numpy", "cupy", "cuda", "pynvml"}),
-    "monitoring": ({"pool", "remoting"}, {"trio", "cbor2"}),
+    "monitoring": (
+        {"pool", "remoting"},
+        {"trio", "cbor2", "starlette", "h11", "hypercorn", "prometheus_client"},
+    ),
     "cli": (
         {"pool", "consensus", "remoting", "monitoring", "simulations"},
         {"click", "rich", "trio"},

@@ -87,9 +87,10 @@ def config(ctx: click.Context, as_json: bool) -> None:
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave the pool running, and say how to use it.")
+@click.option("--web", is_flag=True, help="Show the pool in the browser afterwards, until Ctrl-C.")
 @click.option("--no-color", is_flag=True, help="Plain text.")
 @verbose_option
-def demo(keep: bool, no_color: bool) -> int:
+def demo(keep: bool, web: bool, no_color: bool) -> int:
     """See it all work on this machine, without any GPU, in half a minute.
 
     Three servers with emulated GPUs start on loopback, with everything they write in a temporary
@@ -98,4 +99,4 @@ def demo(keep: bool, no_color: bool) -> int:
     """
     from gpupool.cli.server.demonstration import Demonstration
 
-    return Demonstration(keep=keep, color=not no_color).run()
+    return Demonstration(keep=keep, web=web, color=not no_color).run()

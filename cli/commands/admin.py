@@ -18,25 +18,32 @@ from gpupool.pool.model.ids import LeaseId
 
 @click.command()
 @click.argument("server", type=SERVER_NAME)
+@click.option("--gpu", help="Drain this GPU alone, by number or id; see gpupool gpus.")
 @click.option("--reason", required=True, help="Why; everybody who looks at the pool sees it.")
 @pool_options
-def drain(credentials: str | None, server: str, reason: str) -> None:
-    """Stop granting on SERVER; what runs there goes on."""
+def drain(credentials: str | None, server: str, gpu: str | None, reason: str) -> None:
+    """Stop granting on SERVER, or on one GPU of it; what runs there goes on."""
     from gpupool.remoting.protocol import messages as m
 
     if not reason.strip():
         raise UsageError("a drain needs a reason", hint='--reason "new fan"')
-    operate(credentials, m.DrainServer(server, reason))
+    order = m.DrainServer(server, reason) if gpu is None else m.DrainGpu(server, gpu, reason)
+    operate(credentials, order)
 
 
 @click.command()
 @click.argument("server", type=SERVER_NAME)
+@click.option("--gpu", help="Undrain this GPU alone, by number or id; see gpupool gpus.")
 @pool_options
-def undrain(credentials: str | None, server: str) -> None:
-    """Grant on a drained SERVER again."""
+def undrain(credentials: str | None, server: str, gpu: str | None) -> None:
+    """Grant on a drained SERVER, or on a drained GPU of it, again.
+
+    A GPU that was drained automatically stays undrained until the same sign comes anew.
+    """
     from gpupool.remoting.protocol import messages as m
 
-    operate(credentials, m.DrainServer(server, None))
+    order = m.DrainServer(server, None) if gpu is None else m.DrainGpu(server, gpu, None)
+    operate(credentials, order)
 
 
 @click.command()

@@ -1,13 +1,16 @@
 """``gpupool join``: offer this machine's GPUs, in a new pool or in one that exists."""
 
+import re
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpupool.cli.commands.login import STDIN, read_token
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -18,17 +21,21 @@ from gpupool.cli.lib.values import (
     NAME_TYPE,
     Emulation,
 )
+from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 
 if TYPE_CHECKING:
-    from gpupool.cli.server.join_options import JoinOptions
+    from gpupool.cli.server.join_options import JoinOptions, WebOptions
 
 
 @click.command()
 @click.argument("address", metavar="[HOST:PORT]", type=ADDRESS, required=False)
-@click.option("--token", help='Made by "gpupool token create --server"; without it, a new pool.')
+@click.option(
+    "--token",
+    help='Made by "gpupool token create --server", or "-" for stdin; without it, a new pool.',
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, exists=True),
@@ -55,9 +62,22 @@ if TYPE_CHECKING:
     help="Offer N emulated GPUs of MEM each, as 4:16G, and no real one. NumPy computes for them.",
 )
 @click.option(
+    "--emulate-faults",
+    type=click.Path(dir_okay=False, exists=True),
+    help="A script (TOML) of readings and errors of the emulated GPUs; see docs/monitoring.md.",
+)
+@click.option(
     "--gpus",
     metavar="LIST",
     help="Offer just these GPUs: nvidia-smi's numbers, as 0,2, or beginnings of UUIDs.",
+)
+@click.option(
+    "--gpm",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="Read SM, tensor and memory activity of GPUs since Hopper every 10 s; auto: unless DCGM "
+    "runs here when the server starts.",
 )
 @click.option(
     "--data-encryption",
@@ -99,6 +119,45 @@ if TYPE_CHECKING:
     multiple=True,
     help='NAME=VALUE, for filters and people; repeatable. "gpupool label" changes them later.',
 )
+@history_options
+@click.option(
+    "--web/--no-web",
+    default=True,
+    show_default=True,
+    help="Answer HTTPS on the same port: metrics for Prometheus.",
+)
+@click.option(
+    "--web-cert",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Certificate for HTTPS of your own, in the place of one of the pool's CA; PEM.",
+)
+@click.option("--web-key", type=click.Path(dir_okay=False, exists=True), help="Its key.")
+@click.option(
+    "--metrics-open",
+    metavar="CIDR",
+    multiple=True,
+    help="Who connects from there reads the metrics without a token; repeatable.",
+)
+@click.option(
+    "--metrics-users",
+    type=click.IntRange(0, 100),
+    default=0,
+    metavar="N",
+    help="Give the N users with the most GPU time rows of their own in the metrics.",
+)
+@click.option(
+    "--sd-labels",
+    metavar="NAMES",
+    default="",
+    help="Labels of servers that Prometheus is told with their addresses, as rack,zone.",
+)
+@click.option(
+    "--drain-gpu-for",
+    "drain_for",
+    type=click.Choice(SIGN_NAMES),
+    multiple=True,
+    help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
+)
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
@@ -114,21 +173,25 @@ def command(
     pool_name: str | None,
     witness: bool,
     emulate: Emulation | None,
+    emulate_faults: str | None,
     gpus: str | None,
+    gpm: str,
     data_encryption: str,
     ca: str | None,
     operator_token: bool,
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
+    drain_for: tuple[str, ...],
     log_format: str,
+    **more: Any,
 ) -> None:
     r"""Offer this machine's GPUs: create a pool, join one, or resume.
 
     \b
       gpupool join                          create a pool; prints how to join it
-      gpupool join --token TOKEN            join the pool that TOKEN is for
-      gpupool join --token TOKEN --witness  vote in it without offering a GPU
+      echo TOKEN | gpupool join --token -   join the pool that TOKEN is for
+      gpupool join --token-file FILE        the same; --witness: vote without offering a GPU
       gpupool join                          after a restart: the same server again
 
     Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
@@ -137,15 +200,9 @@ def command(
     token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
-    if witness and emulate is not None:
-        raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
-    if gpus and (witness or emulate is not None):
-        raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
-    if not 1 <= client_timeout <= 3600:
-        raise UsageError("--client-timeout must lie between 1s and 1h")
-
+    check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
     from gpupool.cli.server.enter_pool import read_authority
-    from gpupool.cli.server.join_options import JoinOptions
+    from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -159,15 +216,71 @@ def command(
         pool_name=pool_name or f"{paths.default_name()}-pool",
         witness=witness,
         emulate=emulate,
+        faults=read_faults(Path(emulate_faults)) if emulate_faults else (),
+        gpm=gpm,
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
         ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
-        client_timeout_s=client_timeout,
+        client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
         labels=labels,
+        history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
+        web=_web_options(**more),
+        drain_for=drain_for,
     )
     _run(options, log_format)
+
+
+def _checked_timeout(client_timeout: float) -> float:
+    if not 1 <= client_timeout <= 3600:
+        raise UsageError("--client-timeout must lie between 1s and 1h")
+    return client_timeout
+
+
+def check_gpus(
+    gpus: str | None, emulate_faults: str | None, *, witness: bool, emulates: bool
+) -> None:
+    """Raise ``UsageError`` when the options about GPUs do not fit each other."""
+    if witness and emulates:
+        raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
+    if gpus and (witness or emulates):
+        raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
+    if emulate_faults and not emulates:
+        raise UsageError("--emulate-faults is for emulated GPUs", hint="add --emulate")
+
+
+def _web_options(
+    *,
+    web: bool,
+    web_cert: str | None,
+    web_key: str | None,
+    metrics_open: tuple[str, ...],
+    metrics_users: int,
+    sd_labels: str,
+) -> "WebOptions | None":
+    """Return the options of HTTPS; None for none."""
+    from gpupool.cli.server.join_options import WebOptions
+    from gpupool.remoting.transport.web_certificate import SiteFiles
+
+    if bool(web_cert) is not bool(web_key):
+        raise UsageError("--web-cert and --web-key go together")
+    for network in metrics_open:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise UsageError(f"--metrics-open {network} is no network", why=str(error)) from None
+    words = [word.strip() for word in sd_labels.split(",")]
+    names = tuple(word for word in words if word)
+    for name in names:
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name in ("server", "pool"):
+            raise UsageError(f"Prometheus can have no label {name}", hint="--sd-labels rack,zone")
+    if not web:
+        return None
+    site = SiteFiles(Path(web_cert), Path(web_key)) if web_cert and web_key else None
+    if site is not None:
+        site.read()
+    return WebOptions(site, metrics_open, metrics_users, names)
 
 
 def _run(options: "JoinOptions", log_format: str) -> None:
@@ -190,6 +303,8 @@ def given_token(token: str | None, token_file: str | None, address: Address | No
         raise UsageError("--token and --token-file exclude each other", hint="give one of them")
     if token_file:
         token = _read_token(Path(token_file))
+    elif token == STDIN:
+        token = read_token(token)
     if address is not None and not token:
         raise UsageError(
             "joining a pool needs a token",

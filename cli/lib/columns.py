@@ -83,6 +83,8 @@ def mini_cell(gpu: GpuView, telemetry: GpuTelemetry | None, glyphs: Glyphs) -> s
     """Return one character for a GPU: how busy it is, else how much of it is granted."""
     if gpu.fault:
         return "x"
+    if gpu.drain:
+        return "-"
     load = telemetry.utilization if telemetry is not None else None
     if load is None:
         load = gpu.memory_granted / gpu.capacity if gpu.capacity else 0.0
@@ -153,8 +155,10 @@ def _server_reason(row: ServerRow) -> str:
         return row.server.reason
     if row.stale and row.telemetry is not None:
         return f"measured {duration_text(row.age_s)} ago"
-    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in row.server.gpus if gpu.fault]
-    return "; ".join(faults) or ("does not answer" if row.stale else "")
+    gpus = row.server.gpus
+    wrong = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault]
+    wrong += [f"GPU {gpu.index} drained: {gpu.drain}" for gpu in gpus if gpu.drain]
+    return "; ".join(wrong) or ("does not answer" if row.stale else "")
 
 
 def _link_text(server: ServerView) -> str:
@@ -233,6 +237,10 @@ def _owners(row: GpuRow) -> str:
     return ", ".join(dict.fromkeys(f"{lease.name} {lease.user}" for lease in row.leases))
 
 
+def _trouble_cell(gpu: GpuView) -> Cell:
+    return Cell(gpu.fault, "bold red") if gpu.fault else Cell(gpu.drain, "cyan")
+
+
 GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
     Column("SERVER", lambda r, _: Cell(r.server.server.name), lambda r: r.server.server.name),
@@ -275,7 +283,7 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
         lambda r: -max((lease.age_s for lease in r.leases), default=0.0),
         right=True,
     ),
-    Column("FAULT", lambda r, _: Cell(r.gpu.fault, "bold red"), lambda r: r.gpu.fault),
+    Column("FAULT", lambda r, _: _trouble_cell(r.gpu), lambda r: r.gpu.fault or r.gpu.drain),
 )
 
 

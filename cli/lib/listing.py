@@ -38,7 +38,7 @@ def fetch_snapshot(credentials: str | None) -> PoolSnapshot:
     async def ask() -> PoolSnapshot:
         async with connected(credentials) as pool:
             view = await pool.view()
-            await _reach_all(pool, {s.id for s in view.servers if s.state != "down"})
+            await reach_all(pool, {s.id for s in view.servers if s.state != "down"})
             return PoolSnapshot(view, telemetry=await pool.telemetry())
 
     snapshot = run_async(ask)
@@ -46,7 +46,7 @@ def fetch_snapshot(credentials: str | None) -> PoolSnapshot:
     return snapshot
 
 
-async def _reach_all(pool: "Pool", servers: set[ServerId]) -> None:
+async def reach_all(pool: "Pool", servers: set[ServerId]) -> None:
     """Give the connections to all servers that should be up a moment to be made."""
     import trio
 

@@ -58,7 +58,7 @@ class ServerRow:
     @property
     def wrong(self) -> bool:
         """Return whether this server needs an operator's attention."""
-        faulty = any(gpu.fault for gpu in self.server.gpus)
+        faulty = any(gpu.fault or gpu.drain for gpu in self.server.gpus)
         return self.stale or faulty or self.server.state in ("down", "drain", "new")
 
 
@@ -78,6 +78,8 @@ class GpuRow:
             return "down"
         if self.server.server.state in ("down", "drain", "new"):
             return self.server.state
+        if self.gpu.drain:
+            return "drain"
         if not self.gpu.memory_granted:
             return "idle"
         return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
@@ -86,7 +88,7 @@ class GpuRow:
     def wrong(self) -> bool:
         """Return whether this GPU needs an operator's attention."""
         errors = self.telemetry.ecc_errors if self.telemetry else None
-        return bool(self.gpu.fault) or bool(errors) or self.server.wrong
+        return bool(self.gpu.fault or self.gpu.drain) or bool(errors) or self.server.wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from dataclasses import replace
 
 import trio
 
-from gpupool import __version__
-from gpupool.cli.lib.values import parse_listen, size_text
+from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
     FIRST_COMMIT_S,
@@ -27,14 +26,17 @@ from gpupool.cli.server.bootstrap import (
     bootstrap_pool,
     make_operator,
 )
-from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
+from gpupool.cli.server.enter_pool import check_options, enter_pool
+from gpupool.cli.server.find_gpus import find_gpus
+from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
-    advertised_speed,
     open_listeners,
 )
+from gpupool.cli.server.measuring import measure, processes_of
+from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -45,29 +47,26 @@ from gpupool.cli.server.state_dir import (
     remembered_listen,
 )
 from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
+from gpupool.cli.server.web_door import WebParts
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
 from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
 from gpupool.pool.model.ids import LeaseId, ServerId
-from gpupool.pool.model.state import PartStatus, PoolState
+from gpupool.pool.model.state import LeaseRecord, PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.confinement import wanted
-from gpupool.remoting.host.device_lock import DeviceLocks
-from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.network_speed import has_rdma
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
@@ -134,18 +133,22 @@ class _Server:
         self._rng = SystemRng()
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
+        self.web = WebParts(separated.options.web, lambda: self.machine.state)
         self.observer = ObserverLink(
             monitoring_folder(state.path),
             lambda: self.machine.state,
             logging.getLogger("gpupool.observer"),
+            self._options.history,
+            web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
         self.machine = PoolMachine(
             PoolState(),
             on_acts=self.audit.record,
-            on_records=self.leases.record,
+            on_records=self._record,
             sampler=InvariantSampler(self._on_violation),
         )
+        self.measures, self._began_ms = Measures(), self._clock.wall_ms()
         self._stops = 0
 
     def _on_violation(self, text: str) -> None:
@@ -160,7 +163,7 @@ class _Server:
         if self._separated.keeper is not None:
             self._log.info("this server runs as user %d, and its keeper as root", os.geteuid())
         incarnation = self._state.next_incarnation()
-        inventory = await self._discover()
+        inventory = await find_gpus(self._options, self._identity, self._log)
         contexts = TlsContexts(*self._state.tls_identities())
         storage = open_storage(self._state.path)
         self._refuse_lone_loss(storage)
@@ -188,6 +191,7 @@ class _Server:
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             confine=wanted(os.environ),
             keeper=self._separated.keeper,
+            measures=self.measures,
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(
@@ -198,15 +202,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=Software(
-                address=self._address,
-                version=__version__,
-                driver_version=inventory.driver_version,
-                cuda_version=inventory.cuda_version,
-                labels=self._options.labels,
-                link_speed=await trio.to_thread.run_sync(advertised_speed, self._address),
-                rdma=has_rdma(),
-            ),
+            software=await describe(self._address, inventory, self._options),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -215,7 +211,9 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
-            ask_records=self.observer.ask,
+            measures=self.measures,
+            ask_records=self.observer.answer,
+            web=self.web.link,
         )
         try:
             await self._run_parts(
@@ -239,12 +237,12 @@ class _Server:
     ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
-                at_once = nursery.cancel_scope
-                stop = trio.Event()
+                at_once, stop = nursery.cancel_scope, trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
                 nursery.start_soon(self.audit.run)
                 nursery.start_soon(self.leases.run)
                 nursery.start_soon(self.observer.run)
+                nursery.start_soon(self._measure, links, host)
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
@@ -264,6 +262,12 @@ class _Server:
                     replicated_log.health,
                     self._table_clock.now_ms,
                 )
+                me, now_ms = self._identity.server, self._table_clock.now_ms
+                nursery.start_soon(self.web.run, server, links, me, now_ms)
+                nursery.start_soon(
+                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    *(server.controller, self.machine, replicated_log.health, self.observer),
+                )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
                     self._identity.name,
@@ -273,7 +277,7 @@ class _Server:
                 )
                 notify_systemd("READY=1")
                 if founded:
-                    founder.print_welcome()
+                    founder.print_welcome(self._state)
                 elif self._options.operator_token:
                     nursery.start_soon(
                         make_operator,
@@ -335,32 +339,24 @@ class _Server:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    async def _discover(self) -> Inventory:
-        emulate = self._options.emulate
-        # Real or emulated, never both: a request for a GPU must not get an emulated one by chance.
-        nvml = None if self._identity.witness or emulate is not None else PynvmlNvml()
+    async def _measure(self, links: PeerTransport, host: HostSupervisor) -> None:
+        keeper = self._separated.keeper
+        await measure(
+            self.measures,
+            folder=self._state.path,
+            address=self._address,
+            processes=lambda: processes_of(host, keeper, self.observer.process),
+            peers=lambda: self.machine.state.servers,
+            sample=links.clock_sample,
+            clock=self._clock,
+        )
 
-        def discover() -> Inventory:
-            return Inventory.discover(
-                self._identity.server,
-                nvml,
-                emulated_count=emulate.count if emulate else 0,
-                emulated_memory=emulate.memory if emulate else 1,
-                only=self._options.gpus,
-                device_locks=DeviceLocks(),
-                log=logging.getLogger("gpupool.gpus").warning,
-            )
-
-        inventory = await trio.to_thread.run_sync(discover)
-        for gpu in inventory.gpus():
-            self._log.info(
-                "GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id
-            )
-        if not inventory.gpus() and not self._identity.witness:
-            raise no_gpu_error(inventory)
-        if inventory.problem and emulate is None and not self._identity.witness:
-            self._log.warning("%s", inventory.problem)
-        return inventory
+    def _record(self, records: tuple[LeaseRecord, ...]) -> None:
+        self.leases.record(records)
+        for record in records:
+            # At a start, the table tells of the latest ends before it, too.
+            if record.server == self._identity.server and record.freed_at >= self._began_ms:
+                self.measures.ended(record)
 
     def _authority(self, ca_pem: bytes) -> Authority | None:
         key = self._state.read(CA_KEY)
@@ -382,6 +378,7 @@ class _Server:
             links=links,
             after_work=exempt,
             clock_refusal=self._table_clock.refusal,
+            measures=self.measures,
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
         return replicated_log

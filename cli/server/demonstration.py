@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -22,6 +21,7 @@ import trio
 
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.paths import program
+from gpupool.cli.server.bootstrap import TOKENS_FILE
 from gpupool.pool.errors import GpupoolError
 
 NAMES = ("server-a", "server-b", "server-c")
@@ -42,8 +42,9 @@ class Server:
 class Demonstration:
     """Runs the steps of the demonstration, and prints each."""
 
-    def __init__(self, *, keep: bool, color: bool) -> None:
+    def __init__(self, *, keep: bool, color: bool, web: bool = False) -> None:
         self._keep = keep
+        self._web = web
         self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._folder = Path(tempfile.mkdtemp(prefix="gpupool-demo-"))
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
@@ -64,8 +65,13 @@ class Demonstration:
             self._show(f"{program()} up")
             self._say("To create a pool of this machine's GPUs:")
             self._show(f"{program()} join")
+            if self._web:
+                self._show_in_browser()
             if kept:
                 self._say_how_to_go_on()
+            elif not self._web:
+                self._say("To look at such a pool in the browser:")
+                self._show(f"{program()} demo --web")
             return 0
         finally:
             if not kept:
@@ -76,11 +82,11 @@ class Demonstration:
         self._say("A server of a pool is one process. The first creates the pool:")
         self._show(f"gpupool join --emulate {EMULATE}")
         first = self._start(NAMES[0], [])
-        token = self._token_printed_by(first)
-        self._say("It printed a token, which lets the next one in (a token is good once):")
-        self._show(f"gpupool join --emulate {EMULATE} --token gpupool-...")
+        token = self._token_of(first)
+        self._say("It made a token, which lets further servers in. It is read from stdin:")
+        self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
         self._start(NAMES[1], ["--token", token])
-        self._start(NAMES[2], ["--token", self._new_token()])
+        self._start(NAMES[2], ["--token", token])
         self._wait_for(servers=3)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
@@ -126,6 +132,14 @@ class Demonstration:
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")
 
+    def _show_in_browser(self) -> None:
+        """Show the pool in the browser until Ctrl-C; then a server that was killed is missed."""
+        self._say("\nThe pool goes on until Ctrl-C, in the browser:")
+        self._show("gpupool web")
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            subprocess.run(self._argv("web"), env=self._env, cwd=self._folder, check=False)
+
     # --- processes -----------------------------------------------------------------------------
 
     def _environment(self) -> dict[str, str]:
@@ -165,7 +179,7 @@ class Demonstration:
                 env=self._env,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 text=True,
                 # A Ctrl-C ends the story, which then ends its servers.
@@ -175,24 +189,15 @@ class Demonstration:
         self._servers[name] = server
         return server
 
-    def _token_printed_by(self, server: Server) -> str:
-        """Return the server token that a new pool prints."""
-        assert server.process.stdout is not None
-        output = server.process.stdout.fileno()
-        text, end = "", time.monotonic() + START_S
-        while time.monotonic() < end:
-            if select.select([output], [], [], 0.1)[0]:
-                piece = os.read(output, 65536)
-                if not piece:
-                    break
-                text += piece.decode()
-            if found := re.search(r"join --token (gpupool-\S+)\n", text):
+    def _token_of(self, server: Server) -> str:
+        """Return the server token that a new pool has made."""
+        path, end = self._folder / server.name / TOKENS_FILE, time.monotonic() + START_S
+        while time.monotonic() < end and server.process.poll() is None:
+            text = path.read_text() if path.exists() else ""
+            if found := re.search(r"echo (gpupool-\S+) \| gpupool join", text):
                 return found[1]
+            time.sleep(0.05)
         raise GpupoolError(f"{server.name} did not start", why=_last_line(server.log))
-
-    def _new_token(self) -> str:
-        done = self._run("token", "create", "--server", "--json")
-        return str(json.loads(done.stdout)["token"])
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Where a server listens, and the address and network speed that it advertises to others."""
+"""Where a server listens, and the address, speed and software that it advertises to others."""
 
 import socket
 from dataclasses import replace

@@ -220,7 +220,7 @@ def gpu_counts(view: PoolView) -> tuple[int, int, int, int]:
         for gpu in server.gpus:
             if gpu.memory_granted:
                 used += 1
-            elif gpu.fault or server.state in ("down", "drain", "new"):
+            elif gpu.fault or gpu.drain or server.state in ("down", "drain", "new"):
                 other += 1
             else:
                 idle += 1

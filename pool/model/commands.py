@@ -64,6 +64,7 @@ class ServerUp:
     accounts: bool = field(default=False, metadata=OPTIONAL)
     """Its program records leases as they end. The first such command begins the pool's records:
     servers that read the same log with a former program, or from another snapshot, number alike."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)  # it can send them
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,23 @@ class DrainServer:
     reason: str | None
     by: str
     order: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainGpu:
+    """Stop (or with None, resume) granting on one GPU; ``order`` as in ``DrainServer``.
+
+    A server drains a GPU by itself for a ``sign`` that it sees. ``onset`` is when the sign came, by
+    the pool's time, or 0 when it may have been there before that server looked.
+    """
+
+    server: ServerId
+    gpu: GpuId
+    reason: str | None
+    by: str
+    order: bytes = b""
+    sign: str = ""  # empty: a person orders it
+    onset: Milliseconds = Milliseconds(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +220,16 @@ class CreateToken:
     kind: TokenKind
     user: str
     secret_hash: bytes
+    expires_at: Milliseconds
+    by: str
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
+
+
+@dataclass(frozen=True, slots=True)
+class RenewToken:
+    """Let a token that is not revoked be good until ``expires_at``."""
+
+    token: TokenId
     expires_at: Milliseconds
     by: str
 
@@ -303,6 +331,7 @@ Command = (
     | RemoveServer
     | ReportGpus
     | DrainServer
+    | DrainGpu
     | LabelServer
     | Grant
     | CancelRequest
@@ -312,6 +341,7 @@ Command = (
     | Wait
     | CreateToken
     | RevokeToken
+    | RenewToken
     | StagePart
     | ApplyPolicy
     | RestoreBackup
@@ -331,6 +361,7 @@ KINDS: dict[str, type[Command]] = {
     "remove-server": RemoveServer,
     "report-gpus": ReportGpus,
     "drain-server": DrainServer,
+    "drain-gpu": DrainGpu,
     "label-server": LabelServer,
     "grant": Grant,
     "cancel-request": CancelRequest,
@@ -340,6 +371,7 @@ KINDS: dict[str, type[Command]] = {
     "wait": Wait,
     "create-token": CreateToken,
     "revoke-token": RevokeToken,
+    "renew-token": RenewToken,
     "stage-part": StagePart,
     "apply-policy": ApplyPolicy,
     "restore-backup": RestoreBackup,

@@ -74,36 +74,54 @@ def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, Gpu
     known = _needed.get(*parts)
     if known is None:
         usable = admission.usable(entry.user)
-        known = _needed.put(frozenset(_nearest(state, entry.request, usable)), *parts)
+        offers = (_offer(each, usable, parts[1:]) for each in state.servers.values())
+        nearest = _nearest(entry.request, [each for each in offers if each.fitting])
+        known = _needed.put(frozenset(nearest), *parts)
     return known
 
 
 _needed: Memo[frozenset[tuple[ServerId, GpuId]]] = Memo(8)
 
 
-def _nearest(state: PoolState, request: Request, usable: May) -> list[tuple[ServerId, GpuId]]:
+class _Offer(NamedTuple):
+    """What one server has for a starved request."""
+
+    server: ServerId
+    fitting: list["_Candidate"]  # the readiest first
+    lack: tuple[int, int] | None  # None: it has too few GPUs by itself
+
+
+_offers: Memo[_Offer] = Memo(8192)
+"""A grant changes one server: of 1,000, the others need not be looked at again."""
+
+
+def _offer(server: Server, usable: May, parts: tuple[Request, object, object]) -> _Offer:
+    """Return what ``server`` has; ``parts`` are all else that it follows from."""
+    known = _offers.get(server, *parts)
+    if known is None:
+        request = parts[0]
+        fitting = _candidates(server, request, usable) if server.grantable else []
+        whole = len(fitting) >= request.count
+        lack = _lack(fitting[: request.count]) if whole else None
+        known = _offers.put(_Offer(server.id, fitting, lack), server, *parts)
+    return known
+
+
+def _nearest(request: Request, offers: list[_Offer]) -> list[tuple[ServerId, GpuId]]:
     """Return the GPUs nearest to serving ``request``, none when there are too few for it.
 
     They are GPUs of one server, unless the request may have several servers and all together are
     nearer to serving it: free GPUs must not go to others before the request that goes first.
     """
-    best: tuple[tuple[int, int], ServerId, list[_Candidate]] | None = None
-    everywhere: list[_Candidate] = []
-    for server in state.servers.values():
-        if not server.grantable:
-            continue
-        fitting = _candidates(server, request, usable)
-        everywhere += fitting
-        if len(fitting) >= request.count:
-            chosen = fitting[: request.count]
-            lack = _lack(chosen)
-            if best is None or (lack, server.id) < best[:2]:
-                best = (lack, server.id, chosen)
-    if request.across and len(everywhere) >= request.count:
-        chosen = sorted(everywhere)[: request.count]
-        if best is None or _lack(chosen) < best[0]:
-            return [(each.server, each.gpu) for each in chosen]
-    return [(each.server, each.gpu) for each in best[2]] if best is not None else []
+    alone = [(each.lack, each.server, each.fitting) for each in offers if each.lack is not None]
+    best = min(alone, default=None, key=lambda each: each[:2])
+    if request.across:
+        everywhere = [candidate for each in offers for candidate in each.fitting]
+        if len(everywhere) >= request.count:
+            chosen = sorted(everywhere)[: request.count]
+            if best is None or _lack(chosen) < best[0]:
+                return [(each.server, each.gpu) for each in chosen]
+    return [(each.server, each.gpu) for each in best[2][: request.count]] if best else []
 
 
 def _lack(chosen: list["_Candidate"]) -> tuple[int, int]:

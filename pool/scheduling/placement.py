@@ -108,7 +108,9 @@ def make_offer(
     needed = 1 if request.across else request.count
     if len({gpu.physical for gpu in gpus}) < needed:
         idle = sum(gpu.memory_granted == 0 for gpu in server.gpus.values())
-        why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle} idle)"
+        drained = sum(bool(gpu.drain_reason) for gpu in server.gpus.values())
+        idle_text = f"{idle} idle" + (f", {drained} drained" if drained else "")
+        why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle_text})"
         if reserved is not None:
             why += f"; {reserved.entry.user} has waited longer and goes first"
         why += _reserved_text(admission, server, user)

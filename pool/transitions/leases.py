@@ -179,6 +179,9 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
         if not server.grantable:
             why = server.drain_reason or server.status.value
             return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")
+        if gpu.drain_reason:
+            what = f"GPU {gpu.index} of {server.name}"
+            return refuse(RefusalKind.BUSY, f"{what} grants nothing now: {gpu.drain_reason}")
         if gpu.memory_free < partition.memory:
             return refuse(RefusalKind.BUSY, f"GPU {gpu.index} of {server.name} is taken by now")
     return None

@@ -60,7 +60,7 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
     if known is not None:
         # The answer to the first command was lost. Only the token that it used names it again.
         token = state.tokens.get(command.token) if command.token else None
-        is_same = token is not None and token.used_by == known.id
+        is_same = token is not None and token.has_admitted(known.id)
         # A server that has come up had the answer, and the token buys no second certificate.
         if is_same and known.status is ServerStatus.JOINED:
             return state, Result(ok=True)
@@ -83,7 +83,7 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
     awaited = {k: v for k, v in state.labels_awaited.items() if k != command.name}
     tokens, by, how = state.tokens, "", f"{server.id} at {server.address}"
     if command.token is not None:
-        token = replace(tokens[command.token], used_by=command.server)
+        token = tokens[command.token].spent_on(command.server)
         tokens = tokens | {token.id: token}
         by, how = token.created_by, f"{how}, with token {token.id}"
     servers = state.servers.set(server.id, server)
@@ -107,10 +107,10 @@ def _join_refusal(state: PoolState, command: JoinServer) -> Result | None:
     token = state.tokens.get(command.token)
     if token is None or token.kind is not TokenKind.SERVER:
         return refuse(RefusalKind.DENIED, "this is no server token of this pool")
-    if token.used_by is not None:
-        return refuse(
-            RefusalKind.DENIED, f"token {token.id} has been used; each lets one server in"
-        )
+    if token.is_spent:
+        lets = "each lets one server in" if token.uses == 1 else f"it let {token.uses} servers in"
+        text = f"token {token.id} has been used; {lets}"
+        return refuse(RefusalKind.DENIED, f"{text}; `gpupool token create --server` makes another")
     why = token.refusal(state.now)
     return refuse(RefusalKind.DENIED, why) if why else None
 
@@ -163,7 +163,9 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
             gpu = with_changes(gpu, memory_total=sizes[0], memory_reserved=sizes[1])
         # ``settle_clashes`` below decides which server offers a GPU that several servers show.
         clash = known.clash if known else UNSETTLED
-        gpus[gpu.id] = with_changes(gpu, memory_granted=granted, clash=clash)
+        order = server.gpu_orders.get(gpu.id)
+        drain = order.drain_reason if order else ""
+        gpus[gpu.id] = with_changes(gpu, memory_granted=granted, clash=clash, drain_reason=drain)
     for gpu in server.gpus.values():
         # A device that fell off the bus stays in the table until its leases are over.
         if gpu.id not in gpus and gpu.memory_granted:
@@ -177,10 +179,12 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         driver_version=command.driver_version,
         cuda_version=command.cuda_version,
         gpus=gpus,
+        gpu_orders={k: v for k, v in server.gpu_orders.items() if v.drain_reason or k in gpus},
         labels=_labels_at_start(server, command.labels),
         labels_said=command.labels,
         link_speed=max(0, command.link_speed),
         rdma=command.rdma,
+        alerts=command.alerts,
         changed_at=state.now,
     )
     state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))
@@ -274,7 +278,7 @@ def settle_clashes(state: PoolState) -> PoolState:
 # --- orders of operators --------------------------------------------------------------------------
 
 
-def _order_result(server: Server, order: bytes) -> Result | None:
+def order_result(server: Server, order: bytes) -> Result | None:
     """Return the result of an order that was carried out already or is malformed, else None."""
     if order in server.orders:
         return Result(ok=True)
@@ -283,7 +287,7 @@ def _order_result(server: Server, order: bytes) -> Result | None:
     return None
 
 
-def _with_order(server: Server, order: bytes) -> tuple[bytes, ...]:
+def with_order(server: Server, order: bytes) -> tuple[bytes, ...]:
     """Return the numbers of orders that a server's entry has with ``order`` carried out."""
     if not order:
         return server.orders
@@ -295,7 +299,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse(RefusalKind.NEVER, "no such server")
-    if (settled := _order_result(server, command.order)) is not None:
+    if (settled := order_result(server, command.order)) is not None:
         return state, settled
     was = server.drain_reason
     if was != command.reason:
@@ -306,7 +310,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
         server,
         drain_reason=command.reason,
         changed_at=state.now,
-        orders=_with_order(server, command.order),
+        orders=with_order(server, command.order),
     )
     state = with_changes(state, servers=state.servers.set(server.id, server))
     if was == command.reason:
@@ -322,7 +326,7 @@ def label_server(state: PoolState, command: LabelServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse(RefusalKind.NEVER, "no such server")
-    if (settled := _order_result(server, command.order)) is not None:
+    if (settled := order_result(server, command.order)) is not None:
         return state, settled
     if why := label_refusal(command.labels):
         return state, refuse(RefusalKind.INVALID, why)
@@ -335,7 +339,7 @@ def label_server(state: PoolState, command: LabelServer) -> Step:
         server,
         labels=labels,
         changed_at=state.now if changed else server.changed_at,
-        orders=_with_order(server, command.order),
+        orders=with_order(server, command.order),
     )
     state = with_changes(state, servers=state.servers.set(server.id, server))
     if not changed:

@@ -6,10 +6,13 @@ Sizes are bytes. Facts are from NVIDIA's NVML API reference and from its Xid cat
 import contextlib
 import importlib
 import re
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from gpupool.remoting.devices.slow_readings import SLOW_EVERY_S, SlowReader, SlowReadings
 
 DEVICE_COUNT_MAX = 256
 PROCESS_COUNT_MAX = 65536
@@ -65,8 +68,15 @@ class NvmlSample:
     ecc_errors: int | None = None  # uncorrectable, since the driver was loaded
     row_remap_failed: bool = False
     exclusive: bool = False  # its compute mode admits at most one process
-    #: Processes that computed since the last reading; None where the driver does not say.
-    computing: frozenset[int] | None = None
+    #: The share of its time, 0 to 1, that each process computed since the last reading; a process
+    #: that did not is absent. None where the driver does not say.
+    shares: dict[int, float] | None = None
+    slow: SlowReadings = SlowReadings()  # the latest; made every ten seconds
+
+    @property
+    def computing(self) -> frozenset[int] | None:
+        """Return the processes that computed since the last reading; None as for ``shares``."""
+        return None if self.shares is None else frozenset(self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +123,35 @@ class Nvml(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a device is found: its GPU, and the number of its GPU instance if it is a part."""
+
+    physical: Any
+    instance: int | None
+
+
 @dataclass(slots=True)
 class _Handles:
     by_uuid: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[str, _Place] = field(default_factory=dict[str, _Place])
     physical: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class PynvmlNvml:
     """``Nvml`` by NVIDIA's own binding. Used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, gpm: bool = False, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Prepare; with ``gpm``, what GPUs since Hopper count is read as well."""
         self._nvml: Any = importlib.import_module("pynvml")
+        self._monotonic = monotonic
         self._handles = _Handles()
         self._events: Any = None
         self._seen_us: dict[str, int] = {}  # time of the last utilization sample of each device
+        self._slow_reader = SlowReader(self._nvml, self._optional, gpm=gpm)
+        self._slow: dict[str, tuple[float, SlowReadings]] = {}  # with the time of each
 
     def open(self) -> NvmlSystem:
         """Load NVML and return its versions."""
@@ -134,6 +159,7 @@ class PynvmlNvml:
             self._nvml.nvmlInit()
             cuda = int(self._nvml.nvmlSystemGetCudaDriverVersion_v2())
             driver = str(self._nvml.nvmlSystemGetDriverVersion())
+        self._slow_reader.driver(driver)
         return NvmlSystem(driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
 
     def devices(self) -> list[NvmlDevice]:
@@ -180,7 +206,8 @@ class PynvmlNvml:
             ),
             row_remap_failed=bool(rows and rows[3]),
             exclusive=mode is not None and mode != nvml.NVML_COMPUTEMODE_DEFAULT,
-            computing=self._computing(uuid, handle),
+            shares=self._shares(uuid, handle),
+            slow=self._slow_readings(uuid, handle),
         )
 
     def xid_events(self) -> list[XidEvent]:
@@ -201,6 +228,11 @@ class PynvmlNvml:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(physical)
         uuid = str(nvml.nvmlDeviceGetUUID(handle))
         self._handles.by_uuid[uuid] = handle
+        instance = None
+        if parent is not None:
+            instance = self._optional(nvml.nvmlDeviceGetGpuInstanceId, handle)
+        unknown = parent is not None and instance is None
+        self._handles.places[uuid] = _Place(None if unknown else physical, instance)
         return NvmlDevice(
             uuid=uuid,
             name=str(nvml.nvmlDeviceGetName(handle)),
@@ -252,18 +284,30 @@ class PynvmlNvml:
                 used[int(row.pid)] = max(used.get(int(row.pid), 0), int(row.usedGpuMemory))
         return used
 
-    def _computing(self, uuid: str, handle: Any) -> frozenset[int] | None:
+    def _slow_readings(self, uuid: str, handle: Any) -> SlowReadings:
+        now, known = self._monotonic(), self._slow.get(uuid)
+        if known is not None and now - known[0] < SLOW_EVERY_S:
+            return known[1]
+        place = self._handles.places[uuid]
+        found = self._slow_reader.read(uuid, handle, place.physical, place.instance)
+        self._slow[uuid] = now, found
+        return found
+
+    def _shares(self, uuid: str, handle: Any) -> dict[int, float] | None:
         nvml, since_us = self._nvml, self._seen_us.get(uuid, 0)
         try:
             rows = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         except nvml.NVMLError as error:
             # No sample since then: no process has computed.
             nothing = (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND)
-            return frozenset() if error.value in nothing else None
+            return {} if error.value in nothing else None
         self._seen_us[uuid] = max([since_us, *(int(row.timeStamp) for row in rows)])
-        return frozenset(
-            int(row.pid) for row in rows if row.smUtil and int(row.timeStamp) > since_us
-        )
+        found: dict[int, list[int]] = {}
+        for row in rows:
+            if int(row.timeStamp) > since_us:
+                found.setdefault(int(row.pid), []).append(int(row.smUtil))
+        means = {pid: sum(each) / len(each) / 100 for pid, each in found.items()}
+        return {pid: min(mean, 1.0) for pid, mean in means.items() if mean > 0}
 
     def _subscribe(self) -> None:
         with contextlib.suppress(self._nvml.NVMLError):  # Not every GPU reports Xid errors.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(sorted((HERE / "shim").rglob("*.c")))
+NATIVE = tuple(sorted((HERE / "native").glob("*.c")))
 HEADERS = HERE / "shim" / "include"
 HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3")
 COMPILE = (
@@ -46,7 +47,7 @@ def build(folder: Path, compiler: str = "") -> Path:
     if not compiler:
         raise FileNotFoundError("no C compiler was found")
     folder.mkdir(parents=True, exist_ok=True)
-    _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), SHARED)
+    _compile(compiler, folder / LAUNCHER, NATIVE, SHARED)
     sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "base" / "json.c")
     _compile(compiler, folder / NVML, sources, (*SHARED, f"-Wl,-soname,{NVML}"))
     target = folder / LIBRARY

@@ -5,13 +5,14 @@ at most ``SAMPLE_TIMEOUT_S``. All other readers get the last result.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import trio
 
 from gpupool.pool.model.commands import GpuReading
-from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.state import Gpu
 from gpupool.pool.telemetry import GpuTelemetry
 from gpupool.remoting.devices.nvml import (
@@ -24,6 +25,7 @@ from gpupool.remoting.devices.nvml import (
     XidEvent,
 )
 from gpupool.remoting.host.device_lock import DeviceLocks
+from gpupool.remoting.host.measuring.gpu_shares import UNSEEN_AFTER_S, GpuUse, is_unseen
 
 SAMPLE_TIMEOUT_S = 5.0
 """A healthy H200 answers everything in milliseconds; one that hangs for this long is at fault."""
@@ -42,6 +44,9 @@ class OwnUse:
     accounted: int  # bytes that the budget counts as taken
 
 
+NO_USE = GpuUse(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceState:
     """The latest state of one GPU."""
@@ -52,6 +57,8 @@ class DeviceState:
     own_processes: dict[int, int] | None = None
     #: Those of our workers that computed lately; None where NVML does not tell.
     computing: frozenset[int] | None = None
+    use: GpuUse = NO_USE
+    unseen_since: float | None = None  # that it computes for nobody whom we know
     ecc_at_start: int | None = None
     xid: int = 0  # of the hardware error seen since the start, which lasts until a restart
 
@@ -138,18 +145,40 @@ def apply_sample(state: DeviceState, sample: NvmlSample, own: OwnUse) -> DeviceS
             memory_foreign=max(0, sample.memory_used - ours),
             fault=fault_of(state, sample),
         ),
-        telemetry=GpuTelemetry(
-            gpu=state.gpu.id,
-            memory_used=sample.memory_used,
-            utilization=sample.utilization,
-            temperature_c=sample.temperature_c,
-            power_w=sample.power_w,
-            energy_j=sample.energy_j,
-            ecc_errors=sample.ecc_errors,
-        ),
+        telemetry=telemetry_of(state, sample),
         own_processes=mine if known else None,
         computing=_computing(sample, own, known=bool(mine)),
+        use=GpuUse(
+            sample.utilization,
+            sample.shares,
+            sample.slow.sm_activity if state.gpu.parent is not None else None,
+        ),
     )
+
+
+def telemetry_of(state: DeviceState, sample: NvmlSample) -> GpuTelemetry:
+    """Return what is told of a GPU that was read."""
+    return GpuTelemetry(
+        gpu=state.gpu.id,
+        memory_used=sample.memory_used,
+        utilization=sample.utilization,
+        temperature_c=sample.temperature_c,
+        power_w=sample.power_w,
+        energy_j=sample.energy_j,
+        ecc_errors=sample.ecc_errors,
+        xids=state.telemetry.xids,
+        xid_at=state.telemetry.xid_at,
+        **{each.name: getattr(sample.slow, each.name) for each in fields(sample.slow)},
+    )
+
+
+def note_unseen(state: DeviceState, own: OwnUse, now: float) -> DeviceState:
+    """Return ``state`` with how long the GPU has computed for processes of unknown ids."""
+    if not is_unseen(state.use, own.pids, own.accounted):
+        return replace(state, unseen_since=None)
+    since = now if state.unseen_since is None else state.unseen_since
+    use = replace(state.use, unseen=now - since >= UNSEEN_AFTER_S)
+    return replace(state, unseen_since=since, use=use)
 
 
 def _computing(sample: NvmlSample, own: OwnUse, *, known: bool) -> frozenset[int] | None:
@@ -166,19 +195,36 @@ def _computing(sample: NvmlSample, own: OwnUse, *, known: bool) -> frozenset[int
 
 
 def apply_failure(state: DeviceState, fault: str) -> DeviceState:
-    """Return ``state`` of a device that did not answer; its last readings stay."""
+    """Return ``state`` of a device that cannot be used, with its readings."""
     return replace(state, gpu=replace(state.gpu, fault=fault), own_processes=None, computing=None)
 
 
+def apply_silence(state: DeviceState, fault: str) -> DeviceState:
+    """Return ``state`` of a device that did not answer: its former readings are not the present."""
+    known = state.telemetry
+    telemetry = GpuTelemetry(
+        gpu=known.gpu, memory_used=known.memory_used, xids=known.xids, xid_at=known.xid_at
+    )
+    return replace(apply_failure(state, fault), telemetry=telemetry, use=NO_USE)
+
+
 def apply_xids(
-    states: Mapping[GpuId, DeviceState], events: list[XidEvent]
+    states: Mapping[GpuId, DeviceState], events: list[XidEvent], now_ms: Milliseconds
 ) -> dict[GpuId, DeviceState]:
-    """Return ``states`` with hardware errors recorded for the GPUs, and MIG instances, they hit."""
+    """Return ``states`` with the errors counted for the GPUs, and MIG instances, that they hit."""
     changed = dict(states)
     for event in events:
-        for uuid, state in states.items():
-            if event.xid in HARDWARE_XIDS and event.uuid in (uuid, state.gpu.parent):
-                changed[uuid] = replace(state, xid=event.xid)
+        for uuid in states:
+            state = changed[uuid]
+            if event.uuid not in (uuid, state.gpu.parent):
+                continue
+            known = state.telemetry
+            xids = {**known.xids, event.xid: known.xids.get(event.xid, 0) + 1}
+            changed[uuid] = replace(
+                state,
+                xid=event.xid if event.xid in HARDWARE_XIDS else state.xid,
+                telemetry=replace(known, xids=xids, xid_at=now_ms),
+            )
     return changed
 
 
@@ -189,6 +235,10 @@ class _Found:
     samples: dict[GpuId, NvmlSample] = field(default_factory=dict[GpuId, NvmlSample])
     failures: dict[GpuId, str] = field(default_factory=dict[GpuId, str])
     events: list[XidEvent] = field(default_factory=list[XidEvent])
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Inventory:
@@ -203,13 +253,17 @@ class Inventory:
         problem: str = "",
         device_locks: DeviceLocks | None = None,
         nodes: Mapping[GpuId, tuple[str, ...]] | None = None,
+        script: Nvml | None = None,
         log: Log = lambda _text: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = _wall_ms,
     ) -> None:
+        self._monotonic, self._wall_ms = monotonic, wall_ms
         self._nodes = dict(nodes or {})
         self.driver_version = system.driver_version if system else ""
         self.cuda_version = system.cuda_version if system else ""
         self.problem = problem  # why no real GPU was found
-        self._nvml = nvml
+        self._nvml, self._script = nvml, script
         self._device_locks = device_locks
         self._log = log
         self._hanging = False
@@ -225,6 +279,7 @@ class Inventory:
         *,
         emulated_count: int = 0,
         emulated_memory: int = 16 << 30,
+        script: Callable[[Sequence[str]], Nvml] | None = None,
         only: Sequence[str] = (),
         device_locks: DeviceLocks | None = None,
         log: Log = lambda _text: None,
@@ -236,6 +291,8 @@ class Inventory:
             nvml: None offers emulated GPUs only.
             emulated_count: how many emulated GPUs to offer after the real ones.
             emulated_memory: bytes that each pretends to have; only accounted, not allocated.
+            script: given the names of the emulated GPUs, returns where their readings come from;
+                None: they have none.
             only: the real GPUs to offer, by nvidia-smi's numbers or beginnings of UUIDs; all, if
                 there are none.
             device_locks: asked before a real GPU is offered; a GPU that is not ours is at fault.
@@ -262,10 +319,10 @@ class Inventory:
             problem=problem,
             device_locks=device_locks,
             nodes={gpu.id: nodes[gpu.id] for gpu in real},
+            script=script([gpu.id for gpu in emulated]) if script is not None else None,
             log=log,
         )
-        if real and nvml is not None:
-            inventory._take(_read(nvml, inventory._real()), {})
+        inventory._take(inventory._read(), {})
         return inventory
 
     @property
@@ -295,10 +352,21 @@ class Inventory:
             for uuid, state in self._states.items()
         }
 
-    def telemetry(self, accounted: Mapping[GpuId, int]) -> tuple[GpuTelemetry, ...]:
-        """Return the latest telemetry; the use of an emulated GPU is that in the budget."""
+    def telemetry(
+        self, accounted: Mapping[GpuId, int], busy: Mapping[GpuId, float]
+    ) -> tuple[GpuTelemetry, ...]:
+        """Return the latest telemetry.
+
+        Args:
+            accounted: the memory that the budget says is used; that of an emulated GPU.
+            busy: the share of time in which workers execute calls on an emulated GPU.
+        """
         return tuple(
-            replace(state.telemetry, memory_used=accounted.get(uuid, 0))
+            replace(
+                state.telemetry,
+                memory_used=accounted.get(uuid, 0),
+                utilization=round(busy.get(uuid, 0.0), 4),
+            )
             if state.gpu.emulated
             else state.telemetry
             for uuid, state in self._states.items()
@@ -307,6 +375,10 @@ class Inventory:
     def own_processes(self, uuid: GpuId) -> dict[int, int] | None:
         """Return NVML's bytes of our workers by pid; None where it does not tell."""
         return self._states[uuid].own_processes
+
+    def use(self, uuid: GpuId) -> GpuUse:
+        """Return what the driver says of a GPU's time."""
+        return self._states[uuid].use
 
     def computing(self, uuid: GpuId) -> frozenset[int]:
         """Return the pids of our workers that computed on a GPU lately; none where NVML is mute."""
@@ -318,27 +390,35 @@ class Inventory:
         Args:
             own: asked after the reading, for what our workers hold.
         """
-        if self._nvml is None:
+        if self._nvml is None and self._script is None:
             return
         async with self._sampling:
             if self._hanging:
                 return  # The thread of an earlier sample is still inside NVML.
-            nvml, found = self._nvml, None
+            found = None
             self._hanging = True
             with trio.move_on_after(SAMPLE_TIMEOUT_S):
-                found = await trio.to_thread.run_sync(
-                    self._read_on_thread, nvml, abandon_on_cancel=True
-                )
+                found = await trio.to_thread.run_sync(self._read_on_thread, abandon_on_cancel=True)
             if found is None:
                 self._fail_all(f"the NVIDIA driver has not answered for {SAMPLE_TIMEOUT_S:.0f} s")
             else:
                 self._take(found, own())
 
-    def _read_on_thread(self, nvml: Nvml) -> _Found:
+    def _read_on_thread(self) -> _Found:
         try:
-            return _read(nvml, self._real())
+            return self._read()
         finally:
             self._hanging = False
+
+    def _read(self) -> _Found:
+        """Read everything; touches nothing but the sources of readings."""
+        found = _Found()
+        if self._nvml is not None:
+            _read(self._nvml, self._real(), found)
+        if self._script is not None:
+            emulated = [uuid for uuid, state in self._states.items() if state.gpu.emulated]
+            _read(self._script, emulated, found)
+        return found
 
     def _real(self) -> list[GpuId]:
         return [uuid for uuid, state in self._states.items() if not state.gpu.emulated]
@@ -346,22 +426,23 @@ class Inventory:
     def _take(self, found: _Found, own: Mapping[GpuId, OwnUse]) -> None:
         for event in found.events:
             self._log(f"the driver reports Xid {event.xid} on {event.uuid}")
-        before = self._states
-        self._states = apply_xids(self._states, found.events)
+        before, now = self._states, self._monotonic()
+        self._states = apply_xids(self._states, found.events, Milliseconds(self._wall_ms()))
         nothing = OwnUse(frozenset(), 0)
         for uuid, sample in found.samples.items():
-            state = apply_sample(self._states[uuid], sample, own.get(uuid, nothing))
+            ours = own.get(uuid, nothing)
+            state = note_unseen(apply_sample(self._states[uuid], sample, ours), ours, now)
             if self._device_locks is not None and (why := self._device_locks.refusal(uuid)):
                 state = apply_failure(state, why)
             self._states[uuid] = state
         for uuid, fault in found.failures.items():
-            self._states[uuid] = apply_failure(self._states[uuid], fault)
+            self._states[uuid] = apply_silence(self._states[uuid], fault)
         self._log_faults(before)
 
     def _fail_all(self, fault: str) -> None:
         before = dict(self._states)
         for uuid in self._real():
-            self._states[uuid] = apply_failure(self._states[uuid], fault)
+            self._states[uuid] = apply_silence(self._states[uuid], fault)
         self._log_faults(before)
 
     def _log_faults(self, before: Mapping[GpuId, DeviceState]) -> None:
@@ -370,14 +451,12 @@ class Inventory:
                 self._log(f"GPU {state.gpu.index} ({uuid}): {state.gpu.fault or 'healthy again'}")
 
 
-def _read(nvml: Nvml, uuids: list[GpuId]) -> _Found:
-    """Read everything; runs on a thread, and touches nothing but NVML."""
-    found = _Found()
+def _read(nvml: Nvml, uuids: list[GpuId], found: _Found) -> None:
+    """Read the devices of one source."""
     for uuid in uuids:
         try:
             found.samples[uuid] = nvml.sample(uuid)
         except NvmlError as error:
             lost = "the GPU has fallen off the bus" if error.lost else "NVML cannot read it"
             found.failures[uuid] = f"{lost}: {error}"
-    found.events = nvml.xid_events()
-    return found
+    found.events += nvml.xid_events()

@@ -167,7 +167,7 @@ class SessionOpener:
         worker.lease, worker.real = lease.id, real
         self._note_use(worker)
         worker.devices = tuple(gpu.id for gpu in gpus)
-        worker.session = os.urandom(16)
+        worker.session, worker.door = os.urandom(16), door
         worker.state = WorkerState.WAITING
         self._budget.add_worker(worker.number, lease.id)
         for gpu in real:

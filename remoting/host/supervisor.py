@@ -37,6 +37,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
@@ -45,6 +46,15 @@ from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.measuring.session_meter import (
+    LeaseUse,
+    Totals,
+    count_states,
+    emulated_busy,
+    memory_in_use,
+    session_telemetry,
+    shares_by_lease,
+)
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
@@ -82,6 +92,7 @@ class HostSupervisor:
         landlock: bool = True,
         confine: frozenset[str] = frozenset(PROPERTIES),
         keeper: Keeper | None = None,
+        measures: Measures | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
         log: Log = lambda _text: None,
     ) -> None:
@@ -100,18 +111,16 @@ class HostSupervisor:
             landlock: whether workers are confined to a few directories where that is possible.
             confine: which of ``confinement.PROPERTIES`` workers are confined by where possible.
             keeper: starts the workers, by settings of its own; None: this process does.
+            measures: takes what is counted here; None: nobody asks.
             address_of: where another server of the pool listens; None when it is not known.
             log: takes one line.
         """
-        self.inventory = inventory
-        self.budget = Budget()
-        self._limits = limits or HostLimits()
-        self._runtime_dir = runtime_dir
-        self._data_encryption = data_encryption
-        self._address_of = address_of
-        self._log = log
+        self.inventory, self.budget = inventory, Budget()
+        self._limits, self._runtime_dir = limits or HostLimits(), runtime_dir
+        self._data_encryption, self._address_of = data_encryption, address_of
+        self._log, self._measures = log, measures or Measures()
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
-        self._totals: dict[LeaseId, worker_messages.Report] = {}  # of workers that have ended
+        self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
         root = keeper is not None or os.geteuid() == 0
         self._confinement = Confinement(confine, inventory.device_nodes(), root)
@@ -130,6 +139,7 @@ class HostSupervisor:
             reap=self._reap,
             budget=self.budget,
             allowance=self._memory_limit,
+            measures=self._measures,
             log=log,
         )
         self.watchdog = MemoryWatchdog(
@@ -183,24 +193,30 @@ class HostSupervisor:
 
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
         """Return the latest readings of GPUs and sessions."""
+        self._measures.counters |= count_states(self.worker_pool.workers.values())
         accounted = {gpu.id: self.budget.used_on(gpu.id) for gpu in self.gpus()}
-        workers = self.worker_count()
-        totals = dict(self._totals)
+        totals = {lease: total.copy() for lease, total in self._totals.items()}
+        workers: dict[LeaseId, list[WorkerHandle]] = {lease: [] for lease in totals}
         for worker in self.worker_pool.workers.values():
             if worker.lease is not None:
-                totals[worker.lease] = _sum(totals.get(worker.lease), worker.totals)
-        sessions = tuple(
-            SessionTelemetry(
-                lease=lease,
-                workers=workers.get(lease, 0),
-                calls=total.calls,
-                bytes_in=total.bytes_in,
-                bytes_out=total.bytes_out,
-                memory_reserved=sum(self.budget.usage(lease, gpu) for gpu in accounted),
+                totals.setdefault(worker.lease, Totals()).add(worker)
+                workers.setdefault(worker.lease, []).append(worker)
+        now, living = trio.current_time(), self.worker_pool.workers.values()
+        busy, emulated = emulated_busy(living, now)
+        real, estimates = shares_by_lease(self.inventory, living, now)
+        idle_s = self.idle_s()
+        sessions: list[SessionTelemetry] = []
+        for lease, total in sorted(totals.items()):
+            reserved = sum(self.budget.usage(lease, gpu) for gpu in accounted)
+            use = LeaseUse(
+                memory_reserved=reserved,
+                memory_used=memory_in_use(self.inventory, workers[lease], reserved),
+                idle_s=idle_s.get(lease),
+                busy={**emulated.get(lease, {}), **real.get(lease, {})},
+                estimated=lease in estimates,
             )
-            for lease, total in sorted(totals.items())
-        )
-        return self.inventory.telemetry(accounted), sessions
+            sessions.append(session_telemetry(lease, total, workers[lease], use))
+        return self.inventory.telemetry(accounted, busy), tuple(sessions)
 
     def confinement(self) -> tuple[str, ...]:
         """Return the confinement of the live workers; for ``doctor`` and tests."""
@@ -303,11 +319,12 @@ class HostSupervisor:
         elif isinstance(message, worker_messages.Connected):
             if worker.state is WorkerState.WAITING:
                 worker.state = WorkerState.CONNECTED
+            worker.transport = message.transport
             worker.connected.set()
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
             # The program's use only: the worker's own allocations change no total.
-            worker.totals = message
+            self._take_report(worker, message, trio.current_time())
             self._note_use(worker)
         elif isinstance(message, worker_messages.Rejected):
             worker.say(f"a connection was refused: {message.reason}", self._log)
@@ -324,6 +341,16 @@ class HostSupervisor:
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
 
+    def _take_report(
+        self, worker: WorkerHandle, report: worker_messages.Report, now: float
+    ) -> None:
+        before, worker.totals, worker.reported_at = worker.totals, report, now
+        if report.executed_us is not None:
+            worker.execution.take(report.executed_us, now)
+        path = report.rtt_us, report.rtt_var_us
+        if report.rtt_us is not None and path != (before.rtt_us, before.rtt_var_us):
+            self._measures.observe("session_rtt_seconds", report.rtt_us / 1e6, worker.transport)
+
     def _note_use(self, worker: WorkerHandle) -> None:
         """Note that a lease is in use."""
         if worker.lease is not None:
@@ -332,7 +359,7 @@ class HostSupervisor:
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)
         if worker.lease is not None:
-            self._totals[worker.lease] = _sum(self._totals.get(worker.lease), worker.totals)
+            self._totals.setdefault(worker.lease, Totals()).add(worker)
 
     async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
         """Connect a worker to another server of its lease, which is all that it may reach."""
@@ -355,15 +382,3 @@ class HostSupervisor:
         finally:
             if connection is not None:
                 connection.socket.close()
-
-
-def _sum(
-    left: worker_messages.Report | None, right: worker_messages.Report
-) -> worker_messages.Report:
-    if left is None:
-        return right
-    return worker_messages.Report(
-        left.calls + right.calls,
-        left.bytes_in + right.bytes_in,
-        left.bytes_out + right.bytes_out,
-    )

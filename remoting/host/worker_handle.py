@@ -14,6 +14,7 @@ import trio
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.transport.descriptor_passing import (
@@ -129,6 +130,11 @@ class WorkerHandle:
     dialling: bool = False  # a connection for it is being made
     budget: socket.socket | None = None  # non-blocking
     totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
+    spawned_at: float = 0.0  # trio's time
+    reported_at: float = float("-inf")  # trio's time; it reports while it executes calls
+    execution: Execution = field(default_factory=Execution)
+    door: str = ""
+    transport: str = ""  # of its client's connection
     kill_reason: str = ""  # why the host killed it, if it did
     said_reason: str = ""  # why it exits, by its own last message
     out_of_memory: bool = False  # the kernel killed a process of its lease for that

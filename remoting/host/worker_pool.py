@@ -42,6 +42,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import Confinement
@@ -95,6 +96,7 @@ class WorkerPool:
         reap: Callable[[WorkerHandle], None],
         budget: Budget,
         allowance: Callable[[LeaseId], int],
+        measures: Measures,
         log: Log,
     ) -> None:
         """Prepare; nothing is started yet.
@@ -106,6 +108,7 @@ class WorkerPool:
             reap: called once for each worker, when its process is gone.
             budget: answers the workers' calls.
             allowance: says how much of this machine's memory a lease may have, in bytes.
+            measures: counts how long workers take to start, and which do not.
             log: takes one line.
         """
         self.doors = settings.doors
@@ -122,6 +125,7 @@ class WorkerPool:
         self._budget = budget
         self._sharing = Sharing(descriptor_room())
         self._allowance = allowance
+        self._measures = measures
         self._exposed: tuple[str, ...] = ()
         self._own_uid = False
         self._said: set[str] = set()
@@ -265,12 +269,15 @@ class WorkerPool:
         if nursery is None:
             raise WorkerFailedError("no worker can be started", why="the server is not running")
         self._starting += 1
+        began = trio.current_time()
         try:
             worker = await self._spawn()
         except OSError as error:
+            self._measures.count("worker_start_failures")
             raise WorkerFailedError("no worker can be started", why=str(error)) from error
         finally:
             self._starting -= 1
+        worker.spawned_at = began
         self.workers[worker.number] = worker
         if self._nursery is not nursery:  # The pool has begun to stop meanwhile.
             worker.kill("the server stops", failed=False)
@@ -343,6 +350,7 @@ class WorkerPool:
             self._say_once("workers are not confined by: " + "; ".join(lacking))
         if worker.state is WorkerState.STARTING:
             worker.state = WorkerState.WARM
+            self._measures.observe("worker_start_seconds", trio.current_time() - worker.spawned_at)
         worker.ready.set()
         self._wake()
 
@@ -374,6 +382,8 @@ class WorkerPool:
         os.close(worker.pidfd)
         if worker.budget is not None:
             worker.budget.close()
+        if worker.state is WorkerState.STARTING and self._nursery is not None:
+            self._measures.count("worker_start_failures")
         worker.state = WorkerState.ENDED
         del self.workers[worker.number]
         if worker.failed or (worker.process.returncode and not worker.kill_reason):

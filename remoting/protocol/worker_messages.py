@@ -167,6 +167,14 @@ class Report:
     bytes_in: int
     bytes_out: int
     busy: bool = False  # a call is being executed
+    waits: int = field(default=0, metadata=codec.OPTIONAL)  # answers that a caller waited for
+    wait_us: int = field(default=0, metadata=codec.OPTIONAL)  # time to execute those
+    #: Time in which calls were executed; None where the GPU's driver knows better.
+    executed_us: int | None = field(default=None, metadata=codec.OPTIONAL)
+    #: The kernel's estimates for the client's connection; None where it is no TCP connection.
+    rtt_us: int | None = field(default=None, metadata=codec.OPTIONAL)
+    rtt_var_us: int | None = field(default=None, metadata=codec.OPTIONAL)
+    retransmits: int | None = field(default=None, metadata=codec.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

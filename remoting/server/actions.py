@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, Partition
-from gpupool.pool.record_query import RecordQuery
+from gpupool.pool.record_query import ObserverQuery
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Propose
 
@@ -61,10 +61,10 @@ class CompilePolicy:
 
 @dataclass(frozen=True, slots=True)
 class AskUsage:
-    """Ask the observer for records of leases; report with ``usage_answered``."""
+    """Ask the observer for what it keeps; report with ``usage_answered``."""
 
     number: int
-    query: RecordQuery
+    query: ObserverQuery
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from gpupool.pool.errors import (
     NotNowError,
     UsageError,
 )
+from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
-from gpupool.pool.record_query import KEYS, RecordPage
+from gpupool.pool.record_query import KEYS, ObserverPage, ObserverQuery, RecordPage
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView, build_view
@@ -61,6 +62,7 @@ class AdminService:
             m.Subscribe: self._subscribe,
             m.GetAudit: self._get_audit,
             m.GetUsage: self._get_usage,
+            m.GetHistory: self._get_history,
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
@@ -128,7 +130,12 @@ class AdminService:
                 "connections": len(context.clients.welcomed()),
                 "waiting": len(context.wait_queue),
                 "proposals": len(context.proposer),
+                **context.measures.counters,
             },
+            host=context.measures.host,
+            consensus=context.measures.consensus,
+            histograms=context.measures.histograms(),
+            findings=context.checks.findings,
         )
 
     def _get_audit(self, client: Client, call: int, _message: m.GetAudit) -> None:
@@ -144,9 +151,6 @@ class AdminService:
 
     def _get_usage(self, client: Client, call: int, message: m.GetUsage) -> None:
         """Have the observer answer; a majority is not needed, and every server has the records."""
-        mine = sum(asking is client for asking, _ in self._usage.values())
-        if mine >= USAGE_COUNT_MAX:
-            raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
         query = message.query
         if query.by not in ("", *KEYS):
             raise UsageError(f"usage is not summed by {query.by[:64]}")
@@ -154,15 +158,35 @@ class AdminService:
             query = replace(query, user=client.user)
         else:
             check_unexpired(self._context, client)
+        self._ask_observer(client, call, query)
+
+    def _get_history(self, client: Client, call: int, message: m.GetHistory) -> None:
+        """Have the observer answer from what this server has measured."""
+        query = message.query
+        if client.kind is not TokenKind.OPERATOR:
+            query = replace(query, user=client.user)
+        else:
+            check_unexpired(self._context, client)
+        self._ask_observer(client, call, query)
+
+    def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
+        mine = sum(asking is client for asking, _ in self._usage.values())
+        if mine >= USAGE_COUNT_MAX:
+            raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
         number = next(self._usage_numbers)
         self._usage[number] = client, call
         self._context.actions.append(AskUsage(number, query))
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> None:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> None:
         """Answer the call for which the observer was asked."""
         client, call = self._usage.pop(number)
-        failed = isinstance(result, GpupoolError)
-        self._context.answer(client, call, m.refused(result) if failed else m.UsageIs(result))
+        match result:
+            case RecordPage():
+                self._context.answer(client, call, m.UsageIs(result))
+            case HistoryPage():
+                self._context.answer(client, call, m.HistoryIs(result))
+            case GpupoolError():
+                self._context.answer(client, call, m.refused(result))
 
     def _subscribe(self, client: Client, call: int, message: m.Subscribe) -> None:
         interval_s = message.interval_s
@@ -238,15 +262,35 @@ class AdminService:
     def _propose_order(
         self, client: Client, call: int, order: m.Order, server: ServerId | None
     ) -> None:
+        named = order.named_gpu()
         issue = m.Issue(
             by=client.user,
             operator=client.kind is TokenKind.OPERATOR,
             at=self._context.now_ms(),
             server=server,
+            gpu=self._gpu_named(server, named) if named is not None else None,
             era=self._context.state.era,
             target=self._context.table_clock.target_ms(),
         )
         self._context.propose_for(client, call, order.command(issue), _done)
+
+    def _gpu_named(self, server: ServerId | None, name: str) -> GpuId:
+        """Return the GPU of a server with this id or index; one that is there before one that was.
+
+        Raises:
+            UsageError: when it has none such.
+        """
+        known = self._context.state.servers.get(server) if server is not None else None
+        if known is not None:
+            if GpuId(name) in known.gpus or GpuId(name) in known.gpu_orders:
+                return GpuId(name)
+            named = [gpu for gpu in known.gpus.values() if str(gpu.index) == name]
+            if named:
+                return min(named, key=lambda gpu: bool(gpu.fault)).id
+        where = known.name if known is not None else "the pool"
+        raise UsageError(
+            f"{where} has no GPU {name[:64]}", hint="gpupool gpus shows the GPUs by number and id"
+        )
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
         state = self._context.state
@@ -324,7 +368,7 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
     state = m.TokenState.VALID
     if token.revoked_at:
         state = m.TokenState.REVOKED
-    elif token.used_by is not None:
+    elif token.is_spent:
         state = m.TokenState.USED
     elif now_ms >= token.expires_at:
         state = m.TokenState.EXPIRED
@@ -336,4 +380,6 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
         expires_at=token.expires_at,
         created_by=token.created_by,
         state=state.value,
+        uses=token.uses,
+        used=len(token.admitted),
     )

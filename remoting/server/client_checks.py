@@ -7,17 +7,21 @@ of all rights stands in docs/security.md.
 import hmac
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
+from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Request, Token, TokenKind
 from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
 from gpupool.pool.transitions.leases import VIEWER_LOOKS
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.token_text import hash_secret
+from gpupool.remoting.protocol.token_text import hash_secret, parse_token
 from gpupool.remoting.server.service_context import NO_QUORUM_HINT, Client, ServiceContext
 
 TEXT_LENGTH_MAX = 200
 SERVER_NAME_COUNT_MAX = 64
+EXPIRY_SOON_MS = 14 * 86_400_000
+"""A client is told of its token's end from so long before it on."""
+
 SERVER_NAME_LENGTH_MAX = 64
 
 
@@ -28,14 +32,39 @@ def authenticate(context: ServiceContext, hello: m.Hello) -> Token:
         AuthenticationError: when the token, or the client's version, is refused.
         NoQuorumError: when this server may not know the token yet.
     """
-    state = context.state
-    server = state.servers.get(context.self_id)
+    server = context.state.servers.get(context.self_id)
     name = server.name if server is not None else context.self_id
     check_protocol(hello, name, context.software.version)
+    return check_token(context, hello.token, hello.secret)
+
+
+def check_text(context: ServiceContext, text: str) -> Token:
+    """Return the token that is pasted as ``text``, if it is one of a person or a program.
+
+    Raises:
+        AuthenticationError: when it is refused.
+        NoQuorumError: when this server may not know the token yet.
+    """
+    said = parse_token(text)
+    token = check_token(context, said.token, said.secret)
+    if token.kind is TokenKind.SERVER:
+        raise AuthenticationError("a server token is good for `gpupool join` only")
+    return token
+
+
+def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> Token:
+    """Return the token that a stranger names, if he knows its secret.
+
+    Raises:
+        AuthenticationError: when it is refused.
+        NoQuorumError: when this server may not know the token yet.
+    """
+    state = context.state
     if context.self_id in state.removed:
         raise AuthenticationError("this server is not a member of its pool any more")
-    token = state.tokens.get(hello.token)
-    known = token is not None and hmac.compare_digest(token.secret_hash, hash_secret(hello.secret))
+    server = state.servers.get(context.self_id)
+    token = state.tokens.get(token_id)
+    known = token is not None and hmac.compare_digest(token.secret_hash, hash_secret(secret))
     if server is None or (not known and server.incarnation != context.incarnation):
         # This table may be old: a token that is not in it may have been created since.
         raise NoQuorumError(
@@ -56,6 +85,9 @@ def authenticate(context: ServiceContext, hello: m.Hello) -> Token:
 def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]) -> m.Welcome:
     """Return the answer to a client whose token is good."""
     state = context.state
+    soon = token.kind is not TokenKind.SERVER and (
+        token.expires_at - context.now_ms() < EXPIRY_SOON_MS
+    )
     return m.Welcome(
         protocol=m.PROTOCOL,
         version=context.software.version,
@@ -67,6 +99,7 @@ def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]
         kind=token.kind,
         members=members,
         ca_pem=context.exchanged_ca(),
+        expires_at=token.expires_at if soon else Milliseconds(0),
     )
 
 

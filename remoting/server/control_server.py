@@ -25,6 +25,7 @@ import trio
 
 from gpupool.pool.clock_view import clock_problems
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
@@ -50,7 +51,7 @@ from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
-from gpupool.remoting.server.router import Router
+from gpupool.remoting.server.router import Router, WebDoor
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.ca_exchange import CaExchange
@@ -99,16 +100,16 @@ class ControlServer:
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
         save_key: Callable[[bytes], None] = lambda _pem: None,
         table_clock: TableClock | None = None,
+        measures: Measures | None = None,
         certificates: ServerCertificates | None = None,
         ask_records: AskRecords = records_of_nobody,
+        web: WebDoor | None = None,
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
-        self._machine = machine
-        self._replicated_log = replicated_log
+        self._machine, self._replicated_log = machine, replicated_log
         self._host = host
         self._identity = identity
-        self._links = links
-        self._clock = clock
+        self._links, self._clock = links, clock
         self._log, self._rate_limited_log = log, RateLimitedLog(log, clock)
         self._settings = settings or ServerSettings()
         self._follow = follow
@@ -119,13 +120,12 @@ class ControlServer:
         self.ca_key = self._make_ca_key(authority, save_key)
         self._exchange = self._make_exchange()
         self._renewal = self._make_renewal()
-        self._clock_problems: dict[str, str] = {}
-        self._clocks_at, self._loop_lag_s = float("-inf"), 0.0
-        self._served: dict[int, _Served] = {}
-        self._numbers, self._killing = itertools.count(1), set[LeaseId]()
-        self._wake, self._asleep_until = trio.Event(), float("-inf")
+        self._clock_problems, self._killing = dict[str, str](), set[LeaseId]()
+        self._clocks_at = self._asleep_until = float("-inf")
+        self._numbers, self._served = itertools.count(1), dict[int, _Served]()
+        self._wake, self._loop_lag_s = trio.Event(), 0.0
         self._nursery: trio.Nursery | None = None
-        self._ask_records = ask_records
+        self._ask_records, self._web = ask_records, web
         self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(
             replicated_log, clock=clock, rng=rng, table_clock=self._table_clock
@@ -146,6 +146,7 @@ class ControlServer:
             majority_age_s=replicated_log.majority_age_s,
             role=replicated_log.role,
             table_clock=self._table_clock,
+            measures=measures,
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.controller,
             certificate_problems=self._renewal.problems if self._renewal is not None else tuple,
@@ -420,6 +421,7 @@ class ControlServer:
             clock=self._clock,
             client_count=lambda: len(self._served),
             serve_client=self.serve_stream,
+            web=self._web,
         )
 
     async def _accept(

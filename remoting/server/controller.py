@@ -69,11 +69,12 @@ What is never true:
 from collections.abc import Callable
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Server, TokenKind
+from gpupool.pool.model.state import PoolState, Server, Token, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
-from gpupool.pool.record_query import RecordPage
+from gpupool.pool.record_query import ObserverPage
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
@@ -84,7 +85,7 @@ from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
 from gpupool.remoting.server.ca_service import CaService
-from gpupool.remoting.server.client_checks import authenticate, check_rights, welcome
+from gpupool.remoting.server.client_checks import authenticate, check_rights, check_text, welcome
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
@@ -94,6 +95,7 @@ from gpupool.remoting.server.service_context import (
     Client,
     ClientTable,
     Handler,
+    SelfChecks,
     ServiceContext,
     Signer,
 )
@@ -134,8 +136,9 @@ class Controller:
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
         table_clock: TableClock,
+        measures: Measures | None = None,
     ) -> None:
-        actions: list[Action] = []
+        self.checks, actions = SelfChecks(), list[Action]()
         self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
         context = ServiceContext(
             machine=machine,
@@ -152,26 +155,25 @@ class Controller:
             majority_age_s=majority_age_s,
             role=role,
             table_clock=table_clock,
+            measures=measures or Measures(),
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
+            checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
             proposer=self.proposer,
             actions=actions,
         )
-        self._context = context
-        self.table_clock = table_clock
-        self._clients = context.clients
-        self._actions = actions
+        self._context, self.table_clock = context, table_clock
+        self._clients, self._actions = context.clients, actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
         self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
         self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
         self._reconciler = Reconciler(context)
-        self._leases = LeaseService(context)
-        self._admin = AdminService(context)
+        self._leases, self._admin = LeaseService(context), AdminService(context)
         self._policies = PolicyService(context)
         self._authorities = CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
@@ -244,7 +246,7 @@ class Controller:
         self._policies.compiled(number, result)
         return self._take()
 
-    def usage_answered(self, number: int, result: RecordPage | GpupoolError) -> list[Action]:
+    def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
         self._admin.usage_answered(number, result)
         return self._take()
@@ -284,6 +286,10 @@ class Controller:
     def telemetry(self) -> Telemetry:
         """Return what this server measures of itself."""
         return self._admin.telemetry()
+
+    def check_token(self, text: str) -> Token:
+        """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
+        return check_text(self._context, text)
 
     def is_welcomed(self, connection: int) -> bool:
         """Return whether the client of an open connection has shown a good token."""

@@ -219,7 +219,12 @@ class LeaseService:
             incarnations=message.incarnations,
         )
 
+        began = self._context.clock.monotonic()
+
         def decided(decision: Decision) -> None:
+            result = decision.result
+            kind = RefusalKind.NO_QUORUM.value if result is None else result.kind
+            self._context.measures.claimed(kind, self._context.clock.monotonic() - began)
             self._claim_decided(client, call, message.request.id, decision)
 
         self._context.propose(command, decided)

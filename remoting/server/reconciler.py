@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from dataclasses import fields, replace
 from operator import attrgetter
 
+from gpupool.pool.automatic_drains import SignWatch, plan_drains
 from gpupool.pool.model.commands import (
     Command,
     GpuReading,
@@ -51,6 +52,7 @@ class Reconciler:
         self._unattached: dict[LeaseId, float] = {}
         self._used_since: dict[LeaseId, float] = {}
         self._nearly_since: dict[LeaseId, float] = {}
+        self._signs = SignWatch()
         self._reported_at = float("-inf")
         self._agreed: tuple[object, ...] | None = None  # on what the table and the host agreed last
 
@@ -88,6 +90,7 @@ class Reconciler:
         server = state.servers.get(self._self)
         if server is not None:
             self._report(server)
+            self._drain_failing(state)
             self._report_issuer(state, server)
 
     def _follow_leases(
@@ -164,6 +167,7 @@ class Reconciler:
                     link_speed=software.link_speed,
                     rdma=software.rdma,
                     accounts=True,
+                    alerts=software.alerts,
                 )
             )
             return
@@ -178,6 +182,12 @@ class Reconciler:
         elif now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._once(ReportGpus(self._self, self._incarnation, moved))
+
+    def _drain_failing(self, state: PoolState) -> None:
+        """Drain GPUs of this server that show a sign for which the operators want that."""
+        signs = self._signs.look(self._context.checks.signs, self._context.now_ms(), state.era)
+        for command in plan_drains(state, self._self, signs):
+            self._once(command)
 
     def _report_issuer(self, state: PoolState, server: Server) -> None:
         """Say which CA has signed this server's certificate, in a pool that exchanges its CA."""
@@ -202,6 +212,7 @@ class Reconciler:
             labels=tuple(sorted(server.labels_said.items())),
             link_speed=server.link_speed,
             rdma=server.rdma,
+            alerts=server.alerts,
         )
         if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True
@@ -237,7 +248,7 @@ def _subject(command: Command) -> object:
     return getattr(command, "lease", None) or getattr(command, "server", None)
 
 
-_CHANGING = ("memory_foreign", "memory_granted", "fault", "clash")
+_CHANGING = ("memory_foreign", "memory_granted", "fault", "clash", "drain_reason")
 _FIXED = attrgetter(*(each.name for each in fields(Gpu) if each.name not in _CHANGING))
 
 

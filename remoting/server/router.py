@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import Protocol, cast
 
 import trio
 
@@ -71,7 +71,44 @@ class ToSession:
     session: bytes
 
 
-Route = ToControl | ToServer | ToSession
+@dataclass(frozen=True, slots=True)
+class ToWeb:
+    """Somebody who speaks HTTPS: a browser, or Prometheus."""
+
+    name: str  # that was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ToPlainHttp:
+    """Somebody who forgot the s of https."""
+
+    opening: bytes
+
+
+Route = ToControl | ToServer | ToSession | ToWeb | ToPlainHttp
+
+HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+HTTPS_ONLY = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 36\r\n"
+    b"Connection: close\r\n\r\nThis port speaks https and no http.\n"
+)
+OWN_DOMAIN = "gpupool"
+PLAIN_ANSWER_S = 1.0
+
+
+class WebDoor(Protocol):
+    """Takes the connections of those who speak HTTPS."""
+
+    async def serve(self, stream: trio.SocketStream, prove: Callable[[], None]) -> None:
+        """Hand the untouched connection over, and return when it has ended.
+
+        ``prove`` is called when a good token came over it.
+
+        Raises:
+            RemoteProtocolError: when nobody takes it.
+        """
+        ...
+
 
 ServeClient = Callable[
     ["trio.SSLStream[trio.SocketStream]", str, Callable[[], None]], Awaitable[None]
@@ -90,15 +127,23 @@ def route(data: bytes) -> Route | None:
     if data[0] == TLS_RECORD:
         name = client_hello_name(data)
         return None if name is None else _route_name(name)
+    if data.startswith(HTTP_METHODS):
+        return ToPlainHttp(data[:8])
     magic = data[: len(PLAIN_MAGIC)]
-    if magic != PLAIN_MAGIC[: len(magic)]:
+    if magic != PLAIN_MAGIC[: len(magic)] and not _may_become_http(data):
         raise RemoteProtocolError("not a gpupool connection", why=f"it begins with {data[:8]!r}")
     if len(data) < len(PLAIN_MAGIC) + SESSION_SIZE:
         return None
     return ToSession(bytes(data[len(PLAIN_MAGIC) : len(PLAIN_MAGIC) + SESSION_SIZE]))
 
 
+def _may_become_http(data: bytes) -> bool:
+    return any(method.startswith(data) for method in HTTP_METHODS)
+
+
 def _route_name(name: str) -> Route:
+    if name.rpartition(".")[2] != OWN_DOMAIN:
+        return ToWeb(name)
     if name in (CONTROL_NAME, NEWEST_CONTROL_NAME):
         return ToControl(newest=name == NEWEST_CONTROL_NAME)
     label, dot, rest = name.partition(".")
@@ -233,6 +278,7 @@ class Router:
         clock: Clock,
         client_count: Callable[[], int],
         serve_client: ServeClient,
+        web: WebDoor | None = None,
     ) -> None:
         self._self_id = contexts.identity.server
         self._contexts = contexts
@@ -244,6 +290,7 @@ class Router:
         self._clock = clock
         self._client_count = client_count
         self._serve_client = serve_client
+        self._web = web
         self._limits = PreauthLimits(
             clock,
             total=settings.unauthenticated_count_max,
@@ -287,12 +334,27 @@ class Router:
                 await self._serve_client(tls, who, lambda: self._limits.prove(place))
             case ToServer() if tls is not None:
                 await self._serve_peer(tls, place, who)
+            case ToWeb() if self._web is not None:
+                await self._web.serve(stream, lambda: self._limits.prove(place))
+            case ToPlainHttp():
+                with trio.move_on_after(PLAIN_ANSWER_S):
+                    await _say_https(stream)
+                await trio.aclose_forcefully(stream)
             case _:
                 await trio.aclose_forcefully(stream)
 
     async def _secure(
         self, stream: trio.SocketStream, wanted: Route | None, place: Place
     ) -> "trio.SSLStream[trio.SocketStream] | None":
+        if isinstance(wanted, ToWeb):
+            if self._web is None:
+                why = f"it asks for {wanted.name[:80]!r}"
+                raise RemoteProtocolError("not a gpupool connection", why=why)
+            await self._wait_turn(place)
+            return None
+        if isinstance(wanted, ToPlainHttp) and self._web is None:
+            why = f"it begins with {wanted.opening!r}"
+            raise RemoteProtocolError("not a gpupool connection", why=why)
         if isinstance(wanted, ToControl):
             if self._client_count() >= self._settings.client_count_max:
                 raise RemoteProtocolError("too many clients")
@@ -305,14 +367,18 @@ class Router:
             context = self._contexts.peer_server(newest=wanted.newest)
         else:
             return None
+        await self._wait_turn(place)
+        tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+        await tls.do_handshake()
+        return tls
+
+    async def _wait_turn(self, place: Place) -> None:
+        """Wait until this connection may begin its handshake."""
         turn = trio.Event()
         self._limits.request_handshake(place, turn.set)
         if not turn.is_set():
             self._requested.set()
             await turn.wait()
-        tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-        await tls.do_handshake()
-        return tls
 
     async def _serve_peer(
         self, stream: "trio.SSLStream[trio.SocketStream]", place: Place, who: str
@@ -342,6 +408,15 @@ class Router:
         except (GpupoolError, OSError) as error:
             descriptor.close()
             self._log.say(f"refused {who}: {error}")
+
+
+async def _say_https(stream: trio.SocketStream) -> None:
+    """Answer a request, which must be taken first: a socket with unread bytes is reset."""
+    await stream.receive_some(PEEK_SIZE_MAX)
+    await stream.send_all(HTTPS_ONLY)
+    await stream.send_eof()
+    while await stream.receive_some(PEEK_SIZE_MAX):
+        pass
 
 
 def _trio_time(monotonic: float, clock: Clock) -> float:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gpupool.pool.automatic_drains import Signs
 from gpupool.pool.errors import GpupoolError, NoQuorumError
+from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind, with_changes
 from gpupool.pool.ports import Clock, RaftHealth, Role
 from gpupool.pool.table_clock import TableClock
+from gpupool.pool.telemetry import Finding
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting.protocol import messages as m
@@ -127,6 +130,15 @@ class ClientTable:
         return (client for client in self._clients.values() if client is not None)
 
 
+@dataclass(slots=True)
+class SelfChecks:
+    """What the server's checks say now; ``cli.server`` runs them, and replaces both each second."""
+
+    findings: tuple[Finding, ...] = ()
+    signs: Signs = field(default_factory=dict[tuple[GpuId, str], str])
+    """Of failing GPUs, for which they are drained."""
+
+
 Handler = Callable[[Client, int, Any], None]
 """Acts on one call: takes the client, the number of the call, and a message of its kind."""
 
@@ -149,9 +161,11 @@ class ServiceContext:
     majority_age_s: Callable[[], float]
     role: Callable[[], Role]
     table_clock: TableClock
+    measures: Measures
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
     certificate_problems: Callable[[], tuple[str, ...]]
+    checks: SelfChecks
     clients: ClientTable
     wait_queue: WaitQueue
     proposer: Proposer

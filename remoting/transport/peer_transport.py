@@ -89,6 +89,8 @@ class Kind(IntEnum):
     CERTIFICATE_GIVE = 8  # empty when the asked server does not sign it
     NEXT_KEY_GIVE = 9  # a CA that nobody trusts yet: its certificate and its key
     NEXT_KEY_KEPT = 10  # the SHA-256 of that certificate: its key is on the disk
+    WEB_ASK = 11  # a request for the certificate of its observer
+    WEB_GIVE = 12  # empty when the asked server does not sign it
 
 
 @dataclass(eq=False, slots=True)
@@ -174,6 +176,9 @@ class PeerTransport:
         """Takes the CA's key that a peer sent."""
         self.sign_certificate: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
         """Returns a certificate for a peer's request, or nothing."""
+        self.sign_web: Callable[[ServerId, bytes], bytes] = lambda _peer, _csr: b""
+        """As ``sign_certificate``, of what a peer's observer shows."""
+        self.take_web: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
         self.take_certificate: Callable[[ServerId, bytes], None] = lambda _peer, _pem: None
         """Takes the answer of a peer that was asked for a certificate; it may be empty."""
         self.take_next: Callable[[ServerId, bytes], bytes] = lambda _peer, _ca: b""
@@ -271,6 +276,10 @@ class PeerTransport:
     def ask_certificate(self, peer: ServerId, csr_pem: bytes) -> bool:
         """Ask ``peer`` to sign a request; ``take_certificate`` gets the answer."""
         return self._put(peer, Kind.CERTIFICATE_ASK, csr_pem)
+
+    def ask_web(self, peer: ServerId, csr_pem: bytes) -> bool:
+        """Ask ``peer`` to sign what our observer shows; ``take_web`` gets the answer."""
+        return self._put(peer, Kind.WEB_ASK, csr_pem)
 
     def give_next(self, peer: ServerId, authority: bytes) -> bool:
         """Send the next CA with its key; ``next_kept`` gets the answer."""
@@ -433,6 +442,10 @@ class PeerTransport:
                 self._put(link.peer, Kind.CERTIFICATE_GIVE, signed)
             case Kind.CERTIFICATE_GIVE if len(body) <= CERTIFICATE_SIZE_MAX:
                 self.take_certificate(link.peer, body)
+            case Kind.WEB_ASK if len(body) <= CSR_SIZE_MAX:
+                self._put(link.peer, Kind.WEB_GIVE, self.sign_web(link.peer, body))
+            case Kind.WEB_GIVE if len(body) <= CERTIFICATE_SIZE_MAX:
+                self.take_web(link.peer, body)
             case Kind.NEXT_KEY_GIVE if len(body) <= KEY_SIZE_MAX:
                 if kept := self.take_next(link.peer, body):
                     self._put(link.peer, Kind.NEXT_KEY_KEPT, kept)

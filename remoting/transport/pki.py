@@ -143,6 +143,60 @@ def sign_server(
         AuthenticationError: when the request is malformed, of the wrong kind of key, or not
             signed with the key that it names.
     """
+    texts = (CONTROL_NAME, server_name(server), NEWEST_CONTROL_NAME, newest_server_name(server))
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return sign_leaf(
+        authority,
+        csr_pem,
+        common_name=server,
+        names=[x509.DNSName(each) for each in texts],
+        usages=usages,
+        now=now,
+        valid=valid or SERVER_VALID,
+    )
+
+
+def sign_leaf(
+    authority: Authority,
+    csr_pem: bytes,
+    *,
+    common_name: str,
+    names: Iterable[x509.GeneralName],
+    usages: Iterable[x509.ObjectIdentifier],
+    now: datetime,
+    valid: timedelta,
+) -> bytes:
+    """Return a certificate for the public key of a request, and nothing else of it.
+
+    Raises:
+        AuthenticationError: as ``sign_server``.
+    """
+    key = _requested_key(csr_pem)
+    ca = x509.load_pem_x509_certificate(authority.certificate_pem)
+    ca_key = serialization.load_pem_private_key(authority.key_pem, password=None)
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise AuthenticationError("the CA's key is of the wrong kind")
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)]))
+        .issuer_name(ca.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SLACK)
+        .not_valid_after(min(now + valid, ca.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(sign_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
     if len(csr_pem) > CSR_SIZE_MAX:
         raise AuthenticationError("the certificate request is too long")
     try:
@@ -155,31 +209,7 @@ def sign_server(
         raise AuthenticationError("the certificate request is not signed with a P-256 key")
     if not isinstance(key.curve, ec.SECP256R1):
         raise AuthenticationError("the certificate request is not for a P-256 key")
-    ca = x509.load_pem_x509_certificate(authority.certificate_pem)
-    ca_key = serialization.load_pem_private_key(authority.key_pem, password=None)
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise AuthenticationError("the CA's key is of the wrong kind")
-    texts = (CONTROL_NAME, server_name(server), NEWEST_CONTROL_NAME, newest_server_name(server))
-    names = [x509.DNSName(each) for each in texts]
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, server)]))
-        .issuer_name(ca.subject)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SLACK)
-        .not_valid_after(min(now + (valid or SERVER_VALID), ca.not_valid_after_utc))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(sign_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
-        .sign(ca_key, hashes.SHA256())
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM)
+    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +289,17 @@ def cluster_id_of(authority: Authority) -> str:
         AuthenticationError: when it is not the CA of a pool, or its key is another one's.
     """
     check_authority(authority)
+    return pool_of(authority.certificate_pem)
+
+
+def pool_of(ca_pem: bytes) -> str:
+    """Return the id of the pool that a CA's certificate names.
+
+    Raises:
+        AuthenticationError: when it is not the CA of a pool.
+    """
     try:
-        subject = x509.load_pem_x509_certificate(authority.certificate_pem).subject
+        subject = x509.load_pem_x509_certificate(ca_pem).subject
     except ValueError as error:
         raise AuthenticationError("the CA's certificate is malformed") from error
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)

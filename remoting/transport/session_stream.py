@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.transport.tcp_liveness import wait_writable
 
 IOV_COUNT_MAX = 512
@@ -39,6 +40,7 @@ class SessionStream(Protocol):
     """What a door gets. One thread may receive while others send."""
 
     transport: str
+    tally: Tally
     #: Totals for telemetry. The door adds to ``calls``; the stream counts the bytes.
     calls: int
     bytes_in: int
@@ -110,6 +112,7 @@ class PlainStream:
             # Or the end of a message waits for an acknowledgement, which the client delays.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        self.tally = Tally()
         self.calls = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -204,6 +207,7 @@ class TlsStream:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = "tls"
+        self.tally = Tally()
         self.calls = 0
         self.bytes_in = 0
         self.bytes_out = 0

@@ -28,6 +28,7 @@ from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
 from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 from gpupool.remoting.worker.peer_links import INTRODUCTION, Peers
+from gpupool.remoting.worker.session_report import SessionReport
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -38,8 +39,6 @@ HANDSHAKE_COUNT_MAX = 8
 
 HANGUP_GRACE_S = 2.0
 """A door that still runs so long after its client hung up works for no client; its worker ends."""
-
-REPORT_INTERVAL_S = 1.0
 
 LOG_TEXT_MAX = 128 * 1024
 """Characters that a door may log: more than the host logs of one worker."""
@@ -344,7 +343,8 @@ class Worker:
         stream = _stream(sock)
         self._channel.send(worker_messages.Connected(stream.transport))
         self._start_thread(lambda: self._watch_hangup(sock.fileno()))
-        self._start_thread(lambda: self._report(stream))
+        report = SessionReport(stream, sock, self._peers, self._channel.send)
+        self._start_thread(report.run)
         self._prepared.wait()
         devices = [
             DeviceSpec(
@@ -360,33 +360,12 @@ class Worker:
         door = self._find_door(self._assign.door)
         door(stream, devices, self._budget, self._log, self._peers)
         stream.close()
-        self._channel.send(self._totals(stream))
+        self._channel.send(report.totals())
         self._end("the client has closed", failed=False)
 
     def _find_door(self, name: str) -> Door:
         module, _, function = self._doors[name].partition(":")
         return getattr(importlib.import_module(module), function)
-
-    def _report(self, stream: SessionStream) -> None:
-        """Send the totals while they change, and while a call takes long."""
-        last = worker_messages.Report(0, 0, 0, busy=False)
-        pause = threading.Event()
-        while not pause.wait(REPORT_INTERVAL_S):
-            totals = self._totals(stream)
-            # A door that waits neither for its client's next call nor for its client to take an
-            # answer executes one.
-            busy = not (stream.receiving or stream.sending)
-            if totals != last or busy:
-                self._channel.send(replace(totals, busy=busy))
-                last = totals
-
-    def _totals(self, stream: SessionStream) -> worker_messages.Report:
-        return worker_messages.Report(
-            stream.calls,
-            stream.bytes_in + self._peers.bytes_in,
-            stream.bytes_out + self._peers.bytes_out,
-            busy=False,
-        )
 
     def _watch_hangup(self, descriptor: int) -> None:
         """End the process when the client hangs up while the door is busy and does not read."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.pool.invariants import violations
-from gpupool.pool.model.ids import LeaseId, Plain, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import (
     Lease,
     Partition,
@@ -262,19 +262,19 @@ class RevokedMeansRevoked:
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
         self._revoked_at: dict[str, float] = {}
-        self._drained: dict[ServerId, float] = {}
+        self._drained: dict[ServerId | tuple[ServerId, GpuId], float] = {}
         self._version = 0
 
     def revoked(self, token: str, at: float) -> None:
         """Take note of a revocation that was confirmed to its operator."""
         self._revoked_at.setdefault(token, at)
 
-    def drained(self, server: ServerId, at: float | None) -> None:
+    def drained(self, place: ServerId | tuple[ServerId, GpuId], at: float | None) -> None:
         """Take note that a drain was confirmed, or with None, that somebody begins to undo it."""
         if at is None:
-            self._drained.pop(server, None)
+            self._drained.pop(place, None)
         else:
-            self._drained[server] = at
+            self._drained[place] = at
 
     def put(self, version: int) -> None:
         """Take note that a version of the policy was confirmed to its operator."""
@@ -287,15 +287,16 @@ class RevokedMeansRevoked:
             self._failures.fail("policy-stays", f"lease {lease.id} was granted by {text}")
 
     def granted(
-        self, token: str, lease: LeaseId, servers: Iterable[ServerId], called_at: float
+        self, token: str, lease: LeaseId, partitions: Iterable[Partition], called_at: float
     ) -> None:
         """Judge a claim that was made at ``called_at`` and granted."""
         if called_at > self._revoked_at.get(token, called_at):
             text = f"lease {lease} was granted to token {token} after it was revoked"
             self._failures.fail("revoked-stays", text)
-        for server in servers:
-            if called_at > self._drained.get(server, called_at):
-                text = f"lease {lease} was granted on {server} after it was drained"
+        gpus = {(part.server, part.gpu) for part in partitions}
+        for place in (*sorted({server for server, _ in gpus}), *sorted(gpus)):
+            if called_at > self._drained.get(place, called_at):
+                text = f"lease {lease} was granted on {place} after it was drained"
                 self._failures.fail("policy-stays", text)
 
 

@@ -185,7 +185,7 @@ class ClientConnections:
                     checkers.policy.granted(
                         pending.token,
                         answer.lease,
-                        {p.server for p in partitions},
+                        partitions,
                         pending.called_at,
                     )
                 elif answer.outcome == m.ClaimOutcome.UNCERTAIN:

@@ -4,11 +4,11 @@ from functools import partial
 from random import Random
 
 from gpupool.consensus.storage.journal import JOURNAL
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.pool_recovery import Recovery
 from gpupool.simulations.cluster.server_process import ServerProcess
-from gpupool.simulations.kernel.machines import RACKS
+from gpupool.simulations.kernel.machines import RACKS, Machine
 from gpupool.simulations.kernel.quiescence import between
 from gpupool.simulations.workload.drawn_policies import USERS
 
@@ -17,6 +17,10 @@ WRONG_CLOCK_PAUSE_S = 20.0
 
 FORGET_PAUSE_S = 12.0
 """Between two servers that forget something: a pool stands one at a time."""
+
+SIGN = "sign"
+CURED_S = 2.5
+"""After a sign: until nothing that its server proposed for it is under way."""
 
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
@@ -38,6 +42,7 @@ class ClusterFaults:
         self._wrong_by_ms = 0
         self._forgotten_at = -FORGET_PAUSE_S
         self._recovery = Recovery(cluster)
+        self._episodes = 0
 
     # --- targets ----------------------------------------------------------------------------------
 
@@ -305,6 +310,26 @@ class ClusterFaults:
 
         self._scheduler.after(for_s, undo)
 
+    def show_sign(self, server: str, draw: float, for_s: float, undrain_s: float) -> None:
+        """Let a GPU show a sign of failing for a while; an operator undrains it meanwhile."""
+        machine = self._environment.machines[server]
+        gpu = machine.gpus()[int(draw * len(machine.gpus()))].id
+        if self._healing or (gpu, SIGN) in machine.signs:
+            return
+        self._episodes += 1
+        self._trace.note("nemesis", "sign", f"{gpu} for {for_s:.2f} s")
+        machine.signs[gpu, SIGN] = f"episode {self._episodes}"
+        self._scheduler.after(undrain_s, partial(self._undrain, machine, gpu))
+        self._scheduler.after(for_s, partial(self._cure, machine, gpu))
+
+    def _cure(self, machine: Machine, gpu: GpuId) -> None:
+        machine.signs.pop((gpu, SIGN), None)
+        # What its server proposed last may be applied yet.
+        self._scheduler.after(CURED_S, partial(self._undrain, machine, gpu))
+
+    def _undrain(self, machine: Machine, gpu: GpuId) -> None:
+        self._cluster.operator.undrain_gpu(machine.server, gpu)
+
     # --- clients ----------------------------------------------------------------------------------
 
     def kill_client(self, name: str, *, silently: bool) -> None:
@@ -341,6 +366,10 @@ class ClusterFaults:
         elif what == "drain":
             server = self._draw_server(random)
             self._cluster.operator.drain(server, 0.5 + 4 * random.random())
+        elif what == "drain-gpu":
+            machine = self._environment.machines[random.choice(self.server_names())]
+            gpu = random.choice(machine.gpus()).id
+            self._cluster.operator.drain_gpu(machine.server, gpu, 0.5 + 4 * random.random())
         elif what == "relabel":
             server = self._draw_server(random)
             self._cluster.operator.relabel(server, {"rack": random.choice(RACKS)})
@@ -376,6 +405,8 @@ class ClusterFaults:
             machine.clock.set_rate(1.0)
             machine.kill_s = self._cluster.options.kill_s
             machine.hurry()
+            for gpu, _ in list(machine.signs):
+                self._cure(machine, gpu)
         for process in [*self._cluster.servers.values(), *self._cluster.clients.values()]:
             if process.paused:
                 process.resume()

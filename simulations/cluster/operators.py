@@ -5,7 +5,7 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
-from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.transitions.policy_versions import pack_text
@@ -15,6 +15,11 @@ from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.kernel.ca_files import FIRST_CA, CaFiles
 from gpupool.simulations.kernel.process import Process
+
+UNDRAIN_AGAIN_S = 1.0
+"""Until an operator comes back to a GPU about which another order is under way."""
+
+Place = tuple[ServerId, GpuId]
 
 TOKEN_VALID_S = 30 * 86400.0
 """Longer than any clock in a simulation can be wrong."""
@@ -38,7 +43,7 @@ class Operator:
     ) -> None:
         self._environment = environment
         self._random = random
-        self._draining: set[ServerId] = set()
+        self._draining: set[ServerId | Place] = set()
         self.process = Process(environment.scheduler, "operator")
         self._caller = Caller(
             self.process, environment.network, hello=admin.hello("operator"), targets=targets
@@ -82,6 +87,36 @@ class Operator:
         self._environment.checkers.policy.drained(server, None)
         order = m.DrainServer(server, None, self._random.randbytes(16))
         undrained = partial(self._draining.discard, server)
+        self._order(order, lambda _at: undrained(), undrained)
+
+    def drain_gpu(self, server: ServerId, gpu: GpuId, for_s: float) -> None:
+        """Stop granting on one GPU for a while, unless it is being drained already."""
+        place = server, gpu
+        if place in self._draining:
+            return
+        self._draining.add(place)
+
+        def drained(at: float) -> None:
+            self._environment.checkers.policy.drained(place, at)
+            self.process.after(for_s, partial(self._order_undrain, place))
+
+        refused = partial(self._draining.discard, place)
+        order = m.DrainGpu(server, gpu, "maintenance", self._random.randbytes(16))
+        self._order(order, drained, refused)
+
+    def undrain_gpu(self, server: ServerId, gpu: GpuId) -> None:
+        """Resume granting on a GPU that is drained, for whatever reason."""
+        place = server, gpu
+        if place in self._draining:
+            self.process.after(UNDRAIN_AGAIN_S, partial(self.undrain_gpu, server, gpu))
+            return
+        self._draining.add(place)
+        self._order_undrain(place)
+
+    def _order_undrain(self, place: Place) -> None:
+        self._environment.checkers.policy.drained(place, None)
+        order = m.DrainGpu(*place, None, self._random.randbytes(16))
+        undrained = partial(self._draining.discard, place)
         self._order(order, lambda _at: undrained(), undrained)
 
     def relabel(self, server: ServerId, labels: dict[str, str]) -> None:
@@ -191,10 +226,14 @@ def describe(order: m.Call) -> str:
     match order:
         case m.CreateToken():
             return f"token for {order.user}"
+        case m.RenewToken():
+            return f"renew {order.token}"
         case m.RevokeToken():
             return f"revoke {order.token}"
         case m.DrainServer():
             return f"{'drain' if order.reason else 'undrain'} {order.server}"
+        case m.DrainGpu():
+            return f"{'drain' if order.reason else 'undrain'} {order.gpu} of {order.server}"
         case m.LabelServer():
             return f"label {order.server} {order.labels}"
         case m.PutPolicy():

@@ -8,6 +8,7 @@ from gpupool.pool.model.ids import LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.simulations.checkers.accounts_checker import AccountsClose
 from gpupool.simulations.checkers.ca_checker import CaHolds
+from gpupool.simulations.checkers.drain_checker import UndrainHolds
 from gpupool.simulations.checkers.history import History
 from gpupool.simulations.checkers.late_commands import LateCommands
 from gpupool.simulations.checkers.lease_causes import LeaseCauses
@@ -72,6 +73,7 @@ class Checkers:
         self.linearizable = Linearizable(failures)
         self.accounts = AccountsClose(failures)
         self.authorities = CaHolds(failures)
+        self.drains = UndrainHolds(failures)
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class Environment:
         self.checkers.late.applied(index, envelope, result, before, state)
         self.checkers.accounts.applied(envelope, before, state)
         self.checkers.unserved.applied(envelope, now)
+        self.checkers.drains.applied(envelope, before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""

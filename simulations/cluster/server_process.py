@@ -195,6 +195,7 @@ class ServerProcess(Process):
             role=replicated_log.role,
             table_clock=self.table_clock,
         )
+        self.controller.checks.signs = machine.signs
         self.ca.started()
         self._poll()
 

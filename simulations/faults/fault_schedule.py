@@ -118,6 +118,10 @@ class FaultTarget(Protocol):
         """Let workers take long to die."""
         ...
 
+    def show_sign(self, server: str, draw: float, for_s: float, undrain_s: float) -> None:
+        """Let a GPU show a sign of failing for a while; an operator undrains it meanwhile."""
+        ...
+
     def operate(self, what: str, random: Random) -> None:
         """Let an operator do something: what ``operate`` of ``EFFECTS`` names."""
         ...
@@ -322,6 +326,11 @@ def _slow_kill(target: FaultTarget, random: Random) -> None:
     target.slow_kills(name, _span(random, 0.5, 3.0), _span(random, 2.0, 10.0))
 
 
+def _sign(target: FaultTarget, random: Random) -> None:
+    name, for_s = random.choice(target.server_names()), _span(random, 1.0, 12.0)
+    target.show_sign(name, random.random(), for_s, for_s * random.random())
+
+
 def _operate(what: str) -> Callable[[FaultTarget, Random], None]:
     def effect(target: FaultTarget, random: Random) -> None:
         target.operate(what, random)
@@ -374,4 +383,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "recover": _recover,
     "rotate-ca": _operate("rotate-ca"),
     "retire-ca": _operate("retire-ca"),
+    "drain-gpu": _operate("drain-gpu"),
+    "sign": _sign,
 }

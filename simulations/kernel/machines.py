@@ -80,6 +80,8 @@ class Machine:
         """Mean time that a worker takes to be gone once it is killed."""
         self.dark = False
         """Without power."""
+        self.signs: dict[tuple[GpuId, str], str] = {}
+        """Of failing GPUs, as ``pool.automatic_drains`` has them; each text is another episode."""
         self._idle = idle
         self._scheduler = scheduler
         self._trace = trace

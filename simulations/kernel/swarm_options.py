@@ -62,6 +62,8 @@ FAULT_KINDS = (
     "recover",  # all servers stop, one is recovered, one returns as it was, the others join anew
     "rotate-ca",  # an operator exchanges the CA; the older one stays trusted
     "retire-ca",  # and drops the older one, unless a server still uses it
+    "drain-gpu",  # one GPU of a server, by an operator
+    "sign",  # of a failing GPU, for which its server drains it; an operator undrains it
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 

@@ -136,3 +136,19 @@ def test_a_folder_that_is_gone_has_no_settings(
     gone.rmdir()
     assert settings(capsys)["run.wait"] == (None, "default")
     assert run(["version"]) == 0
+
+
+def test_the_history_is_kept_as_the_settings_say() -> None:
+    from gpupool.cli.server.join_options import history_settings
+    from gpupool.monitoring.history.history_settings import HistorySettings
+
+    day = 86_400
+    assert history_settings(day, 30 * day, 731 * day, 1 << 30) == HistorySettings()
+    for wrong in (
+        (day, 30 * day, 731 * day, 1 << 20),
+        (60, 30 * day, 731 * day, 1 << 30),
+        (day, 3600, 731 * day, 1 << 30),
+        (31 * day, 30 * day, 731 * day, 1 << 30),
+    ):
+        with pytest.raises(UsageError):
+            history_settings(*wrong)

@@ -74,7 +74,11 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert (found["silent"], found["missing"], found["problems"]) == ({}, [], [])
     assert found["total"]["leases"] == before + 2
     assert found["total"]["gpu_hours"] == gpu_hours(records)
-    assert found["total"]["busy_gpu_hours"] is None  # unknown, and not nothing
+    short = {each["key"]: each for each in usage(live_pool, "--by", "lease")["rows"]}[
+        f"{records[-1][1]:04x}"
+    ]
+    assert short["busy_gpu_hours"] is None  # unknown, and not nothing
+    assert short["coverage"] == 0.0
     text = live_pool.run("usage", "--csv", "--by", "lease").stdout
     titles, *rows = list(csv.reader(io.StringIO(text, newline="")))
     assert titles[2] == "usage [GPU h]"
@@ -82,7 +86,7 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert {row[0]: float(row[2]) for row in rows} == {
         key: each["gpu_hours"] for key, each in rows_json.items()
     }
-    table = live_pool.run("usage", "--by", "class")
+    table = live_pool.run("usage", "--by", "lease", "--wasted")
     assert "unknown" in table.stdout
     copy = tmp_path / "usage.db"
     source = sqlite3.connect(live_pool.servers["b"].state_dir / "monitoring" / "usage.db")
@@ -90,7 +94,10 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
         source.backup(target)
     source.close()
     offline = usage(live_pool, "--file", str(copy), env={"GPUPOOL_CREDENTIALS": "/nowhere"})
-    assert offline["rows"] == found["rows"]
+    exact = ("key", "leases", "gpu_hours", "gib_hours", "wait_s", "wait_max_s")
+    assert [[row[name] for name in exact] for row in offline["rows"]] == [
+        [row[name] for name in exact] for row in found["rows"]
+    ]
     name = f"{records[-1][1]:04x}"
     lease = live_pool.run("usage", "--lease", name).stdout
     assert "Emulated" in lease
@@ -130,6 +137,26 @@ def test_users_see_their_own_and_sums_of_the_others(live_pool: Any, tmp_path: Pa
     mine = [each["key"] for each in usage(live_pool, "--by", "lease", env=env)["rows"]]
     if foreign not in mine:
         assert live_pool.run("usage", "--lease", foreign, env=env).returncode == 2
+
+
+def test_history_has_what_was_measured_and_names_who_is_silent(live_pool: Any) -> None:
+    end = time.monotonic() + 40
+    while True:  # a slot of ten seconds is written when it is over
+        done = live_pool.run("history", "b", "--metric", "memory", "--json", "--since", "1h")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        if found["series"]:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    assert (found["schema"], found["unit"], found["silent"]) == (1, "GiB", {})
+    assert found["series"][0]["name"] == "b GPU 0"
+    assert found["series"][0]["step_s"] == 10
+    chart = live_pool.run("history", "pool", "--ascii", "--since", "1h")
+    assert "pool, by " in chart.stdout
+    wrong = live_pool.run("history", "b", "--metric", "nonsense")
+    assert wrong.returncode == 2
+    assert "busy, " in wrong.stderr
 
 
 def test_one_server_killed_and_one_observer_killed() -> None:

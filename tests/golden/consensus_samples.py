@@ -77,6 +77,8 @@ def peers() -> dict[str, bytes]:
         peer_transport.Kind.CERTIFICATE_GIVE: b"-----BEGIN CERTIFICATE",
         peer_transport.Kind.NEXT_KEY_GIVE: b"-----BEGIN CERTIFICATE, -----BEGIN PRIVATE KEY",
         peer_transport.Kind.NEXT_KEY_KEPT: bytes(range(32)),
+        peer_transport.Kind.WEB_ASK: b"-----BEGIN CERTIFICATE REQUEST",
+        peer_transport.Kind.WEB_GIVE: b"-----BEGIN CERTIFICATE",
         peer_transport.Kind.CLOCK_GIVE: link_clock.WALL.pack(1_790_000_000_123),
     }
     size_max = peer_transport.FRAME_SIZE_MAX

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, A, B, Pool
 
 from gpupool.pool.model.ids import Milliseconds, RequestId, ServerId
@@ -59,3 +61,24 @@ def test_servers_have_room_together_for_as_many_as_are_asked_for(
 ) -> None:
     state = with_free(free)
     assert has_room_together(state, state.servers.values(), two_whole(across=True)) is room
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from([A, B]), st.tuples(*[st.integers(0, 80)] * 4), st.booleans()),
+        min_size=1,
+        max_size=6,
+    ),
+    across=st.booleans(),
+)
+def test_what_is_remembered_of_servers_is_what_a_new_look_finds(
+    changes: list[tuple[ServerId, tuple[int, ...], bool]], across: bool
+) -> None:
+    state = Pool().state
+    request = two_whole(across=across)
+    for server_id, frees, drained in changes:
+        changed = with_free({server_id: frees}).servers[server_id]
+        changed = replace(changed, drain_reason="fans" if drained else "")
+        state = replace(state, servers=state.servers.set(server_id, changed))
+        # An equal request that is another object is looked at anew.
+        assert kept_for(state, request) == kept_for(state, replace(request))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.values import Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
+from gpupool.pool.history_query import HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import FAR, KEYS, ClassSum, RecordQuery, Runs
@@ -21,6 +23,8 @@ from gpupool.pool.view import PoolView, visible
 
 if TYPE_CHECKING:
     from gpupool.monitoring.usage_report import Report
+    from gpupool.remoting.client.history_answers import HistoryAnswer
+    from gpupool.remoting.client.pool_client import Pool
     from gpupool.remoting.client.usage_query import UsageAnswer
 
 DEFAULT_SINCE = "30d"
@@ -33,6 +37,7 @@ class _Found:
     parts: list[LeaseRecord] = field(default_factory=list[LeaseRecord])  # of one lease
     report: "Report | None" = None  # or of many
     missing: Runs = ()
+    samples: list[SampleSum] = field(default_factory=list[SampleSum])
     silent: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[str] = field(default_factory=list[str])
 
@@ -51,6 +56,9 @@ class _Found:
 )
 @click.option("--lease", type=Parsed("lease", parse_lease), help="All that is known of one lease.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
+@click.option(
+    "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
 @click.option(
     "--file",
@@ -68,6 +76,7 @@ def command(
     lease: int | None,
     database: str | None,
     as_csv: bool,
+    wasted: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -89,9 +98,10 @@ def command(
     else:
         found = run_async(lambda: _ask(credentials, query))
     if found.report is not None:
-        _show(found.report, found, as_csv=as_csv, as_json=as_json)
+        report = found.report.by_waste() if wasted else found.report
+        _show(report, found, as_csv=as_csv, as_json=as_json, wasted=wasted)
     else:
-        _show_lease(query.lease, found.parts, as_json=as_json)
+        _show_lease(query.lease, found, as_json=as_json)
     _warn(found)
     if strict and (found.silent or found.missing):
         raise SystemExit(ExitCode.UNHEALTHY)
@@ -125,15 +135,46 @@ async def _ask(credentials: str | None, query: RecordQuery) -> _Found:
     async with connected(credentials) as pool:
         # The view has all that is not over, and says how many records there are of the rest.
         view = await pool.view()
-        if view.record_count:
-            answer = await pool.usage(replace(query, through=view.record_count))
-        else:
-            answer = await pool.usage(replace(query, count=0, through=0))
-        return _put_together(view, answer, query, pool.user(), operator=pool.is_operator())
+        records = replace(query, through=view.record_count)
+        if not view.record_count:
+            records = replace(query, count=0, through=0)
+        asked = HistoryQuery(
+            "sums",
+            query.by or "server",
+            str(query.lease) if query.lease else "",
+            since=query.since,
+            until=min(query.until, Milliseconds(view.now + 1)),
+        )
+        measured, answer = await _both(pool, asked, records)
+        user, operator = pool.user(), pool.is_operator()
+        return _put_together(view, answer, measured, query, user, operator=operator)
+
+
+async def _both(
+    pool: "Pool", asked: HistoryQuery, records: RecordQuery
+) -> "tuple[HistoryAnswer, UsageAnswer]":
+    """Ask both at once: each waits for servers that are dead."""
+    import trio
+
+    measured: list[HistoryAnswer] = []
+
+    async def ask() -> None:
+        measured.append(await pool.history(asked))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        answer = await pool.usage(records)
+    return measured[0], answer
 
 
 def _put_together(
-    view: PoolView, answer: "UsageAnswer", query: RecordQuery, user: str, *, operator: bool
+    view: PoolView,
+    answer: "UsageAnswer",
+    measured: "HistoryAnswer",
+    query: RecordQuery,
+    user: str,
+    *,
+    operator: bool,
 ) -> _Found:
     from gpupool.monitoring.accounting import Range
     from gpupool.monitoring.usage_report import added, live_records, make_report, split_by_user
@@ -148,12 +189,14 @@ def _put_together(
     names = {each.id: each.name for each in view.servers}
     found = _Found(
         missing=answer.missing,
+        samples=[each for page in measured.pages.values() for each in page.sums],
         silent={
-            _name(names, each): _contact(view, each, why) for each, why in answer.silent.items()
+            _name(names, each): _contact(view, each, why)
+            for each, why in (measured.silent | answer.silent).items()
         },
         problems=[
             f"server {_name(names, each)}: {page.problem}"
-            for each, page in answer.answered.items()
+            for each, page in (*answer.answered.items(), *measured.pages.items())
             if page.problem
         ],
     )
@@ -161,7 +204,9 @@ def _put_together(
         found.parts = [*answer.records, *live]
     else:
         groups, parts = answer.groups.values(), (live, continued)
-        found.report = make_report(groups, answer.whole, parts, others, query.by, within)
+        found.report = make_report(
+            groups, answer.whole, parts, others, query.by, within, found.samples
+        )
     return found
 
 
@@ -176,9 +221,9 @@ def _contact(view: PoolView, server: ServerId, why: str) -> str:
     return f"last contact {when(since)}" if since else why
 
 
-def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool) -> None:
+def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool, wasted: bool) -> None:
     from gpupool.monitoring.usage_report import as_csv as csv_of
-    from gpupool.monitoring.usage_report import as_plain, table
+    from gpupool.monitoring.usage_report import as_plain, table, waste_table
 
     if as_json:
         print_json(
@@ -191,7 +236,7 @@ def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool) -> No
     elif as_csv:
         click.echo(csv_of(report).encode(), nl=False)
     else:
-        _print(table(report))
+        _print(waste_table(report) if wasted else table(report))
 
 
 def _print(lines: Sequence[tuple[str, ...]]) -> None:
@@ -202,17 +247,21 @@ def _print(lines: Sequence[tuple[str, ...]]) -> None:
         click.echo("  ".join([name.ljust(widths[0]), *columns]).rstrip())
 
 
-def _show_lease(lease: LeaseId, parts: list[LeaseRecord], *, as_json: bool) -> None:
+def _show_lease(lease: LeaseId, found: _Found, *, as_json: bool) -> None:
     from gpupool.monitoring.accounting import Range, total
+    from gpupool.monitoring.history.sample_figures import figures_of
     from gpupool.monitoring.usage_report import lease_report, plain_row
     from gpupool.pool.model.ids import lease_name
 
+    parts, known = found.parts, reduce(SampleSum.plus, found.samples) if found.samples else None
     if not parts:
         raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
     if as_json:
-        print_json(lease=lease_name(lease), parts=parts, total=plain_row(total(parts, Range())))
+        whole = total(parts, Range())
+        figures = figures_of(known, whole.gpu_hours)
+        print_json(lease=lease_name(lease), parts=parts, total=plain_row(whole, figures))
         return
-    for line in lease_report(lease, parts):
+    for line in lease_report(lease, parts, known):
         click.echo(visible(line))
 
 

@@ -7,6 +7,7 @@ wait in the backlog, and run later in their order.
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -19,6 +20,7 @@ from gpupool.remoting.array_api.server.array_executor import Executor
 from gpupool.remoting.array_api.server.array_results import Download, describe_error
 from gpupool.remoting.array_api.server.shared_memory import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
+from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.peer_links import Links
 
 BACKLOG_MAX = 32 << 20
@@ -34,6 +36,7 @@ class Stream(Protocol):
 
     calls: int
     """How many calls were executed, for telemetry; counted here, read by others."""
+    tally: Tally
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Read at least one byte; 0 at the end of the stream."""
@@ -222,8 +225,12 @@ class Session:
     def run(self) -> None:
         """Serve frames until the client leaves."""
         self.greet()
+        tally = self.stream.tally
+        timed = tally.executed_ns is not None
         while True:
             header, body = self._next()
+            if timed:
+                tally.begin()
             if header.kind == array_wire.Kind.CALLS:
                 self.executor.run(memoryview(body), ask=False)
             elif header.kind == array_wire.Kind.ASK:
@@ -239,6 +246,8 @@ class Session:
             self.stream.calls = self.executor.sequence
             if self.executor.described:
                 self._send_descriptions()
+            if timed:
+                tally.end()
 
     def _collected(self, body: bytes) -> None:
         # The worker had stopped to wait for this answer. It is an ordinary free, at its place in
@@ -269,6 +278,7 @@ class Session:
             self._uploading = False
 
     def _ask(self, header: array_wire.Header, body: bytes) -> None:
+        tally, began = self.stream.tally, time.perf_counter_ns()
         try:
             answer = self.executor.run(memoryview(body), ask=True)
             assert answer is not None
@@ -276,12 +286,14 @@ class Session:
             if isinstance(value, Download):
                 if self.executor.described:
                     self._send_descriptions()
-                self._send_array(header.request, value)
+                self._send_array(header.request, value, began)
                 return
             plain = self.executor.plain(value, first)
+            tally.answered(began)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
+            tally.answered(began)
             if self.executor.described:
                 self._send_descriptions()
             self._reply(header.request, {"error": list(describe_error("call", error))})
@@ -304,7 +316,7 @@ class Session:
             [array_wire.encode_frame(array_wire.Kind.REPLY, body, request=request)]
         )
 
-    def _send_array(self, request: int, download: Download) -> None:
+    def _send_array(self, request: int, download: Download, began: int) -> None:
         pieces = self.backend.download(download.array, download.order)
         nbytes = download.array.nbytes
         head = array_wire.encode_frame(array_wire.Kind.REPLY, _WHOLE, request=request, bulk=nbytes)
@@ -312,10 +324,14 @@ class Session:
         # The first piece is made before the header leaves, so that a failing copy can still be
         # answered with its error.
         for piece in pieces:
+            if began:
+                self.stream.tally.answered(began)
+                began = 0
             buffers.append(piece)
             self.stream.send_buffers(buffers)
             buffers = []
         if buffers:
+            self.stream.tally.answered(began)  # an array without elements
             self.stream.send_buffers(buffers)
 
 
@@ -358,6 +374,8 @@ def serve(
         links: to the client's workers on other servers; None where there can be none.
     """
     backend = make_backend(devices, budget, log)
+    if all(spec.emulated for spec in devices):
+        stream.tally.executed_ns = 0
     try:
         Session(stream, backend, log, links).run()
     except ClosedError:

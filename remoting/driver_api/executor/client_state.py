@@ -86,6 +86,7 @@ class Client:
         self.functions: dict[int, Function] = {}
         self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egx"}
         self.objects["s"] = self.streams
+        self.captures: set[int] = set()  # streams in which captures began that have not ended
         self.ended: list[Callable[[str, int], None]] = []  # told which of these are no more
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
@@ -147,8 +148,19 @@ class Client:
         if number in found or number <= LEGACY_STREAM or len(found) >= OBJECTS_MAX:
             raise RemoteProtocolError("a handle that cannot be made", why=f"{kind} {number}")
         found[number] = handle
-        if kind == "s" and self.launcher is not None:
-            self.launcher.stream(number, handle)
+        if self.launcher is not None:
+            if kind == "s":
+                self.launcher.stream(number, handle)
+            elif kind == "e":
+                self.launcher.event(number, handle)
+
+    def end_issuing(self, kind: str, number: int) -> None:
+        """Have the launcher name an object no more that has ended."""
+        if self.launcher is not None:
+            if kind == "s":
+                self.launcher.end_stream(number)
+            elif kind == "e":
+                self.launcher.end_event(number)
 
     # --- failures ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from gpupool.remoting.driver_api.executor.device_snapshot import encode_snapshot
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import KNOWN_RECORDS, RECORDS
 
 STACK_SIZE, PRINTF_SIZE, HEAP_SIZE = 0, 1, 2
 """By CUlimit: a thread's stack, what kernels may print between synchronisations, and allocate."""
@@ -44,6 +45,8 @@ class Contexts(HandlerGroup):
         self.client.select(device)
 
     def _get_limit(self, limit: int) -> bytes:
+        if limit == KNOWN_RECORDS:
+            return WORDS[1].pack(len(RECORDS))
         name = self.api.enumerated("CUlimit", limit)
         return WORDS[1].pack(int(self.api.call("cuCtxGetLimit", name)))
 

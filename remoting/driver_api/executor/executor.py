@@ -1,6 +1,7 @@
 """Executes the records of one client process, in their order."""
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addres
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import Virtual
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.modules.kernels import Kernels
+from gpupool.remoting.driver_api.executor.modules.launcher import ISSUED
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
@@ -82,7 +84,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         slots,
         graphs,
         GraphLaunches(client, direct, graphs, memory, slots, translator),
-        Generic(client, transfers.replaced()),
+        Generic(client, transfers.replaced() | kernels.replaced()),
     ]
 
 
@@ -138,11 +140,11 @@ class Executor:
             op, flags, size = unpack(buffer, start)
             if size < least or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
-            if launcher is not None and op == plain_launch and flags == 0:
+            if launcher is not None and op in ISSUED and flags & 1 == 0:
                 at, status, launched = launcher.run(self.buffer_address, start, end)
                 count += launched
                 if status:
-                    client.fail(op, status)
+                    client.fail(unpack(buffer, at)[0], status)
                     at += unpack(buffer, at)[2]
                 if at > start:
                     start = at
@@ -199,12 +201,14 @@ class Executor:
 
     def _asked(self, decode: Decoder, method: Callable[..., bytes | None]) -> Callable[[int], None]:
         client = self.client
+        began, now_ns = client.session.began, time.perf_counter_ns
 
         def run(flags: int) -> None:
             if not flags & 1:
                 raise RemoteProtocolError("a call that waits came without a request")
             request, *values = decode()
             client.request = request
+            began[request] = now_ns()
             try:
                 body = method(*values)
             except client.api.errors as error:

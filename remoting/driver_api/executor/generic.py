@@ -48,8 +48,7 @@ class Generic(HandlerGroup):
                 del self.objects[ended][gone]
                 for tell in self.client.ended:
                     tell(ended, gone)
-                if ended == "s" and self.client.launcher is not None:
-                    self.client.launcher.end_stream(gone)
+                self.client.end_issuing(ended, gone)
             if made:
                 self.client.keep(made, new, int(output))
                 return b""

@@ -1,13 +1,13 @@
 """Host functions: the client's, which a stream calls between two of its operations."""
 
 import ctypes
-import queue
 import threading
 from typing import Any
 
-from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.host_turns import UNCHECKED, NativeTurns, turns_of
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -36,7 +36,7 @@ class HostFunctions(HandlerGroup):
         # Kept: the driver calls them until the process ends.
         self._functions = (FUNCTION(self._node), CALLBACK(self._callback))
         self.function, self._callback_address = map(_address_of, self._functions)
-        self._turns: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+        self._turns = turns_of(client.launcher)
         self._lock = threading.Lock()
         self._tickets = 0
         self._waiting: dict[int, threading.Lock] = {}
@@ -70,12 +70,26 @@ class HostFunctions(HandlerGroup):
             self.waiter.freeing.wait_for_calls()
             with self._lock:
                 self._expected.add(number)
-            self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
+            if waits or not isinstance(self._turns, NativeTurns):
+                self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
+            else:
+                self._add_teller(handle, number, self._turns)
         except (*self.api.errors, KeyError) as error:
             with self._lock:
                 self._expected.discard(number)
             known = not isinstance(error, KeyError)
             self.session.host(number, self.api.status_of(error) if known else INVALID_HANDLE, 0)
+            raise
+
+    def _add_teller(self, handle: int, number: int, turns: NativeTurns) -> None:
+        """Add a callback that only announces the function, without Python."""
+        expected = turns.expect(number)
+        if not expected:
+            raise CudaError(OUT_OF_MEMORY, "cuStreamAddCallback")
+        try:
+            self._direct.call("cuStreamAddCallback", handle, turns.callback, expected, 0)
+        except self.api.errors:
+            turns.forget(expected)
             raise
 
     def _capture(self, stream: int, number: int) -> None:
@@ -140,6 +154,12 @@ class HostFunctions(HandlerGroup):
         self._ready.set()
         while True:
             number, status, ticket = self._turns.get()
+            if ticket == UNCHECKED:
+                with self._lock:
+                    if number not in self._expected:
+                        continue  # the client has heard of the error already
+                    self._expected.remove(number)
+                ticket = 0
             try:
                 self.waiter.deliver()  # the bytes of copies that came before the function
             except self.api.errors as error:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.schema.layout import FRAME, HEADER
+from gpupool.remoting.transport.tally import Tally
 
 FRAME_MAGIC = 0x47504331
 BODY_SIZE_MAX = 1 << 20
@@ -29,6 +30,7 @@ class Stream(Protocol):
 
     calls: int
     """How many records were executed, for those who watch."""
+    tally: Tally
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Read at least one byte; 0 at the end of the stream."""

@@ -26,6 +26,8 @@ class Session:
         self.stream = stream
         self.reader = Reader(stream)
         self.sending = threading.RLock()
+        self.began: dict[int, int] = {}
+        """When each request began that is not answered yet, in nanoseconds."""
         self.before_assert: Callable[[], None] | None = None
         """Called before the program hears that an assertion of a kernel has failed."""
 
@@ -42,7 +44,11 @@ class Session:
         if status == ASSERT and self.before_assert is not None:
             self.before_assert()
         head = ANSWER.pack(REPLY, status, request, len(body), failed, sum(map(len, bulk)))
-        self._send([head, body, *bulk])
+        began = self.began.pop(request, 0)
+        with self.sending:
+            if began:
+                self.stream.tally.answered(began)
+            self.stream.send_buffers([head, body, *bulk])
 
     def part(self, request: int, bulk: memoryview) -> None:
         """Send some of the bytes that a request wants, in their order; its reply follows."""

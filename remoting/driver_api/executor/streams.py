@@ -1,8 +1,17 @@
 """Streams and events: recorded, waited for, queried."""
 
-from gpupool.remoting.driver_api.executor.api import CudaError
+import struct
+from collections.abc import Callable
+
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
+
+IDLE_STREAMS_MAX = 8
+"""Streams that are asked one by one whether they are idle, before a thread waits for the device."""
+
+ELAPSED = struct.Struct("<Qf4x")
 
 
 class Streams(HandlerGroup):
@@ -20,6 +29,8 @@ class Streams(HandlerGroup):
             "PEER_ACCESS": self._peer_access,
             "SYNC_STREAM": self._sync_stream,
             "SYNC_EVENT": self._sync_event,
+            "END_EVENT": self._end_event,
+            "AWAIT_STREAM": self._await_stream,
             "SYNC_DEVICE": self._sync_device,
             "QUERY_STREAM": self._query_stream,
             "QUERY_EVENT": self._query_event,
@@ -36,12 +47,13 @@ class Streams(HandlerGroup):
     def _wait_event(self, stream: int, event: int, flags: int) -> None:
         self.api.runtime.streamWaitEvent(self.streams[stream], self.objects["e"][event], flags)
 
-    def _wait(self, event: int, *, lent: bool) -> None:
-        """Answer the request when ``event`` has completed."""
+    def _wait(self, event: int, *, lent: bool, ended: Callable[[], bytes] = bytes) -> None:
+        """Answer the request with what ``ended`` gives when ``event`` has completed."""
         request, device, waiter = self.client.request, self.client.device, self.waiter
 
-        def job() -> None:
+        def job() -> bytes:
             self.api.runtime.eventSynchronize(event)
+            return ended()
 
         finish = waiter.guarded(request, job)
         if waiter.soon(event):
@@ -68,12 +80,54 @@ class Streams(HandlerGroup):
         if not self.client.take_failure(self.client.request):
             self._wait(self.objects["e"][event], lent=False)
 
+    def _end_event(self, event: int, start: int) -> None:
+        """Wait for an event, and say how long after another one it came."""
+        if self.client.take_failure(self.client.request):
+            return
+        end, first = self.objects["e"][event], self.objects["e"].get(start)
+
+        def elapsed() -> bytes:
+            if first is None:
+                return ELAPSED.pack(INVALID_HANDLE, 0.0)
+            try:
+                return ELAPSED.pack(0, self.api.call("cuEventElapsedTime", first, end))
+            except self.api.errors as error:  # the client asks itself, if it wants to know
+                return ELAPSED.pack(self.api.status_of(error), 0.0)
+
+        self._wait(end, lent=False, ended=elapsed)
+
+    def _await_stream(self, stream: int) -> None:
+        """Execute nothing more until a stream has come here: the client takes it as over."""
+        event = self.waiter.event(self.client.device)
+        try:
+            self.api.record(event, self.streams[stream])
+            if not self.waiter.soon(event):
+                self.api.runtime.eventSynchronize(event)
+        finally:
+            self.waiter.give_event(self.client.device, event)
+
     def _sync_device(self, device: int) -> None:
         if self.client.take_failure(self.client.request):
             return
         self.client.index(device)
         job = self.waiter.guarded(self.client.request, self.api.runtime.deviceSynchronize)
-        self.waiter.start(device, job)
+        # A thread costs more than what most devices have left to do; but to wait here for one that
+        # has more would keep the other threads of the program.
+        if device == self.client.place and self._idle_soon():
+            job()
+        else:
+            self.waiter.start(device, job)
+
+    def _idle_soon(self) -> bool:
+        """Say whether all streams come to an end within a moment; False where that is not known."""
+        streams = self.streams
+        if len(streams) > IDLE_STREAMS_MAX or self.client.captures:
+            return False
+        query = self.api.cu.cuStreamQuery
+        for _ in range(SPIN_COUNT):
+            if not any(int(query(handle)[0]) for handle in streams.values()):
+                return True
+        return False
 
     def _query(self, status: int, name: str) -> bytes:
         if status:

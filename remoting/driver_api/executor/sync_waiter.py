@@ -304,16 +304,16 @@ class Waiter:
             self.start(device, finish)
 
     def guarded(self, request: int, job: Callable[[], Any]) -> Callable[[], None]:
-        """Return ``job`` followed by the reply that says whether it failed."""
+        """Return ``job`` followed by the reply, of the bytes that it gives, or that it failed."""
 
         def run() -> None:
-            status = 0
+            status, body = 0, None
             try:
-                job()
+                body = job()
                 self.push()
             except self._api.errors as error:
-                status = self._api.status_of(error)
-            self._replies.reply(request, status)
+                status, body = self._api.status_of(error), None
+            self._replies.reply(request, status, body or b"")
             self.heard(status)
 
         return run

@@ -1,7 +1,8 @@
-// Plain launches of one frame, issued without Python between them.
+// The frequent records of one frame, issued without Python between them: launches, fills, small copies,
+// events that are recorded and waited for.
 //
-// The worker hands over the records of a frame. Those at its start that are plain launches of
-// functions and streams that it has told us of are launched; everything else is left to it, what
+// The worker hands over the records of a frame. Those at its start that are of these kinds, and name
+// functions, streams and events that it has told us of, are issued; everything else is left to it, what
 // is malformed too. So this decides nothing, and the worker can do without it.
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,16 +14,47 @@
 #include "generated_records.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 1
+#define ABI 2
+#define COOPERATIVE 2  // in the flags of a launch
+#define ATTRIBUTES_MAX 32
+#define ATTRIBUTE_SIZE 72
 
 typedef int launch_kernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                           void *stream, void **parameters, void **extra);
 
-// The head of a record, as the shim's wire/send.c writes it, and the fields of a launch.
-struct launch {
+// As cuda.h has it.
+struct config {
+    uint32_t grid[3], block[3], shared;
+    void *stream;
+    const void *attributes;
+    uint32_t count;
+};
+
+// What is called, in the order of ISSUED in launcher.py; NULL where the driver does not have it.
+struct driver {
+    launch_kernel *launch;
+    int (*launch_together)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                           void *stream, void **parameters);
+    int (*launch_ex)(const struct config *config, void *function, void **parameters, void **extra);
+    int (*record)(void *event, void *stream);
+    int (*wait)(void *stream, void *event, unsigned flags);
+    int (*copy_in)(uint64_t target, const void *source, size_t size, void *stream);
+    int (*copy)(uint64_t target, uint64_t source, size_t size, void *stream);
+    int (*fill8)(uint64_t target, unsigned char value, size_t count, void *stream);
+    int (*fill32)(uint64_t target, unsigned value, size_t count, void *stream);
+};
+
+// The head of a record, as the shim's wire/send.c writes it.
+struct head {
     uint16_t op, flags;
     uint32_t size;
+};
+
+// Of a launch, with its fields.
+struct launch {
+    struct head head;
     struct gp_launch_record fields;
 };
 _Static_assert(sizeof(struct launch) == 8 + sizeof(struct gp_launch_record), "as it travels");
@@ -35,16 +67,15 @@ struct entry {
     uint32_t length;
 };
 
-// Open addressing; a power of two, at most half full. Nothing is ever taken out: a stream that
-// ended is marked instead, and numbers are never used again.
+// Open addressing; a power of two, at most half full. Numbers are never used again.
 struct table {
     struct entry *entries;
     size_t room, used;
 };
 
 struct launcher {
-    launch_kernel *launch;
-    struct table functions, streams;
+    struct driver driver;
+    struct table functions, streams, events;
 };
 
 static size_t place(const struct table *table, uint64_t id) {
@@ -81,11 +112,27 @@ static bool put(struct table *table, struct entry entry) {
     return true;
 }
 
+// The entries behind it move up, so that each is still found from its own place on.
+static void take_out(struct table *table, uint64_t id) {
+    struct entry *found = find(table, id);
+    if (found == NULL) return;
+    size_t mask = table->room - 1, hole = (size_t)(found - table->entries), at = hole;
+    table->entries[hole].id = 0;
+    table->used--;
+    for (at = (at + 1) & mask; table->entries[at].id != 0; at = (at + 1) & mask) {
+        size_t home = (size_t)(table->entries[at].id * 0x9e3779b97f4a7c15u >> 20) & mask;
+        if (((at - home) & mask) < ((at - hole) & mask)) continue;
+        table->entries[hole] = table->entries[at];
+        table->entries[at].id = 0;
+        hole = at;
+    }
+}
+
 EXPORT int gpupool_launcher_abi(void) { return ABI; }
 
-EXPORT struct launcher *gpupool_launcher_new(void *launch) {
+EXPORT struct launcher *gpupool_launcher_new(void *const *called) {
     struct launcher *made = calloc(1, sizeof *made);
-    if (made != NULL) memcpy(&made->launch, &launch, sizeof launch);
+    if (made != NULL) memcpy(&made->driver, called, sizeof made->driver);
     return made;
 }
 
@@ -95,34 +142,131 @@ EXPORT int gpupool_launcher_function(struct launcher *launcher, uint64_t id, uin
 }
 
 EXPORT int gpupool_launcher_stream(struct launcher *launcher, uint64_t id, uint64_t handle) {
-    return put(&launcher->streams, (struct entry){.id = id, .handle = handle, .length = 1});
+    return put(&launcher->streams, (struct entry){.id = id, .handle = handle});
+}
+
+EXPORT int gpupool_launcher_event(struct launcher *launcher, uint64_t id, uint64_t handle) {
+    return put(&launcher->events, (struct entry){.id = id, .handle = handle});
 }
 
 EXPORT void gpupool_launcher_end_stream(struct launcher *launcher, uint64_t id) {
-    struct entry *entry = find(&launcher->streams, id);
-    if (entry != NULL) entry->length = 0;
+    take_out(&launcher->streams, id);
 }
 
-// Launch what lies at `at`, and so on; return where the first record lies that was not launched,
-// or whose launch failed with outcome[0]; outcome[1] launches were made.
+EXPORT void gpupool_launcher_end_event(struct launcher *launcher, uint64_t id) {
+    take_out(&launcher->events, id);
+}
+
+static bool get(const struct table *table, uint64_t id, void **handle) {
+    const struct entry *entry = find(table, id);
+    if (entry == NULL) return false;
+    *handle = (void *)(uintptr_t)entry->handle;
+    return true;
+}
+
+// Each of these issues a record of `size` bytes behind its head, and returns whether it did; the
+// driver's answer is in status.
+
+static bool issue_launch(const struct launcher *launcher, const unsigned char *at, struct head head,
+                         int *status) {
+    const struct driver *driver = &launcher->driver;
+    struct gp_launch_record fields;
+    uint64_t count = 0;
+    size_t used = sizeof fields;
+    if (head.size - sizeof head < sizeof fields) return false;
+    memcpy(&fields, at, sizeof fields);
+    if (head.op == GP_LAUNCH_EX) {
+        if (head.size - sizeof head < sizeof fields + 8) return false;
+        memcpy(&count, at + sizeof fields, 8);
+        if (count == 0 || count > ATTRIBUTES_MAX || driver->launch_ex == NULL) return false;
+        used += 8 + count * ATTRIBUTE_SIZE;
+    }
+    if (head.flags == COOPERATIVE && (head.op != GP_LAUNCH || driver->launch_together == NULL)) return false;
+    const struct entry *function = find(&launcher->functions, fields.function);
+    void *stream;
+    if (function == NULL || !get(&launcher->streams, fields.stream, &stream)) return false;
+    if (used > head.size - sizeof head) return false;
+    if (fields.bytes != function->length || fields.bytes > head.size - sizeof head - used) return false;
+    memcpy(function->bytes, at + used, fields.bytes);
+    void *handle = (void *)(uintptr_t)function->handle;
+    const uint32_t *grid = fields.grid, *block = fields.block;
+    if (count > 0) {
+        uint64_t attributes[ATTRIBUTES_MAX * ATTRIBUTE_SIZE / 8];
+        memcpy(attributes, at + sizeof fields + 8, count * ATTRIBUTE_SIZE);
+        struct config config = {.shared = fields.shared, .stream = stream, .attributes = attributes,
+                                .count = (uint32_t)count};
+        memcpy(config.grid, grid, sizeof config.grid);
+        memcpy(config.block, block, sizeof config.block);
+        *status = driver->launch_ex(&config, handle, function->pointers, NULL);
+    } else if (head.flags == COOPERATIVE) {
+        *status = driver->launch_together(handle, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                          fields.shared, stream, function->pointers);
+    } else {
+        *status = driver->launch(handle, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                 fields.shared, stream, function->pointers, NULL);
+    }
+    return true;
+}
+
+static bool issue_other(const struct launcher *launcher, const unsigned char *at, struct head head,
+                        int *status) {
+    const struct driver *driver = &launcher->driver;
+    uint64_t word[4] = {0};
+    size_t size = head.size - sizeof head;
+    memcpy(word, at, size < sizeof word ? size : sizeof word);
+    void *stream, *event;
+    switch (head.op) {
+        case GP_RECORD_EVENT:
+            if (size < 24 || word[2] != 0 || driver->record == NULL) return false;
+            if (!get(&launcher->events, word[0], &event)) return false;
+            if (!get(&launcher->streams, word[1], &stream)) return false;
+            *status = driver->record(event, stream);
+            return true;
+        case GP_WAIT_EVENT:
+            if (size < 24 || word[2] > UINT32_MAX || driver->wait == NULL) return false;
+            if (!get(&launcher->streams, word[0], &stream)) return false;
+            if (!get(&launcher->events, word[1], &event)) return false;
+            *status = driver->wait(stream, event, (unsigned)word[2]);
+            return true;
+        case GP_COPY_IN:  // with its bytes in the record, and not behind the frame
+            if (size < 24 || word[1] == 0 || word[1] > size - 24 || driver->copy_in == NULL) return false;
+            if (!get(&launcher->streams, word[2], &stream)) return false;
+            *status = driver->copy_in(word[0], at + 24, word[1], stream);
+            return true;
+        case GP_CALL_cuMemcpyDtoDAsync_v2:
+            if (size < 32 || driver->copy == NULL) return false;
+            if (!get(&launcher->streams, word[3], &stream)) return false;
+            *status = driver->copy(word[0], word[1], word[2], stream);
+            return true;
+        case GP_CALL_cuMemsetD8Async:
+            if (size < 32 || word[1] > UINT8_MAX || driver->fill8 == NULL) return false;
+            if (!get(&launcher->streams, word[3], &stream)) return false;
+            *status = driver->fill8(word[0], (unsigned char)word[1], word[2], stream);
+            return true;
+        case GP_CALL_cuMemsetD32Async:
+            if (size < 32 || word[1] > UINT32_MAX || driver->fill32 == NULL) return false;
+            if (!get(&launcher->streams, word[3], &stream)) return false;
+            *status = driver->fill32(word[0], (unsigned)word[1], word[2], stream);
+            return true;
+        default: return false;
+    }
+}
+
+// Issue what lies at `at`, and so on; return where the first record lies that was not issued, or whose
+// call failed with outcome[0]; outcome[1] records were issued.
 EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsigned char *frame,
                                    size_t at, size_t end, int outcome[2]) {
     outcome[0] = outcome[1] = 0;
-    while (end - at >= sizeof(struct launch)) {
-        struct launch head;
+    while (end - at >= sizeof(struct head)) {
+        struct head head;
         memcpy(&head, frame + at, sizeof head);
-        if (head.op != GP_LAUNCH || head.flags != 0 || head.size & 7) break;
-        if (head.size > end - at || head.size < sizeof head) break;
-        const struct gp_launch_record *fields = &head.fields;
-        const struct entry *function = find(&launcher->functions, fields->function);
-        const struct entry *stream = find(&launcher->streams, fields->stream);
-        if (function == NULL || stream == NULL || stream->length == 0) break;
-        if (fields->bytes != function->length || fields->bytes > head.size - sizeof head) break;
-        memcpy(function->bytes, frame + at + sizeof head, fields->bytes);
-        const uint32_t *grid = fields->grid, *block = fields->block;
-        outcome[0] = launcher->launch((void *)(uintptr_t)function->handle, grid[0], grid[1], grid[2],
-                                      block[0], block[1], block[2], fields->shared,
-                                      (void *)(uintptr_t)stream->handle, function->pointers, NULL);
+        if (head.size & 7 || head.size > end - at || head.size < sizeof head) break;
+        const unsigned char *fields = frame + at + sizeof head;
+        bool launches = head.op == GP_LAUNCH || head.op == GP_LAUNCH_EX;
+        if (head.flags != 0 && !(launches && head.flags == COOPERATIVE)) break;
+        bool issued = launches ? issue_launch(launcher, fields, head, &outcome[0])
+                               : issue_other(launcher, fields, head, &outcome[0]);
+        if (!issued) break;
         outcome[1]++;
         if (outcome[0] != 0) break;
         at += head.size;

@@ -181,7 +181,7 @@ FORWARDS: dict[str, dict[str, str]] = {
         "cuCtxSynchronize": "synchronize(NULL)",
         "cuCtxCreate_v2": "create_context(*)",
         "cuCtxCreate_v3": "a1 != NULL || a2 != 0 ? GP_NOT_SUPPORTED : create_context(a0, a3, a4)",
-        "cuCtxCreate_v4": "a1 != NULL ? GP_NOT_SUPPORTED : create_context(a0, a2, a3)",
+        "cuCtxCreate_v4": "create_with(*)",
     },
     "device": {
         "cuDeviceGetAttribute": "gp_device_attribute(*)",

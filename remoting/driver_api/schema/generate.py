@@ -22,7 +22,12 @@ from gpupool.remoting.driver_api.schema.cuda_headers import (
     preprocess,
 )
 from gpupool.remoting.driver_api.schema.forwards import FORWARDS, render_forwards
-from gpupool.remoting.driver_api.schema.records import LAYOUTS, NUMBERS
+from gpupool.remoting.driver_api.schema.records import (
+    BASE_RECORDS,
+    KNOWN_RECORDS,
+    LAYOUTS,
+    NUMBERS,
+)
 from gpupool.remoting.driver_api.schema.thread_stubs import NOT_BY_STREAM, thread_ex, thread_stub
 
 HERE = Path(__file__).resolve().parents[1]
@@ -79,7 +84,7 @@ def render(
     if unknown:
         raise ValueError(f"not in the headers: {', '.join(unknown)}")
     numbers = {name: FIRST_CALL + at for at, name in enumerate(CALLS)}
-    protocol = zlib.crc32(repr((LAYOUTS, tuple(NUMBERS), CALLS)).encode())
+    protocol = zlib.crc32(repr((LAYOUTS, tuple(NUMBERS)[:BASE_RECORDS], CALLS)).encode())
     threads, missing = per_thread(functions, done)
     document = (HERE / DOCUMENT).read_text()
     texts = {
@@ -156,7 +161,7 @@ def render_records(numbers: dict[str, int], protocol: int, version: int) -> list
     records += [f"#define GP_FIRST_CALL {FIRST_CALL}"]
     records += [f"#define GP_CALL_{name} {number}" for name, number in numbers.items()]
     records += [f"#define GP_CUDA_HEADERS {version}", f"#define GP_CUDA_INTERFACE {INTERFACE}"]
-    records += [f"#define GP_PROTOCOL {protocol}u"]
+    records += [f"#define GP_PROTOCOL {protocol}u", f"#define GP_KNOWN_RECORDS {KNOWN_RECORDS}"]
     return [*records, "", "#endif", ""]
 
 

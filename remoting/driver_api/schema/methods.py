@@ -175,3 +175,5 @@ class Methods(TypedDict, total=False):
     GREEN_DESTROY: Callable[[int], Answer]
     GREEN_STREAM: Callable[[int, int, int, int], Answer]
     GREEN_EVENT: Callable[[int, int, int], None]
+    END_EVENT: Callable[[int, int], Answer]
+    AWAIT_STREAM: Callable[[int], None]

@@ -93,7 +93,7 @@ RECORDS: tuple[Record, ...] = (
     asked("SYNC_DEVICE", "device"),
     asked("QUERY_STREAM", "stream"),
     asked("QUERY_EVENT", "event"),
-    posted("RECORD_EVENT", "event stream flags"),
+    posted("RECORD_EVENT", "event stream flags", late=True),
     posted("WAIT_EVENT", "stream event flags"),
     # Captures.
     posted("BEGIN_CAPTURE", "stream mode graph"),
@@ -235,7 +235,17 @@ RECORDS: tuple[Record, ...] = (
     asked("GREEN_DESTROY", "place"),
     asked("GREEN_STREAM", "place stream flags priority:i64"),
     posted("GREEN_EVENT", "place event waits"),
+    # From here on a client asks first whether the worker knows them: see KNOWN_RECORDS.
+    asked("END_EVENT", "event start", reply="status elapsed"),
+    posted("AWAIT_STREAM", "stream"),
 )
+
+BASE_RECORDS = 156
+"""So many every worker knows that a client of today meets; their names are a part of PROTOCOL."""
+
+KNOWN_RECORDS = 1 << 16
+"""GET_LIMIT of this limit, which CUDA does not have, answers the number of the last record that the
+worker knows; an older worker, that there is no such limit."""
 
 BY_NAME = {record.name: record for record in RECORDS}
 NUMBERS = {record.name: at + 1 for at, record in enumerate(RECORDS)}

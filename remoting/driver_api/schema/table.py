@@ -159,6 +159,8 @@ GREEN_CREATE = 153
 GREEN_DESTROY = 154
 GREEN_STREAM = 155
 GREEN_EVENT = 156
+END_EVENT = 157
+AWAIT_STREAM = 158
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

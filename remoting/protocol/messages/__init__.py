@@ -12,11 +12,13 @@ answer and the rights: see ``declaration``. The drawing of it all::
     leases       Ask, Claim, OpenSession                  Offered, Claimed, SessionOpened
                  Cancel, AwaitGpus, Attach, Release       Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
-                 GetAudit, GetUsage                       AuditNow, UsageIs
+                 GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
                  Subscribe                                Done
-    orders       CreateToken, RevokeToken, EndLease       Done
-                 RemoveServer, DrainServer, LabelServer,
-                 SetClock, RotateCa, RetireCa             Done
+    orders       CreateToken, RevokeToken, RenewToken     Done
+                 EndLease
+                 RemoveServer, DrainServer, DrainGpu,
+                 LabelServer, SetClock, RotateCa,
+                 RetireCa                                 Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -33,9 +35,11 @@ answer and the rights: see ``declaration``. The drawing of it all::
 from gpupool.remoting.protocol.messages.admin_messages import (
     AuditNow,
     GetAudit,
+    GetHistory,
     GetTelemetry,
     GetUsage,
     GetView,
+    HistoryIs,
     ListTokens,
     Subscribe,
     TelemetryNow,
@@ -103,12 +107,14 @@ from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinP
 from gpupool.remoting.protocol.messages.orders import (
     ORDER_SIZE,
     CreateToken,
+    DrainGpu,
     DrainServer,
     EndLease,
     Issue,
     LabelServer,
     Order,
     RemoveServer,
+    RenewToken,
     RetireCa,
     RevokeToken,
     RotateCa,

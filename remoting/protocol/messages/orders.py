@@ -6,9 +6,11 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
 
     order           command           names a server     numbered
     CreateToken     CreateToken       no                 no: its token id makes it idempotent
+    RenewToken      RenewToken        no                 no: done twice, it does the same
     RevokeToken     RevokeToken       no                 no: done twice, it does the same
     RemoveServer    RemoveServer      yes                no: done twice, it does the same
     DrainServer     DrainServer       yes                yes: another order undoes it
+    DrainGpu        DrainGpu          yes                yes: another order undoes it
     LabelServer     LabelServer       yes                yes: another order undoes it
     EndLease        EndLease          no                 no: a lease ends once
     SetClock        SetClock          no                 no: the era of the table numbers it
@@ -17,14 +19,16 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
 ``RotateCa`` is no order: its server makes a key, and gives it to others, before it proposes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from gpupool.pool.errors import DeniedError, UsageError
 from gpupool.pool.model import commands
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, TokenId, lease_name
-from gpupool.pool.model.state import TokenKind
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId, lease_name
+from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
+from gpupool.pool.transitions.gpu_drains import AUTOMATIC
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
@@ -43,6 +47,7 @@ class Issue:
     operator: bool
     at: Milliseconds
     server: ServerId | None  # the server that the order names
+    gpu: GpuId | None = None  # and the GPU
     era: int  # of the table
     target: int | None  # the voters' clocks, in milliseconds; None: no majority agrees
 
@@ -54,6 +59,10 @@ class Order(Call):
 
     def named_server(self) -> str | None:
         """Return the name or id of the server that the order is about."""
+        return None
+
+    def named_gpu(self) -> str | None:
+        """Return the id or the index of the GPU of that server that the order is about."""
         return None
 
     def numbered(self, number: bytes) -> Self:
@@ -86,11 +95,15 @@ class CreateToken(Order):
     user: str
     secret_hash: bytes
     valid_s: float
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
 
     def check(self) -> None:
-        """Refuse a validity that is empty or too long."""
-        if not 0 < self.valid_s <= TOKEN_VALID_MAX_S:
-            raise UsageError("a token is valid for more than 0 s and at most 10 years")
+        """Refuse a validity that is empty or too long, and uses that make no sense."""
+        _check_valid(self.valid_s)
+        if not 1 <= self.uses <= TOKEN_USES_MAX or (
+            self.uses > 1 and self.kind is not TokenKind.SERVER
+        ):
+            raise UsageError(f"a server token lets in 1 to {TOKEN_USES_MAX} servers, others none")
 
     def command(self, issue: Issue) -> Command:
         """Return the command; the validity begins now, by the clock of this server."""
@@ -101,12 +114,40 @@ class CreateToken(Order):
             secret_hash=self.secret_hash,
             expires_at=Milliseconds(issue.at + int(self.valid_s * 1000)),
             by=issue.by,
+            uses=self.uses,
         )
 
     def outcome(self, note: str) -> str:
         """Return that the token is good."""
         del note
         return f"token {self.token} is registered"
+
+
+def _check_valid(valid_s: float) -> None:
+    if not 0 < valid_s <= TOKEN_VALID_MAX_S:
+        raise UsageError("a token is valid for more than 0 s and at most 10 years")
+
+
+@message(61, answered_by=Done, rights=Rights.OPERATOR)
+class RenewToken(Order):
+    """Let a token be good for so long from now on."""
+
+    token: TokenId
+    valid_s: float
+
+    def check(self) -> None:
+        """Refuse a validity that is empty or too long."""
+        _check_valid(self.valid_s)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command; the validity begins now, by the clock of this server."""
+        expires_at = Milliseconds(issue.at + int(self.valid_s * 1000))
+        return commands.RenewToken(self.token, expires_at, issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return that the token is good again."""
+        del note
+        return f"token {self.token} is renewed"
 
 
 @message(49, answered_by=Done, rights=Rights.OPERATOR)
@@ -164,9 +205,7 @@ class DrainServer(Order):
 
     def check(self) -> None:
         """Refuse a reason that would not fit into the tables that people read."""
-        reason = self.reason
-        if reason and (len(reason) > REASON_LENGTH_MAX or not reason.isprintable()):
-            raise UsageError(f"a reason is one line of at most {REASON_LENGTH_MAX} characters")
+        _check_reason(self.reason)
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
@@ -178,6 +217,52 @@ class DrainServer(Order):
         if self.reason is not None:
             return f"{self.server} is drained; what runs there goes on"
         return f"{self.server} {'is not drained' if note else 'takes leases again'}"
+
+
+@message(58, answered_by=Done, rights=Rights.OPERATOR)
+class DrainGpu(Order):
+    """Stop granting on one GPU of a server, both by id or as people name them; or resume."""
+
+    server: str
+    gpu: str  # its id, or its index on that server
+    reason: str | None
+    order: bytes = b""
+
+    def named_server(self) -> str | None:
+        """Return the server."""
+        return self.server
+
+    def named_gpu(self) -> str | None:
+        """Return the GPU."""
+        return self.gpu
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def check(self) -> None:
+        """Refuse a reason as ``DrainServer`` does, and one that only servers give."""
+        _check_reason(self.reason)
+        if self.reason == "" or (self.reason or "").startswith(AUTOMATIC):
+            raise UsageError(f'a drain needs a reason, which does not begin with "{AUTOMATIC}"')
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        assert issue.server is not None
+        assert issue.gpu is not None
+        return commands.DrainGpu(issue.server, issue.gpu, self.reason, issue.by, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return the GPU's new state; a note says that it has not changed."""
+        what = f"GPU {self.gpu} of {self.server}"
+        if self.reason is not None:
+            return f"{what} is drained; what runs there goes on"
+        return f"{what} {'is not drained' if note else 'takes leases again'}"
+
+
+def _check_reason(reason: str | None) -> None:
+    if reason and (len(reason) > REASON_LENGTH_MAX or not reason.isprintable()):
+        raise UsageError(f"a reason is one line of at most {REASON_LENGTH_MAX} characters")
 
 
 @message(54, answered_by=Done, rights=Rights.OPERATOR)

@@ -69,16 +69,16 @@ class FakeNvml:
             raise NvmlError("GPU is lost", lost=True)
         if uuid == "GPU-1":
             return NvmlSample(0, {}, 0.0)
-        return NvmlSample(20 * GIB, {100: 20 * GIB}, 0.75, computing=frozenset({100}))
+        return NvmlSample(20 * GIB, {100: 20 * GIB}, 0.75, shares={100: 0.5})
 
     def xid_events(self) -> list[XidEvent]:
         return []
 
 
 def test_samples_say_what_is_known_of_processes() -> None:
-    sample = NvmlSample(3, {1: 1, 2: 2}, 0.5, computing=frozenset({1}))
+    sample = NvmlSample(3, {1: 1, 2: 2}, 0.5, shares={1: 0.5})
     assert reading_of("u", sample) == Reading("u", 500, 3, {1: (1, 500), 2: (2, 0)})
-    both = NvmlSample(3, {1: 1, 2: 2}, 0.5, computing=frozenset({1, 2}))
+    both = NvmlSample(3, {1: 1, 2: 2}, 0.5, shares={1: 0.5, 2: 0.5})
     assert reading_of("u", both).processes == {1: (1, None), 2: (2, None)}
     assert reading_of("u", NvmlSample(3)) == Reading("u", None, 3, {})
 

@@ -23,6 +23,7 @@ from gpupool.remoting.array_api.server.serve import Session
 from gpupool.remoting.array_api.server.templates import compile_template
 from gpupool.remoting.devices.base import DeviceMemoryError
 from gpupool.remoting.devices.emulated import EmulatedBackend
+from gpupool.remoting.transport.tally import Tally
 
 PLAIN = st.recursive(
     st.none()
@@ -243,6 +244,7 @@ class BytesStream:
         self._source = io.BytesIO(data)
         self.sent = b""
         self.calls = 0
+        self.tally = Tally()
 
     def recv_into(self, buffer: memoryview, /) -> int:
         piece = self._source.read(min(7, buffer.nbytes))

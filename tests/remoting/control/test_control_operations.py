@@ -44,6 +44,10 @@ async def test_view_and_telemetry(autojump_clock: Clock, nursery: trio.Nursery) 
         assert sorted(s.state for s in view.servers) == ["idle", "idle", "mix"]
         telemetry = await pool.telemetry()
         assert set(telemetry) == {node.id for node in cluster.nodes}
+        counted = [each.counters.get("grants_granted", 0) for each in telemetry.values()]
+        assert sorted(counted) == [0, 0, 1]  # by the server that was asked for it
+        (granting,) = [each for each in telemetry.values() if "grants_granted" in each.counters]
+        assert sum(granting.histograms["grant_duration_seconds"].counts) == 1
 
 
 async def test_updates_go_on_when_servers_come_and_go(
@@ -96,6 +100,49 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
         with pytest.raises(UsageError, match="too large to be asked for"):
             await root.operate(m.DrainServer("gpu-1", "x" * 70_000))
         assert (await root.view()).servers[0].state != "drain"  # the connection has survived
+
+
+async def test_one_gpu_is_drained(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2])
+    async with cluster.client("root") as root, cluster.client() as pool:
+        done = await root.operate(m.DrainGpu("gpu-1", "1", "new fan"))
+        assert done == "GPU 1 of gpu-1 is drained; what runs there goes on"
+        first = await pool.allocate(request(pool, fraction=1.0), wait_s=0)
+        with pytest.raises(NotNowError, match="1 drained"):
+            await pool.allocate(request(pool, fraction=0.5), wait_s=0)
+        [server] = (await pool.view()).servers
+        assert [gpu.drain for gpu in server.gpus] == ["", "new fan"]
+        assert [part.gpu for part in (await pool.view()).leases[0].partitions] == [
+            server.gpus[0].id
+        ]
+        assert not first.lost
+        undrain = m.DrainGpu("gpu-1", server.gpus[1].id, None)
+        assert (await root.operate(undrain)).endswith("takes leases again")
+        assert (await root.operate(undrain)).endswith("is not drained")
+        await pool.allocate(request(pool, fraction=0.5), wait_s=0)
+        with pytest.raises(UsageError, match="gpu-1 has no GPU 7"):
+            await root.operate(m.DrainGpu("gpu-1", "7", "typo"))
+        for reason in ("", "auto: mine"):
+            with pytest.raises(UsageError, match="needs a reason"):
+                await root.operate(m.DrainGpu("gpu-1", "0", reason))
+
+
+async def test_a_failing_gpu_is_drained_by_its_server(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2])
+    [node] = cluster.nodes
+    gpu = next(iter(cluster.state.servers[node.id].gpus))
+    node.server.controller.checks.signs = {(gpu, "thermal"): "at 96 C"}
+    async with cluster.client("root") as root:
+        await trio.sleep(3)
+        drains = [each.drain for each in (await root.view()).servers[0].gpus]
+        assert drains == ["auto: thermal: at 96 C", ""]
+        await root.operate(m.DrainGpu("gpu-1", "0", None))
+        await trio.sleep(3)
+        assert not any(each.drain for each in (await root.view()).servers[0].gpus)
 
 
 async def test_a_server_that_is_late_denies_nothing_that_the_pool_has(

@@ -9,6 +9,7 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request, server_id
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.pool.record_query import RecordQuery
@@ -20,7 +21,7 @@ from gpupool.remoting.transport.pki import create_key_and_csr
 
 Clock = trio.testing.MockClock
 CALLERS = ("server", "other", "viewer", "operator", "user")
-"""Tokens: a joining server's, another user's, a viewer's, an operator's, the concerned user's."""
+"""Tokens: a joining server's, another user's, a viewer's, an operator's, the lease's user's."""
 
 FOREIGN = re.compile(
     r"may not do this|is not yours|not attached to this|another user's|belongs to|"
@@ -56,15 +57,18 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.Subscribe(0.0),
         m.GetAudit(),
         m.GetUsage(RecordQuery()),
+        m.GetHistory(HistoryQuery("pool", "granted")),
         m.GetPolicy(),
         m.GetPolicyHistory(),
         m.CheckPolicy("ada"),
         m.EndLease(hold.lease, "over"),
         m.CreateToken(TokenId("new"), TokenKind.OPERATOR, "eve", bytes(32), 60.0),
         m.RevokeToken(TokenId("none")),
+        m.RenewToken(TokenId("none"), 60.0),
         m.ListTokens(),
         m.RemoveServer("nobody"),
         m.DrainServer("gpu-1", None),
+        m.DrainGpu("gpu-1", "0", None),
         m.LabelServer("gpu-1", {}, ()),
         m.SetClock(),
         m.RotateCa(bytes(32)),

@@ -46,7 +46,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server import router
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.router import client_hello_name
+from gpupool.remoting.server.router import WebDoor, client_hello_name
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
@@ -96,6 +96,7 @@ class Lab:
         self.scopes: list[trio.CancelScope] = []
         self.hosts: list[TakingHost] = []
         self.open: list[trio.abc.AsyncResource] = []
+        self.web: WebDoor | None = None
 
     async def tcp(self, number: int = 1) -> trio.SocketStream:
         """Connect to a server; closed with the lab."""
@@ -157,6 +158,7 @@ class Lab:
             clock=self.clock,
             rng=SeededRng(number),
             log=logging.getLogger("test"),
+            web=self.web,
             settings=settings,
         )
         scope = trio.CancelScope()
@@ -225,10 +227,14 @@ class Lab:
 
 @asynccontextmanager
 async def start_lab(
-    folder: Path, count: int = 1, settings: ServerSettings | None = None
+    folder: Path,
+    count: int = 1,
+    settings: ServerSettings | None = None,
+    web: WebDoor | None = None,
 ) -> AsyncGenerator[Lab, None]:
     async with trio.open_nursery() as nursery:
         lab = Lab(folder, make_authority())
+        lab.web = web
         await lab.start(nursery, count, settings)
         yield lab
         for stream in lab.open:

@@ -68,7 +68,7 @@ RUNS = (
     Run("records", "records", ("main", IMAGE)),
     Run("sharing", "records", ("share", IMAGE), sharing=True),
     Run("across", "records", ("across", IMAGE), options=("--servers", "2", "--links")),
-    Run("everything", "everything", (IMAGE,), known=True),
+    Run("everything", "everything", (IMAGE,), options=("--old",), known=True),
     Run("graphs", "graphs", (IMAGE,)),
     Run("captures", "captures", (IMAGE,)),
     Run("pools", "pools", devices=2),
@@ -82,6 +82,7 @@ RUNS = (
     Run("legacy", "legacy", (IMAGE,), devices=2),
     Run("queries", "queries", devices=2),
     Run("tensors", "tensors"),
+    Run("times", "times", (IMAGE,)),
 )
 
 

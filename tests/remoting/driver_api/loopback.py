@@ -60,13 +60,17 @@ def run_worker(arguments: argparse.Namespace) -> None:
     from stand_ins import LinksInVain, LyingStream, SharingBudget, TappedStream
 
     from gpupool.remoting.devices.base import Budget, DeviceSpec
+    from gpupool.remoting.driver_api.executor import contexts
     from gpupool.remoting.driver_api.executor.memory import address_slices
     from gpupool.remoting.driver_api.executor.modules import launcher
     from gpupool.remoting.driver_api.executor.reader import Stream
     from gpupool.remoting.driver_api.executor.serve import serve
+    from gpupool.remoting.driver_api.schema.records import BASE_RECORDS
     from gpupool.remoting.protocol import handshake
     from gpupool.remoting.transport.session_stream import PlainStream
 
+    if arguments.old:
+        contexts.RECORDS = contexts.RECORDS[:BASE_RECORDS]
     if arguments.no_launcher:
         launcher.LAUNCHER = "none"
     listener = socket.socket(fileno=arguments.worker)
@@ -217,6 +221,7 @@ class LoopbackAgent:
             *(["--share", self.arguments.share] if self.arguments.share else []),
             *(["--links"] if self.arguments.links else []),
             *(["--tap", self.arguments.tap] if self.arguments.tap else []),
+            *(["--old"] if self.arguments.old else []),
             *(["--no-launcher"] if self.arguments.no_launcher else []),
             *("--lie", str(self.arguments.lie)),
         ]
@@ -289,6 +294,7 @@ def main() -> int:
     parser.add_argument("--links", action="store_true", help="between servers, which break")
     parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
     parser.add_argument("--delay-us", type=int, default=0, help="round trip that it adds")
+    parser.add_argument("--old", action="store_true", help="workers know the first records only")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--worker", type=int, default=-1)
     parser.add_argument("program", nargs=argparse.REMAINDER)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpupool.remoting.devices.base import Budget
 from gpupool.remoting.driver_api.executor.reader import Stream
+from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.peer_links import Peer, PeerLostError
 
 
@@ -18,6 +19,7 @@ class TappedStream:
     def __init__(self, stream: Stream, path: Path) -> None:
         self.stream = stream
         self.calls = 0
+        self.tally = Tally()
         self.file = path.open("wb", buffering=0)
 
     def recv_into(self, buffer: memoryview, /) -> int:
@@ -49,6 +51,7 @@ class LyingStream:
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
         self.calls = 0
+        self.tally = Tally()
         self.random = random.Random(number)
         self.true_left = self.random.randrange(self.TRUE_MAX)
         self.lies_left = self.LIES

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from fake_cuda.control import Control, process_environment
 from gpupool.cli.run.agent import parse_request
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.remoting.driver_api import build
-from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE
+from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE, Session
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.calls import ALIASES, CALLS
 from gpupool.remoting.driver_api.schema.forwards import FORWARDS
@@ -32,6 +33,7 @@ from gpupool.remoting.driver_api.schema.generate import by_hand
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
+from gpupool.remoting.transport.tally import Tally
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -443,6 +445,7 @@ class ScriptedStream:
         self.sent = bytearray()
         self.closed = False
         self.calls = 0
+        self.tally = Tally()
 
     def recv_into(self, buffer: memoryview, /) -> int:
         count = min(len(buffer), len(self.data))
@@ -456,6 +459,18 @@ class ScriptedStream:
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_answers_that_somebody_waits_for_are_counted_with_their_time() -> None:
+    stream = ScriptedStream(b"")
+    session = Session(stream)
+    session.began[5] = time.perf_counter_ns() - 3_000_000
+    session.reply(5, 0, b"body")
+    session.reply(6, 0)  # nobody has begun it
+    session.host(5, 0, 1)
+    assert stream.tally.waits == 1
+    assert 3_000_000 <= stream.tally.wait_ns < 3_000_000_000
+    assert session.began == {}
 
 
 def frame(body: bytes, *, bulk: bytes = b"", magic: int = 0x47504331) -> bytes:

@@ -52,6 +52,11 @@ def test_tensor_maps(library: Path, tmp_path: Path) -> None:
     assert printed.endswith("refused 1 1\n")
 
 
+def test_what_the_samples_of_cuda_do(library: Path, tmp_path: Path) -> None:
+    """Contexts by parameters that ask for nothing, caches of kernels, captures to a given graph."""
+    assert both("textbook", library, tmp_path, str(IMAGE)) == "1 node\nresults right\n"
+
+
 def test_pointers_streams_and_contexts(library: Path, tmp_path: Path) -> None:
     """What a pointer is, what a stream was set to, and what ends with a context."""
     printed = both("owners", library, tmp_path)

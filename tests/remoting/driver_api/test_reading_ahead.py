@@ -15,6 +15,7 @@ from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.transport.tally import Tally
 
 PATIENCE_S = 10.0
 
@@ -34,6 +35,7 @@ class FedStream:
     """Gives what it is fed, piece by piece, and waits for more; an empty piece is the end."""
 
     calls = 0
+    tally = Tally()
 
     def __init__(self) -> None:
         self.pieces: queue.Queue[bytes] = queue.Queue()

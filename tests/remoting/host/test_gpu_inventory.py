@@ -7,11 +7,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from fake_binding import ANSWERS, FakeBinding, install
 from fake_nvml import IDLE, FakeNvml, device
 from host_kit import GIB, HERE, SERVER, HostKit, MakeHost, unix_address, until
 from trio.testing import MockClock
@@ -21,6 +21,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
+from gpupool.remoting.devices.slow_readings import SlowReadings
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
 from gpupool.remoting.host.limits import HostLimits
@@ -112,13 +113,13 @@ async def test_foreign_memory(sample: NvmlSample, own: OwnUse, foreign: int) -> 
 @pytest.mark.parametrize(
     ("sample", "computing"),
     [
-        (NvmlSample(2, {1: 1, 2: 1}, 0.5, computing=frozenset({2, 9})), {2}),
-        (NvmlSample(2, {1: 1, 2: 1}, 0.5, computing=frozenset()), set[int]()),
-        (NvmlSample(2, {1: 1, 2: 1}, 0.0, computing=None), set[int]()),
+        (NvmlSample(2, {1: 1, 2: 1}, 0.5, shares={2: 0.5, 9: 0.5}), {2}),
+        (NvmlSample(2, {1: 1, 2: 1}, 0.5, shares={}), set[int]()),
+        (NvmlSample(2, {1: 1, 2: 1}, 0.0, shares=None), set[int]()),
         # It is busy, and NVML does not say by whom: rather by all of ours than by nobody.
-        (NvmlSample(2, {1: 1, 2: 1}, 0.5, computing=None), {1, 2}),
-        (NvmlSample(2, {77: 2}, 0.5, computing=frozenset({77})), {1, 2}),
-        (NvmlSample(2, {1: 1, 2: 1}, None, computing=None), set[int]()),  # a MIG instance
+        (NvmlSample(2, {1: 1, 2: 1}, 0.5, shares=None), {1, 2}),
+        (NvmlSample(2, {77: 2}, 0.5, shares={77: 0.5}), {1, 2}),
+        (NvmlSample(2, {1: 1, 2: 1}, None, shares=None), set[int]()),  # a MIG instance
     ],
 )
 async def test_who_computes(sample: NvmlSample, computing: set[int]) -> None:
@@ -194,11 +195,11 @@ def test_telemetry_keeps_unsupported_readings_apart() -> None:
         SERVER, FakeNvml(samples={"GPU-1": bare}), emulated_count=1, emulated_memory=GIB
     )
     emulated = inventory.gpus()[2].id
-    full, without, pretended = inventory.telemetry({emulated: 123})
+    full, without, pretended = inventory.telemetry({emulated: 123}, {emulated: 0.5})
     assert (full.temperature_c, full.power_w, full.energy_j) == (31.0, 75.5, 1000.0)
     assert without.memory_used == GIB
     assert without.utilization is without.temperature_c is without.ecc_errors is None
-    assert pretended.memory_used == 123
+    assert (pretended.memory_used, pretended.utilization) == (123, 0.5)
 
 
 # --- with workers -------------------------------------------------------------------------------
@@ -273,9 +274,7 @@ class TestWorkersOnGpus:
         _, worker = await kit.connect(first)
         await kit.connect(second)
         assert kit.host.idle_s()[first.id] > kit.host.idle_s()[second.id]
-        nvml.samples["GPU-0"] = replace(
-            IDLE, utilization=0.9, computing=frozenset({worker.process.pid})
-        )
+        nvml.samples["GPU-0"] = replace(IDLE, utilization=0.9, shares={worker.process.pid: 0.5})
         await until(lambda: kit.host.idle_s()[first.id] < kit.host.idle_s()[second.id])
 
     async def test_worker_far_over_its_partition_is_killed(self, make_host: MakeHost) -> None:
@@ -340,105 +339,9 @@ def _has_cupy() -> bool:
 # --- the adapter, over a fake of the binding ----------------------------------------------------
 
 
-ANSWERS: dict[str, Any] = {
-    "nvmlInit": None,
-    "nvmlSystemGetCudaDriverVersion_v2": 13010,
-    "nvmlSystemGetDriverVersion": "590.1",
-    "nvmlDeviceGetCount": 2,
-    "nvmlDeviceGetName": "NVIDIA H200",
-    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=100 * GIB, reserved=GIB, used=5 * GIB),
-    "nvmlDeviceGetCudaComputeCapability": (9, 0),
-    "nvmlDeviceGetPciInfo": SimpleNamespace(busId="0000:01:00.0"),
-    "nvmlDeviceGetMaxMigDeviceCount": 3,
-    "nvmlDeviceGetMinorNumber": 7,
-    "nvmlDeviceGetGpuInstanceId": 2,
-    "nvmlDeviceGetComputeInstanceId": 0,
-    "nvmlDeviceGetComputeRunningProcesses": [
-        SimpleNamespace(pid=7, usedGpuMemory=3 * GIB),
-        SimpleNamespace(pid=8, usedGpuMemory=GIB),
-    ],
-    "nvmlDeviceGetGraphicsRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=3 * GIB)],
-    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=42),
-    "nvmlDeviceGetTemperature": 55,
-    "nvmlDeviceGetPowerUsage": 700_500,
-    "nvmlDeviceGetTotalEnergyConsumption": 5_000,
-    "nvmlDeviceGetTotalEccErrors": 1,
-    "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
-    "nvmlDeviceGetComputeMode": 3,
-    "nvmlDeviceGetProcessUtilization": [
-        SimpleNamespace(pid=7, timeStamp=2000, smUtil=0),
-        SimpleNamespace(pid=8, timeStamp=3000, smUtil=12),
-    ],
-    "nvmlEventSetCreate": "events",
-    "nvmlDeviceRegisterEvents": None,
-}
-
-
-class FakeBinding:
-    """The functions of pynvml that the adapter calls, for two GPUs of which one is divided."""
-
-    NVML_TEMPERATURE_GPU = 0
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-    NVML_COMPUTEMODE_DEFAULT = 0
-    NVML_DEVICE_MIG_ENABLE = 1
-    NVML_SUCCESS = 0
-    NVML_ERROR_NOT_SUPPORTED = 3
-    NVML_ERROR_NOT_FOUND = 6
-    NVML_ERROR_GPU_IS_LOST = 15
-    nvmlEventTypeXidCriticalError = 8
-    nvmlMemory_v2 = 2
-
-    class NVMLError(Exception):
-        def __init__(self, value: int) -> None:
-            super().__init__(f"code {value}")
-            self.value = value
-
-    def __init__(self) -> None:
-        self.xids: list[tuple[str, int]] = []
-        self.failing: dict[str, int] = {"nvmlDeviceGetRemappedRows": 3}
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **_options: Any) -> Any:
-            if name in self.failing:
-                raise self.NVMLError(self.failing[name])
-            function = getattr(type(self), "_" + name, None)
-            return ANSWERS[name] if function is None else function(self, *arguments)
-
-        return call
-
-    def _nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return f"GPU-{index}"
-
-    def _nvmlDeviceGetUUID(self, handle: str) -> str:
-        return handle
-
-    def _nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
-        return int(handle == "GPU-1"), 0
-
-    def _nvmlDeviceGetMigDeviceHandleByIndex(self, _handle: str, index: int) -> str:
-        if index == 1:
-            raise self.NVMLError(6)
-        return f"MIG-{index}"
-
-    def _nvmlEventSetWait_v2(self, _events: str, timeout_ms: int) -> Any:
-        assert timeout_ms == 0
-        if not self.xids:
-            raise self.NVMLError(10)
-        uuid, xid = self.xids.pop()
-        return SimpleNamespace(device=uuid, eventData=xid)
-
-
 @pytest.fixture
 def binding(monkeypatch: pytest.MonkeyPatch) -> FakeBinding:
-    fake = FakeBinding()
-
-    def import_module(name: str) -> FakeBinding:
-        assert name == "pynvml"
-        return fake
-
-    monkeypatch.setattr("importlib.import_module", import_module)
-    return fake
+    return install(monkeypatch)
 
 
 def test_adapter_reads_devices_and_samples(binding: FakeBinding) -> None:
@@ -463,7 +366,8 @@ def test_adapter_reads_devices_and_samples(binding: FakeBinding) -> None:
         ecc_errors=1,
         row_remap_failed=False,
         exclusive=True,
-        computing=frozenset({8}),
+        shares={8: 0.12},
+        slow=SlowReadings(power_limit_w=700.0, sm_clock_hz=1.98e9, shutdown_c=92),
     )
     assert nvml.sample("GPU-0").computing == frozenset()  # the same readings are not news
     binding.xids = [("GPU-0", 79), ("GPU-0", 13)]

@@ -11,6 +11,7 @@ from tests.simulations.mutations import (
     broken_accounts,
     broken_ca,
     broken_consensus,
+    broken_drains,
     broken_policy,
     broken_servers,
 )
@@ -238,6 +239,34 @@ MUTATIONS = (
         "a drained server goes on granting",
         broken_servers.drain_ignored,
         (("drain", 3.0),),
+    ),
+    Mutation(
+        "gpu-drain-ignored",
+        "policy-stays",
+        "a server goes on granting on a drained GPU",
+        broken_drains.gpu_drain_ignored,
+        (("drain-gpu", 1.0),),
+    ),
+    Mutation(
+        "undrain-forgotten",
+        "undrain-holds",
+        "a GPU that a person undrained is drained again for the same sign",
+        broken_drains.undrain_forgotten,
+        (("sign", 1.0),),
+    ),
+    Mutation(
+        "onset-forgotten",
+        "undrain-holds",
+        "a restarted server takes each sign that it finds for a new one",
+        broken_drains.onset_forgotten,
+        (("sign", 1.0), ("kill", 1.0)),
+    ),
+    Mutation(
+        "drains-unbounded",
+        "drains-bounded",
+        "every GPU with a sign is drained",
+        broken_drains.drains_unbounded,
+        (("sign", 0.3),),
     ),
     Mutation(
         "freed-too-early",

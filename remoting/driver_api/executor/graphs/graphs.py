@@ -172,6 +172,7 @@ class Graphs(HandlerGroup):
     def _begin_capture(self, stream: int, _mode: int, graph: int) -> None:
         # Other modes forbid calls to other threads; here all calls come from this one.
         self.api.runtime.streamBeginCapture(self.streams[stream], CAPTURE_RELAXED)
+        self.client.captures.add(stream)
         self._keep_graph(graph, self._captured(stream)[1])
         self._begun.add(graph)
 
@@ -184,10 +185,12 @@ class Graphs(HandlerGroup):
             "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
             CAPTURE_RELAXED,
         )  # fmt: skip
+        self.client.captures.add(stream)
 
     def _end_capture(self, stream: int, number: int) -> bytes | None:
         own = number in self._begun
         self._begun.discard(number)
+        self.client.captures.discard(stream)
         try:
             graph = int(self.api.runtime.streamEndCapture(self.streams[stream]))
         except self.api.errors:

@@ -1,6 +1,8 @@
 """Device memory: allocated and freed against the partition."""
 
 import queue
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +43,8 @@ class Memory(HandlerGroup):
         self.tokens = tokens
         self._reached: queue.SimpleQueue[Reached] = queue.SimpleQueue()
         self._reaping = False
+        self._frees: dict[int, deque[tuple[int, Callable[[], None] | None]]] = {}  # by device
+        self._frees_lock = threading.Lock()
         self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
         self.methods = {
             "FREE": self.free,
@@ -144,14 +148,25 @@ class Memory(HandlerGroup):
         return None
 
     def free(self, address: int) -> None:
-        """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
+        """Free memory on another thread: CUDA waits for the GPU before it does."""
         if self.pools.imports.outlives(address):
             return
         device, freed = self.take(address)
-        freeing = self.waiter.freeing
-        freeing.begin(keeps=True)
+        self.waiter.freeing.begin(keeps=True)
+        with self._frees_lock:
+            busy = device in self._frees
+            self._frees.setdefault(device, deque()).append((address, freed))
+        if not busy:
+            self.waiter.start(device, lambda: self._free_all(device))
 
-        def run() -> None:
+    def _free_all(self, device: int) -> None:
+        """Free what there is on a device, one after the other: CUDA does it so in any case."""
+        while True:
+            with self._frees_lock:
+                if not self._frees[device]:
+                    del self._frees[device]
+                    return
+                address, freed = self._frees[device].popleft()
             try:
                 self.api.runtime.free(address)
                 if self.pools.pending:
@@ -162,9 +177,7 @@ class Memory(HandlerGroup):
             except self.api.errors as error:  # and CUDA still has the memory
                 self.client.fail(table.FREE, self.api.status_of(error))
             finally:
-                freeing.end(keeps=True)
-
-        self.waiter.start(device, run)
+                self.waiter.freeing.end(keeps=True)
 
     def take(self, address: int) -> tuple[int, Callable[[], None] | None]:
         """Take an allocation that ends; return its device, and what to do once it is free."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from collections.abc import Callable
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.client_state import (
@@ -54,6 +55,18 @@ class Kernels(HandlerGroup):
             "LAUNCH": self._launch_cooperative,
             "LAUNCH_EX": self._launch_ex,
         }
+
+    def replaced(self) -> dict[str, Callable[..., None]]:
+        """Return, by name, calls that CUDA has under another name for kernels."""
+        return {"cuFuncSetCacheConfig": self._set_cache_config}
+
+    def _set_cache_config(self, number: int, config: int) -> None:
+        function, wish = self.client.functions[number], self.api.enumerated("CUfunc_cache", config)
+        if function.kernel:
+            ordinal = self.client.ordinals[self.client.device]
+            self.api.call("cuKernelSetCacheConfig", function.handle, wish, ordinal)
+        else:
+            self.api.call("cuFuncSetCacheConfig", function.handle, wish)
 
     def keep(self, number: int, handle: int, *, kernel: bool) -> bytes:
         """Prepare launches of a kernel; return the layout of its parameters."""

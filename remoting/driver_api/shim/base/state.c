@@ -7,6 +7,8 @@ int gp_started;
 int gp_servers_left;
 bool gp_reached[GP_SERVERS_MAX];
 int gp_hosts_pending;
+int gp_hosts_holding;
+int gp_shares;
 int gp_mapped_count;
 int gp_managed_count;
 struct gp_hooks gp_hooks;

@@ -75,9 +75,10 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    if (graph == NULL) return GP_INVALID_VALUE;
-    *graph = NULL;
+    if (graph != NULL) *graph = NULL;
     struct gp_capture *capture = gp_find_capture(handle);
+    // A graph that the program gave it has already.
+    if (graph == NULL && (capture == NULL || !capture->given)) return GP_INVALID_VALUE;
     if (capture == NULL) return GP_ILLEGAL_STATE;
     if (capture->origin != handle) return GP_CAPTURE_UNMATCHED;
     struct gp_handle *made = capture->graph;
@@ -85,7 +86,7 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     int status = gp_call_end_capture(handle->id, made->id);
     gp_end_capture(capture);
     if (status == GP_SUCCESS) {
-        *graph = made;
+        if (graph != NULL) *graph = made;
     } else if (!given) {
         gp_drop_graph(made);
     }

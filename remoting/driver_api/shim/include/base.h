@@ -20,6 +20,7 @@
 #define GP_ATTRIBUTES_MAX 192  // device attributes in the snapshot
 #define GP_STACK_MAX 64        // contexts pushed by one thread
 #define GP_STREAM_THREAD_MAX GP_DEVICES_MAX
+#define GP_DISABLE_TIMING 2  // CU_EVENT_DISABLE_TIMING
 #define GP_LEGACY_STREAM 1  // its identifier; the worker knows it by this number
 
 // CUresult, by the names of cuda.h.
@@ -75,6 +76,12 @@ enum gp_kind {
 
 #define GP_MAGIC 0x67706f6fU
 
+// A handle as it was: it is still the same while its id is, and, of an event, while `begun` is.
+struct gp_mark {
+    struct gp_handle *handle;
+    uint64_t id, begun;
+};
+
 // What a CUstream, CUevent and so on point to. The identifier names the object on the wire.
 struct gp_handle {
     uint32_t magic;
@@ -88,6 +95,14 @@ struct gp_handle {
     uint64_t clean;          // stream: the position of the line up to which it is known idle;
                              // event: the record, counted from one, that is known to be over
     uint64_t after;          // stream, event: the last host function before what it has got
+    uint64_t place;          // stream: the position of the line up to which it is known to have come;
+                             // event: that of its record, 0 where none is known
+    uint64_t copied;         // stream: the position up to which it has nothing but copies behind `clean`
+    uint64_t begun;          // event: how many records of it were made
+    uint64_t timed;          // event: the record, counted by `begun`, for which `elapsed` is known
+    uint32_t elapsed;        // event: the time since the one before, as CUDA's float
+    struct gp_mark on;       // event: the stream of its record
+    struct gp_mark before;   // stream: the last event with a time; event: the one before it in its stream
     const void *context;     // that was current when it was made
     bool moved;              // to an address of the server's
     void *detail;
@@ -181,6 +196,8 @@ extern int gp_started;       // 1: by cuInit; -1: this is a fork of a process th
 extern int gp_servers_left;  // those that are not lost
 extern bool gp_reached[GP_SERVERS_MAX];  // by server: it is used, and not lost
 extern int gp_hosts_pending;  // host functions
+extern int gp_hosts_holding;  // those of them for which streams wait
+extern int gp_shares;  // memory or events with other processes
 extern int gp_mapped_count;   // pieces of memory that are looked through before a launch
 extern int gp_managed_count;  // regions there are; zero lets every copy and launch skip the search
 

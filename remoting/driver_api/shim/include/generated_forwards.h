@@ -467,7 +467,7 @@ GP_EXPORT int cuCtxCreate_v3(void *a0, void *a1, int a2, unsigned int a3, int a4
     return a1 != NULL || a2 != 0 ? GP_NOT_SUPPORTED : create_context(a0, a3, a4);
 }
 GP_EXPORT int cuCtxCreate_v4(void *a0, void *a1, unsigned int a2, int a3) {
-    return a1 != NULL ? GP_NOT_SUPPORTED : create_context(a0, a2, a3);
+    return create_with(a0, a1, a2, a3);
 }
 #endif
 

@@ -184,9 +184,14 @@ static inline int gp_call_occupancy_shared(uint64_t function, uint64_t blocks, u
     return gp_call(GP_OCCUPANCY_SHARED, packed, 5, reply, 8);
 }
 
-static inline int gp_post_record_event(uint64_t event, uint64_t stream, uint64_t flags) {
+static inline unsigned char *gp_open_record_event(void) {
+    return gp_open(GP_RECORD_EVENT, 0, 24);
+}
+
+static inline void gp_fill_record_event(unsigned char *at, uint64_t event, uint64_t stream,
+                                        uint64_t flags) {
     const uint64_t packed[3] = {event, stream, flags};
-    return gp_post(GP_RECORD_EVENT, packed, 3);
+    memcpy(at, packed, sizeof packed);
 }
 
 static inline int gp_post_wait_event(uint64_t stream, uint64_t event, uint64_t flags) {
@@ -858,6 +863,16 @@ static inline int gp_call_green_stream(uint64_t place, uint64_t stream, uint64_t
 static inline int gp_post_green_event(uint64_t place, uint64_t event, uint64_t waits) {
     const uint64_t packed[3] = {place, event, waits};
     return gp_post(GP_GREEN_EVENT, packed, 3);
+}
+
+static inline int gp_call_end_event(uint64_t event, uint64_t start, uint64_t reply[2]) {
+    const uint64_t packed[2] = {event, start};
+    return gp_call(GP_END_EVENT, packed, 2, reply, 16);
+}
+
+static inline int gp_post_await_stream(uint64_t stream) {
+    const uint64_t packed[1] = {stream};
+    return gp_post(GP_AWAIT_STREAM, packed, 1);
 }
 
 static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {

@@ -158,6 +158,8 @@
 #define GP_GREEN_DESTROY 154
 #define GP_GREEN_STREAM 155
 #define GP_GREEN_EVENT 156
+#define GP_END_EVENT 157
+#define GP_AWAIT_STREAM 158
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257
@@ -191,5 +193,6 @@
 #define GP_CUDA_HEADERS 13050
 #define GP_CUDA_INTERFACE 13000
 #define GP_PROTOCOL 3169926826u
+#define GP_KNOWN_RECORDS 65536
 
 #endif

@@ -35,6 +35,14 @@ void gp_per_thread(int on);
 int gp_synchronize_stream(void *stream);
 int gp_context_of_stream(void *stream, void **context);
 int gp_await_event(void *event);
+void gp_note_idle(struct gp_handle *stream, uint64_t before);  // all that it had got at that position is over
+void gp_note_device_idle(int device, uint64_t before);
+// The time between two events if it is known, whose handles are checked.
+bool gp_known_elapsed(float *elapsed, const void *start, const void *end);
+// Whether a stream has at most copies to do of which nothing here can show whether they are over; and note
+// that it has got one more at that position.
+bool gp_only_copies(const struct gp_handle *stream);
+void gp_note_copied(struct gp_handle *stream, uint64_t before);
 void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
 
 // captures.c
@@ -51,11 +59,25 @@ struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captu
 void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
 void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
 bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns);  // 0: without an end
+// Whether the functions that only tell have run of which a stream, an event's record, or all up to a
+// number are in front; or a wait until they have.
+bool gp_host_told(const struct gp_handle *stream, bool waits);
+bool gp_host_told_before(const struct gp_handle *event, bool waits);
+uint64_t gp_host_last(void);  // the last that is pending, 0 for none
+void gp_host_told_all(uint64_t last);
 int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
 // A host node of a graph, by the number by which the worker calls it: made with one reference, and
 // one reference less.
 int gp_host_node(void (*function)(void *), void *data, uint64_t *id);
 void gp_host_node_drop(uint64_t id);
+
+// weights.c: how much of a stream's queue a record takes, or GP_ALONE
+#define GP_ALONE UINT64_MAX
+uint64_t gp_weight_of(int op, uint64_t bulk);
+bool gp_keeps_managed(void);
+
+// tellers.c: whether a host function does nothing but tell threads that a stream has come to it
+bool gp_only_tells(void (*function)(void *));
 
 // host_node.c: host nodes of graphs, by the number by which the worker calls one
 #define GP_NODE_NUMBER (1ULL << 62)

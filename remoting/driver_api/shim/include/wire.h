@@ -27,6 +27,8 @@ int gp_connect(void);
 // runs; and, where there is one server only, it is that server's.
 struct gp_link;
 int gp_wire_open(struct gp_link *link, struct gp_request *hello);
+void gp_wire_ask_records(int server);  // which records the worker knows
+bool gp_knows(int op);                 // the worker of the server that calls go to now
 int gp_wire_run(int server);
 void gp_wire_prefer(int server);
 #define GP_WAITS 1024
@@ -44,6 +46,7 @@ int gp_hear(struct gp_request *request);
 // Append a record by hand: gp_open leaves the line locked until gp_close.
 unsigned char *gp_open(int op, int flags, size_t size);
 void gp_close(void);
+uint64_t gp_opened_position(void);  // of the record that is open
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size);
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size);

@@ -200,6 +200,13 @@ static int write_now(uint64_t target, const void *source, size_t size) {
     return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
 }
 
+// Whether all of these bytes are the memory of one allocation.
+static bool is_whole(uint64_t address, size_t size) {
+    struct gp_range range;
+    return gp_find_range(address, &range) && size <= range.size &&
+           address - range.start <= range.size - size && range.kind == GP_DEVICE_MEMORY;
+}
+
 static int write_async(uint64_t target, const void *source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
@@ -219,7 +226,12 @@ static int write_async(uint64_t target, const void *source, size_t size, void *s
         return copy_on_device(target, mirror, size, stream);
     }
     if (is_apart(target)) return write_across(target, source, size, stream);
-    return copy_in(target, source, size, id);
+    struct gp_handle *handle = gp_stream_handle(stream);
+    uint64_t before = gp_position();
+    bool only = gp_only_copies(handle) && is_whole(target, size) && !gp_is_pinned(source);
+    GP_CHECK(copy_in(target, source, size, id));
+    if (only) gp_note_copied(handle, before);
+    return GP_SUCCESS;
 }
 
 static int read_now(void *target, uint64_t source, size_t size) {
@@ -232,7 +244,9 @@ static int read_now(void *target, uint64_t source, size_t size) {
     GP_CHECK(gp_stream_id(NULL, &id));
     if (gp_mirror_of(target, size, &mirror)) return copy_mapped(mirror, source, size);
     GP_CHECK(gp_see(&source));
-    return copy_out(target, source, size, id);
+    GP_CHECK(copy_out(target, source, size, id));
+    gp_host_told(gp_stream_handle(NULL), true);
+    return GP_SUCCESS;
 }
 
 static int read_async(void *target, uint64_t source, size_t size, void *stream) {
@@ -270,9 +284,8 @@ static int read_async(void *target, uint64_t source, size_t size, void *stream) 
     // To pageable memory CUDA copies before it returns; then the stream is known to be idle.
     uint64_t before = gp_position();
     GP_CHECK(copy_out(target, source, size, handle->id));
-    if (gp_position() == before + 1) {
-        __atomic_store_n(&handle->clean, before + 1, __ATOMIC_RELAXED);
-    }
+    gp_note_idle(handle, before);
+    gp_host_told(handle, true);
     return GP_SUCCESS;
 }
 

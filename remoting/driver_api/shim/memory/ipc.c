@@ -39,6 +39,7 @@ GP_EXPORT int cuIpcGetMemHandle(struct gp_ticket *handle, uint64_t address) {
     if (range.kind != GP_DEVICE_MEMORY || range.flags & GP_OF_POOL) return GP_INVALID_VALUE;
     GP_ROUTE(range.device);
     uint64_t token[GP_TOKEN_WORDS];
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_export(range.start, range.size, token));
     gp_fill_ticket(handle, GP_SHARED_ALLOCATION, token);
     return GP_SUCCESS;
@@ -48,6 +49,7 @@ GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct gp_ticket handle, 
     GP_ENTER();
     if (address == NULL || flags > 1 || !gp_is_ticket(&handle, GP_SHARED_ALLOCATION)) return GP_INVALID_VALUE;
     uint64_t reply[2] = {0};
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_open(flags, handle.token, reply));
     struct gp_range range = {reply[0], reply[1], GP_SHARED_MEMORY, gp_current_device(), 0, 0, NULL};
     GP_CHECK(gp_add_range(range));
@@ -79,6 +81,7 @@ GP_EXPORT int cuIpcGetEventHandle(struct gp_ticket *handle, void *event) {
     GP_ON(event);
     gp_recorded_elsewhere(event);
     uint64_t token[GP_TOKEN_WORDS];
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_export_event(known->id, token));
     gp_fill_ticket(handle, GP_SHARED_EVENT, token);
     return GP_SUCCESS;
@@ -91,6 +94,7 @@ GP_EXPORT int cuIpcOpenEventHandle(void **event, struct gp_ticket handle) {
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->flags = GP_INTERPROCESS | 2;  // CU_EVENT_DISABLE_TIMING, as every event of that kind
     gp_recorded_elsewhere(made);
+    gp_shares = 1;
     int status = gp_call_ipc_open_event(made->id, handle.token);
     if (status != GP_SUCCESS) {
         gp_end(made);

@@ -229,6 +229,7 @@ GP_EXPORT int cuMemPoolExportToShareableHandle(void *handle, void *pool, int typ
     if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
     GP_ON(pool);
     uint64_t token[GP_TOKEN_WORDS];
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_export_pool(id_of(pool), token));
     return gp_make_descriptor(handle, GP_SHARED_POOL, token);
 }
@@ -242,6 +243,7 @@ GP_EXPORT int cuMemPoolImportFromShareableHandle(void **pool, void *handle, int 
     GP_CHECK(gp_read_descriptor((int)(intptr_t)handle, GP_SHARED_POOL, token));
     struct gp_handle *made = gp_make(GP_POOL);
     if (made == NULL) return GP_OUT_OF_MEMORY;
+    gp_shares = 1;
     int status = gp_call_ipc_import_pool(made->id, token, reply);
     if (status != GP_SUCCESS) {
         gp_end(made);
@@ -259,6 +261,7 @@ GP_EXPORT int cuMemPoolExportPointer(struct gp_ticket *data, uint64_t address) {
     if (range.start != address || !(range.flags & GP_OF_POOL)) return GP_INVALID_VALUE;
     GP_ROUTE(range.device);
     uint64_t token[GP_TOKEN_WORDS];
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_export_pointer(address, token));
     gp_fill_ticket(data, GP_SHARED_POINTER, token);
     return GP_SUCCESS;
@@ -271,6 +274,7 @@ GP_EXPORT int cuMemPoolImportPointer(uint64_t *address, void *pool, const struct
     if (!gp_is_ticket(data, GP_SHARED_POINTER)) return GP_INVALID_VALUE;
     GP_ON(pool);
     uint64_t reply[2] = {0};
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_import_pointer(id_of(pool), data->token, reply));
     int device = ((struct gp_handle *)pool)->device;
     *address = reply[0];

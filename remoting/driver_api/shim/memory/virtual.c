@@ -152,6 +152,7 @@ GP_EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int
     pthread_mutex_unlock(&virtual_lock);
     if (!fits) return GP_INVALID_VALUE;
     GP_ON(known);
+    gp_shares = 1;
     GP_CHECK(gp_call_ipc_export_physical(known->id, size, token));
     return gp_make_descriptor(shareable, GP_SHARED_PHYSICAL, token);
 }
@@ -166,6 +167,7 @@ GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, 
     struct physical *physical = calloc(1, sizeof *physical);
     int status = made == NULL || physical == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
     if (status == GP_SUCCESS) {
+        gp_shares = 1;
         status = gp_call_ipc_import_physical(made->id, token, reply);
     }
     if (status != GP_SUCCESS) {

@@ -1,17 +1,65 @@
 // Tensor maps: 128 bytes that the server's driver makes of a description, and kernels read.
 #include "core.h"
 
+#include <stdlib.h>
+
 #define RANK_MAX 5
 #define MAP_SIZE 128
 #define HEAD 8  // words of every description, before those of its kind
 
 enum { TILED, IM2COL, REPLACE, IM2COL_WIDE };  // as tensors.py in the worker counts them
 
+// Maps that the driver has made, by their descriptions: the same description gives the same bytes, and a
+// program that trains describes the same tensors at each step. A place is used again by whatever comes
+// to it next.
+#define KEPT_COUNT 1024
+#define WORDS_MAX (HEAD + 2 + 5 * RANK_MAX)
+
+struct kept {
+    int server, place, count;  // 0: none
+    uint64_t words[WORDS_MAX];
+    unsigned char map[MAP_SIZE];
+};
+
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept *kept;
+
+static size_t place_of(const uint64_t *words, int count) {
+    uint64_t hash = (uint64_t)count;
+    for (int at = 0; at < count; at++) hash = (hash ^ words[at]) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
+    return (size_t)(hash >> 32) % KEPT_COUNT;
+}
+
+static bool find_kept(void *map, const struct kept *wanted, size_t at) {
+    pthread_mutex_lock(&kept_lock);
+    const struct kept *found = kept == NULL ? NULL : &kept[at];
+    bool same = found != NULL && found->count == wanted->count && found->server == wanted->server &&
+                found->place == wanted->place &&
+                memcmp(found->words, wanted->words, sizeof found->words) == 0;
+    if (same) memcpy(map, found->map, MAP_SIZE);
+    pthread_mutex_unlock(&kept_lock);
+    return same;
+}
+
+static void keep(const struct kept *made, size_t at) {
+    pthread_mutex_lock(&kept_lock);
+    if (kept == NULL) kept = calloc(KEPT_COUNT, sizeof *kept);
+    if (kept != NULL) kept[at] = *made;
+    pthread_mutex_unlock(&kept_lock);
+}
+
 static int encode(void *map, const uint64_t *words, int count) {
     GP_CHECK(gp_ready());
     if (map == NULL || ((uintptr_t)map & 63) != 0) return GP_INVALID_VALUE;
+    struct kept made = {.server = gp_here(), .place = gp_place(), .count = count};
+    memcpy(made.words, words, (size_t)count * sizeof *words);
+    size_t at = place_of(words, count);
+    if (find_kept(map, &made, at)) return GP_SUCCESS;
     struct gp_request request = {.body = map, .capacity = MAP_SIZE};
-    return gp_exchange_tensor_map(&request, words, (size_t)count * sizeof *words);
+    GP_CHECK(gp_exchange_tensor_map(&request, words, (size_t)count * sizeof *words));
+    memcpy(made.map, map, MAP_SIZE);
+    keep(&made, at);
+    return GP_SUCCESS;
 }
 
 static void describe(uint64_t words[HEAD], int kind, int type, unsigned rank, const void *address,

@@ -87,6 +87,7 @@ static int create(unsigned long long *value, const struct resource *resource, co
 
 static int destroy(unsigned long long value, bool surface) {
     GP_ENTER();
+    if (value == 0) return GP_SUCCESS;
     pthread_mutex_lock(&object_lock);
     struct object **at = find(value, surface), *found = *at;
     if (found != NULL) *at = found->next;

@@ -86,8 +86,13 @@ static int synchronize(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
-    GP_ROUTE(known->handle.device);
-    return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
+    int device = known->handle.device;
+    GP_ROUTE(device);
+    uint64_t before = gp_position(), last = gp_host_last();
+    GP_CHECK(gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(device)));
+    gp_note_device_idle(device, before);
+    gp_host_told_all(last);
+    return GP_SUCCESS;
 }
 
 GP_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
@@ -132,6 +137,21 @@ static int create_context(void **made, unsigned flags, int device) {
     }
     *made = context;
     return GP_SUCCESS;
+}
+
+// CUctxCreateParams: shares of multiprocessors, and a context of a graphics API's. Current programs give
+// one that asks for neither.
+struct parameters {
+    const void *affinity;
+    int affinity_count;
+    const void *graphics;
+};
+
+static int create_with(void **made, const void *given, unsigned flags, int device) {
+    const struct parameters *wish = given;
+    bool plain = wish == NULL || (wish->affinity == NULL && wish->affinity_count == 0 &&
+                                  wish->graphics == NULL);
+    return plain ? create_context(made, flags, device) : GP_NOT_SUPPORTED;
 }
 
 void gp_forget_context(const struct gp_context *known) {

@@ -6,6 +6,9 @@
 // the worker stands still in that, another thread of it finds the answer, but not at once. So while
 // functions are pending, callers wait a moment before they send more than a stream's queue holds, or
 // a call that may wait for the GPU; and no longer, for the function may be waiting for them.
+//
+// A function that only tells (tellers.c) keeps no stream: what is behind it on the GPU may begin before
+// it runs, but no call here says that anything behind it is over before it has.
 #define _GNU_SOURCE
 #include "runtime.h"
 #include "managed.h"
@@ -15,14 +18,10 @@
 #include <time.h>
 
 // Entries of a stream's queue behind the oldest pending function. An H200's driver (580) blocks its
-// caller at 1,021 launches, copies or events, and at 56 rounds of a host function and 5 launches: a
-// function between others takes 13.2.
+// caller at 1,021 launches, copies or events.
 #define AHEAD_MAX 400
-#define HOST_CALL_WEIGHT 16
 // Announced functions that have not run. A worker announces one for each stream and waits.
 #define ARRIVALS_MAX 65536
-#define STAGING_SIZE (4u << 20)  // of the worker's 64 buffers, one or more for each upload
-#define ALONE UINT64_MAX
 // Bytes that the worker may have to put aside to find an answer. It takes 512 MiB (reader.py), of which
 // up to 256 are what the program has changed in mapped memory since the last record.
 #define AHEAD_SIZE_MAX (192ull << 20)
@@ -36,6 +35,7 @@ struct call {
     void (*function)(void *);                       // cuLaunchHostFunc
     void (*callback)(void *stream, int status, void *);  // cuStreamAddCallback
     void *data, *stream;
+    bool tells;  // the stream does not wait for it
     uint64_t mark, size_mark;  // of sent and sent_size, when it was posted
     struct call *next;
 };
@@ -139,6 +139,7 @@ static void take_out(struct queue *queue, uint64_t id) {
     if (found != NULL) {
         *at = found->next;
         if (queue->pending_end == &found->next) queue->pending_end = at;
+        if (!found->tells) __atomic_fetch_sub(&gp_hosts_holding, 1, __ATOMIC_RELAXED);
         __atomic_fetch_sub(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
     }
     pthread_cond_broadcast(&changed);
@@ -217,38 +218,6 @@ static void *serve(void *argument) {
 
 // --- waiting --------------------------------------------------------------------------------------
 
-static bool keeps_managed(void) { return __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0; }
-
-// How much of a stream's queue a record takes, or ALONE when it may wait for the GPU itself. An H200's
-// driver (580) makes memory, pools and mappings while kernels run.
-static uint64_t weight_of(int op, uint64_t bulk) {
-    switch (op) {
-        case GP_QUERY_STREAM: case GP_QUERY_EVENT: case GP_DRAIN: case GP_TENSOR_MAP: case GP_SETTLE:
-        case GP_MEMORY_INFO: case GP_FUNCTION_ATTRIBUTES: case GP_OCCUPANCY: case GP_MAP_FREE:
-        case GP_CALL_cuStreamDestroy_v2:  // a thread may be joined by a function that is pending
-            return 0;
-        case GP_FREE:  // on a thread of its own, beside which the driver keeps copies
-            return keeps_managed() ? ALONE : 1;
-        case GP_SET_DEVICE: case GP_LAUNCH: case GP_LAUNCH_EX: case GP_FREE_ASYNC: case GP_ALLOCATE:
-        case GP_RECORD_EVENT: case GP_WAIT_EVENT: case GP_BEGIN_CAPTURE: case GP_END_CAPTURE:
-        case GP_CONTEXT_EVENT: case GP_STREAM_VALUES: case GP_COPY_3D: case GP_HOST_NODE: case GP_HOST_DONE:
-        case GP_SYNC_STREAM: case GP_SYNC_EVENT: case GP_SYNC_DEVICE:
-        case GP_BEGIN_CAPTURE_TO: case GP_CAPTURE_DEPENDENCIES: case GP_CAPTURE_COPY:
-        case GP_GRAPH_CREATE: case GP_GRAPH_NODE: case GP_GRAPH_EDGES: case GP_GRAPH_READ:
-        case GP_GRAPH_DESTROY: case GP_GRAPH_EXEC_DESTROY:  // which end behind their launches
-        case GP_POOL_GET: case GP_POOL_SET: case GP_POOL_DEFAULT: case GP_POOL_CREATE:
-        case GP_POOL_USE: case GP_POOL_SET_ACCESS: case GP_POOL_GET_ACCESS:
-        case GP_VIRTUAL_CREATE: case GP_VIRTUAL_RESERVE: case GP_VIRTUAL_MAP: case GP_VIRTUAL_ACCESS:
-            return 1;
-        case GP_DOWNLOAD: case GP_COPY_OUT: case GP_ALLOCATE_ASYNC:
-            return 2;
-        case GP_HOST_CALL: return HOST_CALL_WEIGHT;
-        case GP_GRAPH_LAUNCH: return 4;
-        case GP_COPY_IN: return bulk == 0 ? 1 : 8 * (1 + bulk / STAGING_SIZE);
-        default: return op >= GP_FIRST_CALL ? 4 : ALONE;
-    }
-}
-
 // Wait for a change, until a time or for a second.
 static void wait_changed(int64_t until_ns) {
     int64_t most = now_ns() + 1000000000ll;
@@ -259,8 +228,15 @@ static void wait_changed(int64_t until_ns) {
 
 static uint64_t later(uint64_t one, uint64_t other) { return one > other ? one : other; }
 
-static bool has_room(const struct queue *queue, uint64_t size) {
-    uint64_t from = later(queue->pending->size_mark, queue->executed_size);
+// The oldest function that keeps its stream, or a graph that may call some; NULL for none.
+static const struct call *first_holding(const struct queue *queue) {
+    const struct call *at = queue->pending;
+    while (at != NULL && at->tells) at = at->next;
+    return at;
+}
+
+static bool has_room(const struct queue *queue, const struct call *first, uint64_t size) {
+    uint64_t from = later(first->size_mark, queue->executed_size);
     return queue->sent_size - from + size <= AHEAD_SIZE_MAX;
 }
 
@@ -277,10 +253,11 @@ static void await_executed(struct queue *queue) {
 // Whether a record may go now; `lock` is held. The worker cannot take over managed memory that a function
 // has written while it stands still, so where there is any, what waits for functions has to wait here.
 static bool may_go(const struct queue *queue, uint64_t weight, uint64_t size) {
-    if (queue->pending == NULL || gp_is_lost()) return true;
-    if (!has_room(queue, size)) return false;
-    if (weight != ALONE && queue->sent - queue->pending->mark + weight <= AHEAD_MAX) return true;
-    return queue->pending->id == queue->slow && !keeps_managed();
+    const struct call *first = first_holding(queue);
+    if (first == NULL || gp_is_lost()) return true;
+    if (!has_room(queue, first, size)) return false;
+    if (weight != GP_ALONE && queue->sent - first->mark + weight <= AHEAD_MAX) return true;
+    return first->id == queue->slow && !gp_keeps_managed();
 }
 
 static int64_t hoped_until(const struct queue *queue, int64_t seen) {
@@ -290,21 +267,22 @@ static int64_t hoped_until(const struct queue *queue, int64_t seen) {
 static void wait_at_gate(int op, uint64_t size, uint64_t bulk) {
     // Those are sent with a lock held that the serving thread may need as well.
     bool locked = op == GP_MAP_WRITE || op == GP_MANAGED_WRITE || op == GP_MANAGED_READ;
-    uint64_t weight = weight_of(op, bulk), head = 0;
+    uint64_t weight = gp_weight_of(op, bulk), head = 0;
     struct queue *queue = queue_here();
     int64_t seen = 0;
     bool waits = !gp_in_host_function() && !locked && op != GP_SETTLE, flushed = false;
     pthread_mutex_lock(&lock);
     while (waits && !may_go(queue, weight, size + bulk)) {
+        const struct call *first = first_holding(queue);
         if (!flushed) {
             pthread_mutex_unlock(&lock);
             gp_flush();
             pthread_mutex_lock(&lock);
             flushed = true;
-        } else if (!has_room(queue, size + bulk) && queue->executed_size < queue->sent_size) {
+        } else if (!has_room(queue, first, size + bulk) && queue->executed_size < queue->sent_size) {
             await_executed(queue);
-        } else if (queue->pending->id != head) {
-            head = queue->pending->id;
+        } else if (first->id != head) {
+            head = first->id;
             seen = now_ns();
         } else if (queue->slow == head) {
             wait_changed(INT64_MAX);
@@ -314,7 +292,7 @@ static void wait_at_gate(int op, uint64_t size, uint64_t bulk) {
             queue->slow = head;
         }
     }
-    if (weight != ALONE) queue->sent += weight;
+    if (weight != GP_ALONE) queue->sent += weight;
     queue->sent_size += size + bulk;
     pthread_mutex_unlock(&lock);
 }
@@ -343,6 +321,54 @@ void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event) {
     set_after(stream, id);
 }
 
+// Whether a function up to `last` is pending, of those that tell or of the others; `lock` is held.
+static bool is_pending(const struct queue *queue, uint64_t last, bool tells) {
+    const struct call *at = queue->pending;
+    while (at != NULL && at->id <= last && at->tells != tells) at = at->next;
+    return at != NULL && at->id <= last;
+}
+
+static bool told(const struct queue *queue, uint64_t last, bool waits) {
+    bool over, flushed = false;
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return true;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        over = gp_in_host_function() || gp_is_lost() || !is_pending(queue, last, true);
+        if (over || !waits) break;
+        if (flushed) {
+            wait_changed(INT64_MAX);
+            continue;
+        }
+        pthread_mutex_unlock(&lock);
+        gp_flush();
+        pthread_mutex_lock(&lock);
+        flushed = true;
+    }
+    pthread_mutex_unlock(&lock);
+    return over;
+}
+
+bool gp_host_told(const struct gp_handle *stream, bool waits) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return true;
+    return told(queue_of(stream), after(stream), waits);
+}
+
+bool gp_host_told_before(const struct gp_handle *event, bool waits) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return true;
+    return told(queue_of(event), __atomic_load_n(&event->after, __ATOMIC_RELAXED), waits);
+}
+
+uint64_t gp_host_last(void) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return 0;
+    uint64_t last = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct call *at = queue_here()->pending; at != NULL; at = at->next) last = at->id;
+    pthread_mutex_unlock(&lock);
+    return last;
+}
+
+void gp_host_told_all(uint64_t last) { told(queue_here(), last, true); }
+
 bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns) {
     uint64_t last = after(stream);
     const struct queue *queue = queue_of(stream);
@@ -351,8 +377,7 @@ bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns) {
     bool over, flushed = false;
     pthread_mutex_lock(&lock);
     for (;;) {
-        over = gp_in_host_function() || queue->pending == NULL || queue->pending->id > last ||
-               gp_is_lost();
+        over = gp_in_host_function() || gp_is_lost() || !is_pending(queue, last, false);
         if (over || now_ns() >= until) break;
         if (flushed) {
             wait_changed(until);
@@ -394,7 +419,7 @@ static int add(struct call call, struct gp_handle *stream) {
         return status;
     }
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-    bool waits = call.function != NULL || call.callback != NULL;
+    bool waits = (call.function != NULL || call.callback != NULL) && !call.tells;
     // Known here before the worker hears of it, and in the line's order.
     unsigned char *at = gp_open_host_call();
     call.id = gp_new_id();
@@ -405,11 +430,13 @@ static int add(struct call call, struct gp_handle *stream) {
     *queue->pending_end = made;
     queue->pending_end = &made->next;
     __atomic_fetch_add(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
+    if (!call.tells) __atomic_fetch_add(&gp_hosts_holding, 1, __ATOMIC_RELAXED);
     set_after(stream, call.id);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     gp_fill_host_call(at, stream->id, call.id, waits);
     gp_close();
+    if (call.tells) gp_flush();  // somebody waits for it, most likely
     return GP_SUCCESS;
 }
 
@@ -432,7 +459,8 @@ GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *dat
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (!gp_capture_of_handle(handle)) {
-        return add((struct call){.function = function, .data = data}, handle);
+        bool tells = gp_only_tells(function);
+        return add((struct call){.function = function, .data = data, .tells = tells}, handle);
     }
     uint64_t call;
     struct gp_handle *graph = gp_captured_graph(stream);

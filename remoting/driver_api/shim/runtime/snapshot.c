@@ -159,6 +159,7 @@ static int start_server(struct gp_link *link) {
     int status = gp_wire_open(link, &hello);
     if (status == GP_SUCCESS) status = read_snapshot(link->server, hello.body, hello.length);
     free(hello.body);
+    if (status == GP_SUCCESS) gp_wire_ask_records(link->server);
     return status == GP_SUCCESS ? gp_wire_run(link->server) : status;
 }
 

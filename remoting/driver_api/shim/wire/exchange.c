@@ -102,6 +102,19 @@ int gp_wire_open(struct gp_link *link, struct gp_request *hello) {
     return exchange(line, -1, hello, GP_HELLO, values, 2, NULL, 0, NULL, 0);
 }
 
+// Workers that are older than a record end a session that uses it.
+static uint64_t known_records[GP_SERVERS_MAX];
+
+// Not for the program: an older worker has no such limit, and says so.
+void gp_wire_ask_records(int server) {
+    uint64_t limit[1] = {GP_KNOWN_RECORDS}, reply[1] = {0};
+    struct gp_request request = {.body = reply, .capacity = sizeof reply};
+    ask(gp_lines[server], -1, &request, GP_GET_LIMIT, limit, 1, NULL, 0, NULL, 0);
+    known_records[server] = gp_hear(&request) == GP_SUCCESS ? reply[0] : 0;
+}
+
+bool gp_knows(int op) { return known_records[gp_here()] >= (uint64_t)op; }
+
 int gp_wire_run(int server) {
     return gp_start_thread(gp_line_flush_late, gp_lines[server], 0) ? GP_OUT_OF_MEMORY : GP_SUCCESS;
 }

@@ -177,7 +177,7 @@ unsigned char *gp_line_append(struct line *line, int op, int flags, size_t size,
 
 // Host functions that are pending must not get behind what waits for them; see host.c.
 void gp_line_gate(int op, uint64_t size, uint64_t bulk) {
-    if (__builtin_expect(__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0, 0)) {
+    if (__builtin_expect(__atomic_load_n(&gp_hosts_holding, __ATOMIC_RELAXED) != 0, 0)) {
         gp_hooks.host_gate(op, size, bulk);
     }
 }
@@ -202,6 +202,8 @@ void gp_close(void) {
     pthread_mutex_unlock(&line->line_lock);
     if (full) flush(line);
 }
+
+uint64_t gp_opened_position(void) { return (gp_several ? opened : gp_only_line)->position; }
 
 uint64_t gp_position(void) {
     struct line *line = gp_line_here();

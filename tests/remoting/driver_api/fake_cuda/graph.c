@@ -196,10 +196,10 @@ static CUresult capture_end(CUstream stream, CUgraph *graph) {
 API CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph) {
     ENTER_CONTEXT(ctx);
     CUstream stream;
-    REQUIRE(phGraph != NULL);
+    CUgraph unwanted; /* NULL: of a capture into a graph that was given */
     TRY(stream_resolve(ctx, hStream, &stream));
     pthread_mutex_lock(&engine);
-    CUresult result = capture_end(stream, phGraph);
+    CUresult result = capture_end(stream, phGraph ? phGraph : &unwanted);
     pthread_mutex_unlock(&engine);
     return result;
 }

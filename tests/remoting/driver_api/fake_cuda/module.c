@@ -475,6 +475,8 @@ API CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) {
     ENTER_CONTEXT(ctx);
     (void)config;
     CUfunction function;
+    if (IS((CUkernel)hfunc, MAGIC_KERNEL))
+        return CUDA_ERROR_INVALID_HANDLE; /* seen on an H200: this one takes no kernel */
     return function_resolve(hfunc, ctx, &function);
 }
 

@@ -46,6 +46,8 @@ API CUresult cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC
 
 API CUresult cuTexObjectDestroy(CUtexObject texObject) {
     ENTER();
+    if (texObject == 0)
+        return CUDA_SUCCESS;
     struct texture *texture;
     TRY(texture_of(texObject, MAGIC_TEXTURE, &texture));
     texture->magic = MAGIC_DEAD;
@@ -88,6 +90,8 @@ API CUresult cuSurfObjectCreate(CUsurfObject *pSurfObject, const CUDA_RESOURCE_D
 
 API CUresult cuSurfObjectDestroy(CUsurfObject surfObject) {
     ENTER();
+    if (surfObject == 0)
+        return CUDA_SUCCESS;
     struct texture *surface;
     TRY(texture_of(surfObject, MAGIC_SURFACE, &surface));
     surface->magic = MAGIC_DEAD;

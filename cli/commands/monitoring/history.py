@@ -1,0 +1,145 @@
+"""``gpupool history``: what servers have measured, as charts, CSV or JSON."""
+
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool import __version__
+from gpupool.cli.commands.audit import parse_since
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.terminal_chart import Frame, chart
+from gpupool.cli.lib.values import Parsed
+from gpupool.pool.errors import ExitCode, UsageError
+from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.view import PoolView, visible
+
+if TYPE_CHECKING:
+    from gpupool.monitoring.history.history_report import Subject
+    from gpupool.remoting.client.history_answers import HistoryAnswer
+
+WIDTH_MIN, WIDTH_MAX = 40, 160
+HEIGHT = 8
+
+
+@click.command()
+@click.argument("subject", metavar="SERVER|GPU|LEASE|USER|pool")
+@click.option(
+    "--metric",
+    help="What to show: busy, memory, power, temperature, granted, bytes, waits, rtt and others; "
+    "one that does not exist lists them (default: busy, of the pool granted).",
+)
+@click.option(
+    "--since",
+    default="6h",
+    show_default=True,
+    type=Parsed("time", parse_since),
+    help="From 2h or 30d ago, or 2026-11-21T14:30 UTC.",
+)
+@click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with the unit in its header.")
+@click.option("--ascii", "in_ascii", is_flag=True, help="Draw with ASCII alone.")
+@click.option("--strict", is_flag=True, help="Exit with 3 when a server does not answer.")
+@pool_options
+@json_option
+def command(
+    credentials: str | None,
+    subject: str,
+    metric: str | None,
+    since: float,
+    until: float | None,
+    as_csv: bool,
+    in_ascii: bool,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    r"""Chart what servers have measured of GPUs, themselves, leases and users.
+
+    A GPU is SERVER:NUMBER or the beginning of its id; "lease:", "user:", "gpu:" or "server:" before
+    a name says which one is meant. Each server keeps its own figures, and is asked for them; one
+    that does not answer is named. Users see the leases of their own, operators everybody's.
+
+    \b
+    Examples:
+      gpupool history gpu-1                           how busy its GPUs were
+      gpupool history gpu-1:0 --metric power --since 30d
+      gpupool history lease:7f3a --metric rtt --csv
+    """
+    from gpupool.monitoring.history.history_report import as_csv as csv_of
+    from gpupool.monitoring.history.history_report import as_plain, lines_of, metrics_of
+
+    if as_csv and as_json:
+        raise UsageError("--csv and --json exclude each other", hint="give one of them")
+    now = time.time()
+    since_s, until_s = round(since), round(until if until is not None else now)
+    if since_s >= until_s:
+        raise UsageError("the time asked for ends before it begins")
+    view, found, name, answer = run_async(
+        lambda: _ask(credentials, subject, metric, since_s, until_s)
+    )
+    names: dict[ServerId, str] = {each.id: each.name for each in view.servers}
+    figure = metrics_of(found.of)[name]
+    lines = lines_of(found, figure, answer.pages, names)
+    silent = {names.get(each, each): why for each, why in answer.silent.items()}
+    if as_json:
+        plain = as_plain(lines, name, figure)
+        problems = {names.get(s, s): page.problem for s, page in answer.pages.items()}
+        print_json(version=__version__, **plain, silent=silent, problems=problems)
+    elif as_csv:
+        click.echo(csv_of(lines, name, figure).encode(), nl=False)
+    else:
+        frame = Frame(since_s, until_s, _width(), HEIGHT, in_ascii or not _draws_braille())
+        if not lines:
+            click.echo(f"{visible(found.title)}: nothing is known of its {name} in this time")
+        for line in lines:
+            points = [(t, value) for t, value, _ in line.points]
+            for text in chart(f"{line.title}: {name}", figure.unit, points, frame):
+                click.echo(text)
+    for server, why in silent.items():
+        say(f"gpupool: server {visible(server)} did not answer ({visible(why)})")
+    for server, page in answer.pages.items():
+        if page.problem:
+            say(f"gpupool: server {visible(names.get(server, server))}: {visible(page.problem)}")
+    if strict and silent:
+        raise SystemExit(ExitCode.UNHEALTHY)
+
+
+async def _ask(
+    credentials: str | None, text: str, metric: str | None, since_s: int, until_s: int
+) -> tuple[PoolView, "Subject", str, "HistoryAnswer"]:
+    from gpupool.monitoring.history.history_report import find_subject, metrics_of
+
+    async with connected(credentials) as pool:
+        view = await pool.view()
+        found = find_subject(text, view)
+        if found is None:
+            hint = '"gpupool gpus" lists servers and GPUs'
+            raise UsageError(f"the pool has no {text}", hint=hint)
+        name = metric or ("granted" if found.of == "pool" else "busy")
+        known = metrics_of(found.of)
+        if name not in known:
+            what = f"a {found.of} has no {name}"
+            raise UsageError(what, hint=f"it has {', '.join(sorted(known))}")
+        query = HistoryQuery(
+            found.of,
+            name,
+            found.name,
+            since=Milliseconds(1000 * since_s),
+            until=Milliseconds(1000 * until_s),
+        )
+        return view, found, name, await pool.history(query, found.servers)
+
+
+def _width() -> int:
+    return max(WIDTH_MIN, min(WIDTH_MAX, shutil.get_terminal_size((80, 24)).columns))
+
+
+def _draws_braille() -> bool:
+    encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
+    return encoding.startswith("utf") and os.environ.get("TERM") not in ("linux", "dumb")

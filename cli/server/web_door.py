@@ -1,0 +1,55 @@
+"""A server's HTTPS, wired together: its observer's door, its certificate, the checks of tokens."""
+
+import logging
+from collections.abc import Callable
+
+from gpupool.cli.server.join_options import WebOptions
+from gpupool.monitoring.http.http_frames import WebSetup
+from gpupool.monitoring.http.web_link import WebLink
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import PoolState
+from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.transport.peer_transport import PeerTransport
+from gpupool.remoting.transport.web_certificate import WebCertificate, WebCertificates
+
+
+class WebParts:
+    """The parts of a server that concern HTTPS; ``link`` is None where it is turned off."""
+
+    def __init__(self, options: WebOptions | None, state: Callable[[], PoolState]) -> None:
+        self._options = options
+        self._state = state
+        self.link = WebLink(state, sd_labels=options.sd_labels) if options is not None else None
+
+    async def run(
+        self,
+        server: ControlServer,
+        links: PeerTransport,
+        me: ServerId,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Get certificates, sign those of others' observers, and serve; until cancelled."""
+        options, link = self._options, self.link
+        certificates = WebCertificates(
+            me,
+            state=self._state,
+            ca_key=server.ca_key,
+            links=links,
+            now_ms=now_ms,
+            log=logging.getLogger("gpupool.web"),
+            site=options.site if options is not None else None,
+        )
+        if options is None or link is None:
+            return  # the others' observers are signed for all the same
+        link.check_token = server.controller.check_token
+
+        def changed(certificate: WebCertificate) -> None:
+            setup = WebSetup(
+                certificate.certificate_pem,
+                certificate.key_pem,
+                open_networks=options.open_networks,
+                users=options.users,
+            )
+            link.set_up(setup)
+
+        await certificates.run(changed)

@@ -1,0 +1,229 @@
+"""The alerts that a pool sends by itself, and the same for Prometheus: rules as data.
+
+A rule fires for what checks find, or for what the table says. ``packaging/prometheus/alerts.yml``
+is generated from them.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpupool.monitoring.health.pool_health import PoolFinding, PoolHealth, line
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.telemetry import Health, Telemetry
+from gpupool.pool.view import PoolView, visible
+
+IDLE_S = 30 * 60.0
+WAITS_S = 15 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: what must hold for ``for_s`` before it fires."""
+
+    name: str
+    severity: str  # warning or critical
+    text: str
+    expression: str  # the same for Prometheus
+    checks: tuple[str, ...] = ()  # findings of these, at least as bad as ``status``
+    status: Health = Health.FAIL
+    for_s: float = 0.0
+
+
+def _of_checks(checks: tuple[str, ...], status: Health, *, pool: bool) -> str:
+    names = "|".join(checks)
+    series = f'gpupool_health_check_status{{check=~"{names}"}}'
+    wanted = ">= 1" if status is Health.WARN else "== 2"
+    return f"max without(instance, server) ({series}) {wanted}" if pool else f"{series} {wanted}"
+
+
+def _rule(
+    name: str,
+    severity: str,
+    text: str,
+    *checks: str,
+    status: Health = Health.FAIL,
+    for_s: float = 0.0,
+    pool: bool = False,
+) -> Rule:
+    expression = _of_checks(checks, status, pool=pool)
+    return Rule(name, severity, text, expression, checks, status, for_s)
+
+
+RULES = (
+    _rule(
+        "NoMajority",
+        "critical",
+        "No majority of the voters can be reached: nothing is granted.",
+        "quorum",
+        for_s=10,
+    ),
+    _rule(
+        "ServerSilent",
+        "critical",
+        "The pool has no contact with a server.",
+        *("silent", "answer"),
+        for_s=60,
+        pool=True,
+    ),
+    _rule(
+        "GpuFault",
+        "critical",
+        "A GPU is at fault.",
+        *("gpu-fault", "xid", "recovery", "ecc", "remapped-rows", "temperature"),
+    ),
+    _rule(
+        "GpuSuspicious",
+        "warning",
+        "A GPU shows signs of failing, or was drained because of one.",
+        *("xid", "repeated-xid", "remapped-rows", "throttle", "pcie", "nvlink", "drained"),
+        status=Health.WARN,
+        for_s=300,
+    ),
+    _rule("Disk", "critical", "A server's disk is nearly full or far too slow.", "disk", for_s=30),
+    _rule(
+        "DiskSoon",
+        "warning",
+        "A server's disk fills up or is slow.",
+        "disk",
+        status=Health.WARN,
+        for_s=900,
+    ),
+    _rule(
+        "Certificate",
+        "warning",
+        "A certificate of the pool ends soon.",
+        "certificate",
+        status=Health.WARN,
+        for_s=3600,
+    ),
+    _rule("Clock", "critical", "A server's clock is wrong.", "clock", for_s=30),
+    _rule("Table", "critical", "A server's table differs.", *("table", "alarm"), pool=True),
+    _rule(
+        "HistoryOff",
+        "warning",
+        "A server does not keep the history.",
+        "history",
+        status=Health.WARN,
+        for_s=300,
+    ),
+    _rule(
+        "ServerOverloaded",
+        "warning",
+        "A server is late, out of descriptors, or its links and workers are slow.",
+        *("event-loop", "descriptors", "apply-lag", "elections", "worker-start", "link"),
+        for_s=60,
+    ),
+    _rule(
+        "OperatorToken",
+        "warning",
+        "An operator's last token ends soon.",
+        "tokens",
+        status=Health.WARN,
+        pool=True,
+    ),
+    Rule(
+        "IdleWhileOthersWait",
+        "warning",
+        "A lease holds a GPU that it has not used for half an hour, and somebody waits.",
+        "sum(rate(gpupool_idle_gpu_seconds_total[30m])) >= 1 and on() "
+        "max(gpupool_pool_oldest_wait_seconds) > 0",
+    ),
+    Rule(
+        "WaitingWithFreeGpus",
+        "warning",
+        "A request has waited for a quarter of an hour, and GPUs are free.",
+        "max(gpupool_pool_oldest_wait_seconds) > 900 and on() "
+        'max(gpupool_pool_gpus{state="idle"}) > 0',
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One rule that holds now for one subject."""
+
+    rule: Rule
+    subject: str
+    text: str
+    hint: str = ""
+
+
+def holding(health: PoolHealth, view: PoolView, said: tuple[Telemetry, ...]) -> list[Condition]:
+    """Return every rule that holds now, for each of its subjects."""
+    found: list[Condition] = []
+    for rule in RULES:
+        for row in health.findings:
+            if row.finding.check in rule.checks and row.finding.status >= rule.status:
+                hint = visible(row.finding.hint)
+                found.append(Condition(rule, _subject(row), line(row), hint))
+    by_name = {rule.name: rule for rule in RULES}
+    found += _idle_while_others_wait(by_name["IdleWhileOthersWait"], view, said)
+    found += _waits_with_free_gpus(by_name["WaitingWithFreeGpus"], view)
+    return found
+
+
+def _subject(row: PoolFinding) -> str:
+    return visible("/".join((row.server, row.finding.check, row.finding.subject)))
+
+
+def _idle_while_others_wait(
+    rule: Rule, view: PoolView, said: tuple[Telemetry, ...]
+) -> Iterator[Condition]:
+    if not view.waiting:
+        return
+    idle_s: dict[LeaseId, float] = {}
+    for telemetry in said:
+        for session in telemetry.sessions:
+            if session.idle_s is not None:
+                least = idle_s.get(session.lease, session.idle_s)
+                idle_s[session.lease] = min(least, session.idle_s)
+    for lease in view.leases:
+        if idle_s.get(lease.id, 0.0) > IDLE_S:
+            minutes = idle_s[lease.id] / 60
+            text = f"lease {lease.name} of {lease.user} has not computed for {minutes:.0f} minutes"
+            yield Condition(
+                rule, f"lease/{lease.name}", visible(text), f"gpupool kill {lease.name}"
+            )
+
+
+def _waits_with_free_gpus(rule: Rule, view: PoolView) -> Iterator[Condition]:
+    free: list[GpuId] = [
+        gpu.id
+        for server in view.servers
+        if server.state in ("idle", "mix")
+        for gpu in server.gpus
+        if gpu.memory_free and gpu.memory_free == gpu.capacity
+    ]
+    for entry in view.waiting[:1]:
+        if free and entry.waited_s > WAITS_S:
+            text = f"a request of {entry.user} has waited for {entry.waited_s / 60:.0f} minutes, "
+            text += f"and {len(free)} GPUs are free: {entry.reason}"
+            yield Condition(rule, "pool/waiting", visible(text), "gpupool leases shows why")
+
+
+def prometheus() -> str:
+    """Return the rules as Prometheus reads them."""
+    lines = [
+        "# The alerts of gpupool for Prometheus: generated, do not edit.",
+        "# python -m gpupool.monitoring.health.alert_rules > packaging/prometheus/alerts.yml",
+        "groups:",
+        "  - name: gpupool",
+        "    rules:",
+    ]
+    for rule in RULES:
+        lines += [
+            f"      - alert: Gpupool{rule.name}",
+            f"        expr: '{rule.expression}'",
+            f"        for: {rule.for_s:.0f}s",
+            "        labels:",
+            f"          severity: {rule.severity}",
+            "        annotations:",
+            f'          summary: "{rule.text}"',
+            '          hint: "gpupool health"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(prometheus())

@@ -1,0 +1,125 @@
+"""Checks of the whole pool, from the table of whichever server looks: pure, as ``gpu_checks``.
+
+Every server says the same of the pool, so whoever asks all of them keeps one of each finding.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpupool.monitoring.health.readings import Past, Readings, Result
+from gpupool.pool.model.state import ServerStatus, TokenKind, Waiting
+from gpupool.pool.scheduling.capacity import fitting_cards
+from gpupool.pool.scheduling.filters import admitted
+from gpupool.pool.telemetry import Health
+from gpupool.pool.view import has_quorum
+
+WARN, FAIL = Health.WARN, Health.FAIL
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+WAITING_WARN_MS, WAITING_FAIL_MS = HOUR_MS, 24 * HOUR_MS
+VERSIONS_MS = DAY_MS
+START_S = 5.0
+TOKEN_WARN_MS = 14 * DAY_MS
+
+
+def quorum(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a pool that grants nothing, or would after one more loss."""
+    health, me = readings.health, readings.telemetry.server
+    if not has_quorum(health):
+        if past.first is None or readings.now_s - past.first.now_s < START_S:
+            return  # a server that has just started looks for the others
+        text = "no majority of the voters can be reached from here: nothing is granted"
+        hint = "start the missing servers; if most are lost for good: gpupool recover on one"
+        yield Result("quorum", "", FAIL, text, hint)
+        return
+    voters = len(health.voters)
+    if voters == 1 or me != health.leader:
+        return  # one server alone has no margin to lose; the leader knows whom it reaches
+    reached = {me} | (set(health.connected) & set(health.voters)) - set(health.unfit)
+    if len(reached) - (voters // 2 + 1) < 1:
+        text = f"{len(reached)} of {voters} voters: the loss of one more stops all grants"
+        hint = "start the missing servers, or let another one join"
+        yield Result("quorum", "", WARN, text, hint)
+    elif voters % 2 == 0:
+        text = f"{voters} voters bear no more losses than {voters - 1}"
+        hint = "let one more server join; gpupool join --witness needs no GPU"
+        yield Result("quorum", "", WARN, text, hint)
+
+
+def silent(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of servers without contact, and of those whose table differs."""
+    del past
+    servers = readings.state.servers
+    for server in servers.values():
+        if server.status is ServerStatus.UNREACHABLE:
+            text = f"{server.name} does not answer; its leases stay charged"
+            hint = f"start it; if it is lost for good: gpupool leave {server.name}"
+            yield Result("silent", server.name, FAIL, text, hint)
+    for each in readings.health.diverged:
+        name = servers[each].name if each in servers else each
+        text = f"the table of {name} differs from that of the others"
+        yield Result("table", name, FAIL, text, "check its memory and disk, then gpupool rejoin")
+
+
+def versions(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of servers whose gpupool or whose driver is another one than the others'."""
+    del past
+    up = [each for each in readings.state.servers.values() if each.status is ServerStatus.UP]
+    settled = [each for each in up if each.changed_at <= readings.at - VERSIONS_MS]
+    known = {each.version for each in settled}
+    if len(known) > 1:
+        text = f"for more than a day servers have had gpupool {', '.join(sorted(known))}"
+        yield Result("versions", "gpupool", WARN, text, "update the older ones")
+    drivers = Counter(each.driver_version for each in up if each.driver_version and each.gpus)
+    if len(drivers) > 1:
+        text = "servers have the drivers " + ", ".join(
+            f"{driver} ({count})" for driver, count in sorted(drivers.items())
+        )
+        yield Result("versions", "driver", WARN, text, "gpupool status -w shows which")
+
+
+def waiting(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a request that has waited for long, and what would serve it is not granted."""
+    del past
+    state = readings.state
+    oldest = min(state.waiting.values(), key=lambda each: each.since, default=None)
+    if oldest is None:
+        return
+    waited_ms = readings.at - oldest.since
+    what = f"a request of {oldest.user} has waited for {waited_ms / HOUR_MS:.1f} h"
+    if waited_ms > WAITING_FAIL_MS:
+        yield Result("waiting", "", FAIL, what, "gpupool leases shows why")
+    elif waited_ms > WAITING_WARN_MS and (names := _withheld(readings, oldest)):
+        text = f"{what}, and fitting GPUs are drained or down on {', '.join(names[:5])}"
+        yield Result("waiting", "", WARN, text, "gpupool status shows why they are")
+
+
+def _withheld(readings: Readings, entry: Waiting) -> list[str]:
+    """Return the servers with GPUs that would fit a request and are not granted now."""
+    found: list[str] = []
+    for server in readings.state.servers.values():
+        gpus = admitted(entry.request, server)
+        held = [gpu for gpu in gpus if gpu.unfit or not server.grantable]
+        if fitting_cards(held, entry.request):
+            found.append(server.name)
+    return found
+
+
+def tokens(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of operators whose last token ends soon."""
+    del past
+    last: dict[str, int] = {}
+    for token in readings.state.tokens.values():
+        if token.kind is TokenKind.OPERATOR and not token.refusal(readings.at):
+            last[token.user] = max(last.get(token.user, 0), token.expires_at)
+    if not last:
+        if readings.state.tokens:
+            hint = "restart a server with --operator-token"
+            yield Result("tokens", "", FAIL, "no operator has a valid token", hint)
+        return
+    for user, expires_at in last.items():
+        if expires_at < readings.at + TOKEN_WARN_MS:
+            days = (expires_at - readings.at) / DAY_MS
+            text = f"the last token of operator {user} ends in {days:.0f} days"
+            hint = f"gpupool token create --operator --user {user}"
+            yield Result("tokens", user, WARN, text, hint)

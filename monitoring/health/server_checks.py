@@ -1,0 +1,204 @@
+"""Checks of one server's machine, processes, links and replication: pure, as ``gpu_checks``."""
+
+from collections.abc import Iterator
+from statistics import median
+
+from gpupool.monitoring.health.readings import LAGS, Past, Readings, Result
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import ServerStatus
+from gpupool.pool.telemetry import HISTOGRAMS, Health, Histogram
+
+WARN, FAIL = Health.WARN, Health.FAIL
+
+GIB = 1 << 30
+DISK_WARN_SHARE, DISK_WARN, DISK_FAIL = 0.10, 10 * GIB, 2 * GIB
+FSYNC_WARN_S, FSYNC_FAIL_S, FSYNC_COUNT_MIN = 0.05, 0.5, 20
+OFFSET_WARN_S, OFFSET_FAIL_S = 1.0, 5.0
+USED_WARN, USED_FAIL = 0.80, 0.95
+LAG_WARN_S, LAG_FAIL_S, LAG_COUNT = 0.1, 1.0, 3
+"""Of the latest ten seconds three must be slow: one alone is a busy machine's."""
+RTT_WARN_S, RTT_TIMES, RTT_TIMES_MIN_S = 0.005, 3.0, 0.001
+APPLY_LAG_WARN = 100
+STANDS_S = 55.0
+ELECTIONS_A_MINUTE = ELECTIONS_AN_HOUR = 3
+SPAWN_WARN_S = 10.0
+RESTARTS_AN_HOUR = 3
+DAY_S = 86_400.0
+CERTIFICATE_WARN_S, CERTIFICATE_FAIL_S, CA_WARN_S = 30 * DAY_S, 3 * DAY_S, 180 * DAY_S
+
+
+def quantile(name: str, histogram: Histogram, share: float) -> float:
+    """Return the upper bound of the bucket in which the value at ``share`` of all lies."""
+    bounds, left = HISTOGRAMS[name], share * sum(histogram.counts)
+    for bound, count in zip(bounds, histogram.counts, strict=False):
+        left -= count
+        if left <= 0:
+            return bound
+    return float("inf")
+
+
+def _since(name: str, readings: Readings, past: Past, within_s: float) -> Histogram | None:
+    """Return what a histogram has got in the latest seconds."""
+    now = readings.telemetry.histograms.get(name)
+    moment = past.since(within_s, readings.now_s)
+    if now is None or moment is None:
+        return None
+    then = moment.telemetry.histograms.get(name)
+    if then is None:
+        return now
+    counts = tuple(max(0, a - b) for a, b in zip(now.counts, then.counts, strict=True))
+    return Histogram(counts, max(0.0, now.sum - then.sum))
+
+
+def _name(readings: Readings, server: ServerId) -> str:
+    known = readings.state.servers.get(server)
+    return known.name if known is not None else server
+
+
+def clock(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a wall clock that is off the leader's."""
+    del past
+    consensus, leader = readings.telemetry.consensus, readings.health.leader
+    if consensus is None or leader is None or leader not in consensus.clock_offset_s:
+        return
+    offset_s = abs(consensus.clock_offset_s[leader])
+    if offset_s > OFFSET_WARN_S:
+        text = f"this server's clock is {offset_s:.1f} s off the leader's"
+        hint = "set the time with chrony or systemd-timesyncd; gpupool clock shows all"
+        yield Result("clock", "", FAIL if offset_s > OFFSET_FAIL_S else WARN, text, hint)
+
+
+def disk(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a disk that fills up or is slow."""
+    host = readings.telemetry.host
+    if host is not None and host.disk_free is not None:
+        free, total = host.disk_free, host.disk_total
+        small = free < DISK_WARN and (total is None or total > 2 * DISK_WARN)
+        if free < DISK_FAIL or small or (total and free < DISK_WARN_SHARE * total):
+            text = f"{free / GIB:.1f} GiB are free on the disk of the state directory"
+            hint = "make room; gpupool needs 2 GiB to be safe"
+            yield Result("disk", "free", FAIL if free < DISK_FAIL else WARN, text, hint)
+    synced = _since("raft_fsync_duration_seconds", readings, past, 60.0)
+    if synced is not None and sum(synced.counts) >= FSYNC_COUNT_MIN:
+        slow_s = quantile("raft_fsync_duration_seconds", synced, 0.99)
+        if slow_s > FSYNC_WARN_S:
+            text = f"1 of 100 syncs of the journal takes {min(slow_s, 9.9) * 1000:.0f} ms or more"
+            hint = "give the state directory a disk of its own"
+            yield Result("disk", "sync", FAIL if slow_s > FSYNC_FAIL_S else WARN, text, hint)
+
+
+def descriptors(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a server that is about to run out of file descriptors."""
+    del past
+    host = readings.telemetry.host
+    if host is None or host.descriptors is None or not host.descriptors_max:
+        return
+    share = host.descriptors / host.descriptors_max
+    if share > USED_WARN:
+        text = f"{host.descriptors} of {host.descriptors_max} file descriptors are open"
+        hint = "raise LimitNOFILE of its unit"
+        yield Result("descriptors", "", FAIL if share > USED_FAIL else WARN, text, hint)
+
+
+def event_loop(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a control loop that is late."""
+    del readings
+    for limit_s, status in ((LAG_FAIL_S, FAIL), (LAG_WARN_S, WARN)):
+        slow = [lag for lag in past.lags if lag > limit_s]
+        if len(slow) >= LAG_COUNT:
+            text = f"the control loop was late by {max(slow):.1f} s in {len(slow)} of {LAGS} s"
+            yield Result("event-loop", "", status, text, "is the machine overloaded?")
+            return
+
+
+def links(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of slow links to other servers, and of voters without one."""
+    del past
+    consensus, health = readings.telemetry.consensus, readings.health
+    me, voters = readings.telemetry.server, set(health.voters)
+    if me in voters:
+        for peer in sorted(voters - {me} - set(health.connected)):
+            server = readings.state.servers.get(peer)
+            if server is not None and server.status is ServerStatus.UP:
+                text = f"no link to {server.name}"
+                yield Result("link", server.name, FAIL, text, "does a firewall stand between?")
+    if consensus is None:
+        return
+    times = consensus.link_rtt_s
+    usual = median(times.values()) if len(times) >= 3 else 0.0
+    for peer, rtt_s in times.items():
+        odd = usual and rtt_s > RTT_TIMES * usual and rtt_s > RTT_TIMES_MIN_S
+        if rtt_s > RTT_WARN_S or odd:
+            name = _name(readings, peer)
+            text = f"the round trip to {name} takes {rtt_s * 1000:.1f} ms"
+            yield Result("link-rtt", name, WARN, text, "gpupool doctor --pool measures all links")
+
+
+def replication(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a table that is behind, and of elections that do not end."""
+    health = readings.health
+    behind = health.commit_index - health.applied_index
+    if behind > APPLY_LAG_WARN:
+        text = f"{behind} committed entries are not applied here yet"
+        yield Result("apply-lag", "", WARN, text, "is the machine overloaded?")
+    then = past.since(70.0, readings.now_s)
+    stands = then is not None and then.applied_index == health.applied_index
+    if behind and then is not None and stands and readings.now_s - then.now_s >= STANDS_S:
+        text = "committed entries have not been applied here for a minute"
+        yield Result("apply-lag", "", FAIL, text, "see its log; restart this server")
+    minute, hour = (past.counted(s, readings.now_s) for s in (70.0, 3660.0))
+    if minute is not None and health.elections - minute.elections > ELECTIONS_A_MINUTE:
+        text = f"{health.elections - minute.elections} elections in a minute"
+        yield Result("elections", "", FAIL, text, "are links or disks of voters slow?")
+    elif hour is not None and health.elections - hour.elections > ELECTIONS_AN_HOUR:
+        text = f"{health.elections - hour.elections} elections in an hour"
+        yield Result("elections", "", WARN, text, "are links or disks of voters slow?")
+
+
+def workers(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of worker processes that start slowly or not at all."""
+    name = "worker_start_seconds"
+    started = _since(name, readings, past, 600.0)
+    if started is not None:
+        above = sum(bound <= SPAWN_WARN_S for bound in HISTOGRAMS[name])
+        if slow := sum(started.counts[above + 1 :]):
+            text = f"{slow} workers took more than 10 s to start in the last 10 minutes"
+            yield Result("worker-start", "", WARN, text, "is the machine overloaded?")
+    moment = past.since(600.0, readings.now_s)
+    if moment is not None:
+        counters, key = readings.telemetry.counters, "worker_start_failures"
+        failed = counters.get(key, 0) - moment.telemetry.counters.get(key, 0)
+        if failed >= 2:
+            text = f"{failed} workers could not be started in the last 10 minutes"
+            yield Result("worker-start", "", FAIL, text, "the log of this server says why")
+
+
+def certificates(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of certificates that end soon."""
+    del past
+    for name, left_s in readings.certificates.items():
+        limit_s = CA_WARN_S if name == "ca" else CERTIFICATE_WARN_S
+        if left_s < limit_s:
+            fails = left_s < CERTIFICATE_FAIL_S and name != "ca"
+            text = f"the {name} certificate ends in {max(0.0, left_s) / DAY_S:.0f} days"
+            hint = "gpupool ca rotate" if name == "ca" else "the log says why it is not renewed"
+            yield Result("certificate", name, FAIL if fails else WARN, text, hint)
+
+
+def history(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of an observer that does not keep what happens."""
+    observer = readings.observer
+    if observer is None:
+        return
+    if observer.problem:
+        yield Result("history", "database", FAIL, observer.problem, "see the log of this server")
+    hour = past.counted(3660.0, readings.now_s)
+    if hour is not None:
+        restarts = observer.restarts - hour.observer.restarts
+        if restarts > RESTARTS_AN_HOUR:
+            text = f"the observer has ended {restarts} times in an hour"
+            yield Result("history", "observer", WARN, text, "see the log of this server")
+    recent = past.counted(600.0, readings.now_s)
+    if recent is not None and (dropped := observer.dropped - recent.observer.dropped) > 0:
+        text = f"{dropped} samples of the last 10 minutes were dropped"
+        yield Result("history", "samples", WARN, text, "see the log of this server")

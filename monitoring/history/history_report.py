@@ -1,0 +1,178 @@
+"""What ``gpupool history`` shows: named series of values, as points, CSV and JSON. Pure."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gpupool.monitoring.history.series import METRICS, Metric
+from gpupool.pool.history_query import HistoryPage
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.view import PoolView
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is looked at: as a query has it, and on which servers; none: on all of them."""
+
+    of: str
+    name: str
+    title: str
+    servers: tuple[ServerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series of a chart: Unix seconds, values, and maxima within the steps or None."""
+
+    title: str
+    step_s: int
+    points: tuple[tuple[int, float, float | None], ...]
+
+
+def find_subject(text: str, view: PoolView) -> Subject | None:
+    """Return what a word means: pool, a server, a GPU, a lease, or else a user; None for nothing.
+
+    A beginning such as ``lease:`` says which; a GPU is SERVER:NUMBER, or the beginning of its id.
+    """
+    kind, _, rest = text.partition(":")
+    if kind in ("server", "gpu", "lease", "user") and rest:
+        return _OF[kind](rest, view)
+    if text == "pool":
+        return Subject("pool", "", "pool")
+    for find in (_server, _gpu, _lease):
+        if (found := find(text, view)) is not None:
+            return found
+    return _user(text, view)
+
+
+def _server(text: str, view: PoolView) -> Subject | None:
+    for each in view.servers:
+        if text in (each.name, each.id):
+            return Subject("server", "", each.name, (each.id,))
+    return None
+
+
+def _gpu(text: str, view: PoolView) -> Subject | None:
+    server, colon, number = text.rpartition(":")
+    gpus = [(each, gpu) for each in view.servers for gpu in each.gpus]
+    if colon:
+        fits = [
+            (each, gpu)
+            for each, gpu in gpus
+            if server in (each.name, each.id) and number == str(gpu.index)
+        ]
+    else:
+        fits = [(each, gpu) for each, gpu in gpus if len(text) >= 4 and gpu.id.startswith(text)]
+    if len(fits) != 1:
+        return None
+    ((each, gpu),) = fits
+    return Subject("gpu", gpu.id, f"{each.name} GPU {gpu.index}", (each.id,))
+
+
+def _lease(text: str, view: PoolView) -> Subject | None:
+    try:
+        number = int(text, 16)
+    except ValueError:
+        return None
+    live = any(each.id == number for each in view.leases)
+    # Of a lease that has ended nothing is in the view; a user may be called so as well.
+    if not live and not any(character.isdigit() for character in text):
+        return None
+    return Subject("lease", str(number), f"lease {text}")
+
+
+def _user(text: str, _view: PoolView) -> Subject:
+    return Subject("user", text, f"user {text}")
+
+
+_OF = {"server": _server, "gpu": _gpu, "lease": _lease, "user": _user}
+
+
+def metrics_of(of: str) -> dict[str, Metric]:
+    """Return the metrics of a kind of subject, by name."""
+    kinds = {"server": ("gpu", "server"), "user": ("lease",)}.get(of, (of,))
+    return {name: metric for kind in kinds for name, (_, metric) in METRICS[kind].items()}
+
+
+def lines_of(
+    subject: Subject,
+    metric: Metric,
+    pages: Mapping[ServerId, HistoryPage],
+    names: Mapping[ServerId, str],
+) -> list[Line]:
+    """Return the series of all servers that have points, each with its server's name."""
+    found: list[Line] = []
+    labels = gpu_labels(pages)
+    for server in sorted(pages, key=lambda each: names.get(each, each)):
+        page = pages[server]
+        for series in page.series:
+            if not series.points:
+                continue
+            name = names.get(server, server)
+            label = labels.get((server, GpuId(series.key)), "")
+            title = " ".join(word for word in (name, label) if word)
+            if subject.of in ("lease", "user"):
+                title = f"{subject.title} on {name}"
+            elif subject.of == "pool":
+                title = f"pool, by {name}"
+            points = (_point(metric, each) for each in series.points)
+            found.append(Line(title, page.step_s, tuple(points)))
+    if subject.of == "pool":
+        # Every server says the same of the pool, as far as it was there.
+        return sorted(found, key=lambda line: -len(line.points))[:1]
+    return found
+
+
+def gpu_labels(pages: Mapping[ServerId, HistoryPage]) -> dict[tuple[ServerId, GpuId], str]:
+    """Return what GPUs are called on their servers."""
+    return {
+        (server, GpuId(series.key)): series.label
+        for server, page in pages.items()
+        for series in page.series
+    }
+
+
+def _point(metric: Metric, point: tuple[int, ...]) -> tuple[int, float, float | None]:
+    t, total, count, top = point
+    return t, total / count * metric.scale, None if top < 0 else top * metric.scale
+
+
+def as_csv(lines: Iterable[Line], name: str, metric: Metric) -> str:
+    """Return the series as CSV (RFC 4180), the unit in its header."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    unit = f" [{metric.unit}]" if metric.unit else ""
+    writer.writerow(("series", "time", "step [s]", f"{name}{unit}", f"maximum{unit}"))
+    for line in lines:
+        for t, value, top in line.points:
+            moment = datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            writer.writerow(
+                (
+                    line.title,
+                    moment,
+                    line.step_s,
+                    f"{value:.6g}",
+                    "" if top is None else f"{top:.6g}",
+                )
+            )
+    return out.getvalue()
+
+
+def as_plain(lines: Iterable[Line], name: str, metric: Metric) -> dict[str, object]:
+    """Return the series as JSON carries them."""
+    return {
+        "metric": name,
+        "unit": metric.unit,
+        "series": [
+            {
+                "name": line.title,
+                "step_s": line.step_s,
+                "points": [list(point) for point in line.points],
+            }
+            for line in lines
+        ],
+    }

@@ -1,0 +1,19 @@
+"""How long the history is kept, and how large it may grow: the options of ``gpupool join``."""
+
+from dataclasses import dataclass
+
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """How long rows are kept, and how large the files may be."""
+
+    keep_10s_s: int = DAY_S
+    keep_1m_s: int = 30 * DAY_S
+    keep_1h_s: int = 731 * DAY_S
+    size_max: int = 1 << 30
+
+    def kept_s(self) -> tuple[int, int, int]:
+        """Return for how long each tier is kept."""
+        return (self.keep_10s_s, self.keep_1m_s, self.keep_1h_s)

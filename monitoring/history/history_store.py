@@ -1,0 +1,335 @@
+"""``history.db``: what one server measured, in SQLite, within a size that it never exceeds.
+
+Each slot is one transaction, with the coarser rows that it completes (``INSERT OR REPLACE ...
+SELECT``, so that doing it twice changes nothing). A power loss may lose the last seconds, never the
+file (WAL, ``synchronous=NORMAL``). What is too old goes, and so does the oldest of the finest tier
+when the size is reached; rows that are not in the next tier yet stay.
+"""
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.series import GPU, LEASE, MIB, POOL, SERVER, TABLES, TIERS, Table
+from gpupool.monitoring.history.time_slots import Row, Slot
+from gpupool.pool.errors import StorageError
+
+FILE_NAME = "history.db"
+SCHEMA = 1
+WAL_SIZE_MAX = 16 << 20
+BUSY_S = 5.0
+SYNCHRONOUS = "NORMAL"
+
+MARGIN = 4 << 20
+"""What one write with all that it completes may add; smaller below 16 MiB."""
+
+DROP_ROWS = 5000
+"""Rows that are deleted at a time, so that no transaction is long."""
+
+VACUUM_PAGES = 256
+PAGE_SIZE = 4096
+DISK_FREE_MIN, DISK_SHARE_MIN = 2 << 30, 0.05
+
+
+def _make() -> str:
+    parts = [
+        "CREATE TABLE gpu (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL UNIQUE,"
+        " number INTEGER NOT NULL, model TEXT NOT NULL, capacity INTEGER NOT NULL)",  # MiB
+        "CREATE TABLE lease (id INTEGER PRIMARY KEY, user TEXT NOT NULL,"
+        " user_class TEXT NOT NULL, department TEXT NOT NULL, client TEXT NOT NULL,"
+        " program TEXT NOT NULL, granted_at INTEGER NOT NULL, seen INTEGER NOT NULL)",
+        # The time before which all rows of a tier are in the next one.
+        "CREATE TABLE rolled (tier TEXT PRIMARY KEY, upto INTEGER NOT NULL)",
+        "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ]
+    for table in TABLES:
+        columns = ", ".join(f"{each} INTEGER NOT NULL" for each in table.columns)
+        keys = ", ".join(("t", *table.keys))
+        parts += [
+            f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+            for tier in TIERS
+        ]
+    return "; ".join(parts) + ";"
+
+
+# Names of our own tables and columns alone are put into statements; values are parameters.
+_INSERT = {
+    table.name: f"INSERT OR REPLACE INTO {table.at(TIERS[0])} ({', '.join(table.columns)})"  # noqa: S608
+    f" VALUES ({', '.join('?' * len(table.columns))})"
+    for table in TABLES
+}
+
+
+def _roll(table: Table, at: int) -> str:
+    """Return the statement that adds rows of a tier up to those of the next coarser one."""
+    finer, coarser = TIERS[at], TIERS[at + 1]
+    begin = f"t - t % {coarser.step_s}"
+    values = [begin, *table.keys]
+    values += [f"sum({each})" for each in table.sums] + [f"max({each})" for each in table.maxima]
+    groups = ", ".join(str(each + 1) for each in range(1 + len(table.keys)))
+    return (
+        f"INSERT OR REPLACE INTO {table.at(coarser)} ({', '.join(table.columns)})"  # noqa: S608
+        f" SELECT {', '.join(values)} FROM {table.at(finer)} WHERE t >= ? AND t < ?"
+        f" GROUP BY {groups}"
+    )
+
+
+_ROLL = {(table.name, at): _roll(table, at) for table in TABLES for at in range(len(TIERS) - 1)}
+
+
+_SEEN = (
+    f"UPDATE lease SET seen = ? WHERE id IN (SELECT lease FROM {LEASE.at(TIERS[-1])}"  # noqa: S608
+    " WHERE t >= ?)"
+)
+
+
+def connect(path: Path, *, write: bool) -> sqlite3.Connection:
+    """Open the file; with ``write`` make it if it is missing.
+
+    Raises:
+        StorageError: when it is of a newer gpupool.
+        sqlite3.Error: when it is damaged, or the disk refuses.
+    """
+    if write:
+        db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    else:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        db = sqlite3.connect(uri, timeout=BUSY_S, uri=True, check_same_thread=False)
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA:
+            raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
+        if not write:
+            db.execute("PRAGMA query_only=ON")
+            return db
+        if version == 0:
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
+        db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
+        if version == 0:
+            db.executescript(f"BEGIN; {_make()} PRAGMA user_version={SCHEMA}; COMMIT;")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+class HistoryStore:
+    """The writer's connection to the file; nobody else writes."""
+
+    def __init__(self, path: Path, settings: HistorySettings) -> None:
+        """Open the file, and look it through when it was not closed in order.
+
+        Raises:
+            StorageError: when it is of a newer gpupool.
+            sqlite3.Error: when it is damaged, or the disk refuses.
+        """
+        self._path = path
+        self._settings = settings
+        wal = path.with_name(f"{path.name}-wal")
+        unclean = wal.exists() and wal.stat().st_size > 0
+        self._db = connect(path, write=True)
+        try:
+            if unclean:
+                self.check()
+            self._rolled = dict(self._db.execute("SELECT * FROM rolled"))
+            found = self._db.execute("SELECT id, gpu, number, model, capacity FROM gpu")
+            self._gpus = {row[1]: row for row in found}
+            self._server = ""
+            self._leases = {key for (key,) in self._db.execute("SELECT id FROM lease")}
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def check(self) -> None:
+        """Look through the whole file.
+
+        Raises:
+            sqlite3.DatabaseError: when it is damaged.
+        """
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != ("ok",):
+            raise sqlite3.DatabaseError(str(found))
+
+    def last_t(self) -> int:
+        """Return the time of the newest slot; -1 for none."""
+        (newest,) = self._db.execute(f"SELECT max(t) FROM {SERVER.at(TIERS[0])}").fetchone()  # noqa: S608
+        (rolled,) = self._db.execute("SELECT max(upto) FROM rolled").fetchone()
+        return max(newest if newest is not None else -1, (rolled or 0) - 1)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def add(self, slot: Slot, server: str = "") -> None:
+        """Write one slot, and the coarser rows that are complete with it, in one transaction."""
+        with self._db:
+            self._db.execute("BEGIN")
+            self._name(slot, server)
+            self._insert(GPU, slot.t, {(self._gpus[g][0],): row for g, row in slot.gpus.items()})
+            leases = {(lease, self._gpus[g][0]): row for (lease, g), row in slot.leases.items()}
+            self._insert(LEASE, slot.t, leases)
+            self._insert(SERVER, slot.t, {(): slot.server} if slot.server["n"] else {})
+            self._insert(POOL, slot.t, {(): slot.pool} if slot.pool["n"] else {})
+            self._roll_up(slot.t + TIERS[0].step_s)
+
+    def _insert(self, table: Table, t: int, rows: Mapping[Any, Row]) -> None:
+        columns = (*table.sums, *table.maxima)
+        values = [(t, *key, *(row[each] for each in columns)) for key, row in rows.items()]
+        self._db.executemany(_INSERT[table.name], values)
+
+    def _name(self, slot: Slot, server: str) -> None:
+        """Write down what the keys of this slot's rows stand for."""
+        for gpu, books in slot.gpu_books.items():
+            row = self._gpus.get(gpu)
+            described = (books.index, books.model, books.capacity // MIB)
+            if row is None or row[2:] != described:
+                number = row[0] if row is not None else len(self._gpus) + 1
+                self._gpus[gpu] = (number, gpu, *described)
+                self._db.execute("INSERT OR REPLACE INTO gpu VALUES (?,?,?,?,?)", self._gpus[gpu])
+        for lease, each in slot.lease_books.items():
+            if lease not in self._leases:
+                self._leases.add(lease)
+                names = (each.user, each.user_class, each.department, each.client, each.program)
+                self._db.execute(
+                    "INSERT OR REPLACE INTO lease VALUES (?,?,?,?,?,?,?,?)",
+                    (lease, *names, each.granted_at, slot.t),
+                )
+        if server and server != self._server:
+            self._server = server
+            self._db.execute("INSERT OR REPLACE INTO about VALUES ('server', ?)", (server,))
+
+    def _roll_up(self, upto: int) -> None:
+        """Add up what is complete before ``upto``, and the hour that goes on."""
+        for at, (finer, coarser) in enumerate(pairwise(TIERS)):
+            complete = upto - upto % coarser.step_s
+            since = self._rolled.get(finer.name)
+            if since is None:
+                row = self._db.execute(f"SELECT min(t) FROM {SERVER.at(finer)}")  # noqa: S608
+                since = row.fetchone()[0] or complete
+                since -= since % coarser.step_s
+            if complete <= since:
+                continue
+            for table in TABLES:
+                self._db.execute(_ROLL[table.name, at], (since, complete))
+            self._rolled[finer.name] = complete
+            self._db.execute("INSERT OR REPLACE INTO rolled VALUES (?,?)", (finer.name, complete))
+            if coarser is TIERS[-1]:
+                self._db.execute(_SEEN, (complete, since))
+
+    # --- what goes -------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Return the bytes of all files that the observer keeps, with what SQLite keeps beside."""
+        names = (FILE_NAME, "usage.db")
+        return sum(
+            _size_of(self._path.with_name(name + end))
+            for name in names
+            for end in ("", "-wal", "-shm")
+        )
+
+    def margin(self) -> int:
+        """Return how much room a write needs."""
+        return min(MARGIN, self._settings.size_max // 4)
+
+    def make_room(self, tries: int = 8) -> bool:
+        """Delete the oldest rows of the finest tier while there is no room; tell whether there is.
+
+        Only so much is done at a time; what is left is done before the next write.
+        """
+        spare = self.margin() // 2
+        for _ in range(tries):
+            if self.size() <= self._settings.size_max - self.margin():
+                return True
+            self.checkpoint()
+            size = self.size()
+            # Pages that are free in the file are as good as room beside it.
+            free = self._db.execute("PRAGMA freelist_count").fetchone()[0] * PAGE_SIZE
+            if size - min(free, spare) <= self._settings.size_max - self.margin():
+                return True
+            if not self._drop_oldest():
+                break
+            self.vacuum()
+        self.checkpoint()
+        return self.size() <= self._settings.size_max - self.margin()
+
+    def _drop_oldest(self) -> bool:
+        """Delete the oldest rows of the finest tier that has some in the next one."""
+        for tier in TIERS:
+            upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
+            row = self._db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
+            if row[0] is None or row[0] >= upto:
+                continue
+            rows = min(DROP_ROWS, self.margin() // 200)
+            self._drop_before(tier.name, min(upto, self._after(tier.name, rows)))
+            return True
+        return False
+
+    def _after(self, tier: str, rows: int) -> int:
+        """Return the time before which a tier has about so many rows of leases."""
+        table = f"{LEASE.name}_{tier}"
+        found = self._db.execute(
+            f"SELECT max(t) FROM (SELECT t FROM {table} ORDER BY t LIMIT ?)",  # noqa: S608
+            (rows,),
+        ).fetchone()[0]
+        server = self._db.execute(
+            f"SELECT max(t) FROM (SELECT t FROM {SERVER.name}_{tier} ORDER BY t LIMIT ?)",  # noqa: S608
+            (rows,),
+        ).fetchone()[0]
+        known = [each for each in (found, server) if each is not None]
+        return (min(known) if known else 0) + 1
+
+    def _drop_before(self, tier: str, t: int) -> None:
+        with self._db:
+            for table in TABLES:
+                self._db.execute(f"DELETE FROM {table.name}_{tier} WHERE t < ?", (t,))  # noqa: S608
+
+    def expire(self, now: int) -> None:
+        """Delete what is kept no longer, a part at a time."""
+        for tier, kept in zip(TIERS, self._settings.kept_s(), strict=True):
+            upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
+            before = min(now - kept, upto)
+            (oldest,) = self._db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
+            if oldest is not None and oldest < before:
+                self._drop_before(tier.name, min(before, self._after(tier.name, DROP_ROWS)))
+        with self._db:
+            self._db.execute("DELETE FROM lease WHERE seen < ?", (now - self._settings.keep_1h_s,))
+        self.vacuum()
+
+    def vacuum(self) -> None:
+        """Give free pages back, some at a time: each is written to the journal and the file."""
+        pages = min(VACUUM_PAGES, self.margin() // (16 * PAGE_SIZE))
+        self._db.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+
+    def checkpoint(self) -> None:
+        """Move everything from the journal into the file, unless a reader keeps it."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def forget(self, user: str, pseudonym: str) -> int:
+        """Replace a user's name, and say how many leases had it."""
+        with self._db:
+            changed = self._db.execute(
+                "UPDATE lease SET user = ?, client = '' WHERE user = ?", (pseudonym, user)
+            )
+        return changed.rowcount
+
+
+def _size_of(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def disk_is_full(folder: Path) -> bool:
+    """Return whether so little is free that the room belongs to the table's journal."""
+    found = os.statvfs(folder)
+    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return free < max(DISK_FREE_MIN, DISK_SHARE_MIN * total)

@@ -1,0 +1,196 @@
+"""The application behind the one port: /metrics, /sd and /healthz, and what others add.
+
+Who may scrape: the holder of a token of a viewer, a user or an operator, and whoever connects from
+a network that the server was started with. /healthz needs nothing and says one word.
+"""
+
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gpupool.monitoring.http.http_connection import Application, Message
+from gpupool.monitoring.http.http_frames import Targets
+from gpupool.monitoring.http.metrics_text import written
+from gpupool.monitoring.http.token_checks import Judgement
+from gpupool.monitoring.metric_names import REQUEST_BUCKETS
+from gpupool.monitoring.metric_series import Found
+from gpupool.monitoring.metric_totals import Buckets
+from gpupool.pool.telemetry import Histogram
+
+TEXTS_MAX = 8
+"""Of one second's series: strangers' words of what they accept must not fill the memory."""
+CHALLENGE = {"www-authenticate": 'Bearer realm="gpupool"'}
+COUNTED = ("/metrics", "/sd", "/healthz")
+"""The routes with a label of their own; every path below another root is one of ``OTHER``."""
+OTHER = "other"
+
+
+class Sources(Protocol):
+    """What the application reads."""
+
+    open_networks: Sequence[str]
+    users: int
+    targets: Targets | None
+
+    def found(self) -> Found | None:
+        """Return the series of the latest sample, or None when there is no fresh one."""
+        ...
+
+    def health(self) -> str:
+        """Return "ok", "not ready" or "no quorum"."""
+        ...
+
+    async def judge(self, token: str, connection: int) -> Judgement:
+        """Return the server's word on a token."""
+        ...
+
+
+class Requests:
+    """Counts of the answers, by route and status, and how long they took."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._buckets: dict[str, Buckets] = {}
+        self.counts: dict[tuple[str, str], int] = {}
+
+    @property
+    def durations(self) -> dict[str, Histogram]:
+        """Return the durations by route."""
+        return {route: buckets.frozen() for route, buckets in self._buckets.items()}
+
+    def counting(self, application: Application) -> Application:
+        """Return ``application`` with its answers counted."""
+
+        async def counted(
+            scope: Message,
+            receive: Callable[[], Awaitable[Message]],
+            send: Callable[[Message], Awaitable[None]],
+        ) -> None:
+            if scope["type"] != "http":
+                await application(scope, receive, send)
+                return
+            route = scope["path"] if scope["path"] in COUNTED else OTHER
+            began, status = self._clock(), ["500"]
+
+            async def noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    status[0] = str(message["status"])
+                await send(message)
+
+            try:
+                await application(scope, receive, noting)
+            finally:
+                key = (route, status[0])
+                self.counts[key] = self.counts.get(key, 0) + 1
+                buckets = self._buckets.setdefault(route, Buckets(REQUEST_BUCKETS))
+                buckets.add(self._clock() - began)
+
+        return counted
+
+
+def build_app(
+    sources: Sources, requests: Requests, routes: Sequence[BaseRoute] = ()
+) -> Application:
+    """Return the application of one observer.
+
+    Args:
+        sources: what it reads.
+        requests: counts the answers.
+        routes: those of others, such as the pages: asked after the three of this module.
+    """
+    texts = _Texts(sources.users)
+
+    async def metrics(request: Request) -> Response:
+        refused = await _refusal(sources, request)
+        if refused is not None:
+            return refused
+        found = sources.found()
+        if found is None:
+            return _plain("the server tells nothing now", 503)
+        packed = "gzip" in request.headers.get("accept-encoding", "")
+        body, kind = texts.of(found, request.headers.get("accept", ""), packed=packed)
+        headers = {"content-encoding": "gzip"} if packed else {}
+        return Response(
+            body, media_type=kind, headers=headers | {"vary": "accept, accept-encoding"}
+        )
+
+    async def discovery(request: Request) -> Response:
+        refused = await _refusal(sources, request)
+        if refused is not None:
+            return refused
+        if sources.targets is None:
+            return _plain("the server has not said yet which servers there are", 503)
+        return Response(discovered(sources.targets), media_type="application/json")
+
+    async def health(_request: Request) -> Response:
+        word = sources.health()
+        return _plain(word, 200 if word == "ok" else 503)
+
+    own = [Route("/metrics", metrics), Route("/sd", discovery), Route("/healthz", health)]
+    return requests.counting(Starlette(routes=[*own, *routes]))  # pyright: ignore[reportArgumentType]
+
+
+class _Texts:
+    """The texts of the latest series: written once for all who ask within its second."""
+
+    def __init__(self, users: int) -> None:
+        self._users = users
+        self._found: Found | None = None
+        self._texts: dict[tuple[str, bool], tuple[bytes, str]] = {}
+
+    def of(self, found: Found, accept: str, *, packed: bool) -> tuple[bytes, str]:
+        if found is not self._found or len(self._texts) > TEXTS_MAX:
+            self._found, self._texts = found, {}
+        key = accept, packed
+        if key not in self._texts:
+            self._texts[key] = written(found, self._users, accept=accept, packed=packed)
+        return self._texts[key]
+
+
+def discovered(targets: Targets) -> bytes:
+    """Return the servers as Prometheus finds them: one group for each, since labels differ."""
+    groups: list[Mapping[str, object]] = [
+        {
+            "targets": [server.address],
+            "labels": {"server": server.name, "pool": targets.pool, **server.labels},
+        }
+        for server in targets.servers
+    ]
+    return json.dumps(groups).encode()
+
+
+def is_in(client: str, networks: Sequence[str]) -> bool:
+    """Return whether an address is in one of the networks."""
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    found = (ipaddress.ip_network(network, strict=False) for network in networks)
+    return any(address.version == network.version and address in network for network in found)
+
+
+async def _refusal(sources: Sources, request: Request) -> Response | None:
+    """Return the answer to somebody who may not scrape; None to somebody who may."""
+    client = request.client.host if request.client is not None else ""
+    if is_in(client, sources.open_networks):
+        return None
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not token.strip():
+        return _plain("this takes a token: Authorization: Bearer gpupool-...", 401, CHALLENGE)
+    judgement = await sources.judge(token.strip(), request.state.connection)
+    if judgement.kind:
+        return None
+    return _plain(judgement.why, judgement.status, CHALLENGE if judgement.status == 401 else {})
+
+
+def _plain(text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    safe = "".join(each if each.isprintable() else "?" for each in text)
+    return PlainTextResponse(f"{safe}\n", status, headers=dict(headers or {}))

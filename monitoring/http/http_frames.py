@@ -1,0 +1,66 @@
+"""What a server and its observer tell each other for HTTP; ``frames`` carries it.
+
+Connections themselves go over a socket pair of their own, one packet each: the server's has the
+connection's number and its descriptor, the observer's the number of one that has ended.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+PACKET = struct.Struct(">Q")
+"""The number of a connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebSetup:
+    """Server to observer: what to show and whom to answer; sent again when it changes."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+    open_networks: tuple[str, ...] = ()  # whose scrapers need no token
+    users: int = 0  # of the lease metrics that have their own rows
+
+    def __repr__(self) -> str:
+        """Leave the key out, so that no log or traceback shows it."""
+        return "WebSetup(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server of the pool, for Prometheus to find; the labels are those that were asked for."""
+
+    name: str
+    address: str
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Server to observer: all servers of the pool, when that changes."""
+
+    pool: str
+    servers: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAsked:
+    """Observer to server: is this token good? It came over the connection of that number."""
+
+    number: int
+    connection: int
+    text: str
+
+    def __repr__(self) -> str:
+        """Leave the token out, so that no log or traceback shows it."""
+        return f"TokenAsked({self.number}, {self.connection})"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAnswered:
+    """Server to observer: whose token it is, or why it is refused."""
+
+    number: int
+    user: str = ""
+    kind: str = ""  # of the token; empty when it is refused
+    why: str = ""
+    later: bool = False  # the server cannot know yet

@@ -1,0 +1,124 @@
+"""The observer's side of judging tokens: it asks the server, and remembers for less than 2 s.
+
+Strangers may not have the server asked as often as they like: tokens that are not known good share
+a budget. Those that were good within the hour are outside of it, so a flood of wrong ones cannot
+keep a scraper out.
+"""
+
+import hashlib
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked
+from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.protocol.token_text import TEXT_LENGTH_MAX, parse_token
+
+KEPT_S = 1.0
+"""A revoked token is refused within 2 s: this, the tick of the table, and the way."""
+GOOD_FOR_S = 3600.0
+REMEMBERED_MAX = 1024
+ASKED_PER_S = 20.0
+BURST = 20.0
+ANSWER_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The server's word on a token: ``kind`` is empty when it is refused."""
+
+    user: str = ""
+    kind: str = ""
+    why: str = ""
+    status: int = 401  # of HTTP, when it is refused
+
+
+@dataclass(slots=True)
+class _Known:
+    judgement: Judgement
+    at: float
+    good_at: float
+    connection: int
+
+
+class TokenChecks:
+    """Asks the server for its word on tokens."""
+
+    def __init__(self, ask: Callable[[TokenAsked], None], clock: Callable[[], float]) -> None:
+        """Make it; ``ask`` sends a question whose answer comes to ``answered``."""
+        self._ask = ask
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._open: dict[int, tuple[trio.Event, list[TokenAnswered]]] = {}
+        self._budget, self._budget_at = BURST, clock()
+
+    async def judge(self, text: str, connection: int) -> Judgement:
+        """Return the server's word on the token ``text``, which came over a connection."""
+        if len(text) > TEXT_LENGTH_MAX:
+            return Judgement(why="this is no token")
+        try:
+            parse_token(text)  # a mistyped one costs the server nothing
+        except GpupoolError as error:
+            return Judgement(why=str(error))
+        digest, now = hashlib.sha256(text.encode()).digest(), self._clock()
+        known = self._known.get(digest)
+        # The server hears of each connection's first good token, which frees its place.
+        if (
+            known is not None
+            and now - known.at < KEPT_S
+            and (not known.judgement.kind or connection == known.connection)
+        ):
+            return known.judgement
+        was_good = known is not None and now - known.good_at < GOOD_FOR_S
+        if not was_good and not self._take(now):
+            return Judgement(why="too many tokens are tried", status=429)
+        judgement = await self._asked(text, connection)
+        if judgement.status != 503:
+            good_at = known.good_at if known is not None else float("-inf")
+            good_at = self._clock() if judgement.kind else good_at
+            self._remember(digest, _Known(judgement, self._clock(), good_at, connection))
+        return judgement
+
+    def answered(self, answer: TokenAnswered) -> None:
+        """Take an answer of the server."""
+        waiting = self._open.get(answer.number)
+        if waiting is not None:
+            waiting[1].append(answer)
+            waiting[0].set()
+
+    async def _asked(self, text: str, connection: int) -> Judgement:
+        number, event = next(self._numbers), trio.Event()
+        answers: list[TokenAnswered] = []
+        self._open[number] = event, answers
+        try:
+            self._ask(TokenAsked(number, connection, text))
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await event.wait()
+        finally:
+            del self._open[number]
+        if not answers:
+            return Judgement(why="the server does not answer", status=503)
+        answer = answers[0]
+        if answer.kind:
+            return Judgement(answer.user, answer.kind)
+        return Judgement(why=answer.why, status=503 if answer.later else 401)
+
+    def _take(self, now: float) -> bool:
+        self._budget = min(BURST, self._budget + (now - self._budget_at) * ASKED_PER_S)
+        self._budget_at = now
+        if self._budget < 1.0:
+            return False
+        self._budget -= 1.0
+        return True
+
+    def _remember(self, digest: bytes, known: _Known) -> None:
+        self._known[digest] = known
+        self._known.move_to_end(digest)
+        if len(self._known) > REMEMBERED_MAX:
+            # Those that never were good go first.
+            never = (each for each, it in self._known.items() if it.good_at == float("-inf"))
+            del self._known[next(never, next(iter(self._known)))]

@@ -1,0 +1,185 @@
+"""The server's side of its observer's HTTP: hands connections over, and judges their tokens.
+
+A connection keeps its place among the strangers (``remoting/server/preauth_limits.py``) until the
+server itself has found a token good that came over it. The server keeps a descriptor of each one,
+so that it can end a connection whatever the observer does.
+"""
+
+import itertools
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import trio
+
+from gpupool.monitoring.http.http_frames import (
+    PACKET,
+    Target,
+    Targets,
+    TokenAnswered,
+    TokenAsked,
+    WebSetup,
+)
+from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
+from gpupool.pool.model.state import PoolState, Server, Token
+
+UNPROVEN_S = 30.0
+"""How long a connection lasts over which no good token has come."""
+PROVEN_MAX = 512
+"""Connections over which one has come."""
+HAND_OVER_S = 2.0
+TARGETS_EVERY_S = 1.0
+
+Say = Callable[[WebSetup | Targets | TokenAnswered], bool]
+
+
+class WebLink:
+    """One server's door for HTTPS: ``router.WebDoor``."""
+
+    def __init__(self, state: Callable[[], PoolState], *, sd_labels: Iterable[str] = ()) -> None:
+        self._state = state
+        self._sd_labels = tuple(sd_labels)
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _Connection] = {}
+        self._proven = 0
+        self._door: socket.socket | None = None
+        self._say: Say = lambda _message: False
+        self._setup: WebSetup | None = None
+        self.check_token: Callable[[str], Token] = _nobody
+
+    # --- for the server --------------------------------------------------------------------------
+
+    def set_up(self, setup: WebSetup) -> None:
+        """Have the observer show and answer so from now on; nobody is served before."""
+        self._setup = setup
+        self._say(setup)
+
+    async def serve(self, stream: trio.SocketStream, prove: Callable[[], None]) -> None:
+        """Hand a connection over, and wait for its end.
+
+        Raises:
+            RemoteProtocolError: when no observer takes it.
+        """
+        if self._door is None or self._setup is None:
+            raise RemoteProtocolError("nobody serves HTTP here now")
+        number, connection = next(self._numbers), _Connection(prove)
+        self._open[number] = connection
+        try:
+            with trio.fail_after(HAND_OVER_S):
+                await _send_descriptor(self._door, number, stream.socket.fileno())
+            connection.scope.deadline = trio.current_time() + UNPROVEN_S
+            with connection.scope:
+                await connection.ended.wait()
+        finally:
+            del self._open[number]
+            self._proven -= connection.is_proven
+            with suppress(OSError):
+                stream.socket.shutdown(socket.SHUT_RDWR)
+
+    # --- for the link to the observer ------------------------------------------------------------
+
+    def pair(self) -> tuple[socket.socket, socket.socket]:
+        """Return both ends of a pair for connections: the server's and the observer's."""
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        pair[0].setblocking(False)
+        return pair
+
+    async def run(self, door: socket.socket, say: Say) -> None:
+        """Serve by the observer that has the other end of ``door``, until cancelled."""
+        self._door, self._say = door, say
+        try:
+            if self._setup is not None:
+                say(self._setup)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_targets)
+                await self._hear_ends(door)
+        finally:
+            trio.lowlevel.notify_closing(door)
+            door.close()
+            self._door, self._say = None, lambda _message: False
+            for connection in self._open.values():
+                connection.ended.set()
+
+    def asked(self, asked: TokenAsked) -> None:
+        """Answer the observer, and note that a connection has proven itself."""
+        try:
+            token = self.check_token(asked.text)
+        except AuthenticationError as error:
+            self._say(TokenAnswered(asked.number, why=str(error)))
+            return
+        except GpupoolError as error:
+            self._say(TokenAnswered(asked.number, why=str(error), later=True))
+            return
+        connection = self._open.get(asked.connection)
+        if connection is not None and not connection.is_proven:
+            if self._proven >= PROVEN_MAX:
+                connection.ended.set()
+                return
+            self._proven += 1
+            connection.prove()
+        self._say(TokenAnswered(asked.number, token.user, token.kind.value))
+
+    async def _hear_ends(self, door: socket.socket) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(door)
+            try:
+                data = door.recv(PACKET.size + 1)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return  # the observer has ended, and the other socket says so as well
+            if len(data) == PACKET.size and (found := self._open.get(*PACKET.unpack(data))):
+                found.ended.set()
+
+    async def _tell_targets(self) -> None:
+        """Tell the observer which servers there are, whenever that changes."""
+        said, seen = None, None
+        while True:
+            state = self._state()
+            if state.servers is not seen:
+                targets = targets_of(state, self._sd_labels)
+                if targets != said and self._say(targets):
+                    said = targets
+                seen = state.servers if targets == said else None
+            await trio.sleep(TARGETS_EVERY_S)
+
+
+class _Connection:
+    """One that the observer has."""
+
+    def __init__(self, prove: Callable[[], None]) -> None:
+        self._prove = prove
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.is_proven = False
+
+    def prove(self) -> None:
+        self.is_proven = True
+        self.scope.deadline = float("inf")
+        self._prove()
+
+
+def targets_of(state: PoolState, labels: Iterable[str]) -> Targets:
+    """Return the servers of the table, by name, with those of their labels."""
+    wanted = tuple(labels)
+
+    def target(server: Server) -> Target:
+        found = {name: server.labels[name] for name in wanted if name in server.labels}
+        return Target(server.name, server.address, found)
+
+    servers = sorted(state.servers.values(), key=lambda server: server.name)
+    return Targets(state.name, tuple(target(server) for server in servers))
+
+
+async def _send_descriptor(door: socket.socket, number: int, descriptor: int) -> None:
+    while True:
+        try:
+            socket.send_fds(door, [PACKET.pack(number)], [descriptor])
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(door)
+        else:
+            return
+
+
+def _nobody(_text: str) -> Token:
+    raise AuthenticationError("this server knows no token")

@@ -1,0 +1,1 @@
+"""The web page of a pool: a Starlette application over a ``PoolSource``, and its static files."""

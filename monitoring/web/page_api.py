@@ -1,0 +1,352 @@
+"""The API of the page: what changed, reports, and the few orders that a page may give."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from enum import Enum
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpupool.monitoring.web.gate import Gate
+from gpupool.monitoring.web.history_series import ask_series
+from gpupool.monitoring.web.live_book import Book, Packed
+from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.pool_source import PoolSource
+from gpupool.monitoring.web.recent import METRICS, Recent
+from gpupool.monitoring.web.usage_answers import ask_lease, ask_records, ask_report, query_of
+from gpupool.pool.errors import (
+    AuthenticationError,
+    DeniedError,
+    GpupoolError,
+    UsageError,
+)
+from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.view import visible
+from gpupool.remoting.protocol import messages as m
+
+JSON = "application/json"
+BODY_MAX = 64 * 1024
+FRESH_S = 0.9
+"""A document younger than that is not made anew: many viewers cost what one costs."""
+
+ACT_MARK = " (web)"
+REASON_MAX = 140
+
+Handler = Callable[[Request, PoolSource], Awaitable[Response]]
+
+
+def packed_response(
+    request: Request, body: Packed, kind: str, headers: Mapping[str, str]
+) -> Response:
+    """Return a response, compressed where the browser takes it and it is worth it."""
+    extra = {**headers, "vary": "accept-encoding"}
+    accepted = "gzip" in request.headers.get("accept-encoding", "")
+    small = body.small() if accepted else None
+    if small is not None:
+        extra["content-encoding"] = "gzip"
+    return Response(small if small is not None else body.plain, headers=extra, media_type=kind)
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as what JSON carries: dataclasses as objects, bytes as hex."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in cast("list[Any]", value)]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        return None
+    return value
+
+
+def _json(request: Request, value: object, status: int = 200) -> Response:
+    text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False)
+    headers = {"cache-control": "no-store"}
+    response = packed_response(request, Packed(text.encode()), JSON, headers)
+    response.status_code = status
+    return response
+
+
+def _refused(request: Request, error: GpupoolError, status: int) -> Response:
+    words = {"what": error.what, "why": error.why, "hint": error.hint}
+    return _json(request, {"error": words}, status)
+
+
+class _Live:
+    """The documents of one pool, for all that look at it with the same rights."""
+
+    def __init__(self, first: int) -> None:
+        self.books = {"live": Book(first), "work": Book(first)}
+        self.memory = Memory()
+        self.recent = Recent()
+        self._made: dict[str, float] = {}
+
+    def refresh(self, name: str, moment: Moment, viewer: Mapping[str, object]) -> None:
+        """Make a document anew when it is not of this second."""
+        if moment.now - self._made.get(name, -FRESH_S) < FRESH_S:
+            return
+        self._made[name] = moment.now
+        if name == "work":
+            self.refresh("live", moment, viewer)  # it keeps the rates
+            self.books[name].put(work(moment, self.memory))
+            return
+        document = summary(moment, self.memory, viewer)
+        self.books[name].put(document)
+        self.recent.take(document, moment.now, moment.pool_now)
+
+
+class Api:
+    """Answers the page."""
+
+    def __init__(self, gate: Gate, *, readonly: bool) -> None:
+        self._gate = gate
+        self._readonly = readonly
+        self._live: dict[int, _Live] = {}
+
+    def routes(self) -> list[Route]:
+        """Return what may be asked."""
+        looks: dict[str, Handler] = {
+            "/live": self._changed,
+            "/work": self._changed,
+            "/server/{server}": self._server,
+            "/recent": self._recent,
+            "/history": self._history,
+            "/usage": self._usage,
+            "/records": self._records,
+            "/lease/{lease}": self._lease,
+            "/audit": self._audit,
+            "/policy": self._policy,
+        }
+        orders: dict[str, Handler] = {
+            "/end-lease": self._end_lease,
+            "/drain": self._drain,
+            "/undrain": self._undrain,
+        }
+        found = [Route("/login", self._login, methods=["POST"])]
+        found += [Route(path, self._look(each), methods=["GET"]) for path, each in looks.items()]
+        found += [Route(path, self._order(each), methods=["POST"]) for path, each in orders.items()]
+        return found
+
+    # --- who asks --------------------------------------------------------------------------------
+
+    async def _login(self, request: Request) -> Response:
+        body = await _body(request)
+        entry = self._gate.enter(str(body.get("key", "")))
+        if entry is None:
+            wrong = AuthenticationError(
+                "this address was used already",
+                hint='press Enter in the terminal of "gpupool web" for a new one, or start it anew',
+            )
+            return _refused(request, wrong, 401)
+        response = _json(request, {"secret": entry.order_secret})
+        response.headers["set-cookie"] = entry.cookie
+        return response
+
+    def _look(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def look(request: Request) -> Response:
+            source = self._gate.source(request.headers)
+            if source is None:
+                return _stranger(request)
+            return await _answered(request, source, handler)
+
+        return look
+
+    def _order(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def order(request: Request) -> Response:
+            source = self._gate.source(request.headers)
+            if source is None or not self._gate.may_order(request.headers):
+                return _stranger(request)
+            if self._readonly:
+                wrong = DeniedError("this page changes nothing", why="--web-readonly is set")
+                return _refused(request, wrong, 403)
+            return await _answered(request, source, handler)
+
+        return order
+
+    def refresh(self, source: PoolSource, name: str = "live") -> _Live:
+        """Return the documents of a pool, of this second."""
+        live = self._live.get(id(source))
+        if live is None:
+            live = self._live[id(source)] = _Live(int(time.time()) % 10**8 * 1000)
+        snapshot = source.latest()
+        if snapshot is not None:
+            live.refresh(name, Moment(snapshot, source.now()), self._viewer(source))
+        return live
+
+    def _viewer(self, source: PoolSource) -> dict[str, object]:
+        operator = source.is_operator()
+        return {"user": source.user(), "operator": operator, "readonly": self._readonly}
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    async def _changed(self, request: Request, source: PoolSource) -> Response:
+        name = request.url.path.rpartition("/")[2]
+        book = self.refresh(source, name).books[name]
+        since = request.query_params.get("since", "0")
+        snapshot = source.latest()
+        headers = {"cache-control": "no-store"}
+        if snapshot is not None:
+            moment = Moment(snapshot, source.now())
+            headers["x-now"] = str(moment.pool_now)
+            headers["x-age"] = f"{moment.age_s:.1f}"
+        body = book.answer(int(since) if since.isdecimal() and len(since) < 16 else 0)
+        return packed_response(request, body, JSON, headers)
+
+    async def _server(self, request: Request, source: PoolSource) -> Response:
+        snapshot = source.latest()
+        wanted = request.path_params["server"]
+        servers = snapshot.view.servers if snapshot is not None else ()
+        for server in servers:
+            if snapshot is not None and wanted in (server.id, server.name):
+                measured = snapshot.telemetry.get(server.id)
+                stale = Moment(snapshot, source.now()).stale_since(server)
+                names = {each.id: visible(each.name) for each in servers}
+                peers = measured.consensus.link_rtt_s if measured and measured.consensus else ()
+                told = {
+                    "server": server,
+                    "telemetry": measured,
+                    "stale": stale,
+                    "names": {each: names[each] for each in peers if each in names},
+                }
+                return _json(request, told)
+        raise UsageError(f"the pool has no server named {wanted}")
+
+    async def _recent(self, request: Request, source: PoolSource) -> Response:
+        asked = request.query_params
+        recent = self.refresh(source).recent
+        metrics = [each for each in asked.get("metrics", "busy").split(",") if each]
+        if not set(metrics) <= {*METRICS, "waiting"}:
+            raise UsageError("there is no such metric", hint=", ".join(METRICS))
+        server, gpu = asked.get("server", ""), asked.get("gpu", "")
+        found: dict[str, list[float | None]] = {}
+        times: list[int] = []
+        for metric in metrics:
+            if server and gpu.isdecimal() and metric in METRICS:
+                points = recent.gpu((server, int(gpu[:4])), metric)
+            elif server and metric in METRICS:
+                points = recent.server(server, metric)
+            else:
+                points = recent.pool(metric)
+            times = [at for at, _ in points]
+            found[metric] = [value for _, value in points]
+        return _json(request, {"t": times, "series": found})
+
+    async def _history(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_series(source, request.query_params))
+
+    async def _usage(self, request: Request, source: PoolSource) -> Response:
+        asked = request.query_params
+        answer = await ask_report(source, query_of(asked), asked.get("by", "user"))
+        if asked.get("format") == "csv":
+            headers = {
+                "content-disposition": 'attachment; filename="gpupool-usage.csv"',
+                "cache-control": "no-store",
+            }
+            body = Packed(str(answer["csv"]).encode())
+            return packed_response(request, body, "text/csv; charset=utf-8", headers)
+        return _json(request, {k: v for k, v in answer.items() if k != "csv"})
+
+    async def _records(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_records(source, query_of(request.query_params)))
+
+    async def _lease(self, request: Request, source: PoolSource) -> Response:
+        lease = _lease_id(request.path_params["lease"])
+        return _json(request, await ask_lease(source, lease))
+
+    async def _audit(self, request: Request, source: PoolSource) -> Response:
+        answer = await source.audit()
+        acts = [*answer.former, *answer.acts][::-1]
+        return _json(request, {"acts": acts, "dropped": answer.count - len(answer.acts)})
+
+    async def _policy(self, request: Request, source: PoolSource) -> Response:
+        found = await source.policy()
+        text = unpack_text(found.packed) if found.version else ""
+        told = {"version": found.version, "by": found.by, "at": found.at, "text": text}
+        return _json(request, told)
+
+    # --- orders ----------------------------------------------------------------------------------
+
+    async def _end_lease(self, request: Request, source: PoolSource) -> Response:
+        body = await _body(request)
+        order = m.EndLease(LeaseId(_lease_id(body.get("lease"))), _reason(body))
+        return _json(request, {"done": await source.operate(order)})
+
+    async def _drain(self, request: Request, source: PoolSource) -> Response:
+        body = await _body(request)
+        order = m.DrainServer(_server_name(body), _reason(body))
+        return _json(request, {"done": await source.operate(order)})
+
+    async def _undrain(self, request: Request, source: PoolSource) -> Response:
+        body = await _body(request)
+        order = m.DrainServer(_server_name(body), None)
+        return _json(request, {"done": await source.operate(order)})
+
+
+def _stranger(request: Request) -> Response:
+    wrong = AuthenticationError(
+        "you are not let in here", hint='open the address that "gpupool web" prints'
+    )
+    return _refused(request, wrong, 401)
+
+
+async def _answered(request: Request, source: PoolSource, handler: Handler) -> Response:
+    try:
+        return await handler(request, source)
+    except UsageError as error:
+        return _refused(request, error, 400)
+    except DeniedError as error:
+        return _refused(request, error, 403)
+    except GpupoolError as error:
+        return _refused(request, error, 502)
+
+
+async def _body(request: Request) -> dict[str, object]:
+    """Return a small JSON object; anything else is an empty one."""
+    data = b""
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            data += piece
+            if len(data) > BODY_MAX:
+                return {}
+    try:
+        found: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, object]", found) if isinstance(found, dict) else {}
+
+
+def _reason(body: Mapping[str, object]) -> str:
+    text = " ".join(str(body.get("reason", "")).split())
+    if not text:
+        raise UsageError("say why", why="everybody who looks at the pool sees the reason")
+    if len(text) > REASON_MAX or not text.isprintable():
+        raise UsageError(f"a reason is one line of at most {REASON_MAX} characters")
+    return text + ACT_MARK
+
+
+def _server_name(body: Mapping[str, object]) -> str:
+    name = body.get("server")
+    if not isinstance(name, str) or not name:
+        raise UsageError("which server?")
+    return name
+
+
+def _lease_id(text: object) -> LeaseId:
+    try:
+        number = int(str(text), 16)
+    except ValueError:
+        number = 0
+    if not 0 < number < 1 << 63:
+        raise UsageError("that is not the name of a lease, such as 7f3a")
+    return LeaseId(number)

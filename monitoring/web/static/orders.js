@@ -1,0 +1,77 @@
+// Orders that change the pool: each is confirmed in a dialog, and most need a reason.
+
+import { html, nothing, render, toast } from "./parts.js";
+import { ask, mayOrder, viewer } from "./store.js";
+
+function dialog(what) {
+  const place = document.createElement("dialog");
+  place.setAttribute("aria-labelledby", "dialog-title");
+  document.body.append(place);
+  place.addEventListener("close", () => place.remove());
+  const draw = (wrong = "", busy = false) =>
+    render(
+      html`<form method="dialog" @submit=${send}>
+        <h2 id="dialog-title">${what.title}</h2>
+        <p>${what.text}</p>
+        ${what.reason
+          ? html`<label>Reason<input name="reason" required maxlength="140" autocomplete="off" placeholder=${what.reason}></label>`
+          : nothing}
+        ${wrong ? html`<p class="wrong" role="alert">${wrong}</p>` : nothing}
+        <div class="row">
+          <button type="button" @click=${() => place.close()}>Cancel</button>
+          <button class=${what.danger ? "danger" : "main"} ?disabled=${busy}>${what.verb}</button>
+        </div>
+      </form>`,
+      place,
+    );
+  async function send(event) {
+    event.preventDefault();
+    const reason = new FormData(event.target).get("reason") || "";
+    draw("", true);
+    try {
+      const { data } = await ask(what.path, { ...what.body, reason });
+      place.close();
+      toast(data.done);
+    } catch (error) {
+      draw([error.what || "It did not work", error.why, error.hint].filter(Boolean).join("; "));
+    }
+  }
+  draw();
+  place.showModal();
+}
+
+export const mayEnd = (lease) => mayOrder() && (viewer().operator || lease.user === viewer().user);
+export const mayDrain = () => mayOrder() && viewer().operator;
+
+export function endLease(lease) {
+  dialog({
+    title: `End lease ${lease.id}?`,
+    text: `The program "${lease.program}" of ${lease.user} is stopped now, and what it has in GPU memory is lost.`,
+    reason: "Its owner sees this",
+    verb: "End the lease",
+    danger: true,
+    path: "end-lease",
+    body: { lease: lease.id },
+  });
+}
+
+export function drain(name) {
+  dialog({
+    title: `Drain ${name}?`,
+    text: "Nothing new is granted there. What runs goes on.",
+    reason: "Everybody who looks at the pool sees this",
+    verb: "Drain the server",
+    path: "drain",
+    body: { server: name },
+  });
+}
+
+export function undrain(name) {
+  dialog({
+    title: `Undrain ${name}?`,
+    text: "GPUs are granted there again.",
+    verb: "Undrain the server",
+    path: "undrain",
+    body: { server: name },
+  });
+}

@@ -1,0 +1,38 @@
+// What happened, and who administered what.
+
+import { full, plural } from "../format.js";
+import { choice, dataTable, filterField, html, none, nothing, panel, params, setParams, userLink } from "../parts.js";
+import { ask, rows } from "../store.js";
+
+const audit = { next: 0, data: null, error: "" };
+
+async function load() {
+  if (params().get("show") !== "audit" || performance.now() < audit.next) return;
+  audit.next = performance.now() + 10000;
+  try {
+    audit.data = (await ask("audit")).data;
+    audit.error = "";
+  } catch (error) {
+    audit.error = error.what || "No server tells.";
+  }
+}
+
+export const enter = () => () => void load();
+
+export function view() {
+  const acts = params().get("show") === "audit";
+  const list = acts ? (audit.data ? audit.data.acts : []) : rows("events");
+  const columns = [
+    { key: "at", title: "When", cell: (e) => html`<time class="nowrap">${full(e.at)}</time>`, sort: (e) => e.at },
+    acts && { key: "by", title: "Who", cell: (e) => userLink(e.by), sort: (e) => e.by },
+    { key: "kind", title: "What", cell: (e) => html`<span class="tag">${e.kind}</span>`, sort: (e) => e.kind },
+    { key: "subject", title: "Of what", cell: (e) => html`<b>${e.subject || "–"}</b>`, sort: (e) => e.subject },
+    { key: "text", title: "Details", cell: (e) => e.text },
+  ];
+  const empty = acts && !audit.data && !audit.error ? none("Asking the servers…") : none(audit.error || "Nothing has happened yet.");
+  return html`<div class="filters">
+      ${choice("Which list", [["events", "Events"], ["audit", "Audit"]], acts ? "audit" : "events", (value) => { setParams({ show: value === "audit" ? "audit" : "", sort: "", page: "" }, { push: true }); audit.next = 0; void load(); })}
+      ${filterField("Filter by kind, subject, text")}<span class="faint">${plural(list.length, "line", "lines")}</span></div>
+    ${acts && audit.data && audit.data.dropped ? html`<p class="notice quiet">The pool has dropped ${plural(audit.data.dropped, "older act", "older acts")}; each server has them: gpupool audit --state-dir DIR</p>` : nothing}
+    ${panel(acts ? "Audit" : "Events", dataTable(acts ? "Administrative acts" : "Events", list, columns, { sort: "-at", text: (e) => `${e.by || ""} ${e.kind} ${e.subject} ${e.text}`, empty }), { flush: true, aside: acts ? "every administrative act: who did what, and when" : "the latest that the pool's table has" })}`;
+}

@@ -1,0 +1,138 @@
+// The overview: is the pool well, what is used, who waits, what happened.
+
+import { chart } from "../chart.js";
+import { known, number, percent, plural, since, size, when, wish } from "../format.js";
+import { METRICS } from "../heat.js";
+import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, setParams, state, userLink } from "../parts.js";
+import { recent } from "../recent.js";
+import { ask, pool, rows, table } from "../store.js";
+
+const history = recent({ metrics: "busy,granted,waiting" });
+const week = { next: 0, rows: null, total: null };
+
+async function usage() {
+  if (performance.now() < week.next) return;
+  week.next = performance.now() + 60000;
+  try {
+    const { data } = await ask(`usage?by=user&since=${Date.now() - 7 * 86400000}`);
+    week.rows = data.rows;
+    week.total = data.total;
+  } catch {
+    week.rows = week.rows || [];
+  }
+}
+
+export function enter() {
+  return async () => {
+    await history();
+    void usage();
+  };
+}
+
+const sum = (list) => list.reduce((a, b) => a + (b || 0), 0);
+
+function counts(servers, gpus) {
+  const found = { used: 0, idle: 0, other: 0 };
+  gpus.state.forEach((each, i) => {
+    if (each === "mix" || each === "full") found.used++;
+    else if (each === "idle" && !servers[gpus.server[i]].stale) found.idle++;
+    else found.other++;
+  });
+  return found;
+}
+
+function figures(servers, gpus) {
+  const { used, idle, other } = counts(servers, gpus);
+  const count = gpus.server.length;
+  const live = gpus.busy.map((each, i) => (servers[gpus.server[i]].stale ? null : each)).filter(known);
+  const busy = live.length ? sum(live) / live.length : null;
+  const granted = sum(gpus.granted);
+  const capacity = sum(gpus.capacity);
+  const watts = gpus.power.filter(known);
+  return facts([
+    ["GPUs in use", number(used), `of ${number(count)}`, html`${bar([[(100 * used) / (count || 1), "a"], [(100 * idle) / (count || 1), "b"], [(100 * other) / (count || 1), "c"]])}<span>${idle} idle${other ? `, ${other} not to be had` : ""}</span>`],
+    ["Busy, mean", known(busy) ? Math.round(busy) : "–", "%", html`${bar([[busy, "a"]])}<span>time in which kernels ran</span>`],
+    ["Memory granted", size(granted), `of ${size(capacity)}`, html`${bar([[(100 * granted) / (capacity || 1), "a"]])}<span>${percent((100 * granted) / (capacity || 1))}</span>`],
+    ["Leases", number(pool().leases), "", pool().waiting ? html`<a href="/waiting">${plural(pool().waiting, "request waits", "requests wait")}</a>` : "nobody waits"],
+    watts.length ? ["Power", number(sum(watts) / 1000, 1), "kW", plural(watts.length, "GPU measures it", "GPUs measure it")] : ["Servers", number(servers.length - servers.filter((s) => s.stale).length), `of ${servers.length} answer`, pool().leader ? `${pool().leader} leads` : "no leader"],
+  ]);
+}
+
+// What a map may be coloured by only where it is measured.
+const NEEDS = { wire: "wire", temperature: "temperature", memory: "used" };
+
+function heatMap(servers, gpus) {
+  const asked = params();
+  const metric = METRICS[asked.get("by")] ? asked.get("by") : "busy";
+  const kind = METRICS[metric];
+  const asTable = asked.get("as") === "table";
+  const options = Object.entries(METRICS).filter(([name]) => !NEEDS[name] || gpus[NEEDS[name]].some(known)).map(([name, each]) => [name, each.title]);
+  const right = html`${choice("Colour by", options, metric, (value) => setParams({ by: value === "busy" ? "" : value }))}
+    ${choice("Show as", [["map", "Map"], ["table", "Table"]], asTable ? "table" : "map", (value) => setParams({ as: value === "map" ? "" : value }))}`;
+  const anyDead = servers.some((each) => each.stale);
+  const anyDrained = servers.some((each) => each.state === "drain") || gpus.drain.some(Boolean);
+  const body = asTable
+    ? gpuTable(servers)
+    : html`<gp-heat .data=${{ servers, gpus, metric }}></gp-heat>
+        <div class="legend">
+          <span>${kind.low} <gp-scale .warm=${Boolean(kind.warm)}></gp-scale> ${kind.high}</span>
+          ${kind.note ? html`<span>${kind.note}</span>` : nothing}
+          ${anyDead ? html`<span><b aria-hidden="true">▨</b> striped: no contact</span>` : nothing}
+          ${anyDrained ? html`<span><b aria-hidden="true">▢</b> outlined: drained</span>` : nothing}
+        </div>`;
+  return panel("GPUs", body, { aside: `${plural(gpus.server.length, "GPU", "GPUs")} on ${plural(servers.length, "server", "servers")}`, right, flush: asTable });
+}
+
+function gpuTable(servers) {
+  const list = rows("gpus").map((row) => ({ ...row, name: servers[row.server].name, stale: servers[row.server].stale }));
+  return dataTable("All GPUs", list, [
+    { key: "gpu", title: "GPU", cell: (g) => gpuLink(g.name, g.index), sort: (g) => `${g.name} ${g.index}` },
+    { key: "model", title: "Model", cell: (g) => g.model, sort: (g) => g.model, narrow: true },
+    { key: "state", title: "State", cell: (g) => state(g.stale && g.state !== "down" ? "silent" : g.state), sort: (g) => g.state },
+    { key: "busy", title: "Busy", num: true, cell: (g) => percent(g.busy), sort: (g) => g.busy },
+    { key: "granted", title: "Granted", num: true, cell: (g) => size(g.granted), sort: (g) => g.granted },
+    { key: "leases", title: "Leases", num: true, cell: (g) => g.leases, sort: (g) => g.leases, narrow: true },
+  ], { sort: "gpu", dead: (g) => g.stale });
+}
+
+function waiting() {
+  const list = rows("next");
+  const more = pool().waiting - list.length;
+  const body = list.length
+    ? html`<ul class="list">${list.map(
+        (row) => html`<li><span class="tag">${wish(row)}</span><div>${userLink(row.user)} <span class="muted">${row.program}</span></div><span class="end">${since(row.since)}</span><span class="sub">${row.reason}</span></li>`,
+      )}</ul>`
+    : none("Nobody waits.", "Requests that find no free GPU are listed here with the reason.");
+  return panel("Waiting now", body, { width: "w4", flush: true, aside: more > 0 ? `the first ${list.length} of ${pool().waiting}` : "", footer: list.length ? html`<a href="/waiting">All that wait</a>` : nothing });
+}
+
+function events() {
+  const list = rows("events").slice(0, 8);
+  const body = list.length
+    ? html`<ul class="list">${list.map((row) => html`<li><time class="muted">${when(row.at)}</time><div><b>${row.subject}</b> <span class="muted">${row.text}</span></div><span class="end"><span class="tag">${row.kind}</span></span></li>`)}</ul>`
+    : none("Nothing has happened yet.");
+  return panel("Latest events", body, { width: "w8", flush: true, footer: html`<a href="/events">All events</a>` });
+}
+
+function top() {
+  const list = (week.rows || []).slice(0, 6);
+  const most = Math.max(0.001, ...list.map((row) => row.gpu_hours));
+  const body = week.rows === null ? none("Asking the servers…") : list.length
+    ? html`<ul class="list">${list.map((row) => html`<li><div>${userLink(row.key || "–")}</div><div>${bar([[(100 * row.gpu_hours) / most, "a"]])}</div><span class="end">${number(row.gpu_hours, row.gpu_hours < 1 ? 3 : 1)} h</span></li>`)}</ul>`
+    : none("No lease in the last seven days.");
+  return panel("GPU-hours of the week", body, { width: "w4", flush: true, footer: html`<a href="/usage">Usage reports</a>` });
+}
+
+export function view() {
+  const servers = rows("servers");
+  const gpus = table("gpus").cols;
+  if (!gpus.server) return nothing;
+  const { data } = history;
+  return html`
+    <div class="health">${mark(pool().level)}<p>${pool().sentence}</p></div>
+    ${figures(servers, gpus)} ${heatMap(servers, gpus)}
+    <div class="grid even">
+      ${panel("The pool in the last hour", chart({ t: data.t, unit: "%", max: 100, height: 300, sync: "pool", series: [{ label: "Granted", values: history.at("granted"), tone: 1 }, { label: "Busy", values: history.at("busy"), fill: true, tone: 0 }] }), { width: "w8", aside: "means of all GPUs, since this page's program started" })}
+      ${waiting()} ${events()} ${top()}
+    </div>`;
+}

@@ -1,0 +1,76 @@
+// Reports of usage: the sums of "gpupool usage" with its options in the address; it prints well.
+
+import { number, percent } from "../format.js";
+import { bar, choice, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
+import { ask, changed } from "../store.js";
+import { missing } from "./leases.js";
+
+const SPANS = [["24h", "24 h", 1], ["7d", "7 days", 7], ["30d", "30 days", 30], ["90d", "90 days", 90], ["365d", "1 year", 365]];
+const KEYS = [["user", "User"], ["class", "Class"], ["department", "Department"], ["client", "Client"], ["server", "Server"], ["model", "Model"], ["program", "Program"], ["day", "Day"]];
+const report = { query: "", data: null, error: "", busy: false };
+
+function query() {
+  const asked = params();
+  const span = SPANS.find(([name]) => name === asked.get("span")) || SPANS[2];
+  const by = KEYS.find(([name]) => name === asked.get("by")) || KEYS[0];
+  const minute = Math.floor(Date.now() / 60000) * 60000;
+  return { span: span[0], by: by[0], title: by[1], text: `by=${by[0]}&since=${minute - span[2] * 86400000}`, key: `${by[0]} ${span[0]}` };
+}
+
+async function load() {
+  const { text, key } = query();
+  if (report.query === key && (report.data || report.busy)) return;
+  Object.assign(report, { query: key, data: null, error: "", busy: true });
+  try {
+    const { data } = await ask(`usage?${text}`);
+    if (report.query === key) report.data = data;
+  } catch (error) {
+    if (report.query === key) report.error = error.what || "No server tells.";
+  }
+  report.busy = false;
+  changed();
+}
+
+export function enter() {
+  report.query = "";
+  return () => void load();
+}
+
+const LINKS = { user: userLink, lease: leaseLink, server: serverLink };
+
+function table(data, by, title) {
+  const most = Math.max(1e-9, ...data.rows.map((row) => row.gpu_hours));
+  const all = data.total.gpu_hours || 1;
+  return dataTable(`Usage by ${title}`, data.rows, [
+    { key: "key", title, cell: (r) => (r.key ? (LINKS[by] ? LINKS[by](r.key) : r.key) : html`<span class="faint">none</span>`), sort: (r) => r.key, total: () => "All" },
+    { key: "bar", title: html`<span class="away">Share as a bar</span>`, cell: (r) => bar([[(100 * r.gpu_hours) / most, "a"]]), narrow: true },
+    { key: "hours", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 2), sort: (r) => r.gpu_hours, total: (t) => number(t.gpu_hours, 2) },
+    { key: "share", title: "Share", num: true, cell: (r) => percent((100 * r.gpu_hours) / all), sort: (r) => r.gpu_hours, total: () => "" },
+    { key: "gib", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1), sort: (r) => r.gib_hours, total: (t) => number(t.gib_hours, 1) },
+    { key: "leases", title: "Leases", num: true, cell: (r) => number(r.leases), sort: (r) => r.leases, total: (t) => number(t.leases) },
+    { key: "wait", title: "Mean wait", num: true, cell: (r) => `${number(r.leases ? r.wait_s / r.leases : 0, 1)} s`, sort: (r) => (r.leases ? r.wait_s / r.leases : 0), narrow: true },
+    { key: "longest", title: "Longest", num: true, cell: (r) => `${number(r.wait_max_s, 1)} s`, sort: (r) => r.wait_max_s, narrow: true },
+  ], { sort: by === "day" ? "key" : "-hours", total: data.total, empty: none("No lease in this time.") });
+}
+
+export function view() {
+  const { span, by, title, text } = query();
+  if (report.query !== query().key) queueMicrotask(load);
+  const { data, error } = report;
+  return html`<div class="filters">
+      ${choice("Time", SPANS.map(([name, words]) => [name, words]), span, (value) => setParams({ span: value === "30d" ? "" : value, page: "" }, { push: true }))}
+      ${choice("Sum by", KEYS, by, (value) => setParams({ by: value === "user" ? "" : value, sort: "", page: "" }, { push: true }))}
+      <span class="right"><a class="button" href="/api/v1/usage?format=csv&${text}" download>CSV</a><button type="button" @click=${() => print()}>Print</button></span>
+    </div>
+    ${error ? html`<p class="notice fail">${error}</p>` : nothing} ${missing(data)}
+    ${data
+      ? html`${facts([
+          ["GPU-hours", number(data.total.gpu_hours, 1), "", "share of GPUs times time: what nobody else could have"],
+          ["GiB-hours", number(data.total.gib_hours, 0)],
+          ["Leases", number(data.total.leases)],
+          ["Mean wait", number(data.total.leases ? data.total.wait_s / data.total.leases : 0, 1), "s", `longest ${number(data.total.wait_max_s, 1)} s`],
+        ])}
+        ${panel(`By ${title.toLowerCase()}`, table(data, by, title), { flush: true })}
+        ${data.others.length ? panel("Other users, by class", dataTable("Other users", data.others, [{ key: "class", title: "Class", cell: (r) => r.class || "none" }, { key: "h", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 2) }, { key: "g", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1) }]), { flush: true }) : nothing}`
+      : error ? nothing : panel("Usage", none("Asking all servers…"))}`;
+}

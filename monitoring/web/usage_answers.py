@@ -1,0 +1,137 @@
+"""Reports of usage for the page, from the same sums as ``gpupool usage``."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpupool.monitoring.accounting import Range, total
+from gpupool.monitoring.usage_report import (
+    LIVE,
+    added,
+    as_csv,
+    as_plain,
+    lease_report,
+    live_records,
+    make_report,
+    plain_row,
+    split_by_user,
+)
+from gpupool.monitoring.web.pool_source import PoolSource
+from gpupool.pool.errors import UnreachableError, UsageError
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.record_query import FAR, KEYS, ClassSum, RecordQuery
+from gpupool.pool.view import PoolView, visible
+from gpupool.remoting.client.usage_query import UsageAnswer
+
+RECORDS_MAX = 2000
+
+
+def query_of(asked: Mapping[str, str]) -> RecordQuery:
+    """Return the question of an address; times are milliseconds."""
+    by = asked.get("by", "user")
+    if by not in KEYS:
+        raise UsageError("there are no sums by that", hint=", ".join(KEYS))
+    times: dict[str, int] = {}
+    for name in ("since", "until"):
+        text = asked.get(name, "")
+        if text:
+            if not text.isdecimal() or len(text) > 15:
+                raise UsageError(f"{name} is a time in milliseconds")
+            times[name] = int(text)
+    since, until = times.get("since", 0), times.get("until", int(FAR))
+    return RecordQuery(since=Milliseconds(since), until=Milliseconds(until), by=by)
+
+
+async def ask_report(source: PoolSource, query: RecordQuery, by: str) -> dict[str, object]:
+    """Return sums by a key, with what is missing."""
+    view = _view(source)
+    answer = await _ask(source, view, query)
+    within = Range(query.since, query.until)
+    live, continued = live_records(view)
+    live = [each for each in live if within.covers(each)]
+    others: list[ClassSum] = []
+    if not source.is_operator():
+        live, theirs = split_by_user(live, source.user(), within)
+        others = added(answer.others, theirs)
+    groups, parts = answer.groups.values(), (live, continued)
+    report = make_report(groups, answer.whole, parts, others, by, within)
+    return {**as_plain(report), **_missing(view, answer), "csv": as_csv(report)}
+
+
+async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, object]:
+    """Return parts of leases that are over, the latest first."""
+    view = _view(source)
+    answer = await _ask(source, view, replace(query, by=""))
+    records = answer.records[::-1]
+    return {
+        "records": [_plain_record(each) for each in records[:RECORDS_MAX]],
+        "cut": max(0, len(records) - RECORDS_MAX),
+        **_missing(view, answer),
+    }
+
+
+async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
+    """Return all parts of one lease, over or not."""
+    view = _view(source)
+    answer = await _ask(source, view, RecordQuery(lease=lease))
+    live = [each for each in live_records(view)[0] if each.lease == lease]
+    if not source.is_operator():
+        live = [each for each in live if each.user == source.user()]
+    parts = [*answer.records, *live]
+    if not parts:
+        raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
+    return {
+        "lease": lease_name(lease),
+        "parts": [_plain_record(each) for each in parts],
+        "total": plain_row(total(parts, Range())),
+        "lines": [visible(line) for line in lease_report(lease, parts)],
+        **_missing(view, answer),
+    }
+
+
+def _view(source: PoolSource) -> PoolView:
+    snapshot = source.latest()
+    if snapshot is None:
+        raise UnreachableError("no server has answered yet")
+    return snapshot.view
+
+
+async def _ask(source: PoolSource, view: PoolView, query: RecordQuery) -> UsageAnswer:
+    if view.record_count:
+        return await source.usage(replace(query, through=view.record_count))
+    return await source.usage(replace(query, count=0, through=0))
+
+
+def _missing(view: PoolView, answer: UsageAnswer) -> dict[str, object]:
+    names: dict[ServerId, str] = {each.id: each.name for each in view.servers}
+    return {
+        "silent": {visible(names.get(k, k)): visible(why) for k, why in answer.silent.items()},
+        "missing": sum(last - first + 1 for first, last in answer.missing),
+        "problems": [
+            f"{visible(names.get(k, k))}: {visible(page.problem)}"
+            for k, page in answer.answered.items()
+            if page.problem
+        ],
+    }
+
+
+def _plain_record(record: LeaseRecord) -> dict[str, object]:
+    return {
+        "lease": lease_name(record.lease),
+        "server": visible(record.server_name or record.server),
+        "user": visible(record.user),
+        "class": visible(record.user_class),
+        "department": visible(record.department),
+        "client": visible(record.client),
+        "program": visible(record.program),
+        "gpus": [
+            {"model": visible(gpu.model), "memory": gpu.memory, "share": gpu.units / UNIT}
+            for gpu in record.gpus
+        ],
+        "requested": record.requested_at,
+        "granted": record.granted_at,
+        "ended": None if record.reason == LIVE else record.ended_at,
+        "freed": None if record.reason == LIVE else record.freed_at,
+        "reason": visible(record.reason),
+    }

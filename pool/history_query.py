@@ -1,0 +1,84 @@
+"""A question about what servers measured, and a part of the answer.
+
+Servers ask their own observer with them, and clients ask servers; each has what it measured itself.
+A point has a sum and a count, never a mean, so that the points of several servers can be added.
+"""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.model.codec import OPTIONAL
+from gpupool.pool.model.ids import Milliseconds
+
+POINTS_MAX = 2000
+"""Of one series."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryQuery:
+    """Which figures are wanted: of moments from ``since`` to before ``until``, the pool's time."""
+
+    of: str  # pool, server, gpu, lease, user, or sums
+    metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``
+    name: str = ""  # a GPU's id, a lease's number or a user's name; of sums: a lease's, or empty
+    since: Milliseconds = Milliseconds(0)
+    until: Milliseconds = Milliseconds(0)
+    after: int = 0  # points of earlier parts
+    points_max: int = POINTS_MAX
+    user: str = ""  # whose leases alone are told; empty: everybody's
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySeries:
+    """The points of one GPU, or of what was asked for together, by time.
+
+    A point is the Unix second at which it begins, a sum, a count, and a maximum, or -1 for none.
+    """
+
+    key: str  # a GPU's id, or empty
+    label: str
+    points: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSum:
+    """What samples say of the leases of one key on one server."""
+
+    key: str
+    slots: int  # of 10 s, of each GPU of a lease, of which it is known whether anything was done
+    idle: int  # of these, those in which nothing was
+    held: int  # millionths of GPUs times seconds: of the slots that are known
+    wasted: int  # of the idle ones
+    busy_n: int  # samples that say how busy the GPU was with it
+    busy: int  # thousandths of GPUs times seconds
+    memory: int  # MiB times seconds that were in use
+    granted: int  # MiB times seconds
+    memory_max: int  # MiB on one GPU
+
+    def plus(self, other: "SampleSum") -> "SampleSum":
+        """Return the sum of two of the same key."""
+        return SampleSum(
+            self.key,
+            self.slots + other.slots,
+            self.idle + other.idle,
+            self.held + other.held,
+            self.wasted + other.wasted,
+            self.busy_n + other.busy_n,
+            self.busy + other.busy,
+            self.memory + other.memory,
+            self.granted + other.granted,
+            max(self.memory_max, other.memory_max),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """One part of an answer."""
+
+    step_s: int = 0  # of the points
+    series: tuple[HistorySeries, ...] = ()
+    sums: tuple[SampleSum, ...] = ()
+    after: int = 0  # points up to here, for the next part
+    more: bool = False
+    oldest: Milliseconds = Milliseconds(0)  # before which nothing is kept; 0: nothing is
+    problem: str = ""  # why something may lack
+    lost: int = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept

@@ -1,0 +1,104 @@
+"""Asks servers of a pool for what they have measured; each has its own figures alone.
+
+All are asked at once, for two seconds, with one more try. A server that does not answer is named,
+never left out in silence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
+from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.client.server_connections import Connections
+from gpupool.remoting.protocol import messages as m
+
+DEADLINE_S = 2.0
+"""To reach a server, with both tries."""
+
+TRIES = 2
+PATIENCE_S = 0.3
+IN_FLIGHT = 64
+ALL_SERVERS = 4096
+PART_TIMEOUT_S = 7.0
+"""The observer ends a question that takes five seconds."""
+
+PARTS_MAX = 64
+"""An answer of any range has fewer."""
+
+
+@dataclass(slots=True)
+class HistoryAnswer:
+    """What servers say, each for itself."""
+
+    pages: dict[ServerId, HistoryPage] = field(default_factory=dict[ServerId, HistoryPage])
+    silent: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
+    """Servers that did not answer, and why."""
+
+
+async def ask_history(
+    connections: Connections, query: HistoryQuery, servers: Sequence[ServerId] = ()
+) -> HistoryAnswer:
+    """Return what these servers say, or all of them, as far as they answer in time.
+
+    Raises:
+        GpupoolError: when no server answers.
+    """
+    connections.widen(ALL_SERVERS)
+    answer, limit = HistoryAnswer(), trio.CapacityLimiter(IN_FLIGHT)
+
+    async def ask(server: ServerId) -> None:
+        async with limit:
+            try:
+                answer.pages[server] = await _all_parts(connections, server, query)
+            except GpupoolError as error:
+                answer.silent[server] = f"{error.what}: {error.why}" if error.why else error.what
+
+    async with trio.open_nursery() as nursery:
+        for server in servers or list(connections.members) or list(connections.by_server):
+            nursery.start_soon(ask, server)
+    if not answer.pages and not servers:
+        raise connections.failure()
+    return answer
+
+
+async def _all_parts(
+    connections: Connections, server: ServerId, query: HistoryQuery
+) -> HistoryPage:
+    pages = [await _first_part(connections, server, query)]
+    while pages[-1].more and pages[-1].after > query.after and len(pages) < PARTS_MAX:
+        query = replace(query, after=pages[-1].after)
+        connection = await connections.reach(server, DEADLINE_S)
+        pages.append(_page_of(await connection.call(m.GetHistory(query), timeout_s=PART_TIMEOUT_S)))
+    points: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for page in pages:
+        for series in page.series:
+            points.setdefault((series.key, series.label), []).extend(series.points)
+    return replace(
+        pages[-1],
+        series=tuple(HistorySeries(*names, tuple(found)) for names, found in points.items()),
+        sums=tuple(each for page in pages for each in page.sums),
+    )
+
+
+async def _first_part(
+    connections: Connections, server: ServerId, query: HistoryQuery
+) -> HistoryPage:
+    deadline = trio.current_time() + DEADLINE_S
+    for left in reversed(range(TRIES)):
+        try:
+            remaining_s = max(0.01, deadline - trio.current_time())
+            connection = await connections.reach(server, remaining_s, patience_s=PATIENCE_S)
+            message = m.GetHistory(query)
+            return _page_of(await connection.call(message, timeout_s=PART_TIMEOUT_S))
+        except GpupoolError:
+            if not left or trio.current_time() >= deadline:
+                raise
+    raise AssertionError  # the last try returns or raises
+
+
+def _page_of(answer: m.Message) -> HistoryPage:
+    assert isinstance(answer, m.HistoryIs)
+    return answer.page

@@ -1,0 +1,1 @@
+"""What a server measures of its sessions and of its machine."""

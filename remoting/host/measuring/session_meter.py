@@ -1,0 +1,174 @@
+"""The use of each lease's sessions on this server, summed over its workers, ended ones included."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.telemetry import SessionTelemetry
+from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.measuring.execution import SILENT_AFTER_S
+from gpupool.remoting.host.measuring.gpu_shares import Process, lease_shares
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
+from gpupool.remoting.protocol.worker_messages import Report
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the workers of one lease have done."""
+
+    calls: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    waits: int = 0
+    wait_us: int = 0
+    retransmits: int | None = None
+    doors: set[str] = field(default_factory=set[str])
+    transports: set[str] = field(default_factory=set[str])
+
+    def add(self, worker: WorkerHandle) -> None:
+        """Add one worker."""
+        report = worker.totals
+        self.calls += report.calls
+        self.bytes_in += report.bytes_in
+        self.bytes_out += report.bytes_out
+        self.waits += report.waits
+        self.wait_us += report.wait_us
+        if report.retransmits is not None:
+            self.retransmits = (self.retransmits or 0) + report.retransmits
+        self.doors |= {worker.door} - {""}
+        self.transports |= {worker.transport} - {""}
+
+    def copy(self) -> "Totals":
+        """Return totals that grow by themselves."""
+        return Totals(
+            self.calls,
+            self.bytes_in,
+            self.bytes_out,
+            self.waits,
+            self.wait_us,
+            self.retransmits,
+            set(self.doors),
+            set(self.transports),
+        )
+
+
+def shares_by_lease(
+    inventory: Inventory, workers: Collection[WorkerHandle], now: float
+) -> tuple[dict[LeaseId, dict[GpuId, float]], set[LeaseId]]:
+    """Return each lease's share of the time of each real GPU, and whose shares are estimates."""
+    found: dict[LeaseId, dict[GpuId, float]] = {}
+    estimates: set[LeaseId] = set()
+    on: dict[GpuId, list[Process]] = {}
+    for worker in workers:
+        if worker.lease is not None:
+            executes = now - worker.reported_at < SILENT_AFTER_S
+            process = Process(worker.lease, worker.process.pid, executes)
+            for gpu in worker.real:
+                on.setdefault(gpu, []).append(process)
+    for gpu, processes in on.items():
+        shares, estimated = lease_shares(inventory.use(gpu), processes)
+        for lease, share in shares.items():
+            found.setdefault(lease, {})[gpu] = share
+        if estimated:
+            estimates |= shares.keys()
+    return found, estimates
+
+
+def memory_in_use(
+    inventory: Inventory, workers: Collection[WorkerHandle], reserved: int
+) -> int | None:
+    """Return the bytes of GPU memory of a lease's workers; None where the driver does not say.
+
+    Args:
+        inventory: has the readings.
+        workers: of the lease.
+        reserved: what the budget counts, which is exact for emulated GPUs.
+    """
+    if not any(worker.real for worker in workers):
+        return reserved
+    used = 0
+    for worker in workers:
+        for gpu in worker.real:
+            processes = inventory.own_processes(gpu)
+            if processes is None:
+                return None
+            used += processes.get(worker.process.pid, 0)
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseUse:
+    """What others know of a lease's sessions."""
+
+    memory_reserved: int
+    memory_used: int | None
+    idle_s: float | None
+    busy: Mapping[GpuId, float]
+    estimated: bool
+
+
+def count_states(workers: Iterable[WorkerHandle]) -> dict[str, int]:
+    """Return how many workers start, are warm, and serve or are about to."""
+    found: dict[str, int] = {"workers_starting": 0, "workers_warm": 0, "workers_serving": 0}
+    names = {WorkerState.STARTING: "workers_starting", WorkerState.WARM: "workers_warm"}
+    for worker in workers:
+        found[names.get(worker.state, "workers_serving")] += 1
+    return found
+
+
+def session_telemetry(
+    lease: LeaseId, totals: Totals, workers: Iterable[WorkerHandle], use: LeaseUse
+) -> SessionTelemetry:
+    """Return what is said of one lease; ``workers`` are those that live."""
+    living = list(workers)
+    reports: list[Report] = [worker.totals for worker in living]
+    return SessionTelemetry(
+        lease=lease,
+        workers=len(living),
+        calls=totals.calls,
+        bytes_in=totals.bytes_in,
+        bytes_out=totals.bytes_out,
+        memory_reserved=use.memory_reserved,
+        memory_used=use.memory_used,
+        waits=totals.waits,
+        wait_us=totals.wait_us,
+        door="+".join(sorted(totals.doors)),
+        transport="+".join(sorted(totals.transports)),
+        rtt_us=_mean([each.rtt_us for each in reports]),
+        rtt_var_us=_mean([each.rtt_var_us for each in reports]),
+        retransmits=totals.retransmits,
+        busy={gpu: round(share, 4) for gpu, share in use.busy.items()},
+        busy_estimated=use.estimated,
+        idle_s=None if use.idle_s is None else round(use.idle_s, 1),
+    )
+
+
+def _mean(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) // len(known) if known else None
+
+
+def emulated_busy(
+    workers: Iterable[WorkerHandle], now: float
+) -> tuple[dict[GpuId, float], dict[LeaseId, dict[GpuId, float]]]:
+    """Return the shares of time in which emulated GPUs are in use: of each, and by each lease.
+
+    A worker with several executes one call at a time, so each of them has an equal part.
+    """
+    by_lease: dict[LeaseId, dict[GpuId, float]] = {}
+    sums: dict[GpuId, float] = {}
+    for worker in workers:
+        emulated = [gpu for gpu in worker.devices if gpu not in worker.real]
+        if worker.lease is None or not emulated:
+            continue
+        each = worker.execution.now(now) / len(emulated)
+        shares = by_lease.setdefault(worker.lease, {})
+        for gpu in emulated:
+            shares[gpu] = shares.get(gpu, 0.0) + each
+            sums[gpu] = sums.get(gpu, 0.0) + each
+    # Workers of several leases execute at the same time on several processors, which one GPU
+    # would do in turns.
+    for shares in by_lease.values():
+        for gpu in shares:
+            shares[gpu] /= max(1.0, sums[gpu])
+    return {gpu: min(1.0, value) for gpu, value in sums.items()}, by_lease

@@ -1,0 +1,66 @@
+"""What the door of a session counts beside its bytes, and the kernel of its connection.
+
+A launch costs nothing here: a clock is read only where somebody waits for an answer, and by the
+array door on emulated GPUs, whose time of execution nobody else measures.
+"""
+
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+_INFO = struct.Struct("=68x I I 24x I")
+"""``struct tcp_info``, which Linux only ever appends to: rtt, rttvar, total retransmits."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a door has executed; it counts, another thread reads. Times are nanoseconds."""
+
+    waits: int = 0  # answers that a caller waited for
+    wait_ns: int = 0  # time to execute those, without that to send them
+    executed_ns: int | None = None  # time to execute anything, where nobody else measures it
+    executing_since: int = 0  # what is not in ``executed_ns`` yet; 0: nothing is executed
+
+    def answered(self, began_ns: int) -> None:
+        """Count an answer whose execution began at ``began_ns``, and is ready to be sent."""
+        self.waits += 1
+        self.wait_ns += time.perf_counter_ns() - began_ns
+
+    def begin(self) -> None:
+        """Note that calls are executed from now on."""
+        self.executing_since = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """Note that they have been executed."""
+        self.executed_ns = (self.executed_ns or 0) + time.perf_counter_ns() - self.executing_since
+        self.executing_since = 0
+
+    def executed_us(self) -> int | None:
+        """Return the microseconds in which calls were executed; None where that is not counted."""
+        if self.executed_ns is None:
+            return None
+        since = self.executing_since
+        running = time.perf_counter_ns() - since if since else 0
+        return (self.executed_ns + running) // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TcpPath:
+    """The kernel's estimates for one TCP connection, smoothed by it."""
+
+    rtt_us: int
+    rtt_var_us: int
+    retransmits: int  # segments sent again since it was opened
+
+
+def tcp_path(sock: socket.socket) -> TcpPath | None:
+    """Ask the kernel about a connection; None for one that is no TCP, or is closed."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
+    except OSError:
+        return None
+    return TcpPath(*_INFO.unpack(data)) if len(data) == _INFO.size else None

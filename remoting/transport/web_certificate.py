@@ -1,0 +1,218 @@
+"""The certificate that a server's observer shows to browsers and to Prometheus.
+
+The cluster CA signs it, for the server's name and its advertised address, as the table has them,
+and never for a name of gpupool's own: whoever takes over the observer cannot pass for a server. A
+server with the CA's key signs for itself; another one asks the voters over its links. A site's own
+certificate may take its place, and is read again when its files change.
+"""
+
+import ipaddress
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+import trio
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import PoolState, Server
+from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.transport.ca_key import CaKey
+from gpupool.remoting.transport.pki import (
+    Authority,
+    create_key_and_csr,
+    sign_leaf,
+    validity_of,
+)
+
+WEB_VALID = timedelta(days=397)
+"""The most that browsers take; a leaf never outlives its CA."""
+RENEWED_BEFORE_MS = 30 * 86_400_000
+LOOKED_AT_EVERY_S = 60.0
+FILES_READ_EVERY_S = 5.0
+RETRIED_AFTER_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
+FILE_SIZE_MAX = 1 << 20
+OWN_DOMAIN = "gpupool"
+_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WebCertificate:
+    """A certificate, with those between it and its CA, and its key."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+
+    def __repr__(self) -> str:
+        """Leave the key out, so that no log or traceback shows it."""
+        return "WebCertificate(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFiles:
+    """A site's own certificate and key."""
+
+    certificate: Path
+    key: Path
+
+    def read(self) -> WebCertificate:
+        """Return what the files hold.
+
+        Raises:
+            UsageError: when they cannot be read.
+        """
+        try:
+            found = [path.read_bytes() for path in (self.certificate, self.key)]
+        except OSError as error:
+            raise UsageError("the certificate for the web cannot be read", why=str(error)) from None
+        if any(len(each) > FILE_SIZE_MAX for each in found):
+            raise UsageError("the certificate for the web is too large")
+        return WebCertificate(*found)
+
+
+class Links(Protocol):
+    """What ``WebCertificates`` needs of the links to the other servers."""
+
+    sign_web: Callable[[ServerId, bytes], bytes]
+    take_web: Callable[[ServerId, bytes], None]
+
+    def ask_web(self, peer: ServerId, csr_pem: bytes) -> bool:
+        """Ask a peer to sign."""
+        ...
+
+
+def web_names(server: Server) -> list[x509.GeneralName]:
+    """Return the names and addresses of a server; never one of gpupool's own."""
+    found: list[x509.GeneralName] = []
+    for text in dict.fromkeys((parse_address(server.address).host.lower(), server.name.lower())):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(text)))
+        except ValueError:
+            if _NAME.fullmatch(text) and text.rpartition(".")[2] != OWN_DOMAIN:
+                found.append(x509.DNSName(text))
+    return found
+
+
+def sign_web(authority: Authority, csr_pem: bytes, server: Server, now: datetime) -> bytes:
+    """Return the certificate of the observer of ``server``.
+
+    Raises:
+        AuthenticationError: when the request is malformed.
+    """
+    return sign_leaf(
+        authority,
+        csr_pem,
+        common_name=f"the observer of {server.name}"[:64],
+        names=web_names(server),
+        usages=[ExtendedKeyUsageOID.SERVER_AUTH],
+        now=now,
+        valid=WEB_VALID,
+    )
+
+
+class WebCertificates:
+    """Gets certificates for one server's observer, and signs those of the others."""
+
+    def __init__(
+        self,
+        server: ServerId,
+        *,
+        state: Callable[[], PoolState],
+        ca_key: CaKey,
+        links: Links,
+        now_ms: Callable[[], int],
+        log: logging.Logger,
+        site: SiteFiles | None = None,
+    ) -> None:
+        """Make it, and answer the links; ``run`` gets certificates."""
+        self._server = server
+        self._state = state
+        self._ca_key = ca_key
+        self._links = links
+        self._now_ms = now_ms
+        self._log = log
+        self._site = site
+        self._answer: bytes = b""
+        self._answered = trio.Event()
+        self._made_for: tuple[object, ...] = ()
+        self.current: WebCertificate | None = None
+        links.sign_web = self.sign_for
+        links.take_web = self._take
+
+    async def run(self, changed: Callable[[WebCertificate], None]) -> None:
+        """Call ``changed`` with each certificate that is to be shown from then on."""
+        said = ""
+        while True:
+            try:
+                found = await (self._of_site() if self._site else self._of_ca())
+                said = ""
+            except GpupoolError as error:
+                found = None
+                if str(error) != said:
+                    said = str(error)
+                    self._log.warning("no new certificate for the web: %s", said)
+            if found is not None and found != self.current:
+                self.current = found
+                changed(found)
+            wait_s = FILES_READ_EVERY_S if self._site else LOOKED_AT_EVERY_S
+            await trio.sleep(RETRIED_AFTER_S if self.current is None else wait_s)
+
+    def sign_for(self, server: ServerId, csr_pem: bytes) -> bytes:
+        """Return the certificate of a server's observer; nothing when it cannot be signed here."""
+        known, signer = self._state().servers.get(server), self._ca_key.joiner
+        if known is None or signer is None:
+            return b""
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
+        try:
+            return sign_web(Authority(signer.ca_pem(), signer.key_pem()), csr_pem, known, now)
+        except GpupoolError as error:
+            self._log.warning("signed no certificate for the web of %s: %s", known.name, error)
+            return b""
+
+    async def _of_site(self) -> WebCertificate | None:
+        assert self._site is not None
+        return await trio.to_thread.run_sync(self._site.read)
+
+    async def _of_ca(self) -> WebCertificate | None:
+        """Return another certificate when it is time for one."""
+        me = self._state().servers.get(self._server)
+        if me is None:
+            return None
+        # While one CA is exchanged for another, everybody trusts the older one.
+        made_for = (me.name, me.address, self._ca_key.trusted[0])
+        if self.current is not None and made_for == self._made_for:
+            ends_ms = validity_of(self.current.certificate_pem).ends_ms
+            ca_ends_ms = validity_of(self._ca_key.trusted[0]).ends_ms
+            if ends_ms - self._now_ms() > RENEWED_BEFORE_MS or ends_ms >= ca_ends_ms:
+                return None
+        key_pem, csr_pem = create_key_and_csr(self._server)
+        certificate = self.sign_for(self._server, csr_pem) or await self._ask(csr_pem)
+        if not certificate:
+            return None
+        self._made_for = made_for
+        return WebCertificate(certificate, key_pem)
+
+    async def _ask(self, csr_pem: bytes) -> bytes:
+        """Return what the first voter that answers has signed."""
+        for voter in self._state().voters():
+            self._answer, self._answered = b"", trio.Event()
+            if voter == self._server or not self._links.ask_web(voter, csr_pem):
+                continue
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await self._answered.wait()
+            if self._answer:
+                return self._answer
+        return b""
+
+    def _take(self, _voter: ServerId, certificate_pem: bytes) -> None:
+        self._answer = certificate_pem
+        self._answered.set()

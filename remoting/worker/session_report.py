@@ -1,0 +1,65 @@
+"""What a worker tells its host of its session: totals, and the kernel's estimates of the line."""
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpupool.remoting.protocol.worker_messages import Report
+from gpupool.remoting.transport.session_stream import SessionStream
+from gpupool.remoting.transport.tally import TcpPath, tcp_path
+from gpupool.remoting.worker.peer_links import Peers
+
+REPORT_INTERVAL_S = 1.0
+PATH_EVERY = 10
+"""Reports for which one look at the kernel's estimates of the connection is good."""
+
+
+class SessionReport:
+    """Reads the counters of one session, on a thread of its own."""
+
+    def __init__(
+        self,
+        stream: SessionStream,
+        sock: socket.socket,
+        peers: Peers,
+        send: Callable[[Report], None],
+    ) -> None:
+        self._stream = stream
+        self._socket = sock
+        self._peers = peers
+        self._send = send
+        self._path: TcpPath | None = None
+
+    def run(self) -> None:
+        """Send the totals while they change, and while a call takes long."""
+        last = Report(0, 0, 0, busy=False)
+        pause = threading.Event()
+        for number in itertools.count():
+            if number % PATH_EVERY == 0:
+                self._path = tcp_path(self._socket) or self._path
+            pause.wait(REPORT_INTERVAL_S)
+            totals = self.totals()
+            # A door that waits neither for its client's next call nor for its client to take an
+            # answer executes one.
+            busy = not (self._stream.receiving or self._stream.sending)
+            if busy or totals != replace(last, rtt_us=totals.rtt_us, rtt_var_us=totals.rtt_var_us):
+                self._send(replace(totals, busy=busy))
+                last = totals
+
+    def totals(self) -> Report:
+        """Return what the session has done so far."""
+        stream, path, tally = self._stream, self._path, self._stream.tally
+        return Report(
+            stream.calls,
+            stream.bytes_in + self._peers.bytes_in,
+            stream.bytes_out + self._peers.bytes_out,
+            busy=False,
+            waits=tally.waits,
+            wait_us=tally.wait_ns // 1000,
+            executed_us=tally.executed_us(),
+            rtt_us=path.rtt_us if path else None,
+            rtt_var_us=path.rtt_var_us if path else None,
+            retransmits=path.retransmits if path else None,
+        )

@@ -1,0 +1,33 @@
+"""``gpupool health`` against a pool of three servers, on a machine that may be slow."""
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import LivePool
+
+
+def test_the_pool_says_how_it_is(live_pool: LivePool) -> None:
+    said = live_pool.run("health", "--json")
+    health = json.loads(said.stdout)
+    assert (health["schema"], health["servers"], health["answered"]) == (1, 3, 3)
+    failing = [each for each in health["findings"] if each["status"] == "fail"]
+    assert said.returncode == (3 if failing else 0), health
+    # The disk and the processors of the machine that runs the tests are what they are.
+    machine = {"disk", "event-loop", "link-rtt", "elections", "worker-start", "quorum"}
+    assert {each["check"] for each in health["findings"]} <= machine, health
+
+    shown = live_pool.run("health")
+    assert shown.stdout.splitlines()[0].endswith("3 of 3 servers answer")
+    plugin = live_pool.run("health", "--nagios")
+    assert plugin.stdout.startswith("GPUPOOL ")
+    assert plugin.returncode in (0, 1, 2)
+    assert len(plugin.stdout.splitlines()) == 1
+
+
+def test_nobody_answers(live_pool: LivePool, tmp_path: Path) -> None:
+    nowhere = ("--credentials", str(tmp_path / "none.json"))
+    assert live_pool.run("health", *nowhere).returncode == 1
+    plugin = live_pool.run("health", "--nagios", *nowhere)
+    assert plugin.returncode == 3
+    assert plugin.stdout.startswith("GPUPOOL UNKNOWN - ")
+    assert live_pool.run("health", "--watch", "--nagios").returncode == 2

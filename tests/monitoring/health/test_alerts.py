@@ -1,0 +1,239 @@
+"""Alerts: when they fire, how they are told, by whom; and the same rules in Prometheus."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import pool, server
+
+from gpupool.monitoring.health import alert_log
+from gpupool.monitoring.health.alert_log import AlertLog, Message
+from gpupool.monitoring.health.alert_rules import RULES, Condition, Rule, holding, prometheus
+from gpupool.monitoring.health.check_table import CHECKS
+from gpupool.monitoring.health.pool_health import merged
+from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.telemetry import Finding, Health, SessionTelemetry, Telemetry
+from gpupool.pool.view import LeaseView, WaitingView
+
+PACKAGED = Path(__file__).resolve().parents[3] / "packaging" / "prometheus" / "alerts.yml"
+PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
+DISK = next(rule for rule in RULES if rule.name == "Disk")
+FAULT = next(rule for rule in RULES if rule.name == "GpuFault")
+NO_MAJORITY = next(rule for rule in RULES if rule.name == "NoMajority")
+
+
+def test_what_is_shipped_is_what_the_rules_say() -> None:
+    """``python -m gpupool.monitoring.health.alert_rules`` writes it anew."""
+    assert PACKAGED.read_text("utf-8") == prometheus()
+
+
+def test_every_rule_is_of_checks_that_there_are() -> None:
+    names = {check.name for check in CHECKS} | {"answer", "alarm"}
+    assert {check for rule in RULES for check in rule.checks} <= names
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    severe = {"link-rtt", "foreign-use", "versions", "waiting"}
+    told = {check for rule in RULES for check in rule.checks}
+    assert {check.name for check in CHECKS} - told == severe, "these are shown, not sent"
+
+
+SERIES = {
+    "IdleWhileOthersWait": [
+        ("gpupool_idle_gpu_seconds_total", "0+60x90"),
+        ("gpupool_pool_oldest_wait_seconds", "5x90"),
+    ],
+    "WaitingWithFreeGpus": [
+        ("gpupool_pool_oldest_wait_seconds", "1000x90"),
+        ('gpupool_pool_gpus{state="idle"}', "2x90"),
+    ],
+}
+
+
+def rule_tests(firing: bool) -> dict[str, Any]:
+    """Return what promtool tests: each rule fires when its series are bad, and else does not."""
+    tests: list[dict[str, Any]] = []
+    for rule in RULES:
+        check = rule.checks[0] if rule.checks else ""
+        series = SERIES.get(
+            rule.name,
+            [(f'gpupool_health_check_status{{check="{check}",subject="x"}}', f"{rule.status}x90")],
+        )
+        if not firing:
+            series = [(name, "0x90") for name, _ in series]
+        labels = f'alertname="Gpupool{rule.name}",alertstate="firing"'
+        found = f"clamp_max(count(ALERTS{{{labels}}}) or vector(0), 1)"
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series],
+                "promql_expr_test": [
+                    {
+                        "expr": found,
+                        "eval_time": "85m",
+                        "exp_samples": [{"labels": "{}", "value": int(firing)}],
+                    }
+                ],
+            }
+        )
+    return {"rule_files": [str(PACKAGED)], "evaluation_interval": "1m", "tests": tests}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool of Debian's package prometheus is not here")
+@pytest.mark.parametrize("firing", [True, False])
+def test_promtool_finds_each_rule_firing_and_resolved(firing: bool, tmp_path: Path) -> None:
+    import json
+
+    assert PROMTOOL is not None
+    path = tmp_path / "tests.yml"
+    path.write_text(json.dumps(rule_tests(firing)), encoding="utf-8")  # JSON is YAML
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- what holds -----------------------------------------------------------------------------------
+
+VIEW = replace(pool(server(0, ()), server(1, ())), waiting=(), leases=())
+
+
+def telemetry(number: int, *findings: Finding, **more: Any) -> Telemetry:
+    return Telemetry(VIEW.servers[number].id, Milliseconds(1), findings=findings, **more)
+
+
+def held(view: Any, *said: Telemetry) -> list[tuple[str, str]]:
+    health = merged(view, {each.server: each for each in said})
+    return sorted((c.rule.name, c.subject) for c in holding(health, view, said))
+
+
+def test_findings_become_alerts() -> None:
+    name = VIEW.servers[0].name
+    disk = Finding("disk", "free", Health.FAIL, Milliseconds(1), "0.5 GiB are free", "make room")
+    assert held(VIEW, telemetry(0, disk), telemetry(1)) == [
+        ("Disk", f"{name}/disk/free"),
+        ("DiskSoon", f"{name}/disk/free"),
+    ]
+    assert held(VIEW, telemetry(0, replace(disk, status=Health.WARN)), telemetry(1)) == [
+        ("DiskSoon", f"{name}/disk/free")
+    ]
+    lost = VIEW.servers[1].name
+    assert held(VIEW, telemetry(0)) == [("ServerSilent", f"{lost}/answer/{lost}")]
+
+
+def waiting(waited_s: float) -> WaitingView:
+    return WaitingView("00" * 16, "ada", "ada@pc", "x.py", 1, 1.0, 0, waited_s, "busy")
+
+
+def test_a_lease_that_idles_while_somebody_waits() -> None:
+    lease = LeaseView(LeaseId(7), "0007", "eve", "", "", "held", "", (), Milliseconds(1), 9000.0)
+    view = replace(VIEW, leases=(lease,))
+    idle = SessionTelemetry(LeaseId(7), 1, 0, 0, 0, 0, idle_s=2000.0)
+    busy = replace(idle, idle_s=3.0)
+    said = telemetry(0, sessions=(idle,)), telemetry(1)
+    assert held(view, *said) == []
+    view = replace(view, waiting=(waiting(5.0),))
+    assert held(view, *said) == [("IdleWhileOthersWait", "lease/0007")]
+    assert held(view, telemetry(0, sessions=(idle, busy)), telemetry(1)) == []
+
+
+# --- telling --------------------------------------------------------------------------------------
+
+
+class Told:
+    """A log second by second, with what it told."""
+
+    def __init__(self, *, sends: bool = True) -> None:
+        self.log, self.now_s, self.sends = AlertLog(), 0.0, sends
+        self.majority = True
+        self.messages: list[tuple[float, Message]] = []
+
+    def run(self, seconds: int, *conditions: Condition, step: float = 1.0) -> list[Message]:
+        before = len(self.messages)
+        for _ in range(seconds):
+            self.now_s += step
+            message = self.log.look(
+                conditions,
+                self.now_s,
+                int(1000 * self.now_s),
+                sends=self.sends,
+                majority=self.majority,
+            )
+            if message is not None:
+                self.messages.append((self.now_s, message))
+        return [message for _, message in self.messages[before:]]
+
+
+def bad(subject: str = "a", rule: Rule = FAULT) -> Condition:
+    return Condition(rule, subject, f"{subject} is bad")
+
+
+def settled() -> Told:
+    told = Told()
+    assert told.run(200) == []
+    return told
+
+
+def test_an_alert_is_told_within_90_s_and_once() -> None:
+    told = settled()
+    [message] = told.run(3600, bad())
+    assert told.messages[0][0] - 200 <= 90
+    assert [alert.rule for alert in message.alerts] == ["GpuFault"]
+    assert message.alerts[0].ended_ms == 0
+
+
+def test_a_new_sender_is_silent_for_a_minute_and_sends_one_message() -> None:
+    told = Told(sends=False)
+    subjects = [bad(str(number)) for number in range(15)]
+    assert told.run(100, *subjects) == []
+    told.sends = True
+    [message] = told.run(120, *subjects)
+    assert told.messages[0][0] == 100 + 1 + alert_log.SILENT_FIRST_S
+    assert len(message.alerts) == 15
+
+
+def test_it_goes_on_after_four_hours_and_ends_once() -> None:
+    told = settled()
+    assert len(told.run(3 * 360, bad(), step=10.0)) == 1
+    assert len(told.run(2 * 360, bad(), step=10.0)) == 1
+    [over] = told.run(100)
+    assert over.alerts[0].ended_ms > over.alerts[0].began_ms
+    assert told.run(3600) == []
+    ids = {message.alerts[0].id for _, message in told.messages}
+    assert len(ids) == 1, "receivers know it as one"
+
+
+def test_what_is_over_before_it_fires_is_not_told() -> None:
+    told = settled()
+    told.run(20, bad(rule=DISK))
+    assert told.run(300) == []
+    assert len(told.run(100, bad(rule=DISK))) == 1
+
+
+def test_a_short_gap_ends_nothing() -> None:
+    told = settled()
+    for _ in range(20):
+        told.run(100, bad())
+        told.run(10)
+    assert len(told.messages) == 1
+
+
+def test_twenty_messages_an_hour() -> None:
+    told = settled()
+    for number in range(40):
+        told.run(60, *[bad(str(each)) for each in range(number + 1)])
+    assert len(told.messages) == 20
+    [held_back] = told.run(1500, *[bad(str(number)) for number in range(40)])
+    assert held_back.left_out >= 20
+    assert len(held_back.alerts) == 20, "none is lost"
+
+
+def test_without_a_majority_only_that_is_told() -> None:
+    told = settled()
+    told.majority = False
+    messages = told.run(300, bad(), bad("pool", NO_MAJORITY))
+    assert [alert.rule for message in messages for alert in message.alerts] == ["NoMajority"]
+    told.majority = True
+    assert [a.rule for m in told.run(100, bad()) for a in m.alerts] == ["GpuFault", "NoMajority"]

@@ -1,0 +1,76 @@
+"""The health of a pool from what all servers say: once, with those that are silent."""
+
+from dataclasses import replace
+
+from tests.cli.conftest import pool, server
+
+from gpupool.monitoring.health.pool_health import line, merged, nagios
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.telemetry import Finding, Health, Telemetry
+from gpupool.pool.view import ALARM
+
+VIEW = pool(server(0, ()), server(1, ()), server(2, ()))
+IDS = [each.id for each in VIEW.servers]
+WARN, FAIL = Health.WARN, Health.FAIL
+
+
+def finding(check: str, status: Health = FAIL, subject: str = "", text: str = "") -> Finding:
+    return Finding(check, subject, status, Milliseconds(7), text or f"{check} is bad", "do it")
+
+
+def telemetry(*said: tuple[Finding, ...]) -> dict[ServerId, Telemetry]:
+    pairs = zip(IDS, said, strict=False)
+    return {i: Telemetry(i, Milliseconds(1), findings=found) for i, found in pairs}
+
+
+def shown(*said: tuple[Finding, ...]) -> list[tuple[str, str, Health]]:
+    rows = merged(VIEW, telemetry(*said)).findings
+    return [(row.server, row.finding.check, row.finding.status) for row in rows]
+
+
+def test_a_healthy_pool() -> None:
+    health = merged(VIEW, telemetry((), (), ()))
+    assert (health.status, health.answered, health.findings) == (Health.OK, 3, ())
+    assert nagios(health) == ("GPUPOOL OK - 3 servers, nothing found | fail=0 warn=0 servers=3", 0)
+
+
+def test_what_all_say_of_the_pool_is_said_once() -> None:
+    versions = finding("versions", WARN)
+    name = VIEW.servers[1].name
+    assert shown((versions,), (versions, finding("disk")), (versions,)) == [
+        (name, "disk", FAIL),
+        ("", "versions", WARN),
+    ]
+
+
+def test_a_server_that_is_cut_off_does_not_speak_for_the_pool() -> None:
+    cut_off = finding("quorum", FAIL)
+    assert shown((), (cut_off,), ()) == [(VIEW.servers[1].name, "quorum", FAIL)]
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    assert shown((), ()) == [(VIEW.servers[2].name, "answer", FAIL)]
+    lost = finding("silent", FAIL, VIEW.servers[2].name)
+    assert shown((lost,), (lost,)) == [("", "silent", FAIL)]
+
+
+def test_alarms_of_the_view_fail() -> None:
+    view = replace(VIEW, warnings=(f"{ALARM}a vote was forgotten", "something"))
+    health = merged(view, telemetry((), (), ()))
+    assert [row.finding.text for row in health.findings] == ["a vote was forgotten"]
+
+
+def test_a_view_without_quorum_fails() -> None:
+    view = replace(VIEW, raft=replace(VIEW.raft, quorum=False))
+    assert [r.finding.check for r in merged(view, telemetry((), (), ())).findings] == ["quorum"]
+
+
+def test_nagios_has_one_line() -> None:
+    health = merged(VIEW, telemetry((finding("disk", WARN, text="a|b\nc\x1b[31m"),), (), ()))
+    text, code = nagios(health)
+    assert code == 1
+    assert text.isprintable()
+    assert text.count("|") == 1
+    assert "fail=0 warn=1" in text
+    assert line(health.findings[0]).isprintable()
+    assert nagios(merged(VIEW, telemetry((finding("disk"),), (), ())))[1] == 2

@@ -1,0 +1,246 @@
+"""HTTPS on the one port: who gets in, who gets what, and what strangers cannot do."""
+
+import json
+import ssl
+import zlib
+from pathlib import Path
+
+import pytest
+import trio
+from tests.monitoring.http.web_kit import Web, a_sample, descriptor_count, eventually, get, served
+from tests.remoting.control.control_cluster import request, token_id
+from tests.remoting.control.test_control_trust import start_lab
+
+from gpupool.monitoring.http import token_checks, web_link
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.state import TokenKind
+from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.remoting.server.preauth_limits import KNOWN_FACTOR
+from gpupool.remoting.server.router import HTTPS_ONLY, ToPlainHttp, ToWeb, route
+from gpupool.remoting.server.server_settings import ServerSettings
+from gpupool.remoting.transport.pki import client_context
+
+
+async def until_ended(stream: trio.abc.Stream, within_s: float = 5.0) -> None:
+    with trio.fail_after(within_s):
+        try:
+            while await stream.receive_some():
+                pass
+        except trio.BrokenResourceError:
+            pass
+
+
+async def test_a_viewer_reads_the_metrics_and_finds_the_servers(tmp_path: Path) -> None:
+    async with served(tmp_path) as web:
+        token = web.viewer()
+        assert await web.get("/healthz") == (503, b"not ready\n")
+        assert (await web.get("/metrics", token))[0] == 503
+        web.http.sampled(a_sample())
+        assert await web.get("/healthz") == (200, b"ok\n")
+        status, body = await web.get("/metrics", token)
+        assert status == 200
+        assert b'gpupool_server_state{state="mix"} 1.0\n' in body
+        status, packed = await web.get("/metrics", token, {"accept-encoding": "gzip"})
+        assert zlib.decompress(packed, wbits=31) == body
+        status, body = await web.get("/sd", token)
+        address = f"127.0.0.1:{web.lab.ports[0]}"
+        assert json.loads(body) == [
+            {"targets": [address], "labels": {"server": "gpu-1", "pool": "lab"}}
+        ]
+        assert (await web.get("/elsewhere", token))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/sd"])
+async def test_without_a_good_token_nobody_reads_anything(tmp_path: Path, path: str) -> None:
+    async with served(tmp_path) as web:
+        web.http.sampled(a_sample())
+        lab = web.lab
+        good = lab.text("ada", TokenKind.USER)
+        assert (await web.get(path, good))[0] == 200
+        old = lab.token("old", TokenKind.VIEWER, Milliseconds(1000))
+        server = lab.token("rack", TokenKind.SERVER)
+        unknown = lab.text("nobody", TokenKind.VIEWER)
+        for token in ("", "gpupool-", "x" * 5000, good[:-2] + "aa", old, server, unknown):
+            status, body = await web.get(path, token)
+            assert (status, good.encode() in body) == (401, False), token
+        basic = {"authorization": "Basic eDp5"}
+        assert (await web.get(path, headers=basic))[0] == 401
+
+
+async def test_a_revoked_token_is_refused_within_two_seconds(tmp_path: Path) -> None:
+    async with served(tmp_path) as web:
+        token = web.viewer()
+        async with await web.open() as stream:
+            assert (await get(stream, "/sd", token))[0] == 200
+            web.lab.commit(commands.RevokeToken(token_id("grafana"), "root"))
+
+            async def is_refused() -> bool:
+                return (await get(stream, "/sd", token))[0] == 401
+
+            await eventually(is_refused, within_s=2)
+
+
+async def test_whole_networks_may_scrape_when_told_so(tmp_path: Path) -> None:
+    async with served(tmp_path, open_networks=("10.0.0.0/8", "127.0.0.0/8")) as web:
+        assert (await web.get("/sd"))[0] == 200
+    async with served(tmp_path / "2", open_networks=("10.0.0.0/8",)) as web:
+        assert (await web.get("/sd"))[0] == 401
+
+
+async def test_a_server_that_comes_or_goes_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_link, "TARGETS_EVERY_S", 0.02)
+    async with served(tmp_path) as web:
+        token = web.viewer()
+
+        async def names() -> set[str]:
+            found = json.loads((await web.get("/sd", token))[1])
+            return {each["labels"]["server"] for each in found}
+
+        async def until_they_are(wanted: set[str]) -> None:
+            async def they_are() -> bool:
+                return await names() == wanted
+
+            await eventually(they_are)
+
+        await until_they_are({"gpu-1"})
+        web.lab.token("rack", TokenKind.SERVER)
+        ident = next(iter(web.lab.state.servers)).replace("1", "7")
+        join = commands.JoinServer(ident, "gpu-7", "gpu-7:7470", False, token_id("rack"))  # type: ignore[arg-type]
+        web.lab.commit(join)
+        await until_they_are({"gpu-1", "gpu-7"})
+        web.lab.commit(commands.RemoveServer(ident, "root"))  # type: ignore[arg-type]
+        await until_they_are({"gpu-1"})
+
+
+async def test_plain_http_is_told_to_speak_https(tmp_path: Path) -> None:
+    async with served(tmp_path) as web:
+        for opening in (b"GET / HTTP/1.0\r\n\r\n", b"POST /metrics HTTP/1.1\r\nhost: x\r\n\r\n"):
+            stream = await web.lab.tcp()
+            await stream.send_all(opening)
+            answer = b""
+            with trio.fail_after(2):
+                while data := await stream.receive_some():
+                    answer += bytes(data)
+            assert answer == HTTPS_ONLY
+            assert b"https" in answer
+
+
+def test_the_answer_to_plain_http_is_whole() -> None:
+    head, _, body = HTTPS_ONLY.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+
+
+def test_first_bytes_say_who_speaks_http() -> None:
+    assert route(b"GET / HTTP/1.1\r\n") == ToPlainHttp(b"GET / HT")
+    for beginning in (b"G", b"OPTION", b"gpupool"):
+        assert route(beginning) is None
+    for other in (b"GETX", b"get / HTTP", b"SSH-2.0"):
+        with pytest.raises(RemoteProtocolError, match="not a gpupool connection"):
+            route(other)
+
+
+@pytest.mark.parametrize("name", ["", "gpu-1.example.org", "gpupool.example.org", "127.0.0.1"])
+def test_names_of_others_go_to_the_web(name: str) -> None:
+    context = ssl.create_default_context()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context.check_hostname = bool(name)
+    client = context.wrap_bio(incoming, outgoing, server_hostname=name or None)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    shown = "" if name in ("", "127.0.0.1") else name
+    assert route(outgoing.read()) == ToWeb(shown)
+
+
+async def test_the_certificate_is_good_for_nothing_of_the_pool(tmp_path: Path) -> None:
+    async with served(tmp_path) as web:
+        context = client_context(web.lab.authority.certificate_pem)
+        for name in ("control.gpupool", f"{next(iter(web.lab.state.servers))}.server.gpupool"):
+            context.set_alpn_protocols(["http/1.1"])
+            # Asked for by such a name, the control server answers, and not the observer.
+            stream = await web.lab.tls(context, name)
+            if name.startswith("control"):
+                await stream.do_handshake()
+                assert stream.selected_alpn_protocol() is None
+        shown = ssl.PEM_cert_to_DER_cert(web.setup.certificate_pem.decode())
+        assert b".gpupool" not in shown
+        assert b"gpu-1" in shown
+
+
+async def test_strangers_have_no_more_places_than_without_http(tmp_path: Path) -> None:
+    settings = ServerSettings(unauthenticated_per_address_max=2)
+    async with served(tmp_path, settings) as web:
+        token = web.viewer()
+        strangers = [await web.open() for _ in range(3)]
+        await until_ended(strangers[0])  # the oldest one goes for the newest
+        proven = strangers[2]
+        assert (await get(proven, "/sd", token))[0] == 200  # it takes no place any more
+        more = [await web.open() for _ in range(2 * KNOWN_FACTOR + 1)]
+        await until_ended(strangers[1])
+        assert (await get(proven, "/sd", token))[0] == 200
+        async with connect_pool(web.lab.credentials()) as pool:  # and programs get their leases
+            hold = await pool.allocate(request(pool), wait_s=0)
+            await hold.release()
+        for stream in (*strangers, *more):
+            await trio.aclose_forcefully(stream)
+
+
+async def test_a_stranger_goes_after_a_while_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_link, "UNPROVEN_S", 0.3)
+    async with served(tmp_path) as web:
+        token = web.viewer()
+        assert (await web.get("/healthz"))[0] == 503
+        before = descriptor_count()
+        stranger, known = await web.open(), await web.open()
+        assert (await get(known, "/sd", token))[0] == 200
+        assert (await get(stranger, "/healthz"))[0] == 503
+        await until_ended(stranger, 2)
+        await trio.sleep(0.3)
+        assert (await get(known, "/sd", token))[0] == 200
+        for stream in (stranger, known):
+            await trio.aclose_forcefully(stream)
+
+        async def all_are_closed() -> bool:
+            return descriptor_count() <= before
+
+        await eventually(all_are_closed)
+
+
+async def test_when_nobody_takes_them_connections_are_refused(tmp_path: Path) -> None:
+    web = Web(tmp_path)
+    async with start_lab(tmp_path, 1, None, web.link) as lab:
+        web.lab = lab
+        with pytest.raises(trio.BrokenResourceError):
+            await web.open()
+        async with connect_pool(lab.credentials()) as pool:
+            assert len((await pool.view()).servers) == 1
+
+
+async def test_a_flood_of_wrong_tokens_keeps_no_scraper_out(tmp_path: Path) -> None:
+    async with served(tmp_path) as web:
+        token = web.viewer()
+        assert (await web.get("/sd", token))[0] == 200
+        async with await web.open() as stream:
+            statuses = [
+                (await get(stream, "/sd", web.lab.text(f"stranger-{n}", TokenKind.VIEWER)))[0]
+                for n in range(int(token_checks.BURST) + 15)
+            ]
+            assert statuses.count(429) >= 5
+            assert 200 not in statuses
+        assert (await web.get("/sd", token))[0] == 200
+
+
+async def test_a_certificate_that_changes_is_shown_to_the_next(tmp_path: Path) -> None:
+    async with served(tmp_path) as web:
+        first = web.setup.certificate_pem
+        web.http.set_up(web.setup.__class__(b"nonsense", b"nonsense"))
+        assert web.said
+        assert "cannot be used" in web.said[0]
+        async with await web.open() as stream:
+            shown = stream.getpeercert(binary_form=True)
+        assert shown == ssl.PEM_cert_to_DER_cert(first.decode())

@@ -1,0 +1,321 @@
+"""``history.db``: slots, roll-ups, what goes, and what happens to a file that is not as it was."""
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.monitoring.samples import START_MS, gpu_id, sample, table
+
+from gpupool.monitoring.history import history_store
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
+from gpupool.monitoring.history.history_writer import CAPPED, FULL, HistoryWriter
+from gpupool.monitoring.history.series import GPU, LEASE, TABLES, TIERS
+from gpupool.monitoring.history.time_slots import Slot, SlotMaker
+from gpupool.monitoring.sample import Sample
+from gpupool.pool.model.ids import LeaseId
+
+T0 = START_MS // 1000 // 3600 * 3600
+Rows = list[tuple[int, ...]]
+
+
+def writer(
+    folder: Path, said: list[str] | None = None, settings: HistorySettings | None = None
+) -> HistoryWriter:
+    notes = said if said is not None else []
+    return HistoryWriter(
+        folder, settings or HistorySettings(), notes.append, disk_full=lambda _: False
+    )
+
+
+def seconds(first: int, count: int, step_s: int = 1, busy: float = 0.5) -> list[Sample]:
+    """Return samples from a second after the hour on."""
+    state = table(gpus=2, leases=3)
+    return [sample(state, 1000 * (T0 + first + at * step_s), busy) for at in range(count)]
+
+
+def rows_of(folder: Path, what: str) -> Rows:
+    db = sqlite3.connect(folder / FILE_NAME)
+    try:
+        return db.execute(what).fetchall()
+    finally:
+        db.close()
+
+
+def sums_of(folder: Path, tier: str, until: int) -> dict[str, tuple[int, ...]]:
+    return {
+        each.name: rows_of(
+            folder,
+            f"SELECT {', '.join(f'sum({c})' for c in each.sums)} FROM {each.name}_{tier}"
+            f" WHERE t < {until}",
+        )[0]
+        for each in TABLES
+    }
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+def slots_of(samples: list[Sample]) -> list[Slot]:
+    maker = SlotMaker()
+    return [slot for each in samples if (slot := maker.add(each)) is not None]
+
+
+def test_ten_samples_make_a_row_of_sums_with_counts_and_maxima() -> None:
+    [first, _] = slots_of(seconds(0, 21))
+    row = first.gpus[gpu_id(0)]
+    assert first.t == T0
+    assert [row[each] for each in ("n", "busy_n", "busy", "busy_max", "power", "memory_max")] == [
+        10, 10, 5000, 500, 4000, 20 * 1024
+    ]  # fmt: skip
+    lease = first.leases[LeaseId(2), gpu_id(1)]
+    assert [lease[each] for each in ("n", "granted", "slots", "idle", "busy")] == [
+        10, 102400, 1, 0, 1250
+    ]  # fmt: skip
+    assert (first.server["cpu"], first.pool["granted"]) == (2500, 10 * 30 * 1024)
+
+
+def test_counters_are_what_grew_within_the_slot() -> None:
+    first, second, third = slots_of(seconds(0, 31))
+    key = (LeaseId(2), gpu_id(1))
+    grown = [slot.leases[key]["bytes_in"] for slot in (first, second, third)]
+    # The first sample is no growth; what is less than 1 KiB counts later.
+    assert sum(grown) == 29 * 1_000_000 // 1024
+    assert [slot.leases[key]["waits"] for slot in (first, second)] == [90, 100]
+    assert second.server["network_in"] == pytest.approx(10 * 2_000_000 / 1024, abs=1)
+
+
+def test_after_a_gap_counters_begin_anew() -> None:
+    samples = [*seconds(0, 10), *seconds(600, 11)]
+    _, after = slots_of([*samples, *seconds(620, 1)])[:2]
+    assert after.t == T0 + 600
+    assert after.leases[LeaseId(2), gpu_id(1)]["waits"] == 90
+
+
+def test_what_is_not_known_is_neither_busy_nor_idle() -> None:
+    def quiet(at: Sample, **more: object) -> Sample:
+        sessions = tuple(
+            replace(each, calls=7, waits=None, rtt_us=None, **more)  # type: ignore[arg-type]
+            for each in at.telemetry.sessions
+        )
+        gpus = tuple(replace(each, utilization=None) for each in at.telemetry.gpus)
+        return replace(at, telemetry=replace(at.telemetry, gpus=gpus, sessions=sessions))
+
+    def lease(**more: object) -> list[int]:
+        [slot] = slots_of([quiet(each, **more) for each in seconds(0, 11)])
+        assert (slot.gpus[gpu_id(0)]["busy_n"], slot.gpus[gpu_id(0)]["n"]) == (0, 10)
+        row = slot.leases[LeaseId(2), gpu_id(1)]
+        return [row[each] for each in ("slots", "idle", "busy_n", "rtt_n")]
+
+    assert lease(busy={}, idle_s=None) == [0, 0, 0, 0]
+    assert lease(busy={}, idle_s=60.0) == [1, 1, 0, 0]  # the server says that nothing ran
+    assert lease(busy={gpu_id(1): 0.0}) == [1, 1, 10, 0]
+    assert lease(busy={gpu_id(1): 0.1}) == [1, 0, 10, 0]
+
+
+def test_a_lease_without_a_worker_is_idle() -> None:
+    samples = [
+        replace(each, telemetry=replace(each.telemetry, sessions=())) for each in seconds(0, 11)
+    ]
+    [slot] = slots_of(samples)
+    row = slot.leases[LeaseId(2), gpu_id(1)]
+    assert [row[each] for each in ("slots", "idle", "busy_n", "busy")] == [1, 1, 10, 0]
+
+
+def test_a_clock_that_was_set_back_writes_nothing_until_it_has_caught_up(tmp_path: Path) -> None:
+    keeper = writer(tmp_path)
+    keeper.take(seconds(0, 41))
+    keeper.take(seconds(0, 39))
+    assert keeper.refused == 39
+    keeper.take(seconds(41, 20))
+    keeper.close()
+    found = rows_of(tmp_path, "SELECT t, n FROM server_sample_10s ORDER BY t")
+    assert found == [(T0 + 10 * at, 10) for at in range(6)]
+
+
+# --- roll-ups -------------------------------------------------------------------------------------
+
+
+def test_coarser_tiers_are_the_finer_ones_added_up_exactly(tmp_path: Path) -> None:
+    draw, keeper = random.Random(3), writer(tmp_path)
+    for at in range(0, 3 * 3600, 25):  # a few samples of each slot, also none
+        keeper.take(seconds(at, draw.randrange(4), step_s=2, busy=draw.random()))
+    keeper.take(seconds(3 * 3600, 70))
+    keeper.close()
+    until = T0 + 3 * 3600
+    fine, middle, coarse = (sums_of(tmp_path, tier.name, until) for tier in TIERS)
+    assert fine == middle == coarse
+    assert fine[GPU.name][0] > 100
+    for each in (GPU, LEASE):
+        maxima = [
+            rows_of(tmp_path, f"SELECT max(busy_max) FROM {each.at(t)} WHERE t < {until}")
+            for t in TIERS
+        ]
+        assert maxima[0] == maxima[1] == maxima[2]
+
+
+def test_rolling_up_twice_changes_nothing(tmp_path: Path) -> None:
+    keeper = writer(tmp_path)
+    keeper.take(seconds(0, 800, step_s=5))
+    keeper.close()
+    before = sums_of(tmp_path, "1h", 2**62)
+    db = sqlite3.connect(tmp_path / FILE_NAME)
+    db.execute("DELETE FROM rolled")
+    db.commit()
+    db.close()
+    again = writer(tmp_path)
+    again.take(seconds(4000, 120))
+    again.close()
+    assert sums_of(tmp_path, "1h", 2**62) == before
+    assert sums_of(tmp_path, "1m", T0 + 3600) == sums_of(tmp_path, "10s", T0 + 3600)
+
+
+def test_a_restart_rolls_up_what_was_left(tmp_path: Path) -> None:
+    keeper = writer(tmp_path)
+    keeper.take(seconds(0, 100))
+    keeper.close()
+    again = writer(tmp_path)
+    again.take(seconds(7200, 61))
+    again.close()
+    assert rows_of(tmp_path, "SELECT t, n FROM server_sample_1m") == [
+        (T0, 60), (T0 + 60, 30), (T0 + 7200, 60)
+    ]  # fmt: skip
+    assert rows_of(tmp_path, "SELECT t, n FROM server_sample_1h") == [(T0, 90)]
+
+
+# --- what goes ------------------------------------------------------------------------------------
+
+
+def test_each_tier_is_kept_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    settings = HistorySettings(keep_10s_s=600, keep_1m_s=7200, keep_1h_s=4 * 3600)
+    keeper = writer(tmp_path, settings=settings)
+    for hour in range(6):
+        keeper.take(seconds(3600 * hour, 120, step_s=30))
+    keeper.close()
+    end = T0 + 6 * 3600
+    oldest = [rows_of(tmp_path, f"SELECT min(t) FROM sample_{t.name}")[0][0] for t in TIERS]
+    assert end - oldest[0] <= 600 + 120
+    assert 7200 <= end - oldest[1] <= 7200 + 120
+    assert 3 * 3600 <= end - oldest[2] <= 5 * 3600
+
+
+def test_the_files_never_grow_beyond_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_store, "SYNCHRONOUS", "OFF")  # power cuts are not its topic
+    most, hours = 1 << 19, 8
+    said: list[str] = []
+    keeper = writer(tmp_path, said, HistorySettings(size_max=most))
+    largest = 0
+    for hour in range(hours):
+        for each in seconds(3600 * hour, 360, step_s=10):
+            keeper.take([each])
+            largest = max(largest, sum(path.stat().st_size for path in tmp_path.iterdir()))
+    keeper.close()
+    assert most // 2 < largest <= most
+    assert (keeper.lost, said) == (0, [])
+    # The finest tier went, and nothing else did.
+    counts = [rows_of(tmp_path, f"SELECT count(*) FROM server_sample_{t.name}") for t in TIERS]
+    assert counts[0][0][0] < hours * 300
+    assert (counts[1], counts[2]) == ([(hours * 60 - 1,)], [(hours - 1,)])
+
+
+def test_when_nothing_may_be_deleted_sampling_stops_and_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "usage.db").write_bytes(bytes(1 << 20))
+    keeper = writer(tmp_path, said, HistorySettings(size_max=1 << 20))
+    keeper.take(seconds(0, 41))
+    assert (keeper.lost, keeper.problem, said) == (4, CAPPED, [CAPPED])
+
+
+def test_a_full_disk_stops_sampling_and_is_said(tmp_path: Path) -> None:
+    said, full = list[str](), [True]
+    keeper = HistoryWriter(tmp_path, HistorySettings(), said.append, lambda _: full[0])
+    keeper.take(seconds(0, 31))
+    assert (keeper.lost, said) == (3, [FULL])
+    full[0] = False
+    keeper.take(seconds(31, 10))
+    assert said == [FULL, "the history is kept again"]
+    keeper.close()
+    assert rows_of(tmp_path, "SELECT t FROM server_sample_10s") == [(T0 + 30,)]
+
+
+# --- files that are not as they were -------------------------------------------------------------
+
+
+def test_a_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 1000)
+    said: list[str] = []
+    keeper = writer(tmp_path, said)
+    keeper.take(seconds(0, 11))
+    keeper.close()
+    assert "begun anew" in said[0]
+    assert (tmp_path / "history.damaged-1.db").exists()
+    assert rows_of(tmp_path, "SELECT t FROM server_sample_10s") == [(T0,)]
+
+
+def test_a_file_of_a_newer_gpupool_is_left_alone(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / FILE_NAME)
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    before, said = (tmp_path / FILE_NAME).read_bytes(), list[str]()
+    keeper = writer(tmp_path, said)
+    keeper.take(seconds(0, 31))
+    assert len(said) == 1
+    assert "was written by a newer gpupool" in said[0]
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def kill_the_writer(folder: Path, kills: int, seed: int) -> None:
+    """Kill a process that writes, at random moments, and look at what it leaves."""
+    draw, first = random.Random(seed), 0
+    for _ in range(kills):
+        child = os.fork()
+        if child == 0:
+            try:
+                keeper = writer(folder)
+                for each in seconds(first, 100_000, step_s=10):
+                    keeper.take([each])
+            finally:
+                os._exit(1)
+        time.sleep(0.02 + draw.random() * 0.15)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        said: list[str] = []
+        keeper = writer(folder, said)
+        store = HistoryStore(folder / FILE_NAME, HistorySettings())
+        store.check()
+        last = store.last_t()
+        store.close()
+        keeper.take([])
+        keeper.close()
+        assert said == []
+        first = max(0, last - T0) + 10
+    keeper = writer(folder)
+    keeper.take(seconds(first, 2, step_s=3600))
+    keeper.close()
+    hours = T0 + first // 3600 * 3600
+    fine, middle, coarse = (sums_of(folder, tier.name, hours) for tier in TIERS)
+    assert fine == middle == coarse
+    slots = rows_of(folder, "SELECT count(*), min(t), max(t) FROM server_sample_10s")[0]
+    assert slots[0] == (slots[2] - slots[1]) // 10 + 1 - _missing(folder)
+
+
+def _missing(folder: Path) -> int:
+    times = [t for (t,) in rows_of(folder, "SELECT t FROM server_sample_10s ORDER BY t")]
+    return sum((b - a) // 10 - 1 for a, b in pairwise(times))
+
+
+def test_killed_while_it_writes_it_leaves_a_file_that_is_whole(tmp_path: Path) -> None:
+    kill_the_writer(tmp_path, 6, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_a_thousand_times_it_leaves_a_file_that_is_whole(tmp_path: Path) -> None:
+    kill_the_writer(tmp_path, 1000, seed=2)

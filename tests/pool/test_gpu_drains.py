@@ -1,0 +1,163 @@
+"""Drains of single GPUs: orders, automatic ones with their bounds, and an undrain that holds."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpupool.pool.automatic_drains import SignWatch, plan_drains
+from gpupool.pool.invariants import violations
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Gpu, PoolState, Request
+from gpupool.pool.scheduling.placement import NoOffer, make_offer
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.view import server_state
+
+A = ServerId("a" * 12)
+GIB = 1 << 30
+
+
+def gpus(count: int) -> tuple[Gpu, ...]:
+    return tuple(Gpu(GpuId(f"GPU-{n}"), n, "X", 8 * GIB) for n in range(count))
+
+
+class Table:
+    """A pool of one server; each command comes a second after the one before."""
+
+    def __init__(self, count: int = 4) -> None:
+        self.machine = PoolMachine(PoolState())
+        self.do(c.CreatePool("c", "pool", "off"))
+        self.do(c.JoinServer(A, "a", "a:1", False, None))
+        self.up(1, count)
+
+    @property
+    def state(self) -> PoolState:
+        return self.machine.state
+
+    def do(self, command: c.Command) -> Result:
+        index = self.state.index + 1
+        at = 1000 * index
+        plain = self.machine.apply(index, c.wrap(command, at_ms=at, ttl_ms=60_000))
+        assert not violations(self.state)
+        return c.decode(Result, plain)
+
+    def up(self, incarnation: int, count: int) -> None:
+        self.do(c.ServerUp(A, Incarnation(incarnation), "a:1", "", "", "", gpus(count)))
+
+    def drain(self, n: int, reason: str | None) -> Result:
+        order = self.state.index.to_bytes(16)
+        return self.do(c.DrainGpu(A, GpuId(f"GPU-{n}"), reason, "root", order))
+
+    def auto(self, n: int, onset: int = 0) -> Result:
+        gpu = GpuId(f"GPU-{n}")
+        return self.do(
+            c.DrainGpu(A, gpu, "auto: thermal", "a", sign="thermal", onset=Milliseconds(onset))
+        )
+
+    def reasons(self) -> list[str]:
+        return [gpu.drain_reason for gpu in self.state.servers[A].gpus.values()]
+
+
+def test_a_drained_gpu_is_not_offered_and_the_others_are() -> None:
+    table = Table(2)
+    assert table.drain(0, "new fan").ok
+    request = Request(RequestId(bytes(16)), 1, fraction=1.0)
+    offer = make_offer(table.state, table.state.servers[A], request)
+    assert not isinstance(offer, NoOffer)
+    assert [each.gpu for each in offer.gpus] == ["GPU-1"]
+    two = make_offer(table.state, table.state.servers[A], replace(request, count=2))
+    assert isinstance(two, NoOffer)
+    assert two.why == "1 of 2 GPUs have room (2 idle, 1 drained)"
+    assert server_state(table.state.servers[A]) == "idle"
+    table.drain(1, "new fan")
+    assert server_state(table.state.servers[A]) == "drain"
+
+
+def test_orders_are_audited_and_done_once() -> None:
+    table = Table()
+    first = c.DrainGpu(A, GpuId("GPU-3"), "new fan", "root", b"1" * 16)
+    table.do(first)
+    table.drain(3, None)
+    assert table.do(first).ok
+    assert table.reasons() == [""] * 4, "the repetition came behind what undid it"
+    kinds = [(act.kind, act.subject, act.by, act.text) for act in table.state.acts]
+    assert kinds[-2:] == [("drained", "a/3", "root", "new fan"), ("undrained", "a/3", "root", "")]
+    assert table.drain(3, None).why == "it was not drained"
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_a_drain_outlives_restarts_also_without_the_gpu(absent: bool) -> None:
+    table = Table()
+    table.drain(3, "new fan")
+    if absent:
+        table.up(2, 3)
+        assert len(table.reasons()) == 3
+    table.up(3, 4)
+    assert table.reasons() == ["", "", "", "new fan"]
+
+
+def test_an_absent_gpu_can_be_undrained() -> None:
+    table = Table()
+    table.drain(3, "new fan")
+    table.up(2, 3)
+    assert table.drain(3, None).ok
+    assert not table.state.servers[A].gpu_orders
+    assert not table.drain(3, None).ok
+
+
+def test_automatic_drains_are_bounded() -> None:
+    table = Table(21)
+    assert [table.auto(n).ok for n in range(3)] == [True, True, False]
+    assert table.auto(2).why == "2 GPUs are drained automatically already"
+    table.drain(0, None)
+    assert table.auto(2).ok
+    small = Table(3)
+    assert [small.auto(n).ok for n in range(2)] == [True, False]
+
+
+def test_an_undrain_holds_until_the_sign_comes_anew() -> None:
+    table = Table()
+    assert table.auto(1, onset=0).ok
+    table.drain(1, None)
+    undrained_at = table.state.now
+    for onset in (0, undrained_at - 1, undrained_at):
+        assert table.auto(1, onset).why == "it was undrained since"
+    assert table.auto(1, undrained_at + 1).ok
+
+
+def test_nobody_drains_as_a_server_and_no_server_drains_what_is_drained() -> None:
+    table = Table()
+    assert not table.drain(0, "auto: thermal").ok
+    table.drain(0, "new fan")
+    assert table.auto(0).why == "it is drained already"
+    assert table.reasons()[0] == "new fan"
+
+
+def test_signs_have_the_onset_of_their_coming() -> None:
+    watch, hot = SignWatch(), (GpuId("GPU-0"), "thermal")
+    old = (GpuId("GPU-1"), "repeated-xid")
+
+    def look(at: int, *signs: tuple[GpuId, str], era: int = 0) -> dict[tuple[str, str], int]:
+        found = watch.look(dict.fromkeys(signs, "x"), Milliseconds(at), era)
+        return {(sign.gpu, sign.name): sign.onset for sign in found}
+
+    assert look(100, old) == {old: 0}
+    assert look(200, old, hot) == {old: 0, hot: 200}
+    assert look(300, hot) == {hot: 200}
+    assert look(400, old, hot) == {old: 400, hot: 200}
+    assert look(50, old, hot, era=1) == {old: 0, hot: 0}, "its time was set"
+    assert look(60, hot, era=1) == {hot: 0}
+
+
+def test_a_server_proposes_what_the_table_takes() -> None:
+    table, watch = Table(21), SignWatch()
+    signs = {(gpu.id, "thermal"): "at 96 C" for gpu in gpus(5)}
+    seen = watch.look(signs, Milliseconds(1), 0)
+    plan = plan_drains(table.state, A, seen)
+    assert [each.gpu for each in plan] == ["GPU-0", "GPU-1"]
+    assert plan[0].reason == "auto: thermal: at 96 C"
+    assert all(table.do(each).ok for each in plan)
+    assert plan_drains(table.state, A, seen) == ()
+    table.drain(0, None)
+    assert [each.gpu for each in plan_drains(table.state, A, seen)] == ["GPU-2"]
