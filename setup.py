@@ -44,7 +44,7 @@ class BuildShim(build_ext):
             built = Path(self.get_ext_fullpath(ext.name))
             empty = Path(self.build_temp) / "nothing.c"  # Zig links no library of libraries alone
             empty.write_text("", encoding="utf-8")
-            objects = self.compiler.compile([str(empty)])
+            objects = self.compiler.compile([str(empty)], output_dir=self.build_temp)
             link = ["-Wl,--no-as-needed", "-o", str(built.with_name("libcuda.so")), *objects]
             self.spawn([*self.compiler.linker_so, *link, str(built)])
 
