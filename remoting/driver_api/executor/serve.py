@@ -15,6 +15,7 @@ from gpupool.remoting.worker.peer_links import Links
 
 ANSWER = struct.Struct("<IiQIiQ")
 REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
+SMALL_SIZE = 4096
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -26,6 +27,7 @@ class Session:
         self.stream = stream
         self.reader = Reader(stream)
         self.sending = threading.RLock()
+        self._held: list[bytes | memoryview] = []  # goes out with the next message, which is near
         self.began: dict[int, int] = {}
         """When each request began that is not answered yet, in nanoseconds."""
         self.before_assert: Callable[[], None] | None = None
@@ -48,7 +50,8 @@ class Session:
         with self.sending:
             if began:
                 self.stream.tally.answered(began)
-            self.stream.send_buffers([head, body, *bulk])
+            held, self._held = self._held, []
+            self.stream.send_buffers([*held, head, body, *bulk])
 
     def part(self, request: int, bulk: memoryview) -> None:
         """Send some of the bytes that a request wants, in their order; its reply follows."""
@@ -58,9 +61,15 @@ class Session:
         """End the session: one of its calls will never be answered."""
         self.stream.close()
 
-    def data(self, download: int, bulk: memoryview) -> None:
-        """Deliver the bytes of a download."""
-        self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
+    def data(self, download: int, bulk: memoryview, *, replies: bool = False) -> None:
+        """Deliver the bytes of a download; ``replies``: this thread replies to a request next."""
+        head = ANSWER.pack(DATA, 0, download, 0, 0, len(bulk))
+        if replies and len(bulk) <= SMALL_SIZE:
+            # One message instead of two; its buffer is used again before that.
+            with self.sending:
+                self._held += (head, bytes(bulk))
+        else:
+            self._send([head, bulk])
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
         """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
@@ -78,7 +87,8 @@ class Session:
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         with self.sending:
-            self.stream.send_buffers(buffers)
+            held, self._held = self._held, []
+            self.stream.send_buffers([*held, *buffers])
 
     def notice(self, text: str) -> None:
         """Say something to the user of the program."""

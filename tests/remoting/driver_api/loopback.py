@@ -222,8 +222,8 @@ class LoopbackAgent:
             for place in range(self.arguments.servers)
             for at in range(count)
         ]
-        versions = {"driver": found[0][2], "cuda": "13.0", "devices": devices}
-        return {"ok": True, "lease": "0000", "processes": []} | versions
+        answer: dict[str, object] = {"ok": True, "lease": "0000", "processes": []}
+        return answer | {"driver": found[0][2], "cuda": "13.0", "devices": devices}
 
     def start_all(self) -> list[dict[str, object]]:
         """Start a worker for each server."""
