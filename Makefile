@@ -21,7 +21,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
-  check-wheel lint lock docs clean web-vendor browser-tests
+  check-wheel wheels-release packages test-packages lint lock docs clean web-vendor browser-tests
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
@@ -33,6 +33,9 @@ help:
 	@echo "make web-vendor    get the page's browser libraries anew from npm, and check their sums"
 	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
+	@echo "make wheels-release   build the sdist, wheels for two architectures and an SBOM in dist/"
+	@echo "make packages         build .deb and .rpm of them"
+	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
 	@echo "make lint   only ruff, pyright and the import rules"
 	@echo "make docs   write docs/cli.md and docs/metrics.md anew from the program"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -43,7 +46,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
+	@echo "Installing gpupool into $(VENV): about half a minute, and a C compiler runs ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
 	@touch $@
 
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
@@ -97,6 +101,32 @@ check-wheel: $(VENV)/installed-dev
 	  && bin/gpupool simulate --seed 1 --duration 3s
 	GPUPOOL_WHEEL="$$(ls dist/*.whl)" $(BIN)/pytest -q tests/remoting/driver_api/test_hardening.py
 
+# A release is the commit that HEAD names. Its metadata names the repository at URL, if you give one:
+#   make wheels-release URL=https://example.org/gpupool
+URL ?=
+RELEASE := $(VENV)/release
+
+$(RELEASE)/installed: $(BIN)/python requirements/release.txt
+	rm -rf $(RELEASE) && $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --require-hashes --only-binary :all: --requirement requirements/release.txt
+	@touch $@
+
+wheels-release: $(RELEASE)/installed
+	rm -rf dist
+	GPUPOOL_URL="$(URL)" $(RELEASE)/bin/python packaging/wheels.py
+	$(RELEASE)/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	PYTHONWARNINGS=ignore $(RELEASE)/bin/cyclonedx-py requirements requirements/server.txt --pyproject pyproject.toml \
+	  --output-reproducible --output-file dist/gpupool-$$($(BIN)/python packaging/version.py).cdx.json
+
+packages: wheels-release $(VENV)/installed
+	$(BIN)/python packaging/packages.py --tools $(RELEASE)/bin/python --arch x86_64 aarch64
+
+# Slow tests of tests/packaging; each says what it needs, and is left out where that is missing.
+test-packages: $(VENV)/installed-dev $(RELEASE)/installed
+	GPUPOOL_RELEASE_PYTHON=$(abspath $(RELEASE))/bin/python $(BIN)/pytest -m slow -rs \
+	  --timeout 1200 tests/packaging
+
 # With clang's libFuzzer, AddressSanitizer and UBSan; RUNS are of all targets together.
 RUNS ?= 1000000
 fuzz: $(VENV)/installed-dev
@@ -108,6 +138,7 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 lock:
 	$(LOCK) --output-file requirements/server.txt
 	$(LOCK) --extra dev --output-file requirements/dev.txt
+	$(subst pyproject.toml,requirements/release.in,$(LOCK)) --output-file requirements/release.txt
 
 web-vendor: $(BIN)/python
 	$(BIN)/python packaging/web_vendor.py

@@ -1,12 +1,20 @@
 """Build the native files in gpupool/remoting/driver_api/library, beside the Python code.
 
-Everything else is in pyproject.toml. The libraries have no Python symbol in them, so the wheel is
-tagged py3-none-<platform>. Where no C compiler works, the installation goes on without them, and
-``gpupool run --door cuda`` says what is missing.
+The metadata is in pyproject.toml, except for what depends on the place of the release. The
+libraries have no Python symbol in them, so the wheel is tagged py3-none-<platform>. Where no C
+compiler works, the installation goes on without them, and ``gpupool run --door cuda`` says what is
+missing. packaging/wheels.py builds releases, and sets:
+
+GPUPOOL_NATIVE_CC   the compiler that must build the libraries; its failure is an error
+GPUPOOL_URL         the address of the repository, to which the README's links are made absolute
 """
 
+import os
+import re
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -34,13 +42,20 @@ class BuildShim(build_ext):
         super().build_extension(ext)
         if ext is SHIM:
             built = Path(self.get_ext_fullpath(ext.name))
-            link = ["-Wl,--no-as-needed", "-o", str(built.with_name("libcuda.so")), str(built)]
-            self.spawn([*self.compiler.linker_so, *link])
+            empty = Path(self.build_temp) / "nothing.c"  # Zig links no library of libraries alone
+            empty.write_text("", encoding="utf-8")
+            objects = self.compiler.compile([str(empty)])
+            link = ["-Wl,--no-as-needed", "-o", str(built.with_name("libcuda.so")), *objects]
+            self.spawn([*self.compiler.linker_so, *link, str(built)])
 
     def build_extensions(self) -> None:
         # Some builds of Python name their own folders here; a library of ours searches none.
         linker = self.compiler.linker_so
         self.compiler.linker_so = [word for word in linker if not word.startswith("-Wl,-rpath")]
+        if COMPILER:  # and none of the flags with which this Python was built
+            self.compiler.set_executables(
+                compiler_so=[*COMPILER, "-fPIC"], linker_so=[*COMPILER, "-shared"]
+            )
         super().build_extensions()
 
     def copy_extensions_to_source(self) -> None:
@@ -64,6 +79,30 @@ class TagAnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def readme() -> str:
+    """Return the README, with absolute links where the repository's address is known."""
+    text = Path(__file__).resolve().with_name("README.md").read_text(encoding="utf-8")
+    if not URL:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\1{URL}/raw/HEAD/", text)
+    return re.sub(r"((?<!!)\[[^]!]*\]\()(?!https?:|#)", rf"\1{URL}/blob/HEAD/", text)
+
+
+COMPILER = shlex.split(os.environ.get("GPUPOOL_NATIVE_CC", ""))
+URL = os.environ.get("GPUPOOL_URL", "").rstrip("/")
+METADATA: dict[str, Any] = {
+    "long_description": readme(),
+    "long_description_content_type": "text/markdown",
+}
+if URL:
+    METADATA["project_urls"] = {
+        "Homepage": URL,
+        "Documentation": f"{URL}/blob/HEAD/docs/README.md",
+        "Changelog": f"{URL}/blob/HEAD/CHANGELOG.md",
+        "Issues": f"{URL}/issues",
+        "Source": URL,
+    }
+
 FOLDER = "gpupool.remoting.driver_api.library"
 FLAGS = [
     *("-std=c11", "-O2", "-fvisibility=hidden"),
@@ -79,7 +118,7 @@ SHIM = Extension(
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=[*LINK, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete", "-ldl"],
-    optional=True,
+    optional=not COMPILER,
 )
 LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
@@ -87,7 +126,7 @@ LAUNCHER = Extension(
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=LINK,
-    optional=True,
+    optional=not COMPILER,
 )
 NVML = Extension(
     f"{FOLDER}.libnvidia-ml",
@@ -99,13 +138,14 @@ NVML = Extension(
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=[*LINK, "-Wl,-soname,libnvidia-ml.so.1", "-ldl"],
-    optional=True,
+    optional=not COMPILER,
 )
 
 if sys.platform == "linux":
     setup(
         ext_modules=[SHIM, LAUNCHER, NVML],
         cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython},
+        **METADATA,
     )
 else:
-    setup()
+    setup(**METADATA)

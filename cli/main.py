@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("view:top", "Watch the pool live."),
     "health": ("monitoring.health:command", "Show what is wrong with the pool."),
     "web": ("monitoring.web", "Show the pool in the browser: live, usage, health."),
+    "alerts": ("monitoring.alerts", "Try the alerts that a server sends."),
     "gpus": ("view:gpus", "List every GPU with what is free on it."),
     "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),
@@ -42,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("token", "Create, list and revoke tokens."),
     "login": ("login", "Store a token, so that this user can use the pool."),
     "logout": ("logout", "Forget the stored token."),
+    "use": ("logins.use:command", "Show your logins to several pools, and change between them."),
+    "whoami": ("logins.whoami:command", "Show who you are to the pool, and until when."),
     "policy": ("policy", "Show, check and change who may hold how much, and when."),
     "drain": ("admin:drain", "Stop granting on a server or a GPU; what runs goes on."),
     "undrain": ("admin:undrain", "Grant on a drained server or GPU again."),
@@ -62,6 +65,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "config": ("about:config", "Show every setting and where it comes from."),
     "completion": ("about:completion", "Print the completion script of a shell."),
+    "up": ("local.background:up", "Start a pool here in the background, to play with."),
+    "down": ("local.background:down", "End the pool that up started."),
     "demo": ("about:demo", "See it all work on this machine, without any GPU."),
     "simulate": ("simulate:command", "Prove the pool's rules under faults, in virtual time."),
     "version": ("about:version", "Print the version."),
@@ -74,7 +79,7 @@ EXAMPLES = """\b
 Examples:
   gpupool demo                                    see it work, without any GPU
   gpupool join                                    on the first GPU server
-  gpupool join --token TOKEN                      on every other one
+  gpupool join --token -                          on every other one; reads a token
   gpupool run -n 2 -p 0.5 -- python train.py      two half GPUs, from anywhere
   gpupool top                                     watch the pool"""
 

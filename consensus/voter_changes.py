@@ -16,6 +16,7 @@ from gpupool.consensus.followers import PullResponder
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol import membership
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Committed, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +80,11 @@ class VoterChanges:
         ready = self._followers.caught_up()
         step = membership.next_step(core.voters, desired, ready=ready, leader=me)
         if step is not None:
-            core.set_voters(step, partial(_log.info, "voters %s: %s", step))
+            core.set_voters(step, partial(_say_voters, step))
         elif me not in desired:
             self.begin_hand_over(voter for voter in core.voters if voter in desired)
+
+
+def _say_voters(voters: Sequence[ServerId], outcome: Outcome) -> None:
+    how = "" if isinstance(outcome, Committed) else outcome.reason
+    _log.info("the voters are %s%s", ", ".join(voters), f" (not yet: {how})" if how else "")

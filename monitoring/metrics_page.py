@@ -48,7 +48,7 @@ is `hw.power`, and `gpupool_gpu_temperature_celsius` is `hw.temperature`.
 
 ## How many
 
-A server with 8 GPUs and 50 leases has about 600 series. There are at most 3,000: beyond that, the
+A server with 8 GPUs and 50 leases has about 450 series. There are at most 3,000: beyond that, the
 rarest values of `subject`, `peer`, `user`, `class` and `xid` are put together as `_other`, and
 `gpupool_metrics_limited` is 1. Names of users (but with `--metrics-users`), leases, processes and
 programs are no labels. Counters of leases begin with the observer's process.

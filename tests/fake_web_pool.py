@@ -1,10 +1,12 @@
 """A pool that does not exist, as the web page's source of data: any size, moving as time goes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.errors import DeniedError
+from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -25,6 +27,7 @@ from gpupool.pool.telemetry import (
     Telemetry,
 )
 from gpupool.pool.view import GpuView, LeaseView, PoolView, RaftView, ServerView, WaitingView
+from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
 
@@ -364,6 +367,19 @@ class FakePool:
             freed_at=Milliseconds(begun + 1_801_000 + n * 60_000),
             reason="released" if n % 5 else "its client is gone",
             idle_timeout_ms=0,
+        )
+
+    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+        """Return a wave for each server that was asked, with a gap."""
+        step = max(10, int(query.until - query.since) // 300_000)
+        points = tuple(
+            (t, int((0.5 + 0.4 * math.sin(t / 900)) * 1000), 1000, -1)
+            for t in range(int(query.since) // 1000, int(query.until) // 1000, step)
+            if not 100 < (t // step) % 300 < 120
+        )
+        asked = servers or (self._server_id(0),)
+        return HistoryAnswer(
+            {each: HistoryPage(step, (HistorySeries("", "", points),)) for each in asked}
         )
 
     async def audit(self) -> m.AuditNow:

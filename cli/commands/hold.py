@@ -50,7 +50,7 @@ def alloc(
             time_s=time_s or 0.0,
             credentials=files[0],
             log_file=files[1],
-            shown=not quiet and not as_json,
+            shown=not quiet,
         )
     )
     if as_json:

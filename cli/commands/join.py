@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpupool.cli.commands.login import STDIN, read_token
 from gpupool.cli.lib import paths
-from gpupool.cli.lib.common_options import history_options, verbose_option
+from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
 from gpupool.cli.lib.output import invocation
 from gpupool.cli.lib.values import (
     ADDRESS,
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("address", metavar="[HOST:PORT]", type=ADDRESS, required=False)
-@click.option("--token", help='Made by "gpupool token create --server"; without it, a new pool.')
+@click.option(
+    "--token",
+    help='Made by "gpupool token create --server", or "-" for stdin; without it, a new pool.',
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, exists=True),
@@ -186,8 +190,8 @@ def command(
 
     \b
       gpupool join                          create a pool; prints how to join it
-      gpupool join --token TOKEN            join the pool that TOKEN is for
-      gpupool join --token TOKEN --witness  vote in it without offering a GPU
+      echo TOKEN | gpupool join --token -   join the pool that TOKEN is for
+      gpupool join --token-file FILE        the same; --witness: vote without offering a GPU
       gpupool join                          after a restart: the same server again
 
     Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
@@ -197,16 +201,8 @@ def command(
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    if not 1 <= client_timeout <= 3600:
-        raise UsageError("--client-timeout must lie between 1s and 1h")
-
     from gpupool.cli.server.enter_pool import read_authority
-    from gpupool.cli.server.join_options import (
-        HISTORY_OPTIONS,
-        JoinOptions,
-        history_settings,
-        read_faults,
-    )
+    from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
@@ -226,14 +222,20 @@ def command(
         data_encryption=data_encryption,
         ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
-        client_timeout_s=client_timeout,
+        client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
         labels=labels,
-        history=history_settings(**{name: more.pop(name) for name in HISTORY_OPTIONS}),
+        history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
         web=_web_options(**more),
         drain_for=drain_for,
     )
     _run(options, log_format)
+
+
+def _checked_timeout(client_timeout: float) -> float:
+    if not 1 <= client_timeout <= 3600:
+        raise UsageError("--client-timeout must lie between 1s and 1h")
+    return client_timeout
 
 
 def check_gpus(
@@ -301,6 +303,8 @@ def given_token(token: str | None, token_file: str | None, address: Address | No
         raise UsageError("--token and --token-file exclude each other", hint="give one of them")
     if token_file:
         token = _read_token(Path(token_file))
+    elif token == STDIN:
+        token = read_token(token)
     if address is not None and not token:
         raise UsageError(
             "joining a pool needs a token",

@@ -11,6 +11,7 @@ from gpupool.cli.lib.output import say
 from gpupool.pool.errors import UsageError
 
 TOKEN_LENGTH_MAX = 8192
+STDIN = "-"
 
 
 def read_token(given: str | None) -> str:
@@ -19,7 +20,7 @@ def read_token(given: str | None) -> str:
     Raises:
         UsageError: when there is none.
     """
-    if given and given != "-":
+    if given and given != STDIN:
         return given
     if given is None and sys.stdin.isatty():
         text: str = click.prompt("Token", hide_input=True, err=True)
@@ -34,20 +35,38 @@ def read_token(given: str | None) -> str:
 
 @click.command()
 @click.argument("token", required=False)
+@click.option("--name", help="Name of this login, for --pool; by default that of the pool.")
 @pool_options
-def command(credentials: str | None, token: str | None) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context, credentials: str | None, token: str | None, name: str | None
+) -> None:
     """Check TOKEN with the pool and store it, so that this user can use the pool.
 
-    Without TOKEN it is asked for, or with "-" read from stdin, so that it shows in no history.
+    Without TOKEN it is asked for, or with "-" read from stdin, so that it shows in no history. A
+    login to another pool stays: "gpupool use" shows all, and changes between them.
     """
-    from gpupool.remoting.client.credentials import keep_former, save_credentials
+    from gpupool.cli.lib import logins
     from gpupool.remoting.client.enrolment import login
 
+    if name:
+        logins.check_login_name(name)
     text = read_token(token)
     found = run_async(lambda: login(text, version=__version__, client=client_name()))
-    path = credentials_file(credentials)
-    kept = keep_former(path, found.token)
-    save_credentials(path, found)
+    given = ctx.get_parameter_source("credentials") is not click.core.ParameterSource.DEFAULT
+    if given and credentials:
+        path = credentials_file(credentials)
+    elif name:
+        path = logins.named_login(name)
+    else:
+        path = logins.file_beside(found, logins.first_login())
+    kept = logins.store_login(found, path)
     say(f"gpupool: logged in to pool {found.pool} as {found.user}")
     if kept is not None:
         say(f"gpupool: your former login is kept as {kept}")
+    if given and credentials:
+        return
+    used = next(each for each in logins.logins() if each.path == path)
+    logins.use_login(used)
+    if len(logins.logins()) > 1:
+        say(f'gpupool: this login, {used.name}, is in use now; "gpupool use" shows all')

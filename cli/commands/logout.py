@@ -4,6 +4,7 @@ import click
 
 from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import credentials_file
+from gpupool.cli.lib.logins import logins
 from gpupool.cli.lib.output import say
 from gpupool.pool.errors import StorageError
 
@@ -25,3 +26,6 @@ def command(credentials: str | None) -> None:
         raise StorageError(f"cannot remove {path}", why=error.strerror or str(error)) from error
     else:
         say(f"gpupool: logged out; {path} is removed")
+        left = ", ".join(each.name for each in logins())
+        if left:
+            say(f'gpupool: you have other logins: {left}; "gpupool use NAME" takes one')

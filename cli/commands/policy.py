@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpupool.pool.model.state import Request
     from gpupool.remoting.protocol.messages import PolicyIs, PolicyVerdict
 
+LOST_LINES_MIN = 4
+"""A policy that loses fewer lines than this is not asked about, unless it becomes empty."""
+
 NEW = """\
 # The policy of this pool; docs/policy.md describes it.
 # [defaults]              # for each user
@@ -130,13 +133,22 @@ def check(
     type=click.IntRange(0),
     help="The version that FILE was made from; refuse when another one is in force.",
 )
+@click.option("--yes", is_flag=True, help="Do not ask, even if most of the policy would go.")
 @pool_options
-def apply(credentials: str | None, file: str, base: int | None) -> None:
+def apply(credentials: str | None, file: str, base: int | None, yes: bool) -> None:
     """Put the policy in FILE in force; operators only.
 
-    It applies to all later grants. Leases that exist are kept.
+    It applies to all later grants. Leases that exist are kept. Where FILE has much less in it than
+    the policy in force, it asks first.
     """
-    packed = _checked(_read(file), file)
+    text = _read(file)
+    packed = _checked(text, file)
+    if not yes:
+        before = run_async(lambda: _get(credentials, 0))
+        lost = loss_text(_unpack(before), text) if before.version else ""
+        if lost:
+            _ask_to_lose(f"{file} {lost} version {before.version}, the policy in force")
+            base = before.version if base is None else base  # which is what was looked at
     version = run_async(lambda: _put(credentials, packed, base))
     say(f"gpupool: version {version} of the policy is in force")
 
@@ -176,6 +188,36 @@ def edit(credentials: str | None) -> None:
         raise
     Path(name).unlink()
     say(f"gpupool: version {version} of the policy is in force")
+
+
+def loss_text(before: str, after: str) -> str:
+    """Return how much of a policy another text drops, if that may be a slip; empty if not."""
+    old, new = _meant_lines(before), _meant_lines(after)
+    if not old:
+        return ""
+    if not new:
+        return f"is empty, and would end all {len(old)} lines of"
+    if len(old) - len(new) >= LOST_LINES_MIN and len(new) * 2 < len(old):
+        return f"has {len(new)} lines in place of the {len(old)} of"
+    return ""
+
+
+def _meant_lines(text: str) -> list[str]:
+    """Return the lines that are neither empty nor a comment."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _ask_to_lose(what: str) -> None:
+    """Ask on a terminal; elsewhere refuse.
+
+    Raises:
+        UsageError: when nobody can be asked, or the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(what, hint="--yes applies it without asking")
+    if not click.confirm(f"gpupool: {what}. Apply it?", err=True):
+        raise UsageError("nothing was changed")
 
 
 # --- inside ---------------------------------------------------------------------------------------

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, operate, run_async
+from gpupool.cli.lib.connect import connected, operate, run_async, stored_credentials
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.paths import user_name
 from gpupool.cli.lib.values import DURATION, NAME_TYPE, duration_text
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import TokenId
-from gpupool.pool.model.state import TokenKind
+from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 
 if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import TokenView
 
 USER_TOKEN_S = 365 * 86400.0
 SERVER_TOKEN_S = 3600.0
-"""A server's token is used once, and soon."""
+"""A server's token is used soon."""
 
 
 @click.group()
@@ -30,7 +30,14 @@ def command() -> None:
 
 @command.command("create")
 @click.option("--user", type=NAME_TYPE, help="Whom it names (default: you).")
-@click.option("--server", "for_server", is_flag=True, help="Let one server join, once.")
+@click.option("--server", "for_server", is_flag=True, help="Let a server join.")
+@click.option(
+    "--uses",
+    type=click.IntRange(1, TOKEN_USES_MAX),
+    default=1,
+    show_default=True,
+    help="With --server: how many servers it lets in.",
+)
 @click.option("--operator", is_flag=True, help="May drain, remove, revoke and create tokens.")
 @click.option("--viewer", is_flag=True, help="May look and read the metrics, and nothing else.")
 @click.option(
@@ -46,6 +53,7 @@ def create(
     for_server: bool,
     operator: bool,
     viewer: bool,
+    uses: int,
     expires: float | None,
     as_json: bool,
 ) -> None:
@@ -57,26 +65,35 @@ def create(
         raise UsageError("a server's token names no user", hint="leave out --user and --operator")
     if viewer and (for_server or operator):
         raise UsageError("a viewer's token does nothing but look", hint="give one of the options")
+    if uses > 1 and not for_server:
+        raise UsageError(
+            "--uses is for servers", hint="add --server; users' tokens are not used up"
+        )
     if expires is not None and expires <= 0:
         raise UsageError("a token that has expired already is no use", hint="--expires 30d")
     given = {TokenKind.SERVER: for_server, TokenKind.OPERATOR: operator, TokenKind.VIEWER: viewer}
     kind = next((kind for kind, is_given in given.items() if is_given), TokenKind.USER)
     valid_s = expires or (SERVER_TOKEN_S if for_server else USER_TOKEN_S)
     name = user or user_name()
-    text = run_async(lambda: _create(credentials, kind, name, valid_s))
+    text = run_async(lambda: _create(credentials, kind, name, valid_s, uses))
     if as_json:
-        print_json(token=text, kind=kind, user=name, valid_s=valid_s)
+        print_json(token=text, kind=kind, user=name, valid_s=valid_s, uses=uses)
         return
-    use = f"gpupool join --token {text}" if for_server else f"gpupool login {text}"
-    what = "one server" if for_server else f"{kind.value} {name}"
+    # By stdin, because others see the arguments of a process.
+    use = f"echo {text} | gpupool " + ("join --token -" if for_server else "login -")
+    what = (
+        ("one server" if uses == 1 else f"{uses} servers") if for_server else f"{kind.value} {name}"
+    )
     say(f"gpupool: for {what}, good for {duration_text(valid_s)}; shown only here:")
     # For eyes the whole command, for scripts (token=$(gpupool token create)) the token alone.
     click.echo(use if sys.stdout.isatty() else text)
 
 
-async def _create(credentials: str | None, kind: TokenKind, user: str, valid_s: float) -> str:
+async def _create(
+    credentials: str | None, kind: TokenKind, user: str, valid_s: float, uses: int
+) -> str:
     async with connected(credentials) as pool:
-        return await pool.create_token(kind, user, valid_s)
+        return await pool.create_token(kind, user, valid_s, uses=uses)
 
 
 @command.command("list")
@@ -96,12 +113,43 @@ def list_tokens(credentials: str | None, as_json: bool) -> None:
     lines = [("TOKEN", "KIND", "USER", "STATE", "EXPIRES", "CREATED BY")]
     for each in tokens:
         expires = datetime.fromtimestamp(each.expires_at / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+        state = each.state if each.uses == 1 else f"{each.state}, {each.used}/{each.uses} used"
         lines.append(
-            (each.token, each.kind.value, each.user or "-", each.state, expires, each.created_by)
+            (each.token, each.kind.value, each.user or "-", state, expires, each.created_by)
         )
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     for line in lines:
         click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+
+
+@command.command("renew")
+@click.argument("token", required=False)
+@click.option(
+    "--expires",
+    type=DURATION,
+    default="365d",
+    show_default=True,
+    help="How long it is good from now.",
+)
+@pool_options
+def renew(credentials: str | None, token: str | None, expires: float) -> None:
+    """Let TOKEN be good for longer; without TOKEN, the one that you are logged in with.
+
+    TOKEN is its name in "gpupool token list". Its user goes on with the same token.
+    """
+    from gpupool.remoting.protocol.messages import RenewToken
+
+    if expires <= 0:
+        raise UsageError("a token that has expired already is no use", hint="--expires 30d")
+    name = _name_of(token) if token else stored_credentials(credentials).token
+    operate(credentials, RenewToken(name, expires))
+
+
+def _name_of(token: str) -> TokenId:
+    """Return the name of a token that is given by its name, or whole."""
+    from gpupool.remoting.protocol.token_text import PREFIX, parse_token
+
+    return parse_token(token).token if token.lower().startswith(PREFIX) else TokenId(token)
 
 
 @command.command("revoke")
@@ -113,8 +161,5 @@ def revoke(credentials: str | None, token: str) -> None:
     TOKEN is its name in "gpupool token list", or the whole token.
     """
     from gpupool.remoting.protocol.messages import RevokeToken
-    from gpupool.remoting.protocol.token_text import PREFIX, parse_token
 
-    name = parse_token(token).token if token.lower().startswith(PREFIX) else TokenId(token)
-
-    operate(credentials, RevokeToken(name))
+    operate(credentials, RevokeToken(_name_of(token)))

@@ -7,9 +7,16 @@ import click
 from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, SERVER_COLUMNS, Glyphs
 from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
 from gpupool.cli.lib.output import print_json, say, stdout_console
-from gpupool.cli.lib.rows import PoolSnapshot, gpu_rows, lease_rows, server_rows, waiting_rows
+from gpupool.cli.lib.rows import (
+    PoolSnapshot,
+    gpu_counts,
+    gpu_rows,
+    lease_rows,
+    server_rows,
+    waiting_rows,
+)
 from gpupool.cli.lib.values import DURATION, FILTER, size_text
-from gpupool.cli.tui.screen import gpu_counts, quorum_counts
+from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
@@ -64,7 +71,6 @@ def _print_summary(snapshot: PoolSnapshot) -> None:
     view = snapshot.view
     console = stdout_console()
     reached, voters = quorum_counts(view)
-    used, idle, other, total = gpu_counts(view)
     gpus = [gpu for server in view.servers for gpu in server.gpus]
     granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
     answered = next((s.name for s in view.servers if s.id == view.answered_by), view.answered_by)
@@ -77,7 +83,7 @@ def _print_summary(snapshot: PoolSnapshot) -> None:
     )
     console.print(first)
     console.print(
-        f"GPUs {used} used, {idle} idle, {other} other, {total} in all; "
+        f"GPUs {gpu_counts(snapshot).text()}; "
         f"memory {size_text(granted)} of {size_text(capacity)} granted; "
         f"leases {len(view.leases)}, waiting {len(view.waiting)}"
     )

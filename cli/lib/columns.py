@@ -23,6 +23,7 @@ STATE_STYLES = {
     "drain": "cyan",
     "new": "dim",
     "down": "bold red",
+    "away": "bold red",
     "held": "green",
     "ending": "dim",
     "unreachable": "bold red",
@@ -254,8 +255,8 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     ),
     Column(
         "FREE",
-        lambda r, _: Cell(size_text(r.gpu.memory_free)),
-        lambda r: -r.gpu.memory_free,
+        lambda r, _: Cell(size_text(r.gpu.memory_free) if r.may_be_had else NOT_KNOWN),
+        lambda r: -r.gpu.memory_free if r.may_be_had else 0,
         right=True,
     ),
     Column(

@@ -7,6 +7,10 @@ import click
 
 from gpupool.cli.lib.output import Invocation
 from gpupool.cli.lib.values import DURATION, SIZE_TYPE
+from gpupool.pool.errors import UsageError
+
+POOL = "gpupool.pool"
+"""Where a context keeps the name of the pool that was asked for."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,9 +76,23 @@ def pool_options(function: F) -> F:
         "--credentials",
         type=click.Path(dir_okay=False),
         envvar="GPUPOOL_CREDENTIALS",
+        callback=_find_credentials,
         help="File written by login, instead of the user's own.",
     )(function)
+    function = click.option(
+        "--pool",
+        "pool_name",
+        metavar="NAME",
+        envvar="GPUPOOL_POOL",
+        is_eager=True,
+        expose_value=False,
+        callback=_set_pool,
+        help='Your login to this pool, instead of the one in use; see "gpupool use".',
+    )(function)
     return verbose_option(function)
+
+
+HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
 
 
 def history_options(function: F) -> F:
@@ -95,3 +113,30 @@ def history_options(function: F) -> F:
         show_default=True,
         help="All that is kept of usage and figures; the oldest of the finest figures go first.",
     )(function)
+
+
+def _set_pool(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    ctx.meta[POOL] = value
+    return value
+
+
+def _find_credentials(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the credentials file: as given, else of the pool that was named, else in use."""
+    command_line = click.core.ParameterSource.COMMANDLINE
+    pool: str | None = ctx.meta.get(POOL)
+    if value and pool:
+        sources = [ctx.get_parameter_source(name) for name in ("credentials", "pool_name")]
+        if sources[0] == sources[1]:
+            raise UsageError("--credentials and --pool exclude each other", hint="give one of them")
+        if sources[0] == command_line or sources[1] != command_line:
+            return value
+    elif value:
+        return value
+    if ctx.resilient_parsing:
+        return value
+    from gpupool.cli.lib.logins import find_login, login_in_use
+
+    if pool:
+        return str(find_login(pool).path)
+    used = login_in_use()
+    return str(used) if used is not None else None

@@ -1,13 +1,17 @@
 """From a command to the pool and back: credentials, a connection, one error out of a group."""
 
 import os
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import click
+
 from gpupool.cli.lib.output import say
 from gpupool.cli.lib.paths import user_name
+from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import GpupoolError
 
 if TYPE_CHECKING:
@@ -79,8 +83,20 @@ async def connected(given: str | None) -> "AsyncGenerator[Pool]":
 
     credentials = stored_credentials(given)
     async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
+        _say_expiry(pool)
         yield pool
         _remember_pool(given, credentials, pool.addresses(), pool.ca_pem())
+
+
+def _say_expiry(pool: "Pool") -> None:
+    """Say once that the token expires soon, unless this command is quiet."""
+    context = click.get_current_context(silent=True)
+    left_s = pool.expires_at() / 1000 - time.time()
+    if not pool.expires_at() or (context is not None and context.params.get("quiet")):
+        return
+    who = "" if pool.is_operator() else "; an operator renews it"
+    renew = f"gpupool token renew {pool.credentials.token}"
+    say(f"gpupool: your token expires in {duration_text(left_s)}{who}: {renew}")
 
 
 def operate(given: str | None, order: "Order") -> None:

@@ -39,7 +39,9 @@ def fetch_snapshot(credentials: str | None) -> PoolSnapshot:
         async with connected(credentials) as pool:
             view = await pool.view()
             await reach_all(pool, {s.id for s in view.servers if s.state != "down"})
-            return PoolSnapshot(view, telemetry=await pool.telemetry())
+            telemetry = await pool.telemetry()
+            silent = frozenset(each.id for each in view.servers) - telemetry.keys()
+            return PoolSnapshot(view, telemetry=telemetry, silent=silent)
 
     snapshot = run_async(ask)
     remember_servers(server.name for server in snapshot.view.servers)

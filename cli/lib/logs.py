@@ -2,8 +2,11 @@
 
 import json
 import logging
+import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any, cast
 
 from gpupool.pool.errors import UsageError
 
@@ -20,7 +23,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``part``, ``message``."""
+    """One JSON object per line: ``time``, ``level``, ``part``, ``message``, and fields of some."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
@@ -30,6 +33,9 @@ class JsonFormatter(logging.Formatter):
             "part": record.name.removeprefix("gpupool."),
             "message": _message(record),
         }
+        fields: object = getattr(record, "fields", None)
+        if isinstance(fields, dict):
+            body |= {k: v for k, v in cast("dict[str, Any]", fields).items() if k not in body}
         return json.dumps(body)
 
 
@@ -43,7 +49,21 @@ def _message(record: logging.LogRecord) -> str:
     if record.exc_info and record.exc_info[1] is not None:
         error = record.exc_info[1]
         text += f" ({type(error).__name__}: {error})"
-    return text
+    return SERVER_ID.sub(_named, text)
+
+
+SERVER_ID = re.compile(r"\b[0-9a-f]{12}\b")
+_names: list[Callable[[str], str | None]] = []
+
+
+def name_servers(name_of: Callable[[str], str | None]) -> None:
+    """Show servers by their names in all lines from now on, where ``name_of`` knows them."""
+    _names[:] = [name_of]
+
+
+def _named(found: re.Match[str]) -> str:
+    name = _names[0](found[0]) if _names else None
+    return name or found[0]
 
 
 def set_up_client(*, verbose: int, log_file: str | None) -> None:

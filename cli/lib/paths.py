@@ -2,6 +2,8 @@
 
 import os
 import pwd
+import shutil
+import sys
 from pathlib import Path
 
 CONFIG_NAME = "gpupool.toml"
@@ -28,6 +30,24 @@ def state_dir() -> Path:
     if given := os.environ.get("STATE_DIRECTORY", ""):
         return Path(given.split(":")[0])  # systemd separates several by colons
     return _home_folder("XDG_STATE_HOME", ".local", "state") / "gpupool"
+
+
+def playground_dir() -> Path:
+    """Return the folder of the pool that ``gpupool up`` starts."""
+    return _home_folder("XDG_STATE_HOME", ".local", "state") / "gpupool-up"
+
+
+def program() -> str:
+    """Return what a user types to run this very gpupool."""
+    own = Path(sys.executable).parent / "gpupool"
+    if (found := shutil.which("gpupool")) and Path(found).resolve() == own.resolve():
+        return "gpupool"
+    if not own.is_file():
+        return f"{sys.executable} -m gpupool.cli.main"
+    try:
+        return str(own.relative_to(Path.cwd()))
+    except (ValueError, FileNotFoundError):
+        return str(own)
 
 
 def runtime_dir() -> Path | None:

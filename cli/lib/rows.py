@@ -53,7 +53,15 @@ class ServerRow:
     @property
     def state(self) -> str:
         """Return sinfo's word, with its ``*`` for a server that does not answer now."""
+        if self.unreachable and self.server.state == "idle":
+            return "away"  # nothing can be granted there
         return self.server.state + ("*" if self.stale else "")
+
+    @property
+    def unreachable(self) -> bool:
+        """Return whether this server does not answer: nothing of it can be had now."""
+        old = self.telemetry is not None and self.age_s > STALE_AFTER_S
+        return self.silent or old or self.server.state == "down"
 
     @property
     def wrong(self) -> bool:
@@ -81,8 +89,13 @@ class GpuRow:
         if self.gpu.drain:
             return "drain"
         if not self.gpu.memory_granted:
-            return "idle"
+            return "away" if self.server.unreachable else "idle"
         return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
+
+    @property
+    def may_be_had(self) -> bool:
+        """Return whether what is not granted of it is there at all."""
+        return not self.server.unreachable and self.state != "down"
 
     @property
     def wrong(self) -> bool:
@@ -113,6 +126,45 @@ class LeaseRow:
     def wrong(self) -> bool:
         """Return whether this lease needs attention: it waits, or its server is unreachable."""
         return self.state in ("unreachable", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCounts:
+    """How many GPUs of a pool are what; each is one of these."""
+
+    used: int
+    idle: int
+    unreachable: int
+    other: int  # drained, faulty or new
+
+    @property
+    def total(self) -> int:
+        """Return how many there are."""
+        return self.used + self.idle + self.unreachable + self.other
+
+    def text(self) -> str:
+        """Return the counts in words, without those that are nothing special."""
+        parts = [f"{self.used} used", f"{self.idle} idle"]
+        parts += [f"{self.unreachable} unreachable"] if self.unreachable else []
+        parts += [f"{self.other} not offered"] if self.other else []
+        return ", ".join([*parts, f"{self.total} in all"])
+
+
+def gpu_counts(snapshot: PoolSnapshot) -> GpuCounts:
+    """Count the GPUs of a pool; one that does not answer is neither used nor idle."""
+    counts = {"used": 0, "idle": 0, "unreachable": 0, "other": 0}
+    for row in server_rows(snapshot):
+        for gpu in row.server.gpus:
+            if row.unreachable:
+                kind = "unreachable"
+            elif gpu.memory_granted:
+                kind = "used"
+            elif gpu.fault or gpu.drain or row.server.state in ("drain", "new"):
+                kind = "other"
+            else:
+                kind = "idle"
+            counts[kind] += 1
+    return GpuCounts(**counts)
 
 
 def server_rows(snapshot: PoolSnapshot) -> list[ServerRow]:

@@ -245,6 +245,7 @@ class Agent:
         self._open_timeout_s = open_timeout_s
         self._held = held
         self._watchers: set[trio.SocketStream] = set()
+        self._opening: set[trio.SocketStream] = set()  # that wait for a session
         self._lease = lease
         self._open_session = open_session
         self._describe = describe
@@ -288,6 +289,10 @@ class Agent:
         """Tell everybody who watches the lease what its users should know."""
         await self._push_all(self._watchers, notice_line(text))
 
+    async def tell_waiting(self, text: str) -> None:
+        """Tell the processes that wait for a session what it is that they wait for."""
+        await self._push_all(self._opening, notice_line(text))
+
     def watcher_count(self) -> int:
         """Return how many ``gpupool run --lease`` there are now."""
         return len(self._watchers)
@@ -330,6 +335,7 @@ class Agent:
             finally:
                 self._clients.discard(stream)
                 self._watchers.discard(stream)
+                self._opening.discard(stream)
                 del self._sending[stream]
 
     async def _read_lines(self, stream: trio.SocketStream) -> None:
@@ -339,7 +345,9 @@ class Agent:
             while (end := buffer.find(b"\n")) >= 0:
                 line = bytes(buffer[:end])
                 del buffer[: end + 1]
-                await self._send(stream, await self.answer(line, stream))
+                answer = await self.answer(line, stream)
+                self._opening.discard(stream)
+                await self._send(stream, answer)
             if len(buffer) > LINE_LENGTH_MAX:
                 too_long = GpupoolError("the request is too long", why="more than 64 KiB")
                 await self._send(stream, failure_line(too_long))
@@ -368,6 +376,8 @@ class Agent:
             failure.code = "lease-lost"
             return failure_line(failure)
         self.log(f"process {request.pid} opens a session for the {request.door} door")
+        if stream is not None:
+            self._opening.add(stream)
         try:
             with trio.fail_after(self._open_timeout_s):
                 sessions = await self._open_session(request)

@@ -37,6 +37,8 @@ PROBE = (
     "print('python:%d.%d' % sys.version_info[:2])\n"
 )
 
+DROPIN_PYTHON_MIN = (3, 9)
+
 CUDA_PACKAGES = ("torch", "jax", "tensorflow", "triton", "numba_cuda", "numba", "pycuda")
 """Packages that reach a GPU through the CUDA driver, and not through ``cupy``."""
 
@@ -199,7 +201,7 @@ def choose_door(
                 hint="it needs Linux; install a C compiler and gpupool again, or run "
                 "python -m gpupool.remoting.driver_api.build",
             )
-        return DoorChoice("cuda", "asked for")
+        return DoorChoice("cuda", "asked for", _without_cupy(program, arguments, environment))
     name = os.path.basename(program)
     if wanted == "auto" and built and is_binary(program):
         return DoorChoice("cuda", f"{name} is a binary, and not Python")
@@ -241,12 +243,36 @@ def _choose_for_python(
         return DoorChoice("", f"{whose} has CuPy itself ({answer.cupy}); --door arrays overrides")
     if own and built and answer.cuda and not imports_cupy(arguments):
         return DoorChoice("cuda", f"{whose} has {answer.cuda[0]}; --door arrays overrides")
-    if answer.version < (3, 11):
-        why = f"{whose} is {answer.version[0]}.{answer.version[1]}, the drop-in needs 3.11"
-        return DoorChoice("", why, why)
-    warning = "" if answer.numpy or not own else f"{interpreter} has no NumPy, which cupy needs"
+    if answer.version < DROPIN_PYTHON_MIN:
+        needed = ".".join(map(str, DROPIN_PYTHON_MIN))
+        why = f"{whose} is {answer.version[0]}.{answer.version[1]}, the drop-in cupy needs {needed}"
+        return (
+            DoorChoice("cuda", why, f"{why}; CUDA programs run")
+            if own and built
+            else (DoorChoice("", why))
+        )
+    warning = ""
+    if own and not answer.numpy:
+        warning = (
+            f"{interpreter} has no NumPy, which the drop-in cupy needs: "
+            f"{interpreter} -m pip install numpy"
+        )
     warning = warning or (ignored_path(arguments) if own else "")
     return DoorChoice("arrays", f"{whose} has no CuPy", warning)
+
+
+def _without_cupy(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a warning when a program for the CUDA door imports CuPy, which its Python lacks."""
+    interpreter = interpreter_of(program, environment.get("PATH"))
+    if not interpreter or not imports_cupy(arguments):
+        return ""
+    answer = ask_interpreter(interpreter, environment)
+    if answer is None or answer.cupy:
+        return ""
+    return (
+        f"{interpreter} has no CuPy: {interpreter} -m pip install cupy-cuda12x, "
+        "or take the drop-in by --door arrays"
+    )
 
 
 def imports_cupy(arguments: Sequence[str]) -> bool:

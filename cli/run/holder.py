@@ -144,10 +144,14 @@ class _Holder:
         self._why_over = ""
 
     async def watch_parent(self, parent: _ParentPipe) -> None:
-        """Give up when ``gpupool alloc`` ends before it has received the lease."""
+        """Give up when ``gpupool alloc`` ends before it has received the lease.
+
+        A Python program never says that it has: its lease ends with it.
+        """
         self._accepted = await parent.line() == b"taken"
         if not self._accepted:
-            self._end("gpupool alloc was interrupted")
+            alloc = self._spec.request.program == "alloc"
+            self._end("gpupool alloc was interrupted" if alloc else "its program is done")
 
     async def watch_signals(self) -> None:
         """Give the lease back when asked to end."""

@@ -33,13 +33,7 @@ async def start_holder(
     Raises:
         GpupoolError: when there is no lease.
     """
-    spec = {
-        "request": dump(encode(wanted.request("alloc"))).hex(),
-        "wait_s": wanted.wait_s,
-        "time_s": time_s,
-        "credentials": credentials,
-        "log_file": log_file,
-    }
+    spec = holder_spec(wanted, time_s=time_s, credentials=credentials, log_file=log_file)
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "gpupool.cli.run.holder"],
         stdin=subprocess.PIPE,
@@ -51,7 +45,7 @@ async def start_holder(
     assert process.stdin is not None and process.stdout is not None
     granted: list[HeldRecord] = []
     async with process.stdin, process.stdout:
-        await process.stdin.send_all(json.dumps(spec).encode() + b"\n")
+        await process.stdin.send_all(spec)
         line = WaitingLine(shown=shown)
 
         def warn(text: str) -> None:
@@ -101,10 +95,30 @@ async def _await_grant(
         elif "granted" in body:
             return parse_record(json.dumps(body["granted"]))
         elif "failed" in body:
-            raise _error(cast("dict[str, object]", body["failed"]))
+            raise error_of(cast("dict[str, object]", body["failed"]))
 
 
-def _error(failed: dict[str, object]) -> GpupoolError:
+def holder_spec(
+    wanted: Wanted,
+    *,
+    time_s: float,
+    credentials: str | None,
+    log_file: str | None,
+    program: str = "alloc",
+) -> bytes:
+    """Return the line with which a holder is told what to hold."""
+    spec = {
+        "request": dump(encode(wanted.request(program))).hex(),
+        "wait_s": wanted.wait_s,
+        "time_s": time_s,
+        "credentials": credentials,
+        "log_file": log_file,
+    }
+    return json.dumps(spec).encode() + b"\n"
+
+
+def error_of(failed: dict[str, object]) -> GpupoolError:
+    """Return the error that a holder reports."""
     error = GpupoolError(
         str(failed["what"]), why=str(failed.get("why", "")), hint=str(failed.get("hint", ""))
     )

@@ -102,6 +102,9 @@ class _Run:
         self._supervisor = supervisor
         self._note = note
         self._loud = not options.quiet and sys.stderr.isatty()
+        # A notebook's server keeps our stderr for itself; what the kernel prints is in the cell.
+        self._in_notebook = options.lazy and "JPY_PARENT_PID" in environment
+        self._agent: Agent | None = None
         self._door = DoorChoice("", "")
         self._door_chosen = trio.Event()
         self._lost = ""
@@ -176,7 +179,7 @@ class _Run:
         unknown = pool.unknown_servers(servers)
         if unknown and unknown != servers and not self._options.quiet:
             say(f"gpupool: {unknown_text(unknown)}")
-        line = WaitingLine(shown=not self._options.quiet)
+        line = self._waiting_line()
 
         def news(text: str) -> None:
             line.update(text)
@@ -192,6 +195,13 @@ class _Run:
             )
             drawing.cancel_scope.cancel()
         return hold
+
+    def _waiting_line(self) -> WaitingLine:
+        agent = self._agent
+        if self._in_notebook and agent is not None:
+            return WaitingLine(shown=True, tell=agent.tell_waiting)
+        told = self._options.verbose and not sys.stderr.isatty()  # each status by itself
+        return WaitingLine(shown=not self._options.quiet and not told)
 
     def _note_choice(self, lines: tuple[str, ...]) -> None:
         for line in lines:
@@ -224,6 +234,7 @@ class _Run:
             check=lease.check,
         )
         agent.log = self._note
+        self._agent = agent
         environment = program_environment(
             self._environment,
             door=self._door.door,
@@ -265,6 +276,8 @@ class _Run:
         hold.on_notice = partial(self._notice, hold.name)
         LOG.info("lease %s on %s", hold.name, ", ".join(hold.server_names()))
         if not self._loud and not self._options.verbose:
+            if with_door:
+                self._say_door()
             return
         view: PoolView | None = None
         with trio.move_on_after(ANNOUNCE_S):
@@ -277,8 +290,12 @@ class _Run:
     def _say_door(self) -> None:
         door = self._door
         self._note(f"door: {door.door or 'none'}, because {door.why}")
-        if self._loud and (door.warning or not door.door):
-            say(f"gpupool: {door.warning or 'no door: ' + door.why}")
+        if self._options.quiet:
+            return
+        if not door.door:
+            say(f"gpupool: {os.path.basename(self._program)} will see no GPU: {door.why}")
+        if door.warning:
+            say(f"gpupool: {door.warning}")
 
 
 def program_text(arguments: tuple[str, ...]) -> str:

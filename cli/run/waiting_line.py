@@ -1,21 +1,48 @@
-"""The status line on stderr of a request that waits, updated in place."""
+"""What stderr says of a request that waits.
+
+A terminal has one line, which is updated in place. A file or a pipe gets a line when the wait
+begins and one each minute after, so that the log of a batch job shows what the job waits for.
+"""
 
 import shutil
 import sys
+from collections.abc import Awaitable, Callable
 
 import trio
+
+from gpupool.cli.lib.output import say
+from gpupool.cli.lib.values import duration_text
 
 FIRST_AFTER_S = 0.3
 """A grant usually comes sooner than this, and then nothing is to be said."""
 
+FIRST_LINE_AFTER_S = 1.0
+"""The same where lines stay."""
+
 REDRAW_S = 1.0
+REPEAT_S = 60.0
+
+Tell = Callable[[str], Awaitable[None]]
+
+
+async def _say(text: str) -> None:
+    await trio.lowlevel.checkpoint()
+    say(f"gpupool: {text}")
 
 
 class WaitingLine:
-    """Shows the latest status after ``FIRST_AFTER_S``; nothing when stderr is no terminal."""
+    """Shows the latest status of a request for as long as it waits."""
 
-    def __init__(self, *, shown: bool) -> None:
-        self._shown = shown and sys.stderr.isatty()
+    def __init__(self, *, shown: bool, tell: Tell | None = None) -> None:
+        """Prepare; nothing is shown before ``show`` runs.
+
+        Args:
+            shown: False for a quiet command.
+            tell: takes the lines instead of stderr; for a notebook, whose cell shows them.
+        """
+        self._shown = shown
+        self._in_place = tell is None and sys.stderr.isatty()
+        self._tell = tell or _say
         self._text = ""
         self._drawn = ""
         self._changed = trio.Event()
@@ -29,17 +56,27 @@ class WaitingLine:
         """Draw until cancelled, then remove the line."""
         if not self._shown:
             return
+        if not self._in_place:
+            await self._repeat()
         started = trio.current_time()
         try:
             await trio.sleep(FIRST_AFTER_S)
             while True:
                 self._changed = trio.Event()
-                self._draw(waiting_text(self._text, trio.current_time() - started))
+                self._draw("gpupool: " + waiting_text(self._text, trio.current_time() - started))
                 with trio.move_on_after(REDRAW_S):
                     await self._changed.wait()
                 await trio.sleep(0.05)  # a burst of news is drawn once
         finally:
             self._draw("")
+
+    async def _repeat(self) -> None:
+        started = trio.current_time()
+        await trio.sleep(FIRST_LINE_AFTER_S)
+        while True:
+            waited_s = trio.current_time() - started
+            await self._tell(waiting_text(self._text, waited_s))
+            await trio.sleep(REPEAT_S)
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns
@@ -51,6 +88,8 @@ class WaitingLine:
 
 
 def waiting_text(status: str, waited_s: float) -> str:
-    """Return the line: the reason for the wait, and its length once that is 2 s."""
-    text = f"gpupool: {status or 'asking the pool'}"
+    """Return the text: the reason for the wait, and its length once that is 2 s."""
+    text = status or "asking the pool"
+    if waited_s >= 120:
+        return f"{text}, {duration_text(waited_s // 60 * 60)}"
     return f"{text}, {waited_s:.0f} s" if waited_s >= 2 else text

@@ -1,8 +1,8 @@
 """The first commands of a new pool, the text for its creator, and another operator's token."""
 
-import hashlib
 import logging
 import secrets
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -14,17 +14,28 @@ from gpupool.cli.server.state_dir import CA_CERTIFICATE, ServerIdentity, StateDi
 from gpupool.consensus.driver import RaftDriver
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer
-from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.protocol.addresses import Address, parse_address
-from gpupool.remoting.protocol.token_text import ADDRESS_COUNT_MAX, TokenText, format_token
+from gpupool.remoting.protocol.token_text import (
+    SHORT_SIZE,
+    TokenText,
+    format_token,
+    new_token,
+)
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.transport.ca_bundle import newest_of
 from gpupool.remoting.transport.pki import fingerprint
 
 FIRST_COMMIT_S = 10.0
+SERVER_TOKEN_USES = 8
+"""Servers that the first token lets in; a pool has seven voters at most."""
+
+TOKENS_FILE = "new-tokens.txt"
+"""In the state directory, mode 0600."""
+
 DAY_MS = 86_400_000
 VALID_MS = {
     TokenKind.SERVER: 3_600_000,
@@ -46,24 +57,40 @@ class PoolBootstrap:
     logged_in: str = ""  # a sentence
     save_login: SaveLogin = save_login
 
-    def print_welcome(self) -> None:
-        """Print what to type next, once, on stdout."""
+    def print_welcome(self, state: StateDir) -> None:
+        """Show what to type next, once."""
         lines = [
             "",
             f"Pool {self.identity.pool} is up on {self.address}.",
             f"{self.logged_in}",
             "",
-            "On the next GPU server (this token lets one server in, within 1 hour):",
-            f"  gpupool join --token {self.tokens[TokenKind.SERVER]}",
+            f"On each further GPU server (lets {SERVER_TOKEN_USES} servers in, within 1 hour):",
+            f"  echo {self.tokens[TokenKind.SERVER]} | gpupool join --token -",
             "",
-            f"On a client, as user {user_name()} (good for 365 days):",
-            f"  gpupool login {self.tokens[TokenKind.USER]}",
+            f"On each client, as user {user_name()} (good for 365 days):",
+            f"  echo {self.tokens[TokenKind.USER]} | gpupool login -",
             "",
-            "Then:  gpupool status      gpupool run -n 1 -p 0.5 -- python train.py",
-            'More tokens: "gpupool token create", for a server with --server.',
+            "Leave this running: the server lives as long as this command. In another terminal:",
+            "  gpupool status",
+            "  gpupool run -n 1 -p 0.5 -- python train.py",
+            'More tokens: "gpupool token create", for servers with --server --uses N.',
             "",
         ]
-        click.echo("\n".join(lines))
+        show_secrets("\n".join(lines), state, log=self.log)
+
+
+def show_secrets(text: str, state: StateDir, *, log: logging.Logger) -> None:
+    """Print a text with tokens on a terminal; elsewhere keep it in a file for its owner's eyes.
+
+    What a service prints is in the journal, which others read and log collectors carry away.
+    """
+    if sys.stdout.isatty():
+        click.echo(text)
+        return
+    path = state.path / TOKENS_FILE
+    state.write(TOKENS_FILE, text.lstrip("\n").encode())
+    click.echo(f"The pool's new tokens are in {path}; remove it when they are used.")
+    log.warning("new tokens, and the commands that use them, are in %s", path)
 
 
 async def bootstrap_pool(founder: PoolBootstrap, committer: Committer, state: StateDir) -> None:
@@ -110,7 +137,7 @@ async def make_operator(
     while not await replicated_log.barrier(timeout_s=FIRST_COMMIT_S):
         founder.log.warning("the operator's token waits for a majority of the pool's servers")
     servers = sorted(machine.state.servers.values(), key=lambda each: each.id != identity.server)
-    addresses = tuple(parse_address(each.address) for each in servers[:ADDRESS_COUNT_MAX])
+    addresses = tuple(parse_address(each.address) for each in servers)
     now_ms = max(machine.state.now, time.time_ns() // 1_000_000)
     command, text = _new_token(identity, TokenKind.OPERATOR, ca_pem, addresses, now_ms)
     while True:
@@ -121,7 +148,8 @@ async def make_operator(
     if not decision.result.ok:
         founder.log.warning("the operator's token is refused: %s", decision.why)
         return
-    click.echo(f"\nAs an operator, {user_name()}:\n  gpupool login {format_token(text)}\n")
+    use = f"\nAs an operator, {user_name()}:\n  echo {format_token(text)} | gpupool login -\n"
+    show_secrets(use, state, log=founder.log)
     founder.log.warning("made an operator's token for %s: %s", user_name(), command.token)
 
 
@@ -133,17 +161,13 @@ def _new_token(
     now_ms: int,
 ) -> tuple[CreateToken, TokenText]:
     """Return the command that makes a token of this machine's user, and the token."""
-    secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
-    digest = hashlib.sha256(secret).digest()
+    text = new_token(
+        kind, secrets.token_bytes(SHORT_SIZE), fingerprint(newest_of(ca_pem)), addresses
+    )
     expires_at = Milliseconds(now_ms + VALID_MS[kind])
-    command = CreateToken(token, kind, user_name(), digest, expires_at, identity.name)
-    text = TokenText(
-        cluster_id=identity.cluster_id,
-        kind=kind,
-        token=token,
-        secret=secret,
-        ca_sha256=fingerprint(newest_of(ca_pem)),
-        addresses=addresses,
+    uses = SERVER_TOKEN_USES if kind is TokenKind.SERVER else 1
+    command = CreateToken(
+        text.token, kind, user_name(), text.secret_hash, expires_at, identity.name, uses
     )
     return command, text
 
@@ -151,7 +175,7 @@ def _new_token(
 def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
     """Make the creator of the pool its operator on this machine."""
     credentials = Credentials(
-        cluster_id=token.cluster_id,
+        cluster_id=founder.identity.cluster_id,
         pool=founder.identity.pool,
         user=user_name(),
         token=token.token,
@@ -160,11 +184,7 @@ def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
         addresses=token.addresses,
     )
     try:
-        kept = founder.save_login(credentials)
+        founder.logged_in = founder.save_login(credentials)
     except GpupoolError as error:
         founder.log.warning("nobody is logged in: %s", error)
         founder.logged_in = f"Nobody is logged in here: {error}"
-        return
-    founder.logged_in = f"You ({user_name()}) are logged in as its operator."
-    if kept is not None:
-        founder.logged_in += f" Your former login was kept as {kept}."

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import trio
 
+from gpupool.cli.lib.logs import name_servers
 from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
@@ -30,13 +31,14 @@ from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
 from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
+from gpupool.cli.server.lease_lines import LeaseLines
 from gpupool.cli.server.listen_address import (
     ANYWHERE,
     advertised_address,
-    advertised_software,
     open_listeners,
 )
 from gpupool.cli.server.measuring import measure, processes_of
+from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
     CA_KEY,
@@ -146,10 +148,16 @@ class _Server:
             PoolState(),
             on_acts=self.audit.record,
             on_records=self._record,
+            on_events=LeaseLines(log, lambda: self.machine.state).record,
             sampler=InvariantSampler(self._on_violation),
         )
         self.measures, self._began_ms = Measures(), self._clock.wall_ms()
         self._stops = 0
+        name_servers(self._server_name)
+
+    def _server_name(self, server: str) -> str | None:
+        found = self.machine.state.servers.get(ServerId(server))
+        return found.name if found is not None else None
 
     def _on_violation(self, text: str) -> None:
         self._log.error(
@@ -202,7 +210,7 @@ class _Server:
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
             incarnation=incarnation,
-            software=await advertised_software(self._address, self._options.labels, inventory),
+            software=await describe(self._address, inventory, self._options),
             clock=self._clock,
             rng=self._rng,
             log=self._log,
@@ -277,7 +285,7 @@ class _Server:
                 )
                 notify_systemd("READY=1")
                 if founded:
-                    founder.print_welcome()
+                    founder.print_welcome(self._state)
                 elif self._options.operator_token:
                     nursery.start_soon(
                         make_operator,

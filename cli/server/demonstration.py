@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -21,6 +20,8 @@ import click
 import trio
 
 from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.paths import program
+from gpupool.cli.server.bootstrap import TOKENS_FILE
 from gpupool.pool.errors import GpupoolError
 
 NAMES = ("server-a", "server-b", "server-c")
@@ -60,14 +61,17 @@ class Demonstration:
             kept = self._keep
             took = time.monotonic() - started
             self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
-            self._say('leave out --emulate, and the GPUs are real. Begin with "gpupool join".')
+            self._say("leave out --emulate, and the GPUs are real. To play with a pool like it:")
+            self._show(f"{program()} up")
+            self._say("To create a pool of this machine's GPUs:")
+            self._show(f"{program()} join")
             if self._web:
                 self._show_in_browser()
-            elif kept:
+            if kept:
                 self._say_how_to_go_on()
-            else:
+            elif not self._web:
                 self._say("To look at such a pool in the browser:")
-                self._show("gpupool demo --web")
+                self._show(f"{program()} demo --web")
             return 0
         finally:
             if not kept:
@@ -78,22 +82,22 @@ class Demonstration:
         self._say("A server of a pool is one process. The first creates the pool:")
         self._show(f"gpupool join --emulate {EMULATE}")
         first = self._start(NAMES[0], [])
-        token = self._token_printed_by(first)
-        self._say("It printed a token, which lets the next one in (a token is good once):")
-        self._show(f"gpupool join --emulate {EMULATE} --token gpupool-...")
+        token = self._token_of(first)
+        self._say("It made a token, which lets further servers in. It is read from stdin:")
+        self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
         self._start(NAMES[1], ["--token", token])
-        self._start(NAMES[2], ["--token", self._new_token()])
+        self._start(NAMES[2], ["--token", token])
         self._wait_for(servers=3)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
 
         self._head("Run a program on two half GPUs")
-        program = self._program()
-        self._say(f"{program.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
+        example = self._program()
+        self._say(f"{example.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
         self._say("finds the drop-in, which needs no CUDA, and the arrays live on the server:")
         # On a GPU server CuPy itself may be installed, and would use that server's own GPU.
         door = ["--door", "arrays"] if importlib.util.find_spec("cupy") else []
-        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(program)]
+        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(example)]
         self._command(*run)
 
         self._head("Kill the leader, without a warning")
@@ -123,7 +127,7 @@ class Demonstration:
     def _say_how_to_go_on(self) -> None:
         self._say("\nThe pool goes on. In another terminal:")
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
-        self._show("gpupool top")
+        self._show(f"{program()} top")
         pids = " ".join(str(server.process.pid) for server in self._servers.values())
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")
@@ -175,7 +179,7 @@ class Demonstration:
                 env=self._env,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 text=True,
                 # A Ctrl-C ends the story, which then ends its servers.
@@ -185,24 +189,15 @@ class Demonstration:
         self._servers[name] = server
         return server
 
-    def _token_printed_by(self, server: Server) -> str:
-        """Return the server token that a new pool prints."""
-        assert server.process.stdout is not None
-        output = server.process.stdout.fileno()
-        text, end = "", time.monotonic() + START_S
-        while time.monotonic() < end:
-            if select.select([output], [], [], 0.1)[0]:
-                piece = os.read(output, 65536)
-                if not piece:
-                    break
-                text += piece.decode()
-            if found := re.search(r"join --token (gpupool-\S+)\n", text):
+    def _token_of(self, server: Server) -> str:
+        """Return the server token that a new pool has made."""
+        path, end = self._folder / server.name / TOKENS_FILE, time.monotonic() + START_S
+        while time.monotonic() < end and server.process.poll() is None:
+            text = path.read_text() if path.exists() else ""
+            if found := re.search(r"echo (gpupool-\S+) \| gpupool join", text):
                 return found[1]
+            time.sleep(0.05)
         raise GpupoolError(f"{server.name} did not start", why=_last_line(server.log))
-
-    def _new_token(self) -> str:
-        done = self._run("token", "create", "--server", "--json")
-        return str(json.loads(done.stdout)["token"])
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -186,7 +186,7 @@ async def rejoin_pool(state: StateDir, token_text: str, address: Address, name: 
     old = state.identity
     assert old is not None
     token = parse_token(token_text)
-    if token.kind is not TokenKind.SERVER or token.cluster_id != old.cluster_id:
+    if token.kind is not TokenKind.SERVER or token.cluster_id not in ("", old.cluster_id):
         raise UsageError(
             f"this token lets no server join pool {old.pool}",
             hint='"gpupool token create --server" there makes one',
@@ -201,6 +201,7 @@ async def rejoin_pool(state: StateDir, token_text: str, address: Address, name: 
         witness=old.witness,
         csr_pem=csr,
         version=__version__,
+        cluster_id=old.cluster_id,
     )
     identity = replace(
         old, server=server, name=name, founder=False, complete=False, former=old.server
@@ -217,4 +218,4 @@ def _settle(state: StateDir, identity: ServerIdentity, key: bytes, joined: Joine
         state.write(CA_KEY, joined.ca_key_pem)
     state.write_certificate(joined.certificate_pem, key)
     open_storage(state.path, create=True).close()
-    state.finish(replace(identity, pool=joined.pool, members=members))
+    state.finish(replace(identity, cluster_id=joined.cluster_id, pool=joined.pool, members=members))

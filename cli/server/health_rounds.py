@@ -6,17 +6,22 @@ They are pure and take less than a millisecond. What they need of files is read 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import trio
 
+from gpupool.cli.server.alert_link import MAJORITY, SENDS, AlertLink
 from gpupool.cli.server.state_dir import StateDir
+from gpupool.monitoring.health.alert_settings import find_settings
 from gpupool.monitoring.health.health_monitor import HealthMonitor
 from gpupool.monitoring.health.readings import ObserverReadings, Readings
 from gpupool.monitoring.observer_link import ObserverLink
+from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.view import has_quorum
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.transport.ca_bundle import newest_of
 from gpupool.remoting.transport.pki import validity_of
@@ -51,6 +56,21 @@ class HealthRounds:
         observer: ObserverLink,
     ) -> None:
         """Check this server once a second until cancelled."""
+        async with trio.open_nursery() as nursery:
+            if (settings := find_settings(self._files.path)) is not None:
+                assert self._files.identity is not None
+                gate = partial(_gate, machine, self._files.identity.server, health)
+                log = logging.getLogger("gpupool.alerts")
+                nursery.start_soon(AlertLink(settings, gate, log).run)
+            await self._rounds(controller, machine, health, observer)
+
+    async def _rounds(
+        self,
+        controller: Controller,
+        machine: PoolMachine,
+        health: Callable[[], RaftHealth],
+        observer: ObserverLink,
+    ) -> None:
         read_at = float("-inf")
         while True:
             began = trio.current_time()
@@ -104,3 +124,10 @@ class HealthRounds:
         if now >= self._told_at.get(text, float("-inf")) + TOLD_EVERY_S:
             self._told_at[text] = now
             self._log.error("a check fails, which is a bug of gpupool: %s", text)
+
+
+def _gate(machine: PoolMachine, me: ServerId, health: Callable[[], RaftHealth]) -> int:
+    """Return what the sender of alerts is told: whether it sends, whether there is a majority."""
+    now = health()
+    sends = SENDS if sends_alerts(machine.state, me, now) else 0
+    return sends | (MAJORITY if has_quorum(now) else 0)

@@ -50,7 +50,6 @@ class JoinOptions:
 
 
 HISTORY_SIZE_MIN = 16 << 20
-HISTORY_OPTIONS = ("keep_10s", "keep_1m", "keep_1h", "history_max")
 KEEP_10S_MIN_S, KEEP_1M_MIN_S = 3600, 86_400
 
 

@@ -5,14 +5,11 @@ from dataclasses import replace
 
 import trio
 
-from gpupool import __version__
 from gpupool.cli.server.join_options import JoinOptions
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.network_speed import has_rdma, link_speed
+from gpupool.remoting.host.network_speed import link_speed
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.protocol.token_text import parse_token
-from gpupool.remoting.server.software import Software
 
 ANYWHERE = Address("0.0.0.0", PORT_DEFAULT)  # noqa: S104 - a server is there to be reached
 
@@ -67,18 +64,3 @@ def advertised_speed(address: str) -> int:
     except OSError:
         return 0
     return link_speed(host)
-
-
-async def advertised_software(
-    address: str, labels: tuple[tuple[str, str], ...], inventory: Inventory
-) -> Software:
-    """Return what a server says of itself at each start."""
-    return Software(
-        address=address,
-        version=__version__,
-        driver_version=inventory.driver_version,
-        cuda_version=inventory.cuda_version,
-        labels=labels,
-        link_speed=await trio.to_thread.run_sync(advertised_speed, address),
-        rdma=has_rdma(),
-    )

@@ -9,33 +9,39 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
+from gpupool.cli.lib.logins import file_beside, first_login, store_login
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.remoting.client.credentials import (
     FILE_SIZE_MAX,
     Credentials,
     credentials_path,
     from_text,
-    keep_former,
-    save_credentials,
     to_text,
 )
 
-SaveLogin = Callable[[Credentials], Path | None]
-"""Writes a login, and returns where the former one was put, if there was one."""
+SaveLogin = Callable[[Credentials], str]
+"""Writes a login, and returns a sentence that says where, and what became of a former one."""
 
 
-def save_login(credentials: Credentials) -> Path | None:
-    """Write a login where this process's environment says.
+def save_login(credentials: Credentials) -> str:
+    """Write a login where this process's environment says; one to another pool stays in use.
 
     Raises:
         StorageError: when it cannot be written.
     """
-    path = credentials_path(os.environ)
-    kept = keep_former(path, credentials.token)
-    save_credentials(path, credentials)
-    return kept
+    wanted = credentials_path(os.environ)
+    path = file_beside(credentials, wanted)
+    kept = store_login(credentials, path)
+    who = f"You ({credentials.user}) are logged in as its operator."
+    if path != wanted:
+        how = f"--credentials {path}"
+        if wanted == first_login():
+            how = f"gpupool use {path.stem}"
+        return f"{who} Your login to another pool stays in use; for this one: {how}"
+    if kept is not None:
+        return f"{who} Your former login was kept as {kept}."
+    return who
 
 
 class LoginWriter:
@@ -53,8 +59,8 @@ class LoginWriter:
                 os._exit(0)
         theirs.close()
 
-    def save(self, credentials: Credentials) -> Path | None:
-        """Have a login written; once.
+    def save(self, credentials: Credentials) -> str:
+        """Have a login written, once; return the sentence of ``save_login``.
 
         Raises:
             StorageError: when it cannot be written.
@@ -70,7 +76,7 @@ class LoginWriter:
         if len(answer) != 1:
             what, why = answer or ("the login cannot be written", "")
             raise StorageError(what, why=why)
-        return Path(answer[0]) if answer[0] else None
+        return str(answer[0])
 
     def end(self) -> None:
         """Let the process end, and wait for it."""
@@ -89,8 +95,7 @@ def _serve(sock: socket.socket) -> None:
     if not data:
         return  # It was not needed.
     try:
-        kept = save_login(from_text(data))
-        answer = [str(kept or "")]
+        answer = [save_login(from_text(data))]
     except (ValueError, GpupoolError) as error:
         said = error if isinstance(error, GpupoolError) else None
         answer = [said.what if said else "the login makes no sense", said.why if said else ""]

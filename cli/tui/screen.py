@@ -1,7 +1,7 @@
 """The live view as a pure function: from a snapshot, the user's choices and a size to text."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from gpupool.cli.lib.rows import (
     LeaseRow,
     PoolSnapshot,
     ServerRow,
+    gpu_counts,
     gpu_rows,
     lease_rows,
     server_rows,
@@ -44,6 +45,12 @@ VIEW_STALE_AFTER_S = 5.0
 """A view older than this is dimmed as a whole: old numbers must not look new."""
 
 PANEL_HEIGHT_MIN = 3  # title, header, one row
+REASONS = ("REASON", "FAULT")
+"""Columns, the last ones of their lists, that say what is wrong."""
+
+KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
+"""Columns that stay where a reason needs room."""
+
 TITLES = {"servers": "1 Servers", "gpus": "2 GPUs", "leases": "3 Leases"}
 
 
@@ -213,20 +220,6 @@ def _frame(lines: list[Text], ui: UiState, width: int, height: int, *, stale: bo
     return frame
 
 
-def gpu_counts(view: PoolView) -> tuple[int, int, int, int]:
-    """Return how many GPUs are used, idle, and other (down, drained, faulty), and their sum."""
-    used = idle = other = 0
-    for server in view.servers:
-        for gpu in server.gpus:
-            if gpu.memory_granted:
-                used += 1
-            elif gpu.fault or gpu.drain or server.state in ("down", "drain", "new"):
-                other += 1
-            else:
-                idle += 1
-    return used, idle, other, used + idle + other
-
-
 def quorum_counts(view: PoolView) -> tuple[int, int]:
     """Return how many voters the answering server is in touch with, itself included, of all."""
     voters = set(view.raft.voters)
@@ -237,7 +230,6 @@ def quorum_counts(view: PoolView) -> tuple[int, int]:
 def _banner(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> list[Text]:
     view = snapshot.view
     reached, voters = quorum_counts(view)
-    used, idle, other, total = gpu_counts(view)
     age = snapshot.view_age_s
     age_word = "now" if age < 1.0 else f"{duration_text(age)} ago"
     first = Text.assemble(
@@ -246,7 +238,7 @@ def _banner(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> list[Text]:
         (view.raft.leader or "none", "bold" if view.raft.leader else "bold red"),
         f"  term {view.raft.term}  quorum ",
         (f"{reached}/{voters}", "" if view.raft.quorum else "bold red"),
-        f"   GPUs {used} used  {idle} idle  {other} other  {total} in all   ",
+        f"   GPUs {gpu_counts(snapshot).text()}   ",
         (f"as of {age_word}", "bold red" if age > VIEW_STALE_AFTER_S else ""),
         ("   PAUSED" if ui.paused else "", "bold yellow"),
     )
@@ -332,10 +324,19 @@ def _panel_lines(
     for row in visible:
         for at, cell in enumerate(panel.cells[row]):
             widths[at] = max(widths[at], len(cell.text))
+    keep = _columns_that_fit(panel, visible, widths, width)
+
+    def kept(cells: Sequence[Cell]) -> Text:
+        return _line(
+            [cells[at] for at in keep],
+            [widths[at] for at in keep],
+            [panel.right[at] for at in keep],
+        )
+
     header = [Cell(text, "dim") for text in panel.headers]
-    lines = [_rule(title, width, glyphs, focused=focused), _line(header, widths, panel.right)]
+    lines = [_rule(title, width, glyphs, focused=focused), kept(header)]
     for row in visible:
-        line = _line(panel.cells[row], widths, panel.right)
+        line = kept(panel.cells[row])
         if panel.dim[row]:
             line.stylize("dim")
         if focused and row == cursor:
@@ -343,6 +344,24 @@ def _panel_lines(
             line.stylize("bold reverse")
         lines.append(line)
     return lines
+
+
+def _columns_that_fit(
+    panel: Panel, visible: Iterable[int], widths: Sequence[int], width: int
+) -> list[int]:
+    """Return the columns to show: where a reason is given, others give way to it."""
+    keep = list(range(len(panel.headers)))
+    last = keep[-1]
+    if panel.headers[last] not in REASONS or not any(
+        panel.cells[row][last].text for row in visible
+    ):
+        return keep
+    for at in reversed(range(last)):
+        if sum(widths[each] + 2 for each in keep) <= width:
+            break
+        if panel.headers[at] not in KEPT:
+            keep.remove(at)
+    return keep
 
 
 def _line(cells: Sequence[Cell], widths: Sequence[int], right: Sequence[bool]) -> Text:
@@ -377,7 +396,7 @@ def _help(ui: UiState) -> list[Text]:
         lines.append(Text.assemble((f"   {'  '.join(key.keys):<28}", "cyan"), key.does))
     lines += [
         Text(""),
-        Text(" States: idle, mix, full, drain, down, new; * means: does not answer now,"),
+        Text(" States: idle, mix, full, drain, down, new; away, or *: does not answer now,"),
         Text(" and the numbers of that server are the last known ones."),
         Text(" Dim: old numbers. Any key goes back.", "dim"),
     ]

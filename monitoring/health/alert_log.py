@@ -2,8 +2,8 @@
 
 Alerts that begin within half a minute are one message. What goes on is told again after four hours,
 and what is over once. In an hour twenty messages are sent at most; the next one has all that was
-not told, and says how often it could not be. A new sender is silent for a minute first, because the
-former one may have told.
+not told, and says how often it could not be. A server that begins to send is silent for a minute
+first: the former sender may have told.
 """
 
 import hashlib

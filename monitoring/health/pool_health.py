@@ -75,7 +75,7 @@ def _seen_from_here(
     for server in view.servers:
         if server.id not in telemetry and ("silent", server.name) not in of_pool:
             since = server.silent_since or view.now
-            text = f"{server.name} at {server.address} does not answer from here"
+            text = f"it does not answer from here, at {server.address}"
             hint = "gpupool doctor checks the way; is gpupool join running there?"
             answer = Finding("answer", server.name, Health.FAIL, since, text, hint)
             found.append(PoolFinding(server.name, answer))

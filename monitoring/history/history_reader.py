@@ -6,9 +6,10 @@ the finer ones, so that it reaches to the last ten seconds. A question that take
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpupool.monitoring.accounting import day_of
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
@@ -38,6 +39,12 @@ PART_POINTS = 8000
 """Points of one part; less than 256 KiB."""
 
 PART_SUMS = 2000
+FAR_S, AFTER_MAX = 2**40, 2**31
+"""What strangers ask is cut to what SQLite has numbers for."""
+
+NAMED = ("", "", "user", "class", "department", "client", "program", "model")
+"""What columns of a row of sums are called, as keys."""
+
 Parts = list[tuple[str, int, int]]  # a tier's name, and from when to before when
 HOUR_S = TIERS[-1].step_s
 
@@ -75,7 +82,9 @@ class _Reader:
     def answer(self, query: HistoryQuery) -> HistoryPage:
         begun = min(self._oldest.values())
         oldest = Milliseconds(0 if begun == 2**62 else 1000 * begun)
-        since, until = max(query.since // 1000, begun), query.until // 1000
+        since = max(min(query.since // 1000, FAR_S), begun)
+        until = min(query.until // 1000, FAR_S)
+        query = replace(query, after=min(query.after, AFTER_MAX))
         if begun == 2**62 or until <= since:
             return HistoryPage(oldest=oldest)
         if query.of == "sums":
@@ -113,7 +122,7 @@ class _Reader:
             f"(SELECT {inner_key} AS k, t, {total} AS s, {count} AS n, {top} AS m"
             f" FROM ({source}) GROUP BY 1, t) GROUP BY k, b HAVING sum(n) > 0 ORDER BY k, b"
             " LIMIT ? OFFSET ?",
-            (*bounds, PART_POINTS + 1, max(0, query.after)),
+            (*bounds, PART_POINTS + 1, query.after),
         ).fetchall()
         shown = rows[:PART_POINTS]
         return HistoryPage(
@@ -169,35 +178,37 @@ class _Reader:
             " JOIN lease AS names ON names.id = lease JOIN gpu AS gpus ON gpus.id = g",
             bounds,
         )
-        found: dict[str, SampleSum] = {}
+        key_of = self._key(query.metric)
+        found: dict[str, list[int]] = {}
         for row in rows:
-            key = self._key(query.metric, row)
-            each = _sum_of(key, *row[8:])
-            found[key] = found[key].plus(each) if key in found else each
+            each = _figures(*row[8:])
+            known = found.get(key := key_of(row))
+            if known is None:
+                found[key] = each
+            else:
+                top = max(known[-1], each[-1])
+                known[:] = [a + b for a, b in zip(known, each, strict=True)]
+                known[-1] = top
         ordered = sorted(found)
         chosen = ordered[query.after : query.after + PART_SUMS]
         return HistoryPage(
-            sums=tuple(found[key] for key in chosen),
+            sums=tuple(SampleSum(key, *found[key]) for key in chosen),
             after=query.after + len(chosen),
             more=query.after + len(chosen) < len(ordered),
         )
 
-    def _key(self, by: str, row: tuple[int | str, ...]) -> str:
-        day, lease, user, user_class, department, client, program, model = row[:8]
-        if by == "server":
-            found = self._db.execute("SELECT value FROM about WHERE name = 'server'").fetchone()
-            return found[0] if found else ""
-        names = {
-            "user": user,
-            "class": user_class,
-            "department": department,
-            "client": client,
-            "program": program,
-            "model": model,
-            "lease": lease_name(LeaseId(int(lease))) if by == "lease" else "",
-            "day": day_of(1000 * int(day)) if by == "day" else "",
-        }
-        return str(names.get(by, ""))
+    def _key(self, by: str) -> Callable[[tuple[Any, ...]], str]:
+        """Return what says the key of a row."""
+        if by and by in NAMED:
+            at = NAMED.index(by)
+            return lambda row: row[at]
+        if by == "lease":
+            return lambda row: lease_name(LeaseId(row[1]))
+        if by == "day":
+            return lambda row: day_of(1000 * row[0])
+        row = self._db.execute("SELECT value FROM about WHERE name = 'server'").fetchone()
+        name = row[0] if row is not None and by == "server" else ""
+        return lambda _: name
 
     def _exact(self, since: int, until: int) -> Parts:
         """Return the coarsest rows that together are just the range, as far as they are kept."""
@@ -239,8 +250,7 @@ def _source(
     return " UNION ALL ".join(statements), tuple(bounds)
 
 
-def _sum_of(
-    key: str,
+def _figures(
     capacity: int,
     n: int,
     slots: int,
@@ -250,8 +260,8 @@ def _sum_of(
     memory: int,
     granted: int,
     memory_max: int,
-) -> SampleSum:
+) -> list[int]:
+    """Return the figures of a ``SampleSum``, in its order."""
     share = granted * 1_000_000 * SLOT_S // (n * capacity) if n and capacity else 0
-    return SampleSum(
-        key, slots, idle, slots * share, idle * share, busy_n, busy, memory, granted, memory_max
-    )
+    held, wasted = slots * share, idle * share
+    return [slots, idle, held, wasted, busy_n, busy, memory, granted, memory_max]

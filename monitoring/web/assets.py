@@ -7,6 +7,9 @@ from pathlib import Path
 from gpupool.monitoring.web.live_book import Packed
 
 HERE = Path(__file__).resolve().parent
+ONCE = 9
+"""How hard files are compressed, which is done once."""
+
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -33,5 +36,5 @@ def load_assets() -> dict[str, Asset]:
                 data = path.read_bytes()
                 tag = f'"{sha256(data).hexdigest()[:16]}"'
                 name = prefix + path.relative_to(folder).as_posix()
-                found[name] = Asset(Packed(data), TYPES[path.suffix], tag)
+                found[name] = Asset(Packed(data, ONCE), TYPES[path.suffix], tag)
     return found

@@ -87,6 +87,19 @@ def _of_server(moment: Looked, server: ServerView) -> list[Problem]:
         for gpu in server.gpus
         if gpu.fault
     ]
+    found += [
+        Problem(
+            WARN,
+            "drained",
+            name,
+            f"GPU {gpu.index}",
+            0,
+            f"it is drained: {gpu.drain}",
+            f"gpupool undrain {name} --gpu {gpu.index}",
+        )
+        for gpu in server.gpus
+        if gpu.drain
+    ]
     measured = moment.snapshot.telemetry.get(server.id)
     if measured is not None and not since:
         index = {str(gpu.id): f"GPU {gpu.index}" for gpu in server.gpus}

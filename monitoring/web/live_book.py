@@ -19,7 +19,7 @@ KEPT = 16
 SPARSE_SHARE = 0.4
 """Of a column's places: where more changed, the column is sent whole."""
 
-GZIP_LEVEL = 5
+GZIP_LEVEL = 6
 GZIP_FROM = 600
 
 
@@ -28,12 +28,13 @@ class Packed:
     """A body, and the same compressed, made when first wanted."""
 
     plain: bytes
+    level: int = GZIP_LEVEL
     _small: bytes | None = None
 
     def small(self) -> bytes | None:
         """Return it compressed; None where that would not help."""
         if self._small is None and len(self.plain) >= GZIP_FROM:
-            self._small = gzip.compress(self.plain, GZIP_LEVEL, mtime=0)
+            self._small = gzip.compress(self.plain, self.level, mtime=0)
         return self._small
 
 

@@ -31,12 +31,21 @@ FULL_SHARE = 20
 """A GPU with less than a 20th free is full, as in the view of the terminal."""
 
 
+COARSE_FROM = 1000
+"""With more GPUs than that, memory is told in hundredths, power in steps, and both less often."""
+
+COARSE_W = 10
+SLOW_S = 10.0
+
+
 @dataclass(slots=True)
 class Memory:
     """What has to stay the same from one document to the next."""
 
     flows: Flows = field(default_factory=Flows)
     since: dict[str, int] = field(default_factory=dict[str, int])  # of waiting requests
+    slow: Table = field(default_factory=dict[str, list[object]])
+    slow_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ def gpu_state(server: ServerView, gpu: GpuView) -> str:
         return "down"
     if server.state in ("down", "drain", "new"):
         return server.state
+    if gpu.drain:
+        return "drain"
     if not gpu.memory_granted:
         return "idle"
     return "full" if gpu.memory_free < gpu.capacity // FULL_SHARE else "mix"
@@ -170,9 +181,7 @@ def _servers(moment: Moment, memory: Memory) -> Table:
             moved[server][1] += flow.bytes_out
     hosts = [each.host if each is not None else None for each in measured]
     return {
-        "id": [each.id for each in view.servers],
         "name": [visible(each.name) for each in view.servers],
-        "address": [each.address for each in view.servers],
         "state": [each.state for each in view.servers],
         "reason": [each.reason for each in view.servers],
         "role": [_role(each) for each in view.servers],
@@ -187,7 +196,6 @@ def _servers(moment: Moment, memory: Memory) -> Table:
         "stale": [moment.stale_since(each) for each in view.servers],
         "speed": [each.link_speed or None for each in view.servers],
         "rdma": [each.rdma for each in view.servers],
-        "joined": [each.joined_at for each in view.servers],
         "in": [round(moved[each.id][0]) for each in view.servers],
         "out": [round(moved[each.id][1]) for each in view.servers],
         "cpu": [_percent(each.cpu_busy) if each else None for each in hosts],
@@ -220,28 +228,50 @@ def _gpus(moment: Moment, memory: Memory) -> Table:
         "foreign": [gpu.memory_foreign // MIB for *_, gpu, _ in rows],
         "leases": [len(gpu.leases) for *_, gpu, _ in rows],
         "fault": [visible(gpu.fault) for *_, gpu, _ in rows],
+        "drain": [visible(gpu.drain) for *_, gpu, _ in rows],
         "kind": ["emulated" if gpu.emulated else "MIG" if gpu.mig else "" for *_, gpu, _ in rows],
         "wire": [wires.get((server.id, gpu.id)) for _, server, gpu, _ in rows],
     }
     measured = [each for *_, each in rows]
-    columns |= {
-        "busy": [_percent(each.utilization) if each else None for each in measured],
-        "used": [each.memory_used // MIB if each else None for each in measured],
-        "temperature": [_whole(each.temperature_c) if each else None for each in measured],
-        "power": [_whole(each.power_w) if each else None for each in measured],
-    }
+    columns["busy"] = [_percent(each.utilization) if each else None for each in measured]
+    columns |= _slow(moment, memory, rows)
     sm = [_percent(each.sm_activity) if each else None for each in measured]
     if any(each is not None for each in sm):
         columns["sm"] = [*sm]
     return columns
 
 
+def _slow(
+    moment: Moment,
+    memory: Memory,
+    rows: list[tuple[int, ServerView, GpuView, GpuTelemetry | None]],
+) -> Table:
+    """Return what changes slowly; of very many GPUs coarser, and anew every ten seconds only."""
+    coarse = len(rows) > COARSE_FROM
+    if coarse and len(memory.slow.get("used", ())) == len(rows) and moment.now < memory.slow_until:
+        return memory.slow
+    memory.slow_until = moment.now + SLOW_S
+    memory.slow = {
+        "used": [_used(gpu, each, coarse=coarse) if each else None for _, _, gpu, each in rows],
+        "temperature": [_whole(each.temperature_c) if each else None for *_, each in rows],
+        "power": [
+            _whole(each.power_w, COARSE_W if coarse else 1) if each else None for *_, each in rows
+        ],
+    }
+    return memory.slow
+
+
+def _used(gpu: GpuView, measured: GpuTelemetry, *, coarse: bool) -> int:
+    step = max(1, gpu.memory_total // 100) if coarse else MIB
+    return round(measured.memory_used / step) * step // MIB
+
+
 def _percent(share: float | None) -> int | None:
     return None if share is None else round(100 * share)
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
+def _whole(value: float | None, step: int = 1) -> int | None:
+    return None if value is None else round(value / step) * step
 
 
 def _wires(moment: Moment, memory: Memory) -> dict[tuple[ServerId, GpuId], float]:

@@ -4,16 +4,18 @@ The application knows ``PoolSource`` alone, so that a server's observer can serv
 with what it has at hand, and tests and measurements can serve pools that do not exist.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
+from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import PoolView
+from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.pool_client import Pool, PoolUpdate
 from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
@@ -53,6 +55,10 @@ class PoolSource(Protocol):
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
         """Return records of leases, of all servers that answer."""
+        ...
+
+    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+        """Return what these servers have measured, or all that answer, each for itself."""
         ...
 
     async def audit(self) -> m.AuditNow:
@@ -122,6 +128,10 @@ class ClientSource:
     async def usage(self, query: RecordQuery) -> UsageAnswer:
         """Ask all servers."""
         return await self._pool.usage(query)
+
+    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+        """Ask these servers, or all."""
+        return await self._pool.history(query, servers)
 
     async def audit(self) -> m.AuditNow:
         """Ask a server."""

@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from gpupool.monitoring.web.live_book import Document
-from gpupool.pool.model.ids import ServerId
 
 STEP_S = 5.0
 STEPS = 720
@@ -18,7 +17,7 @@ UNKNOWN = -1
 METRICS = ("busy", "granted", "temperature", "power")
 """Granted is in percent of the capacity."""
 
-Key = tuple[ServerId, int]
+Key = tuple[str, int]
 Point = tuple[int, float | None]
 
 
@@ -46,10 +45,10 @@ class Recent:
         pool = document.values["pool"]
         stale = servers["stale"]
         keys = [
-            (str(servers["id"][int(str(at))]), int(str(index)))
+            (str(servers["name"][int(str(at))]), int(str(index)))
             for at, index in zip(gpus["server"], gpus["index"], strict=True)
         ]
-        places = {(ServerId(server), index): at for at, (server, index) in enumerate(keys)}
+        places = {key: at for at, key in enumerate(keys)}
         if self._steps and self._steps[-1].places == places:
             places = self._steps[-1].places
         silent = [bool(stale[int(str(at))]) for at in gpus["server"]]
@@ -86,7 +85,7 @@ class Recent:
             found.append((step.at, None if value == UNKNOWN else value))
         return found
 
-    def server(self, server: ServerId, metric: str) -> list[Point]:
+    def server(self, server: str, metric: str) -> list[Point]:
         """Return the mean of one server's GPUs."""
         return [
             (

@@ -7,7 +7,7 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve  # pyright: ignore[reportUnknownVariableType]
 
-from gpupool.monitoring.web.app import Guarded
+from gpupool.monitoring.web.page_app import Guarded
 
 HEADERS_MAX = 16 * 1024
 KEEP_ALIVE_S = 75.0

@@ -64,6 +64,7 @@ class ServerUp:
     accounts: bool = field(default=False, metadata=OPTIONAL)
     """Its program records leases as they end. The first such command begins the pool's records:
     servers that read the same log with a former program, or from another snapshot, number alike."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)  # it can send them
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,16 @@ class CreateToken:
     secret_hash: bytes
     expires_at: Milliseconds
     by: str
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
+
+
+@dataclass(frozen=True, slots=True)
+class RenewToken:
+    """Let a token that is not revoked be good until ``expires_at``."""
+
+    token: TokenId
+    expires_at: Milliseconds
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +341,7 @@ Command = (
     | Wait
     | CreateToken
     | RevokeToken
+    | RenewToken
     | StagePart
     | ApplyPolicy
     | RestoreBackup
@@ -359,6 +371,7 @@ KINDS: dict[str, type[Command]] = {
     "wait": Wait,
     "create-token": CreateToken,
     "revoke-token": RevokeToken,
+    "renew-token": RenewToken,
     "stage-part": StagePart,
     "apply-policy": ApplyPolicy,
     "restore-backup": RestoreBackup,

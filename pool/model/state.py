@@ -5,7 +5,7 @@ a reader that holds a state holds a consistent picture. All sizes are bytes, all
 time (``ids.Milliseconds``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ NAME_LENGTH_MAX = 64
 
 SERVER_COUNT_MAX = 4096
 TOKEN_COUNT_MAX = 16_384
+TOKEN_USES_MAX = 256
+"""Servers that one token lets in."""
 
 EVENT_COUNT_MAX = 256
 """Events kept in the table for the live view; older ones are dropped."""
@@ -155,6 +157,8 @@ class Server:
     """The latest orders of operators that were carried out, so that none is when it comes again."""
     issuer: bytes = field(default=b"", metadata=OPTIONAL)
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)
+    """Whether it can send alerts: it has the file that says to whom."""
     gpu_orders: dict[GpuId, GpuOrder] = field(
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )
@@ -298,7 +302,24 @@ class Token:
     expires_at: Milliseconds
     created_by: str = ""
     revoked_at: Milliseconds = Milliseconds(0)
-    used_by: ServerId | None = None  # a server token lets one server in
+    used_by: ServerId | None = None  # the server that a server token for one has let in
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
+    admitted: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # where it is for several
+
+    def has_admitted(self, server: ServerId) -> bool:
+        """Return whether it was this token that let a server in."""
+        return server == self.used_by or server in self.admitted
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether it has let in as many servers as it may."""
+        return self.used_by is not None or len(self.admitted) >= self.uses
+
+    def spent_on(self, server: ServerId) -> "Token":
+        """Return what is left of it once it has let a server in."""
+        if self.uses == 1:
+            return replace(self, used_by=server)
+        return replace(self, admitted=(*self.admitted, server))
 
     def refusal(self, now_ms: int) -> str:
         """Return why this token must be refused at ``now_ms``, or an empty string."""

@@ -60,7 +60,7 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
     if known is not None:
         # The answer to the first command was lost. Only the token that it used names it again.
         token = state.tokens.get(command.token) if command.token else None
-        is_same = token is not None and token.used_by == known.id
+        is_same = token is not None and token.has_admitted(known.id)
         # A server that has come up had the answer, and the token buys no second certificate.
         if is_same and known.status is ServerStatus.JOINED:
             return state, Result(ok=True)
@@ -83,7 +83,7 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
     awaited = {k: v for k, v in state.labels_awaited.items() if k != command.name}
     tokens, by, how = state.tokens, "", f"{server.id} at {server.address}"
     if command.token is not None:
-        token = replace(tokens[command.token], used_by=command.server)
+        token = tokens[command.token].spent_on(command.server)
         tokens = tokens | {token.id: token}
         by, how = token.created_by, f"{how}, with token {token.id}"
     servers = state.servers.set(server.id, server)
@@ -107,10 +107,10 @@ def _join_refusal(state: PoolState, command: JoinServer) -> Result | None:
     token = state.tokens.get(command.token)
     if token is None or token.kind is not TokenKind.SERVER:
         return refuse(RefusalKind.DENIED, "this is no server token of this pool")
-    if token.used_by is not None:
-        return refuse(
-            RefusalKind.DENIED, f"token {token.id} has been used; each lets one server in"
-        )
+    if token.is_spent:
+        lets = "each lets one server in" if token.uses == 1 else f"it let {token.uses} servers in"
+        text = f"token {token.id} has been used; {lets}"
+        return refuse(RefusalKind.DENIED, f"{text}; `gpupool token create --server` makes another")
     why = token.refusal(state.now)
     return refuse(RefusalKind.DENIED, why) if why else None
 
@@ -184,6 +184,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         labels_said=command.labels,
         link_speed=max(0, command.link_speed),
         rdma=command.rdma,
+        alerts=command.alerts,
         changed_at=state.now,
     )
     state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))

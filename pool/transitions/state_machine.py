@@ -9,7 +9,7 @@ from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field, PieceDecoder, fields_of
 from gpupool.pool.model.results import RefusalKind, refuse
-from gpupool.pool.model.state import Act, LeaseRecord, PoolState, with_changes
+from gpupool.pool.model.state import Act, Event, LeaseRecord, PoolState, with_changes
 from gpupool.pool.transitions.accounts import records_since
 from gpupool.pool.transitions.apply import apply
 from gpupool.pool.transitions.audit import acts_since
@@ -22,13 +22,15 @@ class PoolMachine:
     ``on_apply`` is called after each change of ``state``, on the thread that changed it. A reader
     on any thread takes ``state`` once and holds one consistent picture. ``on_acts`` is called on
     that thread too, with every administrative act since the last call, in order; ``on_records``
-    with every record of a lease. ``sampler`` checks the invariants of a running server's table.
+    with every record of a lease, ``on_events`` with the events of each command. ``sampler`` checks
+    the invariants of a running server's table.
     """
 
     state: PoolState
     on_apply: Callable[[], None] | None = None
     on_acts: Callable[[tuple[Act, ...]], None] | None = None
     on_records: Callable[[tuple[LeaseRecord, ...]], None] | None = None
+    on_events: Callable[[tuple[Event, ...]], None] | None = None
     sampler: InvariantSampler | None = None
     _reported_count: int = 0
     _record_count: int = 0
@@ -41,12 +43,15 @@ class PoolMachine:
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
         try:
+            before = self.state.events
             envelope = unwrap(command)
         except CodecError as error:
             self.state = with_changes(self.state, index=index)
             result = refuse(RefusalKind.INVALID, str(error))
         else:
             self.state, result = apply(self.state, index, envelope)
+            if self.on_events is not None and self.state.events is not before:
+                self.on_events(_events_since(self.state.events, before))
         if self.sampler is not None:
             self.sampler.applied(self.state)
         self._notify()
@@ -84,3 +89,10 @@ class PoolMachine:
             self._record_count = self.state.record_count
         if self.on_apply is not None:
             self.on_apply()
+
+
+def _events_since(events: tuple[Event, ...], before: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Return the events that came after ``before``, of which the oldest may be gone."""
+    last = before[-1] if before else None
+    at = next((at for at in reversed(range(len(events))) if events[at] is last), -1)
+    return events[at + 1 :]

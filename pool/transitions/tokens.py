@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from gpupool.pool.model.commands import (
     CreateToken,
+    RenewToken,
     RevokeToken,
 )
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     NAME_LENGTH_MAX,
     TOKEN_COUNT_MAX,
+    TOKEN_USES_MAX,
     PoolState,
     Token,
     with_changes,
@@ -33,6 +35,8 @@ def create_token(state: PoolState, command: CreateToken) -> Step:
         return state, refuse(
             RefusalKind.DENIED, "a token needs a user name and a SHA-256 of its secret"
         )
+    if not 1 <= command.uses <= TOKEN_USES_MAX:
+        return state, refuse(RefusalKind.DENIED, f"a token lets in 1 to {TOKEN_USES_MAX} servers")
     token = Token(
         id=command.token,
         kind=command.kind,
@@ -41,13 +45,34 @@ def create_token(state: PoolState, command: CreateToken) -> Step:
         created_at=state.now,
         expires_at=command.expires_at,
         created_by=command.by,
+        uses=command.uses,
     )
     state = with_changes(state, tokens=state.tokens | {token.id: token})
     text = f"{token.kind.value} token {token.id} created by {command.by or 'the pool'}"
     hours = max(0, token.expires_at - state.now) // 3_600_000
     what = f"{token.kind.value} token for {token.user}, good for {hours} h"
+    if token.uses > 1:
+        what += f", for {token.uses} servers"
     state = record(state, "token-created", by=command.by, subject=token.id, text=what)
     return emit_event(state, "token-created", token.user, text), Result(ok=True)
+
+
+def renew_token(state: PoolState, command: RenewToken) -> Step:
+    """Let a token be good for longer; it is never good for less long than before."""
+    token = state.tokens.get(command.token)
+    if token is None:
+        return state, refuse(RefusalKind.NEVER, f"the pool has no token {command.token}")
+    if token.revoked_at:
+        return state, refuse(RefusalKind.DENIED, f"token {token.id} was revoked")
+    if token.expires_at >= command.expires_at:
+        return state, Result(ok=True)
+    token = replace(token, expires_at=command.expires_at)
+    state = with_changes(state, tokens=state.tokens | {token.id: token})
+    hours = max(0, token.expires_at - state.now) // 3_600_000
+    what = f"{token.kind.value} token of {token.user}, good for {hours} h"
+    state = record(state, "token-renewed", by=command.by, subject=token.id, text=what)
+    text = f"token {token.id} renewed by {command.by}"
+    return emit_event(state, "token-renewed", token.user, text), Result(ok=True)
 
 
 def revoke_token(state: PoolState, command: RevokeToken) -> Step:

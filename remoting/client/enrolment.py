@@ -9,7 +9,7 @@ A new machine knows nothing of the pool but a pasted token. So its first contact
 whose fingerprint stands in the token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -20,7 +20,7 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.server_connections import CALL_TIMEOUT_S, ServerConnection
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
-from gpupool.remoting.protocol.token_text import TokenText, parse_token
+from gpupool.remoting.protocol.token_text import parse_token
 from gpupool.remoting.transport.ca_bundle import member_with
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls, first_contact, worst
 from gpupool.remoting.transport.pki import fingerprint
@@ -83,11 +83,13 @@ async def join_pool(
     witness: bool,
     csr_pem: bytes,
     version: str = "",
+    cluster_id: str = "",
     dial: Dial = dial_tls,
 ) -> JoinedPool:
     """Have this machine admitted as a server, by any voter that answers.
 
-    Repeating it with the same token and server id, after a lost answer, is safe.
+    Repeating it with the same token and server id, after a lost answer, is safe. With
+    ``cluster_id`` it is admitted to that pool only.
 
     Raises:
         AuthenticationError: the token is damaged, used, refused, or of another pool.
@@ -103,9 +105,7 @@ async def join_pool(
         target = addresses.pop(0)
         tried.add(target)
         try:
-            at_target = TokenText(
-                text.cluster_id, text.kind, text.token, text.secret, text.ca_sha256, (target,)
-            )
+            at_target = replace(text, cluster_id=cluster_id or text.cluster_id, addresses=(target,))
             stream, welcome, ca_pem = await first_contact(at_target, greeting, dial=dial)
             known = [parse_address(member.address) for member in welcome.members if member.voter]
             addresses += [each for each in known if each not in tried and each not in addresses]

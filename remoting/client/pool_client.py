@@ -25,7 +25,7 @@ import trio
 
 from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
 from gpupool.pool.history_query import HistoryQuery
-from gpupool.pool.model.ids import RequestId, ServerId, TokenId
+from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.record_query import RecordQuery
@@ -47,11 +47,10 @@ from gpupool.remoting.client.usage_query import UsageAnswer, ask_usage
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import (
-    ADDRESS_COUNT_MAX,
-    SECRET_SIZE,
-    TokenText,
+    SHORT_SIZE,
     format_token,
     hash_secret,
+    new_token,
 )
 from gpupool.remoting.transport.ca_bundle import newest_of
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls
@@ -216,21 +215,32 @@ class Pool:
         assert isinstance(answer, m.Done)
         return order.outcome(answer.note)
 
-    async def create_token(self, kind: TokenKind, user: str, valid_s: float) -> str:
+    async def create_token(
+        self, kind: TokenKind, user: str, valid_s: float, *, uses: int = 1
+    ) -> str:
         """Make a token, and return the text to paste. Its secret never leaves this client."""
-        secret = self._rng.randbytes(SECRET_SIZE)
-        token = TokenId(self._rng.randbytes(6).hex())
-        await self.operate(m.CreateToken(token, kind, user, hash_secret(secret), valid_s))
-        return format_token(
-            TokenText(
-                cluster_id=self.credentials.cluster_id,
-                kind=kind,
-                token=token,
-                secret=secret,
-                ca_sha256=fingerprint(newest_of(self.connections.ca_pem)),
-                addresses=self.addresses()[:ADDRESS_COUNT_MAX],
-            )
+        secret = self._rng.randbytes(SHORT_SIZE)
+        ca_sha256 = fingerprint(newest_of(self.connections.ca_pem))
+        text = new_token(kind, secret, ca_sha256, self.addresses())
+        await self.operate(
+            m.CreateToken(text.token, kind, user, hash_secret(secret), valid_s, uses)
         )
+        return format_token(text)
+
+    def welcome(self) -> m.Welcome:
+        """Return how a server greeted this client.
+
+        Raises:
+            UnreachableError: no server is connected now.
+        """
+        for each in self.connections.by_server.values():
+            return each.welcome
+        raise UnreachableError("no server is connected")
+
+    def expires_at(self) -> int:
+        """Return when the token expires, in table time; 0 if that is not soon."""
+        welcomes = [each.welcome for each in self.connections.by_server.values()]
+        return max((each.expires_at for each in welcomes), default=0)
 
     async def rotate_ca(self, ca: bytes) -> str:
         """Exchange the CA with this SHA-256 for a new one, and return the outcome as a sentence.

@@ -1,9 +1,21 @@
 """The token that people paste: ``gpupool-`` and base32 of everything that a first contact needs.
 
-Inside is a canonical CBOR array, ``[version, cluster id, kind, token id, secret, SHA-256 of the
-CA certificate (DER), addresses]``, behind the first 4 bytes of its SHA-256, so that a truncated or
-mistyped paste is told from a wrong one. Base32 (RFC 4648) survives double-clicks and change of
-case. The pool's table holds the SHA-256 of the secret only.
+Inside are the first 4 bytes of the SHA-256 of what follows, so that a truncated or mistyped paste
+is told from a wrong one, and then one of two forms. Base32 (RFC 4648) survives double-clicks and
+change of case. The pool's table holds the SHA-256 of the secret only.
+
+The short form, which is made now::
+
+    1 byte     0x20 + the kind: 0 server, 1 user, 2 operator, 3 viewer
+    16 bytes   the secret; the token's id is the beginning of SHA-256("gpupool token" + secret)
+    16 bytes   the beginning of the SHA-256 of the CA certificate (DER)
+    the rest   addresses, each behind a byte with its length; the usual port is left out
+
+It names no pool: the CA's certificate does. One address is enough, because any server of the pool
+tells of the others, so such a token has fewer than 120 characters.
+
+The long form, which stays good, is a canonical CBOR array, ``[version, cluster id, kind, token id,
+secret, SHA-256 of the CA certificate (DER), addresses]``.
 """
 
 import base64
@@ -14,13 +26,18 @@ from typing import cast
 from gpupool.pool.errors import AuthenticationError, GpupoolError
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.protocol.framing import dump, load
 
 PREFIX = "gpupool-"
 VERSION = 1
 SECRET_SIZE = 32
 CHECKSUM_SIZE = 4
+SHORT_VERSION = 2
+SHORT_SIZE = 16
+"""Bytes of a secret, and of the CA's fingerprint, in the short form: nobody finds another one."""
+
+_SHORT_KINDS = (TokenKind.SERVER, TokenKind.USER, TokenKind.OPERATOR, TokenKind.VIEWER)
 TEXT_LENGTH_MAX = 4096
 ADDRESS_COUNT_MAX = 16
 
@@ -31,7 +48,7 @@ _PASTE_HINT = "copy the whole token again, as `gpupool token create` printed it"
 class TokenText:
     """The content of a token. Its holder can act as ``kind`` until it expires."""
 
-    cluster_id: str
+    cluster_id: str  # empty in a short token
     kind: TokenKind
     token: TokenId
     secret: bytes
@@ -53,8 +70,34 @@ def hash_secret(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
+def new_token(
+    kind: TokenKind, secret: bytes, ca_sha256: bytes, addresses: tuple[Address, ...]
+) -> TokenText:
+    """Return a new token of the short form, whose id comes from its secret of 16 random bytes."""
+    return TokenText("", kind, _id_of(secret), secret, ca_sha256[:SHORT_SIZE], addresses[:1])
+
+
+def _id_of(secret: bytes) -> TokenId:
+    return TokenId(hashlib.sha256(b"gpupool token" + secret).hexdigest()[:12])
+
+
 def format_token(token: TokenText) -> str:
     """Return ``token`` as people paste it."""
+    body = _short_form(token) if len(token.secret) == SHORT_SIZE else _long_form(token)
+    data = hashlib.sha256(body).digest()[:CHECKSUM_SIZE] + body
+    return PREFIX + base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def _short_form(token: TokenText) -> bytes:
+    first = SHORT_VERSION << 4 | _SHORT_KINDS.index(token.kind)
+    body = bytes([first]) + token.secret + token.ca_sha256
+    for address in token.addresses[:ADDRESS_COUNT_MAX]:
+        text = str(address).removesuffix(f":{PORT_DEFAULT}").encode()
+        body += bytes([len(text)]) + text
+    return body
+
+
+def _long_form(token: TokenText) -> bytes:
     fields: list[Plain] = [
         VERSION,
         token.cluster_id,
@@ -64,9 +107,7 @@ def format_token(token: TokenText) -> str:
         token.ca_sha256,
         [str(address) for address in token.addresses[:ADDRESS_COUNT_MAX]],
     ]
-    body = dump(fields)
-    data = hashlib.sha256(body).digest()[:CHECKSUM_SIZE] + body
-    return PREFIX + base64.b32encode(data).decode().rstrip("=").lower()
+    return dump(fields)
 
 
 def parse_token(text: str) -> TokenText:
@@ -91,9 +132,29 @@ def parse_token(text: str) -> TokenText:
             "the token is damaged", why="it is truncated or mistyped", hint=_PASTE_HINT
         )
     try:
+        if body and body[0] >> 4 == SHORT_VERSION:
+            return _from_short(body)
         return _from_plain(load(body))
     except (GpupoolError, ValueError) as error:
         raise AuthenticationError("the token is malformed", why=str(error)[:200]) from error
+
+
+def _from_short(body: bytes) -> TokenText:
+    kind, rest = body[0] & 0x0F, body[1:]
+    if kind >= len(_SHORT_KINDS):
+        raise ValueError("it is of another version of gpupool")
+    secret, ca_sha256 = rest[:SHORT_SIZE], rest[SHORT_SIZE : 2 * SHORT_SIZE]
+    rest = rest[2 * SHORT_SIZE :]
+    addresses: list[Address] = []
+    while rest:
+        size = rest[0]
+        if len(rest) <= size or len(addresses) >= ADDRESS_COUNT_MAX:
+            raise ValueError("no addresses, or too many")
+        addresses.append(parse_address(rest[1 : 1 + size].decode()))
+        rest = rest[1 + size :]
+    if not addresses:
+        raise ValueError("no addresses, or too many")
+    return TokenText("", _SHORT_KINDS[kind], _id_of(secret), secret, ca_sha256, tuple(addresses))
 
 
 def _from_plain(plain: Plain) -> TokenText:

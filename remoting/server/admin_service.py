@@ -368,7 +368,7 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
     state = m.TokenState.VALID
     if token.revoked_at:
         state = m.TokenState.REVOKED
-    elif token.used_by is not None:
+    elif token.is_spent:
         state = m.TokenState.USED
     elif now_ms >= token.expires_at:
         state = m.TokenState.EXPIRED
@@ -380,4 +380,6 @@ def _token_view(token: Token, now_ms: int) -> m.TokenView:
         expires_at=token.expires_at,
         created_by=token.created_by,
         state=state.value,
+        uses=token.uses,
+        used=len(token.admitted),
     )

@@ -7,7 +7,7 @@ of all rights stands in docs/security.md.
 import hmac
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
-from gpupool.pool.model.ids import TokenId
+from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Request, Token, TokenKind
 from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
@@ -19,6 +19,9 @@ from gpupool.remoting.server.service_context import NO_QUORUM_HINT, Client, Serv
 
 TEXT_LENGTH_MAX = 200
 SERVER_NAME_COUNT_MAX = 64
+EXPIRY_SOON_MS = 14 * 86_400_000
+"""A client is told of its token's end from so long before it on."""
+
 SERVER_NAME_LENGTH_MAX = 64
 
 
@@ -82,6 +85,9 @@ def check_token(context: ServiceContext, token_id: TokenId, secret: bytes) -> To
 def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]) -> m.Welcome:
     """Return the answer to a client whose token is good."""
     state = context.state
+    soon = token.kind is not TokenKind.SERVER and (
+        token.expires_at - context.now_ms() < EXPIRY_SOON_MS
+    )
     return m.Welcome(
         protocol=m.PROTOCOL,
         version=context.software.version,
@@ -93,6 +99,7 @@ def welcome(context: ServiceContext, token: Token, members: tuple[m.Member, ...]
         kind=token.kind,
         members=members,
         ca_pem=context.exchanged_ca(),
+        expires_at=token.expires_at if soon else Milliseconds(0),
     )
 
 

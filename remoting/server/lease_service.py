@@ -7,6 +7,7 @@ the commands that end and free leases; this service only kills workers.
 """
 
 import hmac
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gpupool.pool.model.state import Lease, Partition, PartStatus
 from gpupool.pool.policy.lease_ends import notice_text
 from gpupool.pool.scheduling.placement import NoOffer, make_offer
 from gpupool.pool.transitions.leases import encryption_of
-from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.driver_variables import allowed_environment
 from gpupool.remoting.protocol.sessions import SessionInfo
@@ -30,6 +31,8 @@ from gpupool.remoting.server.attachments import Attachments
 from gpupool.remoting.server.client_checks import check_request
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+
+LOG = logging.getLogger("gpupool.leases")
 
 ATTACHED_COUNT_MAX = 64
 TEXT_LENGTH_MAX = 200
@@ -249,6 +252,7 @@ class LeaseService:
             self.attachments.attach(client, lease)
             context.answer(client, call, self._granted(lease))
         elif result is not None:
+            _log_refusal(client, result)
             context.answer(client, call, _refused(result.kind, result.why))
         elif decision.uncertain:
             if not is_here:
@@ -387,3 +391,11 @@ def _check_room(client: Client) -> None:
     """Refuse more leases than one connection may have, counting claims under way."""
     if len(client.attached) + client.pending_calls > ATTACHED_COUNT_MAX:
         raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")
+
+
+def _log_refusal(client: Client, result: Result) -> None:
+    """Say whom the table refused a lease, and why; that GPUs are busy is nothing special."""
+    level = logging.DEBUG if result.kind == RefusalKind.BUSY else logging.INFO
+    fields = {"event": "refused", "user": client.user, "client": client.name, "reason": result.why}
+    who = f"{client.user} ({visible(client.name)})"
+    LOG.log(level, "refused %s a lease: %s", who, visible(result.why), extra={"fields": fields})

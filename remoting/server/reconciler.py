@@ -167,6 +167,7 @@ class Reconciler:
                     link_speed=software.link_speed,
                     rdma=software.rdma,
                     accounts=True,
+                    alerts=software.alerts,
                 )
             )
             return
@@ -211,6 +212,7 @@ class Reconciler:
             labels=tuple(sorted(server.labels_said.items())),
             link_speed=server.link_speed,
             rdma=server.rdma,
+            alerts=server.alerts,
         )
         if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True

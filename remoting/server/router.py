@@ -131,7 +131,7 @@ def route(data: bytes) -> Route | None:
         return ToPlainHttp(data[:8])
     magic = data[: len(PLAIN_MAGIC)]
     if magic != PLAIN_MAGIC[: len(magic)] and not _may_become_http(data):
-        raise RemoteProtocolError("not a gpupool connection", why=f"it begins with {data[:8]!r}")
+        raise RemoteProtocolError("not a gpupool connection", why=f"it begins with {_shown(data)}")
     if len(data) < len(PLAIN_MAGIC) + SESSION_SIZE:
         return None
     return ToSession(bytes(data[len(PLAIN_MAGIC) : len(PLAIN_MAGIC) + SESSION_SIZE]))
@@ -353,7 +353,7 @@ class Router:
             await self._wait_turn(place)
             return None
         if isinstance(wanted, ToPlainHttp) and self._web is None:
-            why = f"it begins with {wanted.opening!r}"
+            why = f"it begins with {_shown(wanted.opening)}"
             raise RemoteProtocolError("not a gpupool connection", why=why)
         if isinstance(wanted, ToControl):
             if self._client_count() >= self._settings.client_count_max:
@@ -438,3 +438,9 @@ def _who(stream: trio.SocketStream) -> str:
     except OSError:
         return "a client that has gone"
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a local client"
+
+
+def _shown(data: bytes) -> str:
+    """Return the first bytes of a stranger as one can read them."""
+    text = data[:8].decode("ascii", "replace")
+    return f'"{text}"' if text.isascii() and text.isprintable() else data[:8].hex(" ")

@@ -14,3 +14,4 @@ class Software:
     labels: tuple[tuple[str, str], ...] = ()
     link_speed: int = 0  # Mbit/s of the interface that has the address; 0 when unknown
     rdma: bool = False
+    alerts: bool = False  # it can send them

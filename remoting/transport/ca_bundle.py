@@ -17,6 +17,7 @@ from cryptography.x509.oid import NameOID
 from gpupool.pool.errors import AuthenticationError
 
 _BEGINS, _ENDS = b"-----BEGIN ", b"-----END "
+FINGERPRINT_SIZE_MIN = 16
 _CERTIFICATE, _KEY = b"CERTIFICATE", b"PRIVATE KEY"
 
 
@@ -74,9 +75,11 @@ def newest_of(bundle: bytes) -> bytes:
 
 
 def member_with(bundle: bytes, fingerprint: bytes) -> bytes | None:
-    """Return the certificate of a bundle with this SHA-256, in PEM."""
+    """Return the certificate of a bundle with this SHA-256, in PEM; 16 bytes of it are enough."""
+    if len(fingerprint) < FINGERPRINT_SIZE_MIN:
+        return None
     for each in certificates_of(bundle):
-        if sha256(der_of(each)).digest() == fingerprint:
+        if sha256(der_of(each)).digest()[: len(fingerprint)] == fingerprint:
             return each
     return None
 

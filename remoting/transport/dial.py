@@ -26,6 +26,7 @@ from gpupool.remoting.transport.pki import (
     ClientContext,
     client_context,
     first_contact_context,
+    pool_of,
     server_of,
 )
 from gpupool.remoting.transport.socket_options import tune
@@ -198,7 +199,11 @@ async def first_contact(
         try:
             ca_pem, context = await fetch_ca(token, address, dial=dial)
             connection, welcome = await connect(
-                address, context, greeting, cluster_id=token.cluster_id, dial=dial
+                address,
+                context,
+                greeting,
+                cluster_id=token.cluster_id or pool_of(ca_pem),
+                dial=dial,
             )
         except GpupoolError as error:
             failures.append(error)

@@ -289,8 +289,17 @@ def cluster_id_of(authority: Authority) -> str:
         AuthenticationError: when it is not the CA of a pool, or its key is another one's.
     """
     check_authority(authority)
+    return pool_of(authority.certificate_pem)
+
+
+def pool_of(ca_pem: bytes) -> str:
+    """Return the id of the pool that a CA's certificate names.
+
+    Raises:
+        AuthenticationError: when it is not the CA of a pool.
+    """
     try:
-        subject = x509.load_pem_x509_certificate(authority.certificate_pem).subject
+        subject = x509.load_pem_x509_certificate(ca_pem).subject
     except ValueError as error:
         raise AuthenticationError("the CA's certificate is malformed") from error
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)

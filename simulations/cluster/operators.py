@@ -226,6 +226,8 @@ def describe(order: m.Call) -> str:
     match order:
         case m.CreateToken():
             return f"token for {order.user}"
+        case m.RenewToken():
+            return f"renew {order.token}"
         case m.RevokeToken():
             return f"revoke {order.token}"
         case m.DrainServer():

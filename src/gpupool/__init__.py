@@ -1,3 +1,36 @@
-"""gpupool: one pool of the GPUs of many servers, and programs that run on them from anywhere."""
+"""gpupool: one pool of the GPUs of many servers, and programs that run on them from anywhere.
+
+For Python programs: ``lease``, ``open_lease`` and ``Pool``; docs/api.md describes them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpupool.cli.run.python_lease import Lease as Lease
+    from gpupool.cli.run.python_lease import lease as lease
+    from gpupool.cli.run.python_lease import open_lease as open_lease
+    from gpupool.cli.run.python_pool import Pool as Pool
+    from gpupool.pool.errors import GpupoolError as GpupoolError
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "lease": "gpupool.cli.run.python_lease",
+    "open_lease": "gpupool.cli.run.python_lease",
+    "Lease": "gpupool.cli.run.python_lease",
+    "Pool": "gpupool.cli.run.python_pool",
+    "GpupoolError": "gpupool.pool.errors",
+}
+"""Imported when they are used: the command line must start fast."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Serve ``%load_ext gpupool``."""
+    importlib.import_module("gpupool.cli.run.notebook_magics").register(shell)

@@ -1,15 +1,18 @@
 """Which door a program gets: its own Python is asked, and a real CuPy is never shadowed."""
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpupool.cli.run import door_choice
 from gpupool.cli.run.door_choice import (
+    DoorChoice,
     choose_door,
     cuda_dir,
     dropin_dir,
@@ -177,6 +180,40 @@ def test_a_python_with_cupy_gets_the_cuda_door(built: Path, tmp_path: Path) -> N
     assert choose_door("auto", sys.executable, [sys.executable], env).door == "cuda"
 
 
+def old_python(folder: Path, version: str, numpy: str = "/n") -> str:
+    """Make a Python that answers the probe as one of that version would."""
+    answer = f"cupy:\\nnumpy:{numpy}\\ncuda:\\npython:{version}"
+    return script(folder / "python3", f"#!/bin/sh\nprintf '{answer}\\n'; exit")
+
+
+def test_the_drop_in_runs_in_python_3_9(tmp_path: Path) -> None:
+    old = old_python(tmp_path, "3.9")
+    assert choose_door("auto", old, [old], {}) == DoorChoice(
+        "arrays", "the program's Python has no CuPy"
+    )
+    older = old_python(tmp_path, "3.8")
+    choice = choose_door("auto", older, [older], {})
+    assert choice.door == ""
+    assert choice.why == "the program's Python is 3.8, the drop-in cupy needs 3.9"
+
+
+def test_a_python_that_is_too_old_gets_the_cuda_door(built: Path, tmp_path: Path) -> None:
+    older = old_python(tmp_path, "3.8")
+    choice = choose_door("auto", older, [older], {})
+    assert choice.door == "cuda"
+    assert "3.8" in choice.warning
+
+
+def test_what_is_missing_is_said_with_its_remedy(built: Path, tmp_path: Path) -> None:
+    python = old_python(tmp_path, "3.12", numpy="")
+    assert "python3 -m pip install numpy" in choose_door("auto", python, [python], {}).warning
+    solve = tmp_path / "solve.py"
+    solve.write_text("import cupy\n")
+    choice = choose_door("cuda", python, [python, str(solve)], {})
+    assert "pip install cupy-cuda12x" in choice.warning
+    assert choose_door("cuda", python, [python, "-c", "import torch"], {}).warning == ""
+
+
 def test_environment_of_both_doors(built: Path) -> None:
     env = program_environment({}, door="both", agent="/run/x", lease="7f3a", servers=["a"])
     assert env["LD_LIBRARY_PATH"] == str(built.parent)
@@ -272,3 +309,63 @@ def test_the_drop_in_imports_without_us() -> None:
         check=False,
     )
     assert done.stdout.startswith("3.14"), done.stderr
+
+
+def run_dropin(code: str, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        env={"PYTHONPATH": str(dropin_dir())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_names_that_the_drop_in_lacks_come_with_advice() -> None:
+    said = run_dropin("""
+import importlib.util
+import cupy
+assert importlib.util.find_spec("cupyx.scipy") is None
+assert not hasattr(cupy, "vectorize") and not hasattr(cupy.linalg, "nothing")
+try:
+    import cupyx.scipy.ndimage
+except ModuleNotFoundError as error:
+    print(error)
+cupy.vectorize
+""")
+    assert "No module named 'cupyx.scipy': gpupool's drop-in cupy lacks it" in said
+    assert "module 'cupy' has no attribute 'vectorize': gpupool's drop-in cupy lacks it" in said
+    assert said.count("gpupool door --missing") == 2
+
+
+def test_a_program_without_numpy_is_told_how_to_get_it() -> None:
+    assert "-m pip install numpy" in run_dropin("import cupy", "-S")
+
+
+def test_programs_import_what_python_3_9_understands() -> None:
+    for folder in (dropin_dir(), cuda_dir() / "python"):
+        for path in folder.rglob("*.py"):
+            ast.parse(path.read_text(), str(path), feature_version=(3, 9))
+
+
+OLD_PYTHONS = "GPUPOOL_TEST_OLD_PYTHONS"
+
+
+@pytest.mark.slow
+def test_older_pythons_compute(live_pool: Any) -> None:
+    """``GPUPOOL_TEST_OLD_PYTHONS`` names Pythons from 3.9 on that have NumPy."""
+    pythons = os.environ.get(OLD_PYTHONS, "").split()
+    if not pythons:
+        pytest.skip(f"{OLD_PYTHONS} names no Python")
+    code = (
+        "import cupy as cp\n"
+        "a = cp.arange(12.0).reshape(3, 4)\n"
+        "print(float((a @ a.T).sum()), cp.split(a, 2, axis=1)[0].shape)\n"
+        "cp.linalg.cholesky(-cp.eye(2))\n"
+        "cp.cuda.Device().synchronize()\n"
+    )
+    for python in pythons:
+        done = live_pool.run("run", "-p", "0.5", "--", python, "-c", code)
+        assert done.stdout == "1134.0 (3, 2)\n", done.stderr
+        assert "by the call at <string>:4" in done.stderr

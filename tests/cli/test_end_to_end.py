@@ -86,11 +86,18 @@ def wait_for_line(process: "subprocess.Popen[str]", word: str) -> None:
 
 
 def test_the_first_server_prints_what_to_type_next(live_pool: Any) -> None:
-    text = live_pool.servers["a"].out.read_text()
+    server = live_pool.servers["a"]
+    path = server.state_dir / "new-tokens.txt"
+    text = path.read_text()
     assert "Pool lab is up on 127.0.0.1:" in text
-    assert "gpupool join --token gpupool-" in text
-    assert "gpupool login gpupool-" in text
+    assert re.search(r"echo gpupool-\w+ \| gpupool join --token -\n", text)
+    assert re.search(r"echo gpupool-\w+ \| gpupool login -\n", text)
     assert "logged in as its operator" in text
+    # A service's output is in the journal.
+    assert path.stat().st_mode & 0o077 == 0
+    assert f"are in {path}" in server.out.read_text()
+    assert "gpupool-" not in server.out.read_text().replace(str(path), "")
+    assert not re.search(r"gpupool-\w{40}", server.log.read_text())
 
 
 def test_logs_are_one_json_object_per_line(live_pool: Any) -> None:
@@ -578,7 +585,8 @@ def test_a_server_stops_cleanly_on_term(live_pool: Any, tmp_path: Path) -> None:
     # Whoever runs a server can become an operator of a pool that has lost all tokens of theirs.
     server.wait_for_log("made an operator's token")
     env = {"GPUPOOL_CREDENTIALS": str(tmp_path / "operator.json")}
-    [token] = re.findall(r"As an operator, \w+:\n  gpupool login (\S+)", server.out.read_text())
+    text = (server.state_dir / "new-tokens.txt").read_text()
+    [token] = re.findall(r"As an operator, \w+:\n  echo (\S+) \| gpupool login -", text)
     assert live_pool.run("login", token, env=env).returncode == 0
     listed = json.loads(live_pool.run("token", "list", "--json", env=env).stdout)["tokens"]
     made = max(listed, key=lambda each: each["created_at"])

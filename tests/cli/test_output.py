@@ -213,8 +213,9 @@ def test_a_log_line_is_one_line() -> None:
 
 
 def test_waiting_text() -> None:
-    assert waiting_text("", 0.4) == "gpupool: asking the pool"
-    assert waiting_text("waiting for 2 GPUs", 61.0) == "gpupool: waiting for 2 GPUs, 61 s"
+    assert waiting_text("", 0.4) == "asking the pool"
+    assert waiting_text("waiting for 2 GPUs", 61.0) == "waiting for 2 GPUs, 61 s"
+    assert waiting_text("waiting for 2 GPUs", 3723.0) == "waiting for 2 GPUs, 1h02m"
 
 
 def test_nothing_of_a_server_reaches_the_terminal_raw() -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests.cli.conftest import DEADLINE_S, LivePool
 from tests.shared import Shared
 
+from gpupool.cli.commands.policy import loss_text
 from gpupool.pool.errors import ExitCode
 
 LIMITS = """\
@@ -226,3 +227,21 @@ def test_the_longest_time_ends_a_lease_after_a_notice(pool: OnePool) -> None:
     assert "it ends in 0s: a lease of ada" in errors
     assert "a lease of ada lasts 4s at most (policy v" in errors
     assert time.monotonic() - begin > 4
+
+
+def test_a_policy_that_loses_most_of_its_lines_is_asked_about(pool: OnePool) -> None:
+    assert loss_text(LIMITS, LIMITS) == ""
+    assert loss_text(LIMITS, LIMITS.replace("priority = 5", "")) == ""
+    assert loss_text("", LIMITS) == loss_text("# nothing yet\n", "") == ""
+    assert loss_text(LIMITS, "# to do\n") == "is empty, and would end all 9 lines of"
+    assert loss_text(LIMITS, "[defaults]\n") == "has 1 lines in place of the 9 of"
+    full, empty = pool.folder / "full.toml", pool.folder / "empty.toml"
+    full.write_text(LIMITS)
+    empty.write_text("")
+    assert pool.run("policy", "apply", str(full)).returncode == 0
+    refused = pool.run("policy", "apply", str(empty))
+    assert refused.returncode == ExitCode.USAGE
+    assert "is empty, and would end all 9 lines of version" in refused.stderr
+    assert "--yes applies it without asking" in refused.stderr
+    assert "max_gpus_per_user" in pool.run("policy", "show").stdout
+    assert pool.run("policy", "apply", "--yes", str(empty)).returncode == 0

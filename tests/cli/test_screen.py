@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpupool.cli.lib.columns import LEASE_COLUMNS, Glyphs, bar, mini_cell
+from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, Glyphs, bar, mini_cell
 from gpupool.cli.lib.listing import print_table
-from gpupool.cli.lib.rows import PoolSnapshot, ServerRow
+from gpupool.cli.lib.rows import GpuCounts, PoolSnapshot, ServerRow, gpu_counts, gpu_rows
 from gpupool.cli.tui.keys import KEYS, Mode, UiState
-from gpupool.cli.tui.screen import chosen_row, extent, gpu_counts, quorum_counts, render, row_json
+from gpupool.cli.tui.screen import chosen_row, extent, quorum_counts, render, row_json
 
 GLYPHS = Glyphs()
 
@@ -33,14 +33,14 @@ def test_banner_says_how_the_pool_is(snapshot: PoolSnapshot) -> None:
     first, second = lines(snapshot, UiState(), 160)[:2]
     assert "gpupool lab" in first
     assert "leader server-a  term 12  quorum 3/3" in first
-    assert "GPUs 2 used  0 idle  2 other  4 in all" in first
+    assert "GPUs 2 used, 0 idle, 2 not offered, 4 in all" in first
     assert "as of now" in first
     assert "140G of 560G granted" in second
     assert "waiting 1" in second
 
 
 def test_counts(snapshot: PoolSnapshot) -> None:
-    assert gpu_counts(snapshot.view) == (2, 0, 2, 4)
+    assert gpu_counts(snapshot) == GpuCounts(used=2, idle=0, unreachable=0, other=2)
     assert quorum_counts(snapshot.view) == (3, 3)
 
 
@@ -85,6 +85,39 @@ def test_leases_and_who_waits_for_what(snapshot: PoolSnapshot) -> None:
     assert "8 x 1" in text
     assert "2 of 8 idle" in text
     assert "granted" in text
+
+
+def undrained(snapshot: PoolSnapshot) -> PoolSnapshot:
+    servers = tuple(
+        replace(s, state="idle", reason="") if s.state == "drain" else s
+        for s in snapshot.view.servers
+    )
+    return replace(snapshot, view=replace(snapshot.view, servers=servers))
+
+
+def test_gpus_that_cannot_be_reached_are_neither_idle_nor_free(snapshot: PoolSnapshot) -> None:
+    whole = undrained(snapshot)
+    assert gpu_counts(whole).text() == "2 used, 2 idle, 4 in all"
+    second = whole.view.servers[1].id
+    for lost in (
+        replace(whole, silent=frozenset({second})),
+        replace(whole, telemetry_age_s={**whole.telemetry_age_s, second: 42.0}),
+    ):
+        assert gpu_counts(lost).text() == "2 used, 0 idle, 2 unreachable, 4 in all"
+        rows = [row for row in gpu_rows(lost) if row.server.server.id == second]
+        assert {row.state for row in rows} == {"away"}
+        free = next(column for column in GPU_COLUMNS if column.title == "FREE")
+        assert {free.cell(row, GLYPHS).text for row in rows} == {"-"}
+        assert "2 unreachable" in render(lost, UiState(), 160, 40, GLYPHS).plain
+
+
+def test_a_narrow_screen_keeps_the_reason(snapshot: PoolSnapshot) -> None:
+    for width in (80, 100):
+        frame = render(snapshot, UiState(), width, 24, GLYPHS).plain
+        assert "new fan" in frame  # why server-b is drained
+        assert "2 of 8 idle" in frame  # why abcd waits
+    assert "ADDRESS" not in render(snapshot, UiState(), 80, 24, GLYPHS).plain
+    assert "ADDRESS" in render(snapshot, UiState(), 200, 24, GLYPHS).plain
 
 
 def test_lost_quorum_is_a_red_sentence_and_dims_the_rest(minority: PoolSnapshot) -> None:

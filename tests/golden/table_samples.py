@@ -310,6 +310,16 @@ def gpus_drained() -> list[Command]:
     ]
 
 
+def tokens_for_several() -> list[Command]:
+    """Return how a token lets two servers in, a third is refused, and a token is renewed."""
+    token = TokenId("several")
+    made = commands.CreateToken(token, TokenKind.SERVER, "root", bytes(32), FAR, "root", 2)
+    servers = [ServerId(f"{letter}" * 12) for letter in "def"]
+    joins = [commands.JoinServer(s, f"gpu-{s[0]}", f"{s[0]}:1", False, token) for s in servers]
+    later = Milliseconds(FAR + 1)
+    return [made, *joins, joins[0], commands.RenewToken(token, later, "root")]
+
+
 class Script:
     """A table, and what its commands answered."""
 
@@ -356,6 +366,13 @@ def scripts() -> list[Script]:
     pool.keep("of the second CA")
     pool.run(gpus_drained())
     pool.keep("with a drained GPU")
+    up = commands.ServerUp(
+        A, Incarnation(3), "a:7471", "0.1.2", "580.2", "13.0", gpus_of("a"), alerts=True
+    )
+    pool.run([up])
+    pool.keep("of a server with alerts")
+    pool.run(tokens_for_several())
+    pool.keep("of a token for several")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))

@@ -52,6 +52,8 @@ def differences(recorded: Any, found: Any, place: str) -> list[str]:
         ours, theirs = cast("list[Any]", recorded), cast("list[Any]", found)
         if name in ("events", "acts") and kinds_of(ours) != kinds_of(theirs):
             return [f"{place} are {kinds_of(theirs)}, and were {kinds_of(ours)}"]
+        if name == "counters":
+            return differences(dict(ours), dict(theirs), place)
         if len(ours) != len(theirs):
             return [f"{place} has {len(theirs)} items, and had {len(ours)}"]
         return [

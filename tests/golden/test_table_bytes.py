@@ -78,6 +78,8 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table clock set",
         "table of two CAs",
         "table with a drained GPU",
+        "table of a server with alerts",
+        "table of a token for several",
         SOON,
         *RECORDING,
     ):

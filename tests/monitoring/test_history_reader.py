@@ -192,3 +192,20 @@ def test_the_coarsest_tier_with_enough_points_that_reaches_back_is_read() -> Non
     assert tier_for(3600, begun, 6 * day) is TIERS[1]
     assert tier_for(3600, begun, day) is TIERS[2]
     assert tier_for(3600, {"10s": 50, "1m": 0, "1h": 0}, 0) is TIERS[0]  # it has just begun
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 2**64 - 1, -1])
+@pytest.mark.parametrize("of", ["server", "sums", "lease"])
+def test_numbers_that_no_time_has_do_no_harm(folder: Path, of: str, number: int) -> None:
+    """The observer must not end because of what somebody asks."""
+    plain = HistoryQuery(
+        of,
+        "" if of == "sums" else "busy",
+        str(number),
+        Milliseconds(1000 * T0),
+        Milliseconds(1000 * T0 + 60_000),
+    )
+    for change in ("since", "until", "after", "points_max"):
+        page = read_history(folder, replace(plain, **{change: number}))  # type: ignore[arg-type]
+        to_frame(HistoryAnswered(1, page))
+        assert all(each.key == "" for each in page.sums)

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.monitoring import samples
 from tests.monitoring.records import record, write
 
 from gpupool.cli.server.lease_file import monitoring_folder
 from gpupool.monitoring import observer_link
 from gpupool.monitoring.observer_link import AWAY, ObserverLink
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
+from gpupool.pool.history_query import HistoryPage, HistoryQuery
+from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.record_query import RecordPage, RecordQuery
 
@@ -223,5 +226,35 @@ def test_a_database_that_another_process_reads_stays_writable(tmp_path: Path) ->
             assert list((await newest(link, 29)).records) == records
             assert reader.execute("SELECT count(*) FROM record").fetchone() == (5,)
             reader.close()
+
+    trio.run(main)
+
+
+def test_samples_become_history_that_it_answers(tmp_path: Path) -> None:
+    state = samples.table(gpus=2, leases=3)
+    query = HistoryQuery(
+        "server",
+        "busy",
+        since=Milliseconds(samples.START_MS - 60_000),
+        until=Milliseconds(samples.START_MS + 60_000),
+    )
+
+    async def main() -> None:
+        away = ObserverLink(monitoring_folder(tmp_path), lambda: state, LOG)
+        nothing = await away.answer(query)
+        assert isinstance(nothing, HistoryPage)
+        assert nothing.problem
+        async with observed(tmp_path, state) as link:
+            for second in range(25):
+                link.add_sample(samples.sample(state, samples.START_MS + 1000 * second))
+            with trio.fail_after(30):
+                while True:
+                    page = await link.answer(query)
+                    assert isinstance(page, HistoryPage)
+                    if page.series and len(page.series[0].points) == 2:
+                        break
+                    await trio.sleep(0.05)
+            assert [series.label for series in page.series] == ["GPU 0", "GPU 1"]
+            assert page.series[0].points[0][1:] == (5000, 10, 500)
 
     trio.run(main)

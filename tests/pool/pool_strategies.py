@@ -235,6 +235,13 @@ commands = st.one_of(
         secret_hash=st.sampled_from([bytes(32), b"short"]),
         expires_at=st.sampled_from([0, 10**6, 10**9]).map(Milliseconds),
         by=REASONS,
+        uses=st.sampled_from([1, 2, 0]),
+    ),
+    st.builds(
+        c.RenewToken,
+        token=st.sampled_from([*TOKENS.values(), TokenId("none")]),
+        expires_at=st.sampled_from([0, 10**6, 10**9]).map(Milliseconds),
+        by=REASONS,
     ),
     st.builds(c.RevokeToken, token=st.sampled_from([TOKENS["bob"], TokenId("none")]), by=REASONS),
     st.builds(c.CreatePool, cluster_id=st.just("other"), name=REASONS, data_encryption=REASONS),

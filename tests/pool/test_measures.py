@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpupool.pool.measures import Measures
+from gpupool.pool.measures import RESULTS, Measures
 from gpupool.pool.telemetry import HISTOGRAMS
 
 
@@ -16,6 +16,27 @@ def test_a_value_lies_in_the_first_bucket_that_bounds_it(value: float, bucket: i
     (found,) = measures.histograms().values()
     assert [at for at, count in enumerate(found.counts) if count] == [bucket]
     assert found.sum == max(value, 0.0)
+
+
+def test_claims_are_counted_by_result() -> None:
+    measures = Measures()
+    for kind in ("", "busy", "conflict", "no-quorum", "of-a-newer-program"):
+        measures.claimed(kind, 0.001)
+    assert measures.counters == {
+        "grants_granted": 1,
+        "grants_busy": 2,
+        "grants_no-quorum": 1,
+        "grants_denied": 1,
+    }
+    assert sum(measures.histograms()["grant_duration_seconds"].counts) == 1
+    assert {f"grants_{each}" for each in RESULTS} >= set(measures.counters)
+
+
+def test_each_label_has_buckets_of_its_own() -> None:
+    measures = Measures()
+    measures.observe("session_rtt_seconds", 0.001, "tcp")
+    measures.observe("session_rtt_seconds", 0.001, "tls")
+    assert set(measures.histograms()) == {"session_rtt_seconds:tcp", "session_rtt_seconds:tls"}
 
 
 def test_histograms_are_those_that_have_values_and_counters_grow() -> None:

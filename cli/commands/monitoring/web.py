@@ -41,8 +41,8 @@ def command(credentials: str | None, port: int | None, no_browser: bool, readonl
     async def serve() -> None:
         import trio
 
-        from gpupool.monitoring.web.app import make_app
         from gpupool.monitoring.web.gate import LocalGate
+        from gpupool.monitoring.web.page_app import make_app
         from gpupool.monitoring.web.pool_source import ClientSource
         from gpupool.monitoring.web.serving import serve_page
 

@@ -80,7 +80,7 @@ class Chart extends HTMLElement {
       cursor: { y: false, points: { size: 7 }, sync: this.value.sync ? { key: this.value.sync } : undefined, drag: { x: true, y: false } },
       legend: { live: true, markers: { width: 2, fill: (plot, at) => tone(this.value.series[at - 1].tone ?? at - 1) } },
       scales: { y: { range: (_, low, high) => [Math.min(0, low || 0), this.value.max || Math.max(1, (high || 0) * 1.15)] } },
-      axes: [{ ...axis, space: 90, grid: { show: false }, values: (_, list) => list.map((ts, i) => moment(ts * 1000, list[list.length - 1] - list[0])) }, { ...axis, size: 52, values: (_, list) => list.map((each) => number(each)) }],
+      axes: [{ ...axis, space: 90, grid: { show: false }, values: (_, list) => list.map((ts, i) => moment(ts * 1000, list[list.length - 1] - list[0])) }, { ...axis, size: 52, values: (_, list, at, room, step) => list.map((each) => number(each, step >= 1 ? 0 : step >= 0.1 ? 1 : 2)) }],
       series: [
         { label: "Time", value: (_, ts) => (known(ts) ? clock(ts * 1000) : "–") },
         ...this.value.series.map((each, i) => ({

@@ -68,7 +68,7 @@ export function layout(servers, gpus, width) {
   const fit_ = Math.max(1, Math.floor((width + between) / (widest * (wide + gap) - gap + between)));
   const columns = Math.min(filled, fit_);
   const room = (width + between) / columns - between;
-  const cellWidth = Math.max(4, Math.min(150, Math.floor((room + gap) / widest - gap)));
+  const cellWidth = Math.max(4, Math.min(260, Math.floor((room + gap) / widest - gap)));
   const blockWidth = widest * (cellWidth + gap) - gap;
   const across = Math.max(1, Math.floor((width + between) / (blockWidth + between)));
   const head = names ? 22 : 0;
@@ -116,7 +116,9 @@ class Heat extends HTMLElement {
   }
 
   set data(value) {
+    const old = this.value;
     this.value = value;
+    if (old && old.servers === value.servers && old.gpus === value.gpus && old.metric === value.metric) return;
     if (this.canvas) this.draw();
     else queueMicrotask(() => this.canvas && this.draw());
   }
@@ -139,7 +141,9 @@ class Heat extends HTMLElement {
       this.canvas.style.height = `${height}px`;
     }
     const busy = METRICS[metric];
-    const mean = places.length ? places.reduce((sum, { i }) => sum + (busy.share(this.gpu(i)) || 0), 0) / places.length : 0;
+    const seen = places.map(({ i }) => this.gpu(i));
+    const shares = seen.map(busy.share);
+    const mean = places.length ? shares.reduce((sum, each) => sum + (each || 0), 0) / places.length : 0;
     this.canvas.setAttribute("aria-label", `${plural(places.length, "GPU", "GPUs")} by ${busy.title.toLowerCase()}, mean ${percent(mean * 100)}. Arrow keys choose one, Enter opens it.`);
     const ctx = this.canvas.getContext("2d");
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
@@ -155,7 +159,20 @@ class Heat extends HTMLElement {
       ctx.fillText(fit(ctx, words, room), x, y - 4);
     }
     const radius = cellWidth > 20 ? 5 : cellWidth > 9 ? 2 : 1;
-    places.forEach(({ i, x, y }, at) => this.cell(ctx, i, x, y, cellWidth, tall, radius, at === this.chosen, font));
+    const small = cellWidth < 34 && radius < 5;
+    let last = "";
+    places.forEach(({ i, x, y }, at) => {
+      const server = servers[gpus.server[i]];
+      if (small && !server.stale && server.state !== "drain" && !gpus.fault[i] && !gpus.drain[i] && at !== this.chosen && shares[at] !== null) {
+        // Thousands of plain cells: one call for each.
+        const { fill } = colour(shares[at], busy.warm);
+        if (fill !== last) ctx.fillStyle = last = fill;
+        ctx.fillRect(x, y, cellWidth, tall);
+        return;
+      }
+      last = "";
+      this.cell(ctx, i, x, y, cellWidth, tall, radius, at === this.chosen, font);
+    });
   }
 
   gpu(i) {
@@ -176,13 +193,15 @@ class Heat extends HTMLElement {
     const old = server.stale || server.state === "down";
     if (old || gpus.fault[i]) hatch(ctx, x, y, width, height, radius, colours, old);
     if (gpus.fault[i]) outline(ctx, x, y, width, height, radius, colours.fail, 2);
-    else if (server.state === "drain") outline(ctx, x, y, width, height, radius, colours.warn, width > 12 ? 2 : 1);
+    else if (server.state === "drain" || (gpus.drain && gpus.drain[i])) outline(ctx, x, y, width, height, radius, colours.warn, width > 12 ? 2 : 1);
     if (chosen) outline(ctx, x, y, width, height, radius, colours.text, 2);
     if (width >= 34 && height >= 26) {
       ctx.fillStyle = old || !step ? colours.name : step.light ? (dark() ? colours.on : colours.text) : dark() ? colours.text : colours.on;
       ctx.font = `600 13px ${font}`;
       ctx.textAlign = "center";
-      if (!gpus.fault[i]) ctx.fillText(fit(ctx, METRICS[metric].text(gpu), width - 6), x + width / 2, y + height / 2);
+      const words = METRICS[metric].text(gpu);
+      const short = ctx.measureText(words).width <= width - 6 ? words : words.replace(/ .*/, "");
+      if (!gpus.fault[i] && ctx.measureText(short).width <= width - 4) ctx.fillText(short, x + width / 2, y + height / 2);
       ctx.textAlign = "left";
     }
   }

@@ -99,6 +99,7 @@ function gate() {
 
 function draw() {
   frame = 0;
+  document.getElementById("first")?.remove();
   if (store.stranger || (store.refusal && !store.live.v)) {
     render(gate(), root);
     return;

@@ -96,7 +96,7 @@ export function panel(title, content, { aside, right, footer, width = "", flush 
       ${aside ? html`<p>${aside}</p>` : nothing} ${right ? html`<div class="right">${right}</div>` : nothing}
     </header>
     <div class=${flush ? "flush" : "body"}>${content}</div>
-    ${footer ? html`<footer>${footer}</footer>` : nothing}
+    ${footer && footer !== nothing ? html`<footer>${footer}</footer>` : nothing}
   </section>`;
 }
 
@@ -170,7 +170,9 @@ export function arrange(list, columns, { text, sort = "", size = PAGE_ROWS, pref
   return { found, by, page, pages, shown: found.slice((page - 1) * size, page * size) };
 }
 
-/** A real table. Columns: key, title, cell(row), sort(row), num, narrow (hidden when it is narrow). */
+const hidden = (column) => (column.wide ? "hide-medium hide-narrow" : column.narrow ? "hide-narrow" : "");
+
+/** A real table. Columns: key, title, cell(row), sort(row), num, narrow and wide (hidden without room). */
 export function dataTable(caption, list, columns, options = {}) {
   const shownColumns = columns.filter(Boolean);
   const prefix = options.prefix || "";
@@ -183,7 +185,7 @@ export function dataTable(caption, list, columns, options = {}) {
   const head = (column) => {
     const down = by === `-${column.key}`;
     const sorted = down || by === column.key;
-    return html`<th scope="col" class="${column.num ? "num" : ""} ${column.narrow ? "hide-narrow" : ""}"
+    return html`<th scope="col" class="${column.num ? "num" : ""} ${hidden(column)}"
       aria-sort=${sorted ? (down ? "descending" : "ascending") : nothing}>
       ${column.sort
         ? html`<button type="button" @click=${() => pick(column)}>${column.title}<span aria-hidden="true">${sorted ? (down ? "↓" : "↑") : ""}</span></button>`
@@ -201,11 +203,11 @@ export function dataTable(caption, list, columns, options = {}) {
         ${shown.map(
           (row) => html`<tr class=${options.dead && options.dead(row) ? "dead" : ""}>
             ${shownColumns.map(
-              (column) => html`<td class="${column.num ? "num" : ""} ${column.narrow ? "hide-narrow" : ""} ${column.cut ? "cut" : ""}">${column.cell(row)}</td>`,
+              (column) => html`<td class="${column.num ? "num" : ""} ${hidden(column)} ${column.cut ? "cut" : ""}">${column.cell(row)}</td>`,
             )}
           </tr>`,
         )}
-        ${options.total && page === pages ? html`<tr class="total">${shownColumns.map((column) => html`<td class="${column.num ? "num" : ""} ${column.narrow ? "hide-narrow" : ""}">${column.total ? column.total(options.total) : ""}</td>`)}</tr>` : nothing}
+        ${options.total && page === pages ? html`<tr class="total">${shownColumns.map((column) => html`<td class="${column.num ? "num" : ""} ${hidden(column)}">${column.total ? column.total(options.total) : ""}</td>`)}</tr>` : nothing}
       </tbody>
     </table>
     ${pages > 1

@@ -55,9 +55,16 @@ export function table(name, document = "live") {
   return store[document].tables[name] || { n: 0, cols: {} };
 }
 
-/** The rows of a table as objects; columns that are not there are undefined. */
+const made = new WeakMap();
+
+/** The rows of a table as objects, the same ones until the table changes. */
 export function rows(name, document = "live") {
-  const { n, cols } = table(name, document);
+  const found = table(name, document);
+  if (!made.has(found)) made.set(found, rowsOf(found));
+  return made.get(found);
+}
+
+function rowsOf({ n, cols }) {
   const names = Object.keys(cols);
   const found = new Array(n);
   for (let i = 0; i < n; i++) {

@@ -14,7 +14,8 @@ answer and the rights: see ``declaration``. The drawing of it all::
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
                  Subscribe                                Done
-    orders       CreateToken, RevokeToken, EndLease       Done
+    orders       CreateToken, RevokeToken, RenewToken     Done
+                 EndLease
                  RemoveServer, DrainServer, DrainGpu,
                  LabelServer, SetClock, RotateCa,
                  RetireCa                                 Done
@@ -113,6 +114,7 @@ from gpupool.remoting.protocol.messages.orders import (
     LabelServer,
     Order,
     RemoveServer,
+    RenewToken,
     RetireCa,
     RevokeToken,
     RotateCa,

@@ -1,9 +1,10 @@
 """The messages that show the pool: views, telemetry, tokens, the audit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
@@ -72,6 +73,8 @@ class TokenView:
     expires_at: Milliseconds
     created_by: str
     state: str  # a ``TokenState``; a newer server may know more of them
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
+    used: int = field(default=0, metadata=OPTIONAL)  # servers that one for several has let in
 
 
 @message(137)

@@ -18,7 +18,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.codec import OPTIONAL
-from gpupool.pool.model.ids import ServerId, TokenId
+from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol.messages.declaration import (
     Answer,
@@ -94,6 +94,8 @@ class Welcome(Answer):
     members: tuple[Member, ...]
     ca_pem: bytes = field(default=b"", metadata=OPTIONAL)
     """The CAs that are trusted, the one that signs last; empty when there was never another one."""
+    expires_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
+    """When the token expires, if that is soon; 0 if it is not."""
 
 
 @message(130)

@@ -6,6 +6,7 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
 
     order           command           names a server     numbered
     CreateToken     CreateToken       no                 no: its token id makes it idempotent
+    RenewToken      RenewToken        no                 no: done twice, it does the same
     RevokeToken     RevokeToken       no                 no: done twice, it does the same
     RemoveServer    RemoveServer      yes                no: done twice, it does the same
     DrainServer     DrainServer       yes                yes: another order undoes it
@@ -18,14 +19,15 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
 ``RotateCa`` is no order: its server makes a key, and gives it to others, before it proposes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from gpupool.pool.errors import DeniedError, UsageError
 from gpupool.pool.model import commands
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId, lease_name
-from gpupool.pool.model.state import TokenKind
+from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
@@ -93,11 +95,15 @@ class CreateToken(Order):
     user: str
     secret_hash: bytes
     valid_s: float
+    uses: int = field(default=1, metadata=OPTIONAL)  # servers that a server token lets in
 
     def check(self) -> None:
-        """Refuse a validity that is empty or too long."""
-        if not 0 < self.valid_s <= TOKEN_VALID_MAX_S:
-            raise UsageError("a token is valid for more than 0 s and at most 10 years")
+        """Refuse a validity that is empty or too long, and uses that make no sense."""
+        _check_valid(self.valid_s)
+        if not 1 <= self.uses <= TOKEN_USES_MAX or (
+            self.uses > 1 and self.kind is not TokenKind.SERVER
+        ):
+            raise UsageError(f"a server token lets in 1 to {TOKEN_USES_MAX} servers, others none")
 
     def command(self, issue: Issue) -> Command:
         """Return the command; the validity begins now, by the clock of this server."""
@@ -108,12 +114,40 @@ class CreateToken(Order):
             secret_hash=self.secret_hash,
             expires_at=Milliseconds(issue.at + int(self.valid_s * 1000)),
             by=issue.by,
+            uses=self.uses,
         )
 
     def outcome(self, note: str) -> str:
         """Return that the token is good."""
         del note
         return f"token {self.token} is registered"
+
+
+def _check_valid(valid_s: float) -> None:
+    if not 0 < valid_s <= TOKEN_VALID_MAX_S:
+        raise UsageError("a token is valid for more than 0 s and at most 10 years")
+
+
+@message(61, answered_by=Done, rights=Rights.OPERATOR)
+class RenewToken(Order):
+    """Let a token be good for so long from now on."""
+
+    token: TokenId
+    valid_s: float
+
+    def check(self) -> None:
+        """Refuse a validity that is empty or too long."""
+        _check_valid(self.valid_s)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command; the validity begins now, by the clock of this server."""
+        expires_at = Milliseconds(issue.at + int(self.valid_s * 1000))
+        return commands.RenewToken(self.token, expires_at, issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return that the token is good again."""
+        del note
+        return f"token {self.token} is renewed"
 
 
 @message(49, answered_by=Done, rights=Rights.OPERATOR)

@@ -11,10 +11,10 @@ import pytest
 from tests.asgi_client import Answer, Client
 from tests.fake_web_pool import GIB, HOSTILE, FakePool
 
-from gpupool.monitoring.web.app import make_app
 from gpupool.monitoring.web.gate import LocalGate
 from gpupool.monitoring.web.live_book import Book, Document
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.page_app import make_app
 from gpupool.remoting.protocol import messages as m
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,6 +134,7 @@ async def test_every_answer_has_the_headers_that_keep_others_out(page: Page) -> 
         headers = (await page.client.get(path)).headers
         policy = headers["content-security-policy"]
         assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert policy.startswith("default-src 'none'")
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
         assert headers["referrer-policy"] == "no-referrer"
@@ -150,6 +151,13 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(page: Page) -> None
         "/static/main.js", headers={"if-none-match": first.headers["etag"]}
     )
     assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_a_page_that_the_browser_has_keeps_its_policy(page: Page) -> None:
+    first = await page.client.get("/")
+    again = await page.client.get("/", headers={"if-none-match": first.headers["etag"]})
+    name = "content-security-policy"  # a browser puts the headers of a 304 in the place of its own
+    assert again.status_code == 304 and again.headers[name] == first.headers[name]
 
 
 # --- what changes ---------------------------------------------------------------------------------
@@ -177,7 +185,7 @@ async def test_what_does_not_change_is_not_sent(page: Page) -> None:
     pool.time_s += 2
     answer = await page.get(f"live?since={first['v']}")
     changed = {t for part in answer["tables"].values() for t in (*part["cols"], *part["at"])}
-    assert "busy" in changed and not changed & {"name", "model", "capacity", "address", "labels"}
+    assert "busy" in changed and not changed & {"name", "model", "capacity", "labels"}
 
 
 async def test_a_version_of_another_run_gets_the_whole_document(page: Page) -> None:
@@ -250,6 +258,7 @@ def test_the_sentence_of_a_pool_that_is_well_names_its_size(pool: FakePool) -> N
 
 def test_rates_come_from_counters_and_are_unknown_at_first(pool: FakePool) -> None:
     memory = Memory()
+    leases: dict[str, list[object]] = {}
     for step in range(5):
         pool.time_s = 100.0 + step
         moment = Moment(pool.latest(), pool.now())  # pyright: ignore[reportArgumentType]
@@ -360,12 +369,28 @@ async def test_the_last_hour_is_there_for_charts(page: Page) -> None:
     for _ in range(5):
         page.pool.time_s += 5
         await page.get("live")
-    server = page.pool.latest().view.servers[0].id  # pyright: ignore[reportOptionalMemberAccess]
-    for where in ("", f"&server={server}", f"&server={server}&gpu=1"):
+    for where in ("", "&server=node-0", "&server=node-0&gpu=1"):
         told = await page.get(f"recent?metrics=busy,power{where}")
         assert len(told["t"]) == 5 and told["t"][1] - told["t"][0] == 5000
         assert all(each is not None for each in told["series"]["power"])
     assert (await page.client.get("/api/v1/recent?metrics=secret")).status_code == 400
+
+
+async def test_what_servers_have_kept_is_told_by_the_words_of_gpupool_history(page: Page) -> None:
+    day = "since=1795300000000&until=1795370400000"
+    told = await page.get(f"history?of=node-1&metric=power&{day}")
+    assert told["title"] == "node-1" and told["unit"] == "W" and "busy" in told["metrics"]
+    [line] = told["lines"]
+    assert len(line["t"]) == len(line["values"]) > 200
+    assert "granted" in (await page.get(f"history?{day}"))["metrics"]
+    for wrong in (
+        "of=node-1&metric=x",
+        "since=5&until=4",
+        "since=x",
+        "of=" + "x" * 300,
+    ):
+        answer = await page.client.get(f"/api/v1/history?{day}&{wrong}")
+        assert answer.status_code == 400, wrong
 
 
 async def test_audit_and_policy_are_told(page: Page) -> None:

@@ -1,5 +1,7 @@
 """Everything read from the network or a paste: whole round trips, and refusals of all else."""
 
+import base64
+import hashlib
 import os
 import stat
 import struct
@@ -30,7 +32,7 @@ from gpupool.remoting.client.credentials import (
     save_credentials,
 )
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.protocol.connection import Connection, End, Phase
 from gpupool.remoting.protocol.framing import (
     REQUEST_SIZE_MAX,
@@ -40,7 +42,7 @@ from gpupool.remoting.protocol.framing import (
     frame_bytes,
     load,
 )
-from gpupool.remoting.protocol.token_text import TokenText, format_token, parse_token
+from gpupool.remoting.protocol.token_text import TokenText, format_token, new_token, parse_token
 from gpupool.remoting.server.router import client_hello_name, route
 
 PLAIN = st.recursive(
@@ -290,6 +292,34 @@ def test_tokens_survive_a_paste(token: TokenText) -> None:
     assert parse_token(f"  {text[:50]}\n {text[50:].upper()}\n") == token
     assert text.isascii()
     assert " " not in text
+
+
+@pytest.mark.parametrize("kind", TokenKind)
+def test_a_short_token_comes_back(kind: TokenKind) -> None:
+    host = Address("gpu-server-01.example.internal", PORT_DEFAULT)
+    for address in (host, Address("2001:db8::10", 7999), Address("10.0.0.1", PORT_DEFAULT)):
+        token = new_token(kind, bytes(range(16)), bytes(range(32)), (address, *ADDRESSES))
+        text = format_token(token)
+        assert len(text) < 120
+        assert parse_token(text.upper().replace("GPUPOOL", "gpupool")) == token
+        assert token.addresses == (address,)  # which knows the others
+        assert token.ca_sha256 == bytes(range(16))
+        assert "0102" not in repr(token)
+
+
+def test_a_short_token_that_is_cut_or_makes_no_sense() -> None:
+    token = new_token(TokenKind.USER, bytes(16), bytes(16), ADDRESSES)
+    for body in (
+        b"\x21" + bytes(32),
+        b"\x2f" + bytes(32) + b"\x01a",
+        b"\x21" + bytes(32) + b"\x09a",
+    ):
+        data = hashlib.sha256(body).digest()[:4] + body
+        text = "gpupool-" + base64.b32encode(data).decode().rstrip("=").lower()
+        with pytest.raises(AuthenticationError, match="malformed"):
+            parse_token(text)
+    with pytest.raises(AuthenticationError, match="damaged"):
+        parse_token(format_token(token)[:-2])
 
 
 @given(st.data())

@@ -44,6 +44,10 @@ async def test_view_and_telemetry(autojump_clock: Clock, nursery: trio.Nursery) 
         assert sorted(s.state for s in view.servers) == ["idle", "idle", "mix"]
         telemetry = await pool.telemetry()
         assert set(telemetry) == {node.id for node in cluster.nodes}
+        counted = [each.counters.get("grants_granted", 0) for each in telemetry.values()]
+        assert sorted(counted) == [0, 0, 1]  # by the server that was asked for it
+        (granting,) = [each for each in telemetry.values() if "grants_granted" in each.counters]
+        assert sum(granting.histograms["grant_duration_seconds"].counts) == 1
 
 
 async def test_updates_go_on_when_servers_come_and_go(

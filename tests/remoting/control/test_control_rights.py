@@ -64,6 +64,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.EndLease(hold.lease, "over"),
         m.CreateToken(TokenId("new"), TokenKind.OPERATOR, "eve", bytes(32), 60.0),
         m.RevokeToken(TokenId("none")),
+        m.RenewToken(TokenId("none"), 60.0),
         m.ListTokens(),
         m.RemoveServer("nobody"),
         m.DrainServer("gpu-1", None),

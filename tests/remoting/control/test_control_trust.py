@@ -487,7 +487,7 @@ async def logged(caplog: pytest.LogCaptureFixture, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", r"not a gpupool connection: it begins with b'GET / HT'"),
+        (b"GET / HTTP/1.1\r\n\r\n", r"not a gpupool connection: it begins with \"GET / HT\""),
         (b"", "timed out"),
         (b"g", "timed out"),
         (b"\x16\x03\x01", "timed out"),

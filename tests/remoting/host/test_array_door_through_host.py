@@ -14,6 +14,7 @@ import pytest
 import trio
 from host_kit import GIB, HostKit, MakeHost
 
+from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Lease
 from gpupool.remoting.protocol import handshake
@@ -118,7 +119,8 @@ async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryp
     def encryption_of(_lease: LeaseId) -> str:
         return encryption.replace("unix", "tls")
 
-    kit = await make_host(doors=DOORS, data_encryption=encryption_of)
+    measures = Measures()
+    kit = await make_host(doors=DOORS, data_encryption=encryption_of, measures=measures)
     agent = Agent(kit, kit.lease(memory=64 * MIB), encryption)
     kit.nursery.start_soon(agent.run)
     done = await run_program(
@@ -148,6 +150,11 @@ async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryp
     assert session.waits is not None
     assert 4 <= session.waits < session.calls  # the three printed values, and the download
     assert session.wait_us
+    counted = {"worker_start_seconds"}
+    if encryption != "unix":
+        counted.add(f"session_rtt_seconds:{session.transport}")
+    assert set(measures.histograms()) == counted
+    assert measures.counters["workers_serving"] == 0
     assert kit.host.budget.used_on(kit.host.gpus()[0].id) == 0
 
 

@@ -1,6 +1,5 @@
 // What the pool is made of, who looks, and the keys of this page.
 
-import { full } from "../format.js";
 import { html, pairs, panel } from "../parts.js";
 import { pool, rows, viewer } from "../store.js";
 
@@ -9,7 +8,7 @@ export const view = () => {
   const servers = rows("servers");
   const count = (name) => Object.entries(servers.reduce((all, each) => ({ ...all, [each[name] || "–"]: (all[each[name] || "–"] || 0) + 1 }), {})).map(([word, n]) => `${word} (${n})`).join(", ");
   return html`<div class="grid">
-    ${panel("Pool", pairs([["Name", pool().name], ["Cluster", html`<span class="mono">${pool().cluster}</span>`], ["Leader", pool().leader], ["Voters", pool().voters], ["Term", pool().term], ["Elections seen", pool().elections], ["Policy", pool().policy ? `version ${pool().policy}` : "none"], ["Encryption of data", pool().encryption], ["Lease records", pool().records], ["Newest member", full(Math.max(0, ...servers.map((each) => each.joined)))]]), { width: "w6" })}
+    ${panel("Pool", pairs([["Name", pool().name], ["Cluster", html`<span class="mono">${pool().cluster}</span>`], ["Leader", pool().leader], ["Voters", pool().voters], ["Term", pool().term], ["Elections seen", pool().elections], ["Policy", pool().policy ? `version ${pool().policy}` : "none"], ["Encryption of data", pool().encryption], ["Lease records", pool().records]]), { width: "w6" })}
     ${panel("Versions", pairs([["gpupool", count("version")], ["Driver", count("driver")], ["CUDA", count("cuda")]]), { width: "w6" })}
     ${panel("You", pairs([["User", viewer().user], ["Rights", viewer().operator ? "operator: may end any lease and drain servers" : "user: may end own leases"], ["This page", viewer().readonly ? "changes nothing" : "may give these orders"]]), { width: "w6" })}
     ${panel("Keys", html`<dl class="pairs">

@@ -19,11 +19,11 @@ export function enter([name, index]) {
   detail.key = key;
   detail.data = null;
   return async () => {
-    const server = rows("servers").find((each) => each.name === name || each.id === name);
+    const server = rows("servers").find((each) => each.name === name);
     if (!server) return;
-    charts = charts || recent({ server: server.id, gpu: index, metrics: "busy,granted,temperature,power" });
+    charts = charts || recent({ server: server.name, gpu: index, metrics: "busy,granted,temperature,power" });
     await charts();
-    const { data } = await ask(`server/${encodeURIComponent(server.id)}`);
+    const { data } = await ask(`server/${encodeURIComponent(server.name)}`);
     if (detail.key === key) detail.data = data;
   };
 }
@@ -57,7 +57,7 @@ function one(name, index) {
   if (!gpu) return none(`There is no GPU ${index} on "${name}".`);
   const servers = rows("servers");
   const server = servers[gpu.at];
-  const leases = leasesOn((each, at) => each.id === server.id && at === gpu.index, servers);
+  const leases = leasesOn((each, at) => each.name === server.name && at === gpu.index, servers);
   const data = charts ? charts.data : { t: [], series: {} };
   const of = (metric) => data.series[metric] || [];
   const static_ = detail.data && detail.data.server.gpus.find((each) => each.index === gpu.index);
@@ -66,7 +66,7 @@ function one(name, index) {
   const xids = measured ? Object.entries(measured.xids || {}) : [];
   const some = (list) => list.some(known);
   return html`
-    <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span></div>
+    <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a></span></div>
     ${gpu.fault ? html`<p class="notice fail">${gpu.fault}. It is not granted.</p>` : nothing}
     ${gpu.stale ? html`<p class="notice fail">Its server says nothing since ${full(gpu.stale)}. What is below is the last that it said.</p>` : nothing}
     ${facts([

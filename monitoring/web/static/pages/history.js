@@ -1,38 +1,113 @@
 // Any series against any, with one cursor; the choice is in the address.
+//
+// "Live" is what this page's program has seen in the last hour. All other spans are what servers
+// have kept, by the words of "gpupool history".
 
 import { chart } from "../chart.js";
-import { full, timeZone } from "../format.js";
-import { html, none, nothing, panel, params, setParams } from "../parts.js";
-import { ask, changed, rows } from "../store.js";
+import { timeZone } from "../format.js";
+import { choice, html, none, panel, params, setParams } from "../parts.js";
+import { ask, changed, poolNow, rows } from "../store.js";
+import { missing } from "./leases.js";
 
-const METRICS = [["busy", "Busy", "%"], ["granted", "Granted", "%"], ["temperature", "Temperature", "°C"], ["power", "Power", "W"]];
+const LIVE = [["busy", "Busy", "%"], ["granted", "Granted", "%"], ["temperature", "Temperature", "°C"], ["power", "Power", "W"]];
+const SPANS = [["live", "Live", 0], ["1h", "1 h", 1], ["6h", "6 h", 6], ["24h", "24 h", 24], ["7d", "7 days", 168], ["30d", "30 days", 720], ["2y", "2 years", 17544]];
 const SERIES_MAX = 8;
-const shown = { next: 0, key: "", parts: [] };
+const WORDS = { sm: "SM activity", rtt: "Round trip", "host-memory": "Memory of the host", cpu: "Processors", lag: "Event loop late by", "link-rtt": "Round trip of links" };
+const shown = { next: 0, key: "", panels: [], metrics: [], silent: {}, problems: [], error: "" };
+
+const title = (metric) => WORDS[metric] || metric[0].toUpperCase() + metric.slice(1).replaceAll("-", " ");
+const spoken = (name) => name.replace("/", " / GPU ");
 
 function chosen() {
   const asked = params();
-  const metrics = (asked.get("m") || "busy,granted").split(",").filter((each) => METRICS.some(([name]) => name === each));
+  const span = SPANS.find(([name]) => name === asked.get("span")) || SPANS[0];
   const of = (asked.get("of") || "pool").split(",").filter(Boolean).slice(0, SERIES_MAX);
-  return { metrics, of };
+  const metrics = (asked.get("m") || "").split(",").filter(Boolean).slice(0, 6);
+  return { span, of, metrics, key: `${span[0]} ${of} ${metrics}` };
 }
 
-async function load() {
-  const { metrics, of } = chosen();
-  const key = `${metrics} ${of}`;
-  if (shown.key === key && performance.now() < shown.next) return;
-  shown.key = key;
-  shown.next = performance.now() + 5000;
+/** Lines with times of their own on one axis; where a line has no point there is a gap. */
+function joined(lines) {
+  const times = new Set();
+  for (const line of lines) {
+    line.t.forEach((t, i) => {
+      times.add(t);
+      if (i + 1 < line.t.length && line.t[i + 1] - t > 1.6 * line.step) times.add(t + line.step);
+    });
+  }
+  const axis = [...times].sort((a, b) => a - b);
+  const at = new Map(axis.map((t, i) => [t, i]));
+  const series = lines.map((line, i) => {
+    const values = new Array(axis.length).fill(lines.length > 1 ? undefined : null);
+    line.t.forEach((t, k) => {
+      values[at.get(t)] = line.values[k];
+      if (k + 1 < line.t.length && line.t[k + 1] - t > 1.6 * line.step) values[at.get(t + line.step)] = null;
+    });
+    return { label: line.title, values, tone: i, fill: lines.length === 1 };
+  });
+  return { t: axis.map((t) => t * 1000), series };
+}
+
+async function live(of, metrics) {
+  const wanted = metrics.filter((each) => LIVE.some(([name]) => name === each));
+  const names = wanted.length ? wanted : ["busy", "granted"];
   const servers = rows("servers");
   const parts = await Promise.all(of.map(async (name) => {
     const [server, gpu] = name.split("/");
     const found = servers.find((each) => each.name === server);
-    const query = new URLSearchParams({ metrics: metrics.join(",") });
-    if (name !== "pool" && !found) return { name, data: { t: [], series: {} } };
-    if (found) query.set("server", found.id);
+    if (name !== "pool" && !found) return null;
+    const query = new URLSearchParams({ metrics: names.join(",") });
+    if (found) query.set("server", found.name);
     if (gpu !== undefined) query.set("gpu", gpu);
     return { name, data: (await ask(`recent?${query}`)).data };
   }));
-  if (shown.key === key) shown.parts = parts;
+  const known = parts.filter(Boolean);
+  return {
+    metrics: LIVE.map(([name]) => name),
+    silent: {},
+    problems: known.length < of.length ? ["only the pool, servers and GPUs have live charts"] : [],
+    panels: names.map((metric) => ({
+      metric, unit: LIVE.find(([name]) => name === metric)[2], max: metric === "busy" || metric === "granted" ? 100 : 0,
+      t: known.length ? known[0].data.t : [],
+      series: known.map((part, i) => ({ label: spoken(part.name), values: part.data.series[metric] || [], tone: i, fill: known.length === 1 })),
+    })),
+  };
+}
+
+async function kept(of, metrics, hours) {
+  const until = Math.floor(poolNow() / 10000) * 10000;
+  const since = until - hours * 3600000;
+  const result = { metrics: [], silent: {}, problems: [], panels: [] };
+  for (const metric of metrics.length ? metrics : [of.length === 1 && of[0] === "pool" ? "granted" : "busy"]) {
+    const lines = [];
+    let unit = "";
+    for (const name of of) {
+      try {
+        const { data } = await ask(`history?${new URLSearchParams({ of: name.replace("/", ":"), metric, since, until })}`);
+        lines.push(...data.lines);
+        unit = data.unit;
+        result.metrics = [...new Set([...result.metrics, ...data.metrics])];
+        Object.assign(result.silent, data.silent);
+        result.problems.push(...data.problems);
+      } catch (error) {
+        result.problems.push([`${spoken(name)}: ${error.what}`, error.hint && `there is ${error.hint}`].filter(Boolean).join("; "));
+      }
+    }
+    result.panels.push({ metric, unit, max: 0, ...joined(lines.slice(0, 16)) });
+  }
+  result.problems = [...new Set(result.problems)];
+  return result;
+}
+
+async function load() {
+  const { span, of, metrics, key } = chosen();
+  if (shown.key === key && performance.now() < shown.next) return;
+  const first = shown.key !== key;
+  shown.key = key;
+  shown.next = performance.now() + (span[2] ? 30000 : 5000);
+  if (first) shown.panels = [];
+  const found = span[2] ? await kept(of, metrics, span[2]) : await live(of, metrics);
+  if (shown.key === key) Object.assign(shown, found);
   changed();
 }
 
@@ -42,50 +117,46 @@ export function enter() {
 }
 
 function csv() {
-  const { metrics } = chosen();
-  const t = (shown.parts[0] || { data: { t: [] } }).data.t;
-  const heads = ["time [UTC]"];
-  const columns = [];
-  for (const part of shown.parts) for (const metric of metrics) {
-    const [, title, unit] = METRICS.find(([name]) => name === metric);
-    heads.push(`${part.name} ${title} [${unit}]`);
-    columns.push(part.data.series[metric] || []);
-  }
-  const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
-  const lines = t.map((ms, i) => [new Date(ms).toISOString(), ...columns.map((each) => each[i] ?? "")].join(","));
+  const lines = [["metric", "series", "time [UTC]", "value", "unit"]];
+  for (const each of shown.panels) for (const series of each.series) each.t.forEach((ms, i) => {
+    if (series.values[i] !== null && series.values[i] !== undefined) lines.push([each.metric, series.label, new Date(ms).toISOString(), series.values[i], each.unit]);
+  });
+  const quoted = (text) => (/[",\r\n]/.test(String(text)) ? `"${String(text).replaceAll('"', '""')}"` : text);
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([[heads.map(quoted).join(","), ...lines].join("\r\n"), "\r\n"], { type: "text/csv" }));
+  link.href = URL.createObjectURL(new Blob([lines.map((line) => line.map(quoted).join(",")).join("\r\n"), "\r\n"], { type: "text/csv" }));
   link.download = "gpupool-charts.csv";
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 export function view() {
-  const { metrics, of } = chosen();
-  if (shown.key && shown.key !== `${metrics} ${of}`) queueMicrotask(load);
+  const { span, of, metrics, key } = chosen();
+  if (shown.key && shown.key !== key) queueMicrotask(load);
   const servers = rows("servers");
   const gpus = rows("gpus").slice(0, 600);
-  const toggle = (list, name, key, other) => {
+  const on = metrics.length ? metrics : shown.panels.map((each) => each.metric);
+  const toggle = (list, name, parameter) => {
     const next = list.includes(name) ? list.filter((each) => each !== name) : [...list, name];
-    setParams({ [key]: (next.length ? next : [other]).join(",") }, { push: true });
+    setParams({ [parameter]: next.join(",") }, { push: true });
   };
   const add = (event) => {
-    if (event.target.value) toggle(of.filter((each) => each !== event.target.value), event.target.value, "of", "pool");
+    const name = event.target.value;
     event.target.value = "";
+    if (name && !of.includes(name)) toggle(params().get("of") ? of : [], name, "of");
   };
   return html`<div class="filters">
-      <div class="choice" role="group" aria-label="What">${METRICS.map(([name, title]) => html`<button type="button" aria-pressed=${String(metrics.includes(name))} @click=${() => toggle(metrics, name, "m", "busy")}>${title}</button>`)}</div>
-      <label>Add <select @change=${add}><option value="">a server or GPU…</option><option value="pool">the whole pool</option>
+      ${choice("Time", SPANS.map(([name, words]) => [name, words]), span[0], (value) => setParams({ span: value === "live" ? "" : value }, { push: true }))}
+      <label>Of <select @change=${add}><option value="">a server or GPU…</option><option value="pool">the whole pool</option>
         ${servers.map((each) => html`<option value=${each.name}>${each.name}</option>`)}
         ${gpus.map((each) => html`<option value="${servers[each.server].name}/${each.index}">${servers[each.server].name} / GPU ${each.index}</option>`)}</select></label>
-      ${of.map((name) => html`<button type="button" aria-label="Take ${name} away" @click=${() => toggle(of, name, "of", "pool")}>${name.replace("/", " / GPU ")} <span aria-hidden="true">×</span></button>`)}
-      <span class="right"><button type="button" @click=${csv}>CSV</button></span>
+      ${of.map((name) => html`<button type="button" aria-label="Take ${spoken(name)} away" ?disabled=${of.length === 1 && name === "pool"} @click=${() => toggle(of, name, "of")}>${spoken(name)} <span aria-hidden="true">×</span></button>`)}
+      <span class="right no-print"><button type="button" @click=${csv}>CSV</button></span>
     </div>
-    ${METRICS.filter(([name]) => metrics.includes(name)).map(([metric, title, unit]) => {
-      const t = shown.parts.length ? shown.parts[0].data.t : [];
-      const series = shown.parts.map((part, i) => ({ label: part.name.replace("/", " / GPU "), values: part.data.series[metric] || [], tone: i, fill: shown.parts.length === 1 }));
-      return panel(title, series.length ? chart({ t, unit, max: unit === "%" ? 100 : 0, height: 230, sync: "history", series }) : none("Asking…"), { aside: of.length === 1 && of[0] === "pool" ? "mean of all GPUs" : "" });
-    })}
-    <p class="faint">What this page's program has seen, in steps of 5 s, for an hour at most${shown.parts.length && shown.parts[0].data.t.length ? html`; from ${full(shown.parts[0].data.t[0])}` : nothing}. Drag over a chart to zoom, double-click to see all. Times are ${timeZone() || "of your zone"}.</p>`;
+    <div class="filters"><div class="choice" role="group" aria-label="What">${shown.metrics.map((name) => html`<button type="button" aria-pressed=${String(on.includes(name))} @click=${() => toggle(on, name, "m")}>${title(name)}</button>`)}</div></div>
+    ${missing(shown)}
+    ${shown.panels.length
+      ? shown.panels.map((each) => panel(title(each.metric), each.t.length > 1 ? chart({ ...each, height: 230, sync: "history" }) : none("Nothing is known of this time.", span[2] ? "Servers keep what they measure from their start on." : "The chart begins when two readings are there."), { aside: each.unit === "%" ? "" : each.unit }))
+      : panel("Charts", none("Asking the servers…"))}
+    <p class="faint">${span[2] ? "What servers have kept, as gpupool history tells it; a gap is a gap." : "What this page's program has seen, in steps of 5 s, for an hour at most."} Drag over a chart to zoom, double-click to see all. Times are ${timeZone() || "of your zone"}.</p>`;
 }
 

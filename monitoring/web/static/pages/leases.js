@@ -59,16 +59,16 @@ export function held(list, options = {}) {
     { key: "id", title: "Lease", cell: (l) => leaseLink(l.id), sort: (l) => l.id },
     options.user ? null : { key: "user", title: "User", cell: (l) => userLink(l.user), sort: (l) => l.user },
     { key: "program", title: "Program", cut: true, cell: (l) => l.program, sort: (l) => l.program },
-    { key: "state", title: "State", cell: (l) => html`${state(l.state)} ${l.wire > LATENCY_BOUND ? html`<span class="tag warn">bound by latency</span>` : nothing}`, sort: (l) => l.state },
+    { key: "state", title: "State", cell: (l) => html`${state(l.state)} ${l.wire > LATENCY_BOUND ? html`<span class="tag warn" title="bound by latency">latency</span>` : nothing}`, sort: (l) => l.state },
     { key: "gpus", title: "GPUs", cell: (l) => places(l, servers), sort: (l) => l.parts.length },
     { key: "memory", title: "Memory", num: true, cell: (l) => size(memoryOf(l)), sort: memoryOf },
+    { key: "since", title: "Held for", num: true, cell: (l) => since(l.granted), sort: (l) => -l.granted },
     figures("used") && { key: "used", title: "Used", num: true, cell: (l) => size(l.used), sort: (l) => l.used, narrow: true },
     figures("busy") && { key: "busy", title: "Busy", num: true, cell: (l) => percent(l.busy), sort: (l) => l.busy, narrow: true },
     { key: "traffic", title: "Traffic", num: true, cell: (l) => rate(known(l.in) ? l.in + l.out : null), sort: (l) => (known(l.in) ? l.in + l.out : null), narrow: true },
-    { key: "calls", title: "Calls/s", num: true, cell: (l) => number(l.calls), sort: (l) => l.calls, narrow: true },
+    { key: "calls", title: "Calls/s", num: true, cell: (l) => number(l.calls), sort: (l) => l.calls, wide: true },
     figures("wire") && { key: "wire", title: "Wait on wire", num: true, cell: (l) => (known(l.wire) ? `${number(l.wire, 2)} s/s` : "–"), sort: (l) => l.wire, narrow: true },
-    { key: "since", title: "Held for", num: true, cell: (l) => since(l.granted), sort: (l) => -l.granted },
-    { key: "class", title: "Class", cell: (l) => (l.class ? html`<span class="tag">${l.class}</span>` : "–"), sort: (l) => l.class, narrow: true },
+    { key: "class", title: "Class", cell: (l) => (l.class ? html`<span class="tag">${l.class}</span>` : "–"), sort: (l) => l.class, wide: true },
     list.some(mayEnd) && { key: "act", title: "", cell: (l) => (mayEnd(l) ? html`<button class="plain" type="button" aria-label="End lease ${l.id}" @click=${() => endLease(l)}>End…</button>` : nothing) },
   ];
   return dataTable("Leases that are held", list, columns, { sort: "-since", text: (l) => `${l.id} ${l.user} ${l.program} ${l.client} ${l.class} ${l.department} ${l.state} ${l.parts.map(([at]) => (servers[at] ? servers[at].name : "")).join(" ")}`, empty: none("Nobody has a lease.", "gpupool run -n 1 -- python train.py takes one."), ...options });
@@ -130,7 +130,7 @@ function one(id) {
   const words = lease ? advice(lease) : [];
   return html`
     <div class="filters">${state(lease ? lease.state : "over")} ${lease && lease.wire > LATENCY_BOUND ? html`<span class="tag warn">bound by latency</span>` : nothing} <b>${shown.program}</b> <span class="muted">of ${userLink(shown.user)}</span>
-      <span class="right no-print">${lease && mayEnd(lease) ? html`<button type="button" @click=${() => endLease(lease)}>End the lease…</button>` : nothing}</span></div>
+      <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `lease:${id}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${lease && mayEnd(lease) ? html`<button type="button" @click=${() => endLease(lease)}>End the lease…</button>` : nothing}</span></div>
     ${lease && lease.reason ? html`<p class="notice">${lease.reason}</p>` : nothing}
     ${ended ? html`<p class="notice quiet">It ended ${full(first.ended)}: ${first.reason}.</p>` : nothing}
     ${lease

@@ -58,17 +58,19 @@ function figures(servers, gpus) {
   ]);
 }
 
+// What a map may be coloured by only where it is measured.
+const NEEDS = { wire: "wire", temperature: "temperature", memory: "used" };
+
 function heatMap(servers, gpus) {
   const asked = params();
   const metric = METRICS[asked.get("by")] ? asked.get("by") : "busy";
   const kind = METRICS[metric];
   const asTable = asked.get("as") === "table";
-  const wires = gpus.wire.some(known);
-  const options = Object.entries(METRICS).filter(([name]) => name !== "wire" || wires).map(([name, each]) => [name, each.title]);
+  const options = Object.entries(METRICS).filter(([name]) => !NEEDS[name] || gpus[NEEDS[name]].some(known)).map(([name, each]) => [name, each.title]);
   const right = html`${choice("Colour by", options, metric, (value) => setParams({ by: value === "busy" ? "" : value }))}
     ${choice("Show as", [["map", "Map"], ["table", "Table"]], asTable ? "table" : "map", (value) => setParams({ as: value === "map" ? "" : value }))}`;
   const anyDead = servers.some((each) => each.stale);
-  const anyDrained = servers.some((each) => each.state === "drain");
+  const anyDrained = servers.some((each) => each.state === "drain") || gpus.drain.some(Boolean);
   const body = asTable
     ? gpuTable(servers)
     : html`<gp-heat .data=${{ servers, gpus, metric }}></gp-heat>
@@ -116,7 +118,7 @@ function top() {
   const list = (week.rows || []).slice(0, 6);
   const most = Math.max(0.001, ...list.map((row) => row.gpu_hours));
   const body = week.rows === null ? none("Asking the servers…") : list.length
-    ? html`<ul class="list">${list.map((row) => html`<li><div>${userLink(row.key || "–")}</div><div>${bar([[(100 * row.gpu_hours) / most, "a"]])}</div><span class="end">${number(row.gpu_hours, 1)} h</span></li>`)}</ul>`
+    ? html`<ul class="list">${list.map((row) => html`<li><div>${userLink(row.key || "–")}</div><div>${bar([[(100 * row.gpu_hours) / most, "a"]])}</div><span class="end">${number(row.gpu_hours, row.gpu_hours < 1 ? 3 : 1)} h</span></li>`)}</ul>`
     : none("No lease in the last seven days.");
   return panel("GPU-hours of the week", body, { width: "w4", flush: true, footer: html`<a href="/usage">Usage reports</a>` });
 }

@@ -14,16 +14,16 @@ const detail = { name: "", data: null };
 export function enter([name]) {
   needs = name ? ["work"] : [];
   if (!name) return null;
-  const server = () => rows("servers").find((each) => each.name === name || each.id === name);
+  const server = () => rows("servers").find((each) => each.name === name);
   detail.name = name;
   detail.data = null;
   charts = null;
   return async () => {
     const found = server();
     if (!found) return;
-    charts = charts || recent({ server: found.id, metrics: "busy,granted,temperature,power" });
+    charts = charts || recent({ server: found.name, metrics: "busy,granted,temperature,power" });
     await charts();
-    const { data } = await ask(`server/${encodeURIComponent(found.id)}`);
+    const { data } = await ask(`server/${encodeURIComponent(found.name)}`);
     if (detail.name === name) detail.data = data;
   };
 }
@@ -39,7 +39,7 @@ export function withGpus() {
   });
 }
 
-const words = (s) => [s.name, s.address, s.state, s.reason, s.role, s.driver, s.version, ...s.gpus.map((g) => g.model), ...Object.entries(s.labels).map((each) => each.join("="))].join(" ");
+const words = (s) => [s.name, s.state, s.reason, s.role, s.driver, s.version, ...s.gpus.map((g) => g.model), ...Object.entries(s.labels).map((each) => each.join("="))].join(" ");
 
 function everything() {
   const list = withGpus();
@@ -105,20 +105,21 @@ function host(data) {
 }
 
 function one(name) {
-  const server = withGpus().find((each) => each.name === name || each.id === name);
+  const server = withGpus().find((each) => each.name === name);
   if (!server) return none(`There is no server "${name}" in the pool.`, "It may have left.");
   const servers = rows("servers");
   const consensus = detail.data && detail.data.telemetry && detail.data.telemetry.consensus;
-  const names = Object.fromEntries(servers.map((each) => [each.id, each.name]));
+  const names = detail.data ? detail.data.names : {};
+  const itself = detail.data ? detail.data.server : {};
   const findings = rows("findings").filter((each) => each.server === server.name);
-  const leases = leasesOn((each) => each.id === server.id, servers);
+  const leases = leasesOn((each) => each.name === server.name, servers);
   const gpus = server.gpus.map((gpu) => ({ ...gpu, name: server.name, stale: server.stale }));
   const data = charts ? charts.data : { t: [], series: {} };
   const order = !mayDrain() ? nothing : server.state === "drain" ? html`<button type="button" @click=${() => undrain(server.name)}>Undrain</button>` : html`<button type="button" @click=${() => drain(server.name)}>Drain</button>`;
   return html`
     <div class="filters">${state(serverState(server))} <span class="tag">${server.role}</span>
       ${server.reason ? html`<span class="muted">${server.reason}</span>` : nothing}
-      <span class="right no-print">${order}</span></div>
+      <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: server.name, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
     ${server.stale ? html`<p class="notice fail">It says nothing${server.stale > 1 ? html` since ${full(server.stale)}, ${since(server.stale)} ago` : ""}. What is below is the last that it said.</p>` : nothing}
     ${facts([
       ["Busy, mean", known(server.busy) ? Math.round(server.busy) : "–", "%", bar([[server.busy, "a"]])],
@@ -133,7 +134,7 @@ function one(name) {
       ${panel("Temperature", chart({ t: data.t, unit: "°C", height: 210, series: [{ label: "Temperature", values: data.series.temperature || [], tone: 2 }] }), { width: "w6", aside: "mean of its GPUs" })}
       ${panel("Machine", detail.data ? host(detail.data) : none("Asking…"), { width: "w6" })}
       ${panel("Membership", pairs([
-        ["Address", html`<span class="mono">${server.address}</span>`], ["Id", html`<span class="mono">${server.id}</span>`], ["Joined", full(server.joined)],
+        ["Address", html`<span class="mono">${itself.address}</span>`], ["Id", html`<span class="mono">${itself.id}</span>`], ["Joined", full(itself.joined_at)],
         ["gpupool", server.version], ["Driver", server.driver], ["CUDA", server.cuda],
         ["Labels", Object.entries(server.labels).map(([key, value]) => html`<span class="tag">${key}=${value}</span> `)],
         consensus && ["Journal", bytes(consensus.journal_bytes)],

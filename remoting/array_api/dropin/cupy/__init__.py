@@ -8,7 +8,16 @@ import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-import numpy as _numpy
+try:
+    import numpy as _numpy
+except ModuleNotFoundError as _error:
+    if _error.name != "numpy":
+        raise
+    raise ModuleNotFoundError(
+        "gpupool's drop-in cupy needs NumPy in the program's environment: "
+        f"{_sys.executable} -m pip install numpy",
+        name="numpy",
+    ) from None
 
 from cupy import cuda as cuda
 from cupy import exceptions as exceptions
@@ -24,6 +33,7 @@ from cupy._core.kernels import KERNEL_CLASSES as _KERNEL_CLASSES
 from cupy._core.poly import POLY as _POLY
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
+from cupy._door import absent as _absent
 from cupy._door import state as _state
 
 __version__ = "14.2.0"
@@ -32,6 +42,10 @@ if _TYPE_CHECKING:
 
     def __getattr__(name: str) -> _Any:
         """Stand for the names that are filled in below, for type checkers."""
+
+else:
+    __getattr__ = _absent.lookup(__name__)
+    _absent.watch_imports()
 
 
 # What CuPy takes from NumPy as it is.

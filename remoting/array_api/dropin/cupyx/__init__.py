@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as _ufunc
+from cupy._door import absent as _absent
 
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 
@@ -88,3 +89,6 @@ def errstate(**kwargs: Any) -> Generator[None]:
         yield
     finally:
         _settings.update(before)
+
+
+__getattr__ = _absent.lookup(__name__)

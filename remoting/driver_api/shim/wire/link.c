@@ -225,6 +225,16 @@ static void list_settings(char target[HEEDED_COUNT * SETTING_SIZE]) {
     }
 }
 
+// The answer of the agent. A run that waits for GPUs says meanwhile what it waits for.
+static bool read_answer(void) {
+    char text[300];
+    while (read_line(gp_agent_socket, agent_line, sizeof agent_line)) {
+        if (gp_json_field(agent_line, "ok") != NULL) return true;
+        if (gp_json_string(gp_json_field(agent_line, "text"), text, sizeof text)) gp_say("%s", text);
+    }
+    return false;
+}
+
 static bool ask_agent(void) {
     const char *path = getenv("GPUPOOL_AGENT");
     if (path == NULL || *path == '\0') {
@@ -252,7 +262,7 @@ static bool ask_agent(void) {
                         "\"program\":\"%s\"%s,\"settings\":{%s}}\n",
                         (int)getpid(), (int)getppid(), name, visible, settings);
     if (!send_exactly(gp_agent_socket, request, (size_t)size) ||
-        !read_line(gp_agent_socket, agent_line, sizeof agent_line)) {
+        !read_answer()) {
         gp_say("gpupool run has ended");
         return false;
     }

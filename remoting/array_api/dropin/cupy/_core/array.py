@@ -1,5 +1,7 @@
 """`cupy.ndarray`: an array that lives in a worker, described on this side."""
 
+from __future__ import annotations
+
 import functools
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys
@@ -127,7 +129,7 @@ class ndarray(Operators, Methods, Remote):
             raise AttributeError("Incompatible shape for in-place modification. Use `.reshape()`")
         self._become(self.reshape(meta.shape))
 
-    def _become(self, other: "ndarray") -> None:
+    def _become(self, other: ndarray) -> None:
         """Take over another array's handle; it gets ours, and frees it."""
         self._handle, other._handle = other._handle, self._handle
         self._known, other._known = other._known, self._known
@@ -307,10 +309,10 @@ class ndarray(Operators, Methods, Remote):
     def __reduce__(self) -> Any:
         return convert.array, (transfers.download(self, "A"),)
 
-    def __copy__(self) -> "ndarray":
+    def __copy__(self) -> ndarray:
         return self.copy()
 
-    def __deepcopy__(self, memo: Any) -> "ndarray":
+    def __deepcopy__(self, memo: Any) -> ndarray:
         with state.on(self._device):
             return self.copy()
 

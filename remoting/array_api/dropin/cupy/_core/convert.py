@@ -1,5 +1,7 @@
 """Arrays from other values: `array`, `asarray` and `astype`."""
 
+from __future__ import annotations
+
 import warnings
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Creation of arrays: everything about them is known here, so nothing waits."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

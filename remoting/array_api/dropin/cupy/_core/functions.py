@@ -17,6 +17,7 @@ from cupy._core.selection import SELECTION
 from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.meta import fresh
+from cupy._door.older import zip_strict
 
 _BOOL = np.dtype(np.bool_)
 _INT64 = np.dtype(np.int64)
@@ -184,7 +185,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
         for condition in conditions[1:]:
             rest = rest & ~condition
         conditions = [*conditions, rest]
-    for condition, function in zip(conditions, funclist, strict=True):
+    for condition, function in zip_strict(conditions, funclist):
         if callable(function):
             raise NotImplementedError("Callable functions are not supported currently")
         made = where(condition, function, made).astype(made.dtype, copy=False)

@@ -325,8 +325,7 @@ def _check_fits(source: tuple[int, ...], target: tuple[int, ...]) -> None:
     while len(short) > len(target) and short[0] == 1:
         short = short[1:]
     ok = len(short) <= len(target) and all(
-        length in (1, wanted)
-        for length, wanted in zip(reversed(short), reversed(target), strict=False)
+        length in (1, wanted) for length, wanted in zip(reversed(short), reversed(target))
     )
     if not ok:
         raise ValueError(f"could not broadcast input array from shape {source} into shape {target}")

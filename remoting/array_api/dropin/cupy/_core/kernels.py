@@ -1,5 +1,7 @@
 """Kernels from source: sent once, compiled by the worker, called like any other operation."""
 
+from __future__ import annotations
+
 import re
 from typing import Any
 
@@ -10,6 +12,7 @@ from cupy._core.ufunc import broadcast
 from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object
 from cupy._door.meta import fresh
+from cupy._door.older import zip_strict
 
 SOURCE_MAX = 900_000
 _PARAMETER = re.compile(r"^\s*(raw\s+)?(?:const\s+)?(\w+)\s+(\w+)\s*$")
@@ -98,7 +101,7 @@ class _Typed:
 
     def _bound(self, inputs: list[Any], outputs: list[Any]) -> dict[str, np.dtype[Any]]:
         types: dict[str, np.dtype[Any]] = {}
-        for parameter, value in zip(self.params, [*inputs, *outputs], strict=False):
+        for parameter, value in zip(self.params, [*inputs, *outputs]):
             if not isinstance(value, state.hooks["ndarray"]):
                 continue
             if parameter.dtype is not None:
@@ -110,7 +113,7 @@ class _Typed:
                 raise TypeError(
                     f"Type is mismatched. {parameter.name} {value.dtype} {types[parameter.ctype]}"
                 )
-        for parameter, value in zip(self.in_params, inputs, strict=True):
+        for parameter, value in zip_strict(self.in_params, inputs):
             if parameter.dtype is None and parameter.ctype not in types:
                 types[parameter.ctype] = np.asarray(value).dtype
         return types
@@ -169,9 +172,7 @@ class ElementwiseKernel(_Typed):
         types = self._bound(inputs, outputs)
         ndarray: Any = state.hooks["ndarray"]
         shapes = [
-            v.shape
-            for p, v in zip(self.params, values, strict=False)
-            if not p.raw and isinstance(v, ndarray)
+            v.shape for p, v in zip(self.params, values) if not p.raw and isinstance(v, ndarray)
         ]
         if size is not None:
             shape = arguments.shape_of(size)
@@ -187,7 +188,7 @@ class ElementwiseKernel(_Typed):
         if size is not None:
             keywords["size"] = int(size)
         if outputs:
-            for parameter, value in zip(self.out_params, outputs, strict=True):
+            for parameter, value in zip_strict(self.out_params, outputs):
                 if not parameter.raw and value.shape != shape:
                     raise ValueError("Out shape is mismatched")
             session.call("kernel.launch", (kernel, *values), keywords)
@@ -269,7 +270,7 @@ class ReductionKernel(_Typed):
         shape = broadcast(
             *[
                 v.shape
-                for p, v in zip(self.in_params, inputs, strict=True)
+                for p, v in zip_strict(self.in_params, inputs)
                 if not p.raw and isinstance(v, ndarray)
             ]
         )
@@ -343,7 +344,7 @@ class RawKernel:
         self._remote()._session.ask("kernel.compile", (self._remote(),))
 
     @property
-    def kernel(self) -> "RawKernel":
+    def kernel(self) -> RawKernel:
         """The kernel itself; the server's function object stays there."""
         return self
 

@@ -1,6 +1,5 @@
 """Changing shapes, joining, splitting and rearranging arrays."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from cupy._core.dispatch.arguments import need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, of_view
+from cupy._door.older import zip_strict
 
 
 def reshape(a: Any, newshape: Any, order: str = "C", *, copy: Any = None) -> Any:
@@ -50,7 +50,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Any:
             "`source` and `destination` arguments must have the same number of elements"
         )
     order = [axis for axis in range(meta.ndim) if axis not in sources]
-    for target, axis in sorted(zip(targets, sources, strict=True)):
+    for target, axis in sorted(zip_strict(targets, sources)):
         order.insert(target, axis)
     return a.transpose(order) if order else a.view()
 
@@ -249,7 +249,7 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
             host = host.get()
         cuts = [0, *(int(cut) for cut in host), size]
     full = (slice(None),) * at
-    return [array[(*full, slice(a, b))] for a, b in itertools.pairwise(cuts)]
+    return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
 
 
 def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
@@ -333,7 +333,7 @@ def tile(A: Any, reps: Any) -> Any:
     times = arguments.shape_of(reps)
     lengths = (1,) * (len(times) - array.ndim) + array.shape
     counts = (1,) * (array.ndim - len(times)) + times
-    shape = tuple(length * count for length, count in zip(lengths, counts, strict=True))
+    shape = tuple(length * count for length, count in zip_strict(lengths, counts))
     return make.forward("tile", (array, times), {}, fresh(array.dtype, shape))
 
 
@@ -400,7 +400,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     ).tolist()
     if callable(mode):
         return _pad_by(source, widths, mode, kwargs)
-    shape = tuple(length + a + b for length, (a, b) in zip(source.shape, widths, strict=True))
+    shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
     given = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in kwargs.items()
@@ -409,9 +409,9 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
 
 
 def _pad_by(source: Any, widths: list[list[int]], function: Any, kwargs: Any) -> Any:
-    shape = tuple(length + a + b for length, (a, b) in zip(source.shape, widths, strict=True))
+    shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
     padded = state.hooks["functions"]["zeros"](shape, source.dtype)
-    padded[tuple(slice(a, a + n) for n, (a, _) in zip(source.shape, widths, strict=True))] = source
+    padded[tuple(slice(a, a + n) for n, (a, _) in zip_strict(source.shape, widths))] = source
     for axis in range(padded.ndim):
         view = moveaxis(padded, axis, -1)
         for index in np.ndindex(view.shape[:-1]):

@@ -1,5 +1,7 @@
 """Methods of arrays: views derived here, everything else forwarded."""
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 

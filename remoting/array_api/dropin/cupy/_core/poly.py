@@ -1,5 +1,7 @@
 """Polynomials, composed of array operations."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -157,10 +159,10 @@ class poly1d:
     def __call__(self, value: Any) -> Any:
         return polyval(self, value)
 
-    def __neg__(self) -> "poly1d":
+    def __neg__(self) -> poly1d:
         return poly1d(-self._coeffs)
 
-    def __pos__(self) -> "poly1d":
+    def __pos__(self) -> poly1d:
         return self
 
     def __add__(self, other: Any) -> Any:

@@ -12,6 +12,7 @@ from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.calls import Plan
 from cupy._door.meta import fresh
+from cupy._door.older import zip_strict
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
@@ -155,7 +156,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
             for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])
         ]
     if len(over_a) != len(over_b) or any(
-        first.shape[x] != second.shape[y] for x, y in zip(over_a, over_b, strict=True)
+        first.shape[x] != second.shape[y] for x, y in zip_strict(over_a, over_b)
     ):
         raise ValueError("Axes dimension mismatch")
     shape = tuple(n for at, n in enumerate(first.shape) if at not in over_a)
@@ -172,7 +173,7 @@ def kron(a: Any, b: Any) -> Any:
     ndim = max(first.ndim, second.ndim)
     left = (1,) * (ndim - first.ndim) + first.shape
     right = (1,) * (ndim - second.ndim) + second.shape
-    shape = tuple(x * y for x, y in zip(left, right, strict=True))
+    shape = tuple(x * y for x, y in zip_strict(left, right))
     return make.forward("kron", (first, second), {}, fresh(_result(first, second), shape))
 
 
@@ -223,7 +224,7 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
         )
     sizes: dict[str, int] = {}
     spread: tuple[int, ...] = ()
-    for term, array in zip(terms, arrays, strict=True):
+    for term, array in zip_strict(terms, arrays):
         before, dots, after = term.partition("...")
         named = len(before) + len(after)
         if named > array.ndim or (not dots and named != array.ndim):
@@ -235,9 +236,7 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
             )
         tail = array.ndim - len(after)
         spread = broadcast(spread, array.shape[len(before) : tail])
-        for letter, length in zip(
-            before + after, array.shape[: len(before)] + array.shape[tail:], strict=True
-        ):
+        for letter, length in zip(before + after, array.shape[: len(before)] + array.shape[tail:]):
             if not letter.isalpha():
                 raise ValueError(
                     f"invalid subscript {letter!r} in einstein sum subscripts string, "

@@ -9,6 +9,7 @@ from cupy._core.dispatch.arguments import is_array, need, weak_result
 from cupy._core.host_arrays import asnumpy
 from cupy._door import state
 from cupy._door.meta import Meta
+from cupy._door.older import zip_strict
 
 
 def get_array_module(*args: Any) -> Any:
@@ -100,7 +101,7 @@ def byte_bounds(a: Any) -> tuple[int, int]:
     """Return the first and the last address of an array's memory."""
     meta: Meta = need(a)._meta
     low = high = a.data.ptr
-    for length, stride in zip(meta.shape, meta.strides, strict=True):
+    for length, stride in zip_strict(meta.shape, meta.strides):
         if stride < 0:
             low += (length - 1) * stride
         else:

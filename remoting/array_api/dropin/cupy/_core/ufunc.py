@@ -1,8 +1,10 @@
 """Universal functions: which loop CuPy would choose, and the shortest way to send the call."""
 
+from __future__ import annotations
+
 import struct
 import sys
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from cupy._core.dispatch.loops import LOOPS
 from cupy._door import state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh
+from cupy._door.older import zip_strict
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _MEMO_MAX = 1 << 14
@@ -43,7 +46,7 @@ _COMPARE = frozenset(
     ]
 )
 
-Operand = np.dtype[Any] | type
+Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
 
 
@@ -122,7 +125,7 @@ class ufunc:
         for loop in self._loops:
             if all(
                 _accepts(operand, wanted, weak or self.operation in _COMPARE)
-                for operand, wanted in zip(operands, loop.inputs, strict=True)
+                for operand, wanted in zip_strict(operands, loop.inputs)
             ):
                 if (self.operation, loop.inputs[0].kind) in (("subtract", "b"), ("negative", "b")):
                     self._refuse_bool()
@@ -301,7 +304,7 @@ class ufunc:
         ndarray: Any = state.hooks["ndarray"]
         shapes = [item._meta.shape for item in (*inputs, *given) if isinstance(item, ndarray)]
         shape = broadcast(*shapes) if shapes else ()
-        for item, result in zip(outs, loop.outputs, strict=True):
+        for item, result in zip_strict(outs, loop.outputs):
             if item is not None:
                 if item._meta.shape != shape:
                     raise ValueError("Out shape is mismatched")
@@ -338,7 +341,7 @@ class ufunc:
             # has only one form to handle.
             outs = [
                 item if item is not None else make.empty(shape, result, session)
-                for item, result in zip(outs, loop.outputs, strict=True)
+                for item, result in zip_strict(outs, loop.outputs)
             ]
         keywords["out"] = tuple(outs) if self.nout > 1 else outs[0]
         session.call(self.operation, inputs, keywords)
@@ -362,7 +365,7 @@ class ufunc:
     def _checked(self, inputs: Any, loop: Loop) -> tuple[Any, ...]:
         """Refuse Python integers that the loop's type cannot hold, as NEP 50 has it."""
         made: list[Any] = []
-        for item, wanted in zip(inputs, loop.inputs, strict=True):
+        for item, wanted in zip_strict(inputs, loop.inputs):
             if type(item) is int:
                 if wanted.kind in "iu" and self.operation not in _COMPARE:
                     limits = np.iinfo(wanted)

@@ -4,6 +4,8 @@ A session ends once. `Connection.failure` is then set and never changes again; e
 the session raises it. All other parts of a session read it here and report a loss here.
 """
 
+from __future__ import annotations
+
 import threading
 from typing import Any
 

@@ -6,6 +6,8 @@ sleeps once the program has been quiet for `IDLE_TICKS` of them. While answers a
 listens, because the worker may have run out of memory and wait for this program's garbage.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import time

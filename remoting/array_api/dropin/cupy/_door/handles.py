@@ -7,6 +7,8 @@ RESET record; `Handles.epoch` then changes, and every plan registers again at it
 The caller of every method holds the sender's lock.
 """
 
+from __future__ import annotations
+
 import itertools
 import struct
 from typing import Any

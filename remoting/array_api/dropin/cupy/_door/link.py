@@ -4,6 +4,8 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import hmac
@@ -72,6 +74,7 @@ class Agent:
                 raise ConnectionLostError("`gpupool run` ended before it answered")
             if "ok" in answer:
                 break
+            self._take(answer)  # what a run that waits for GPUs waits for
         if not answer["ok"]:
             words = [visible(answer.get(key, "")) for key in ("what", "why", "hint")]
             raise NotConnectedError("; ".join(word for word in words if word))
@@ -123,7 +126,7 @@ class Agent:
                 while not self.lost and "ok" not in answer:
                     answer = self._line(block=True) or {"op": "lost", "what": ENDED}
                     self._take(answer)
-            except TimeoutError:
+            except socket.timeout:  # TimeoutError itself since Python 3.10
                 pass  # the agent is stopped, and will push the loss later
             except (OSError, ValueError, DoorError) as error:
                 self._broken(error)

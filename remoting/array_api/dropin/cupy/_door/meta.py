@@ -4,9 +4,13 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
+
+from cupy._door.older import zip_strict
 
 Shape = tuple[int, ...]
 _ADDRESS = 1 << 40
@@ -18,7 +22,7 @@ BYTES_MAX = 1 << 62
 class _NoMemory:
     """Carries an ``__array_interface__`` whose address has no memory behind it."""
 
-    def __init__(self, meta: "Meta") -> None:
+    def __init__(self, meta: Meta) -> None:
         self.__array_interface__ = {
             "shape": meta.shape,
             "typestr": meta.dtype.str,
@@ -167,7 +171,7 @@ def _strides_without_copy(meta: Meta, shape: Shape, order: str) -> Shape | None:
     shadow there is nothing to copy.
     """
     step = 1 if order == "C" else -1
-    old = [pair for pair in zip(meta.shape, meta.strides, strict=True) if pair[0] != 1][::step]
+    old = [pair for pair in zip_strict(meta.shape, meta.strides) if pair[0] != 1][::step]
     new = shape[::step]
     made = [0] * len(new)
     first_old = first_new = 0

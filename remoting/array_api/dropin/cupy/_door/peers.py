@@ -1,5 +1,7 @@
 """Transfers between workers, which keep array data from passing through the program."""
 
+from __future__ import annotations
+
 import itertools
 import os
 import secrets
@@ -10,6 +12,7 @@ from typing import Any
 from cupy._door import state, wire
 from cupy._door.errors import DoorError, visible
 from cupy._door.meta import Meta
+from cupy._door.older import zip_strict
 from cupy._door.session import Session
 
 _lock = threading.RLock()
@@ -38,7 +41,7 @@ def introductions(offers: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
             offer["encryption"],
             key,
         ]
-        for offer, key in zip(offers, keys, strict=True)
+        for offer, key in zip_strict(offers, keys)
     ]
     return [
         {"key": key, "others": [*others[:at], None, *others[at + 1 :]]}
@@ -46,7 +49,7 @@ def introductions(offers: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
     ]
 
 
-def connected(origin: Session, target: Session) -> "itertools.count[int] | None":
+def connected(origin: Session, target: Session) -> itertools.count[int] | None:
     """Return the numbers of transfers from one worker to another; None where they cannot meet.
 
     The first time, this waits until ``origin`` has done what was queued, and has connected.

@@ -1,5 +1,7 @@
 """All sessions of this process, and which device belongs to which."""
 
+from __future__ import annotations
+
 import atexit
 import os
 import sys
@@ -8,6 +10,7 @@ from typing import Any
 
 from cupy._door import link, peers, state
 from cupy._door.errors import DoorError, NotConnectedError, visible
+from cupy._door.older import zip_strict
 from cupy._door.session import Session
 
 VERSION = "0.1.0"
@@ -55,7 +58,7 @@ def _open() -> None:
         for notice in answer.get("notices", []):
             sys.stderr.write(f"gpupool: {visible(notice)}\n")
         offers = answer["sessions"]
-        for offer, introduction in zip(offers, peers.introductions(offers), strict=True):
+        for offer, introduction in zip_strict(offers, peers.introductions(offers)):
             attach(link.connect(offer), agent, str(offer["server"]), introduction)
     except BaseException:
         agent.close()

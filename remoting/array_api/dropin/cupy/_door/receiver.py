@@ -10,6 +10,8 @@ caller answers.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 import os
 import threading
 import time

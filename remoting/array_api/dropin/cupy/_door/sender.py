@@ -12,6 +12,8 @@ therefore marked: such a group runs as a whole or not at all, and what it says a
 batch and the sequence number stays true together.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import struct

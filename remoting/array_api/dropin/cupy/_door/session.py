@@ -50,6 +50,8 @@ What is never true
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import os
@@ -64,6 +66,7 @@ from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, v
 from cupy._door.handles import Handles
 from cupy._door.link import Agent, Link
 from cupy._door.meta import Meta
+from cupy._door.older import add_note
 from cupy._door.queue import CallQueue, Hooks
 from cupy._door.receiver import Receiver, Reply, Sink
 from cupy._door.sender import Sender
@@ -354,7 +357,7 @@ class Session:
     def numbers(self, name: str, count: int) -> list[int]:
         """Ask for so many numbers, without arguments; another answer ends the session."""
         found = self.ask(name)
-        good = isinstance(found, list | tuple) and len(found) == count
+        good = isinstance(found, (list, tuple)) and len(found) == count
         if not good or not all(isinstance(one, int) for one in found):
             raise self.lose(nonsense(TypeError(f"an answer to {name} without {count} numbers")))
         return list(found)
@@ -387,9 +390,10 @@ class Session:
             raise found
         place = self._queue.place(sequence)
         if place:
-            error.add_note(
+            add_note(
+                error,
                 f"by the call at {place}; it was sent without waiting, so its error shows here "
-                "(GPUPOOL_BLOCKING=1 waits after every call)"
+                "(GPUPOOL_BLOCKING=1 waits after every call)",
             )
         raise error
 

@@ -5,6 +5,8 @@ import sys
 from collections import deque
 from typing import Any
 
+from cupy._door.older import line_of
+
 #: Calls whose place is remembered.
 SITES_MAX = 1 << 16
 #: The folder of this package.
@@ -28,8 +30,4 @@ def place(sites: Sites, sequence: int) -> str:
     _, code, instruction = next(found, (0, None, 0))
     if code is None:
         return ""
-    line = next(
-        (at[0] for index, at in enumerate(code.co_positions()) if index * 2 == instruction),
-        None,
-    )
-    return f"{code.co_filename}:{line or code.co_firstlineno}"
+    return f"{code.co_filename}:{line_of(code, instruction) or code.co_firstlineno}"

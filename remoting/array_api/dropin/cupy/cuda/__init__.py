@@ -1,5 +1,6 @@
 """Devices, streams, events and memory of remote GPUs."""
 
+from cupy._door import absent as _absent
 from cupy._door import pool as _pool
 from cupy._door.errors import DoorError as _DoorError
 from cupy.cuda import device as device
@@ -69,3 +70,6 @@ def get_cuda_path() -> None:
 def get_local_runtime_version() -> int:
     """Return the version of the CUDA runtime on the server."""
     return runtime.runtimeGetVersion()
+
+
+__getattr__ = _absent.lookup(__name__)

@@ -8,6 +8,7 @@ import numpy as np
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import need
+from cupy._door import absent as _absent
 from cupy._door.meta import fresh
 
 __all__ = [
@@ -153,3 +154,6 @@ def fftshift(x: Any, axes: Any = None) -> Any:
 def ifftshift(x: Any, axes: Any = None) -> Any:
     """Undo `fftshift`."""
     return make.forward("fft.ifftshift", (need(x, "x"), axes), {}, fresh(x.dtype, x.shape))
+
+
+__getattr__ = _absent.lookup(__name__)

@@ -11,6 +11,7 @@ from cupy._core.dispatch.arguments import need
 from cupy._core.products import cross as _cross
 from cupy._core.products import matmul as matmul
 from cupy._core.reductions import reduced_shape as _reduced_shape
+from cupy._door import absent as _absent
 from cupy._door.meta import fresh
 
 
@@ -249,3 +250,6 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 def matrix_transpose(a: Any) -> Any:
     """Return the transpose of the last two axes."""
     return need(a).swapaxes(-1, -2)
+
+
+__getattr__ = _absent.lookup(__name__)

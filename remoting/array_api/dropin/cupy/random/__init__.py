@@ -3,6 +3,7 @@
 from typing import Any
 
 from cupy._core.dispatch.transfers import download as _download
+from cupy._door import absent as _absent
 from cupy.random import _generator as _generator
 from cupy.random._generator import get_random_state as get_random_state
 from cupy.random._generator import reset_states as reset_states
@@ -70,3 +71,6 @@ def bytes(length: int) -> Any:  # noqa: A001 - NumPy's name
 def default_rng(seed: Any = None) -> Generator:
     """Return a generator with a seed."""
     return Generator(seed if isinstance(seed, BitGenerator) else XORWOW(seed))
+
+
+__getattr__ = _absent.lookup(__name__)

@@ -58,7 +58,7 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str, Any]:
     if len(args) > len(names):
         raise TypeError(f"{name}() takes at most {len(names)} arguments ({len(args)} given)")
-    bound = dict(zip(names, args, strict=False))
+    bound = dict(zip(names, args))
     for key, value in kwargs.items():
         if key not in names or key in bound:
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")

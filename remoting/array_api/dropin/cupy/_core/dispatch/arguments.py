@@ -1,5 +1,7 @@
 """Arguments of CuPy's functions: operands, axes, shapes, orders and types, checked as CuPy does."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

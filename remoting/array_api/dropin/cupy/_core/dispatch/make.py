@@ -1,5 +1,7 @@
 """Arrays as results of calls: the record that is sent, and the array object for the result."""
 
+from __future__ import annotations
+
 import struct
 from inspect import isfunction
 from typing import Any

@@ -1,5 +1,7 @@
 """Copies of whole arrays between this machine and a device."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from gpupool.monitoring.web.api import Api, packed_response
-from gpupool.monitoring.web.assets import Asset, load_assets
+from gpupool.monitoring.web.assets import TYPES, Asset, load_assets
 from gpupool.monitoring.web.gate import Gate
+from gpupool.monitoring.web.page_api import Api, packed_response
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -21,19 +21,32 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types lit-html"
 )
+POLICY_OF_FILES = "default-src 'none'; frame-ancestors 'none'"
 HEADERS = {
-    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": POLICY_OF_FILES,
+}
+HEADERS_OF_PAGES = {
+    **HEADERS,
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=()",
 }
 PAGES = (
     *("", "servers", "gpus", "leases", "waiting", "users", "usage", "health", "events"),
     *("history", "about"),
 )
+
+
+HTML = TYPES[".html"].encode()
+
+
+def _headers(*, page: bool) -> dict[str, str]:
+    """Return what holds for a page, or for files and data, of which there are many."""
+    return HEADERS_OF_PAGES if page else HEADERS
 
 
 class Guarded:
@@ -52,14 +65,10 @@ class Guarded:
 
         async def guarded(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                names = {name.lower() for name, _ in message["headers"]}
+                page = (b"content-type", HTML) in message["headers"]
                 message["headers"] = [
                     *message["headers"],
-                    *(
-                        (name.encode(), text.encode())
-                        for name, text in HEADERS.items()
-                        if name.encode() not in names
-                    ),
+                    *((k.encode(), v.encode()) for k, v in _headers(page=page).items()),
                 ]
             await send(message)
 
@@ -98,5 +107,5 @@ def make_app(gate: Gate, *, readonly: bool = False) -> Guarded:
 def _file(request: Request, asset: Asset) -> Response:
     headers = {"etag": asset.tag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == asset.tag:
-        return Response(status_code=304, headers=headers)
+        return Response(status_code=304, headers=headers, media_type=asset.kind)
     return packed_response(request, asset.body, asset.kind, headers)

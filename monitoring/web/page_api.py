@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpupool.monitoring.web.gate import Gate
+from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
 from gpupool.monitoring.web.pool_source import PoolSource
@@ -24,8 +25,9 @@ from gpupool.pool.errors import (
     GpupoolError,
     UsageError,
 )
-from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.view import visible
 from gpupool.remoting.protocol import messages as m
 
 JSON = "application/json"
@@ -119,6 +121,7 @@ class Api:
             "/work": self._changed,
             "/server/{server}": self._server,
             "/recent": self._recent,
+            "/history": self._history,
             "/usage": self._usage,
             "/records": self._records,
             "/lease/{lease}": self._lease,
@@ -208,7 +211,14 @@ class Api:
             if snapshot is not None and wanted in (server.id, server.name):
                 measured = snapshot.telemetry.get(server.id)
                 stale = Moment(snapshot, source.now()).stale_since(server)
-                told = {"server": server, "telemetry": measured, "stale": stale}
+                names = {each.id: visible(each.name) for each in servers}
+                peers = measured.consensus.link_rtt_s if measured and measured.consensus else ()
+                told = {
+                    "server": server,
+                    "telemetry": measured,
+                    "stale": stale,
+                    "names": {each: names[each] for each in peers if each in names},
+                }
                 return _json(request, told)
         raise UsageError(f"the pool has no server named {wanted}")
 
@@ -218,7 +228,7 @@ class Api:
         metrics = [each for each in asked.get("metrics", "busy").split(",") if each]
         if not set(metrics) <= {*METRICS, "waiting"}:
             raise UsageError("there is no such metric", hint=", ".join(METRICS))
-        server, gpu = ServerId(asked.get("server", "")), asked.get("gpu", "")
+        server, gpu = asked.get("server", ""), asked.get("gpu", "")
         found: dict[str, list[float | None]] = {}
         times: list[int] = []
         for metric in metrics:
@@ -231,6 +241,9 @@ class Api:
             times = [at for at, _ in points]
             found[metric] = [value for _, value in points]
         return _json(request, {"t": times, "series": found})
+
+    async def _history(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_series(source, request.query_params))
 
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params

@@ -1,0 +1,1 @@
+"""Commands about a pool on this machine alone."""

@@ -1,0 +1,78 @@
+"""``gpupool up`` and ``gpupool down``: a pool in the background, to play with."""
+
+import click
+
+from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.output import say
+from gpupool.cli.lib.paths import playground_dir, program
+from gpupool.cli.lib.values import EMULATION, Emulation
+from gpupool.pool.errors import UsageError
+
+EMULATE = "2:8G"
+SERVERS_MAX = 7
+
+
+@click.command()
+@click.option(
+    "--servers",
+    type=click.IntRange(1, SERVERS_MAX),
+    default=3,
+    show_default=True,
+    help="How many servers, each a process of its own.",
+)
+@click.option(
+    "--emulate",
+    type=EMULATION,
+    default=EMULATE,
+    show_default=True,
+    help="Emulated GPUs of each server, N of MEM each.",
+)
+@click.option("--real", is_flag=True, help="One server with this machine's GPUs instead.")
+@verbose_option
+def up(servers: int, emulate: Emulation, real: bool) -> None:
+    """Start a pool on this machine, in the background, to play with.
+
+    Its servers listen on loopback only, and end with "gpupool down" or when the machine does;
+    "gpupool up" then starts them again. You are logged in to it, unless you have a login already.
+    """
+    from gpupool.cli.server.background_pool import BackgroundPool
+
+    context = click.get_current_context()
+    given = [
+        name
+        for name in ("servers", "emulate")
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    ]
+    if real and given:
+        raise UsageError(f"--real and --{given[0]} exclude each other")
+    pool = BackgroundPool(playground_dir())
+    if not pool.living():
+        old = pool.record is not None
+        say(f"gpupool: {'starting the servers of last time' if old else 'creating a pool'}")
+    arguments = [] if real else ["--emulate", f"{emulate.count}:{emulate.memory >> 20}M"]
+    pool.start(1 if real else servers, arguments)
+    assert pool.record is not None
+    word = program()
+    click.echo(f"A pool of {len(pool.record.names)} servers runs. Try:")
+    if not pool.record.login:
+        click.echo(f"  export GPUPOOL_CREDENTIALS={pool.credentials}")
+    click.echo(f"  {word} status")
+    click.echo(f"  {word} top")
+    click.echo(f"  {word} run -p 0.5 -- nvidia-smi")
+    click.echo(f"The servers' logs are in {pool.folder}. To end it:")
+    click.echo(f"  {word} down")
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help='Keep what the servers hold, for the next "gpupool up".')
+@verbose_option
+def down(keep: bool) -> None:
+    """End the pool that "gpupool up" started, and remove it."""
+    from gpupool.cli.server.background_pool import BackgroundPool
+
+    pool = BackgroundPool(playground_dir())
+    if pool.record is None:
+        say("gpupool: there is no pool that up started")
+        return
+    ended = pool.stop(remove=not keep)
+    say(f"gpupool: ended {ended} servers{'' if keep else f'; {pool.folder} is removed'}")

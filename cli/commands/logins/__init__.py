@@ -1,0 +1,1 @@
+"""The commands about this user's logins to several pools."""

@@ -1,0 +1,36 @@
+"""``gpupool use``: which of this user's logins is in use."""
+
+import click
+
+from gpupool.cli.lib.common_options import json_option
+from gpupool.cli.lib.output import print_json, say
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def command(name: str | None, as_json: bool) -> None:
+    """Use the login NAME from now on; without NAME, list your logins.
+
+    "--pool NAME" and GPUPOOL_POOL use another one for a single command or shell.
+    """
+    from gpupool.cli.lib.logins import find_login, logins, use_login
+
+    if name is not None:
+        login = find_login(name)
+        use_login(login)
+        say(f"gpupool: {login.name} is in use: pool {login.pool}, as {login.user}")
+        return
+    known = logins()
+    if as_json:
+        fields = [
+            {"name": e.name, "pool": e.pool, "user": e.user, "file": str(e.path), "used": e.current}
+            for e in known
+        ]
+        print_json(logins=fields)
+        return
+    lines = [("", "NAME", "POOL", "USER", "FILE")]
+    lines += [("*" if e.current else "", e.name, e.pool, e.user, str(e.path)) for e in known]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    for line in lines:
+        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())

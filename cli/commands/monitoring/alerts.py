@@ -1,0 +1,52 @@
+"""``gpupool alerts``: try the alerts that a server sends."""
+
+import time
+from pathlib import Path
+
+import click
+
+from gpupool.cli.lib.output import say
+from gpupool.cli.lib.paths import state_dir
+from gpupool.pool.errors import ExitCode, UsageError
+
+
+@click.group()
+def command() -> None:
+    """Try the alerts that a server sends.
+
+    A server that has /etc/gpupool/alerts.toml, or alerts.toml in its state directory, can send
+    alerts to webhooks and by mail; see docs/health.md.
+    """
+
+
+@command.command()
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(dir_okay=False),
+    help="Read this alerts.toml; else that of the server here.",
+)
+@click.option("--state-dir", "folder", type=click.Path(file_okay=False), help="Of the server here.")
+def test(path: str | None, folder: str | None) -> int:
+    """Send one message to every receiver of alerts.toml, once, and say which have taken it."""
+    from gpupool.monitoring.health.alert_messages import NotSentError
+    from gpupool.monitoring.health.alert_sender import receivers, sample_message
+    from gpupool.monitoring.health.alert_settings import SYSTEM_FOLDER, find_settings, read_settings
+
+    here = Path(folder) if folder else state_dir()
+    found = Path(path) if path else find_settings(here)
+    if found is None:
+        why = f"there is no alerts.toml in {here} or {SYSTEM_FOLDER}"
+        raise UsageError("no alerts are set up here", why=why, hint="see docs/health.md")
+    settings = read_settings(found)
+    failed = False
+    message = sample_message(int(time.time() * 1000))
+    for name, attempt in receivers(settings, message, "test").items():
+        try:
+            attempt()
+        except NotSentError as error:
+            failed = True
+            say(f"gpupool: {name}: not sent: {error}")
+        else:
+            say(f"gpupool: {name}: sent")
+    return ExitCode.FAILED if failed else ExitCode.DONE

@@ -1,0 +1,169 @@
+"""The logins of this user: one for each pool, of which one is in use.
+
+``credentials.json`` is the first one, and the only one of most users. Further ones are in
+``pools/NAME.json`` beside it, and the file ``current`` names the one in use if it is one of those.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.pool.model.state import NAME_LENGTH_MAX
+from gpupool.remoting.client.credentials import (
+    Credentials,
+    credentials_path,
+    keep_former,
+    load_credentials,
+    save_credentials,
+)
+
+FOLDER = "pools"
+CURRENT = "current"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """One login of this user."""
+
+    name: str
+    path: Path
+    pool: str
+    user: str
+    current: bool
+
+
+def first_login(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the file of the first login."""
+    plain = {name: each for name, each in environment.items() if name != "GPUPOOL_CREDENTIALS"}
+    return credentials_path(plain)
+
+
+def named_login(name: str) -> Path:
+    """Return the file of a login by its name."""
+    return first_login().parent / FOLDER / f"{name}.json"
+
+
+def login_in_use() -> Path | None:
+    """Return the file of the login in use where it has a name; None for the first login."""
+    try:
+        name = (first_login().parent / CURRENT).read_text(encoding="utf-8")[:200].strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    path = named_login(name)
+    # One that was removed by hand is no reason to be without any login.
+    return path if _is_name(name) and path.is_file() else None
+
+
+def logins() -> list[Login]:
+    """Return all logins that can be read, the first one first."""
+    first, used = first_login(), login_in_use()
+    found: list[Login] = []
+    for path in (first, *sorted((first.parent / FOLDER).glob("*.json"))):
+        try:
+            known = load_credentials(path)
+        except GpupoolError:
+            continue
+        name = known.pool if path == first else path.stem
+        if any(each.name == name for each in found):
+            found[0] = Login("default", *_fields(found[0]))
+        found.append(Login(name, path, known.pool, known.user, path == (used or first)))
+    return found
+
+
+def _fields(login: Login) -> tuple[Path, str, str, bool]:
+    return login.path, login.pool, login.user, login.current
+
+
+def find_login(name: str) -> Login:
+    """Return the login of that name, or of the pool of that name.
+
+    Raises:
+        UsageError: when there is none, or several are to pools of that name.
+    """
+    known = logins()
+    for each in known:
+        if each.name == name:
+            return each
+    of_pool = [each for each in known if each.pool == name]
+    if len(of_pool) == 1:
+        return of_pool[0]
+    names = ", ".join(each.name for each in known) or "none"
+    raise UsageError(
+        f"there is no login named {name}",
+        why=f"your logins: {names}",
+        hint=f"gpupool login --name {name} makes one",
+    )
+
+
+def use_login(login: Login) -> None:
+    """Make a login the one in use.
+
+    Raises:
+        StorageError: when that cannot be written.
+    """
+    pointer = first_login().parent / CURRENT
+    try:
+        if login.path == first_login():
+            pointer.unlink(missing_ok=True)
+        else:
+            beside = pointer.with_name(f".{CURRENT}-{os.getpid()}")
+            beside.write_text(f"{login.path.stem}\n", encoding="utf-8")
+            beside.replace(pointer)
+    except OSError as error:
+        raise StorageError(f"cannot write {pointer}", why=error.strerror or str(error)) from error
+
+
+def file_beside(credentials: Credentials, path: Path) -> Path:
+    """Return where a login goes that must not take the place of one to another pool at ``path``.
+
+    That is ``path`` itself where it holds no login, or one to the same pool.
+    """
+    if _is_free(path, credentials):
+        return path
+    count = 1
+    while True:
+        name = credentials.pool if count == 1 else f"{credentials.pool}-{count}"
+        known = path == first_login()
+        candidate = named_login(name) if known else path.with_name(f"{path.stem}-{name}.json")
+        if _is_free(candidate, credentials):
+            return candidate
+        count += 1
+
+
+def _is_free(path: Path, credentials: Credentials) -> bool:
+    if not path.exists():
+        return True
+    try:
+        return load_credentials(path).cluster_id == credentials.cluster_id
+    except GpupoolError:
+        return False
+
+
+def store_login(credentials: Credentials, path: Path) -> Path | None:
+    """Write a login, and return where a former one to the same pool was put, if there was one.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    kept = keep_former(path, credentials.token)
+    save_credentials(path, credentials)
+    return kept
+
+
+def check_login_name(name: str) -> str:
+    """Return a name that a login may have.
+
+    Raises:
+        UsageError: when it may not.
+    """
+    if not _is_name(name):
+        raise UsageError(f"{name!r} is no name for a login", hint="letters, digits, dots, dashes")
+    return name
+
+
+def _is_name(name: str) -> bool:
+    letters = name.replace("-", "").replace(".", "").replace("_", "")
+    fits = 0 < len(name) <= NAME_LENGTH_MAX and not name.startswith(".")
+    return fits and letters.isascii() and letters.isalnum()

@@ -1,0 +1,91 @@
+"""The server's side of its sender of alerts: starts it, and tells it each second whether it sends.
+
+Its end stops nothing here, and the server never waits for it.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from gpupool.monitoring.observer_link import KEPT_VARIABLES
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
+STEADY_S = 300.0
+GATE_EVERY_S = 1.0
+STOP_S = 1.0
+SENDS, MAJORITY = 1, 2
+
+
+class AlertLink:
+    """One server's sender of alerts."""
+
+    def __init__(self, settings: Path, gate: Callable[[], int], log: logging.Logger) -> None:
+        """Make the link.
+
+        Args:
+            settings: the file ``alerts.toml``.
+            gate: whether this server sends and has a majority, as ``SENDS`` and ``MAJORITY``.
+            log: gets each end of a sender.
+        """
+        self._settings = settings
+        self._gate = gate
+        self._log = log
+
+    async def run(self) -> None:
+        """Keep a sender running until cancelled."""
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            began = trio.current_time()
+            try:
+                why = f"status {await self._run_one()}"
+            except OSError as error:
+                why = str(error)
+            if trio.current_time() - began >= STEADY_S:
+                backoff_s = BACKOFF_MIN_S
+            self._log.warning(
+                "the sender of alerts has ended (%s); again in %.0f s", why, backoff_s
+            )
+            await trio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _run_one(self) -> int:
+        """Run one sender to its end, and return its status."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                [
+                    *(sys.executable, "-P", "-m", "gpupool.monitoring.health.alert_sender"),
+                    *(str(theirs.fileno()), str(self._settings.resolve())),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+            )
+        ours.setblocking(False)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, ours)
+                await process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            ours.close()
+            with trio.CancelScope(shield=True), trio.move_on_after(STOP_S):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+        return process.returncode or 0
+
+    async def _tell(self, ours: socket.socket) -> None:
+        while True:
+            # A sender that reads nothing for hours gets the rest later, or never.
+            with suppress(OSError):
+                ours.send(bytes([self._gate()]))
+            await trio.sleep(GATE_EVERY_S)

@@ -1,0 +1,150 @@
+"""Messages about alerts, as webhooks and mails carry them, and one attempt to send them.
+
+The attempts block, so they are made on threads, of a process that is not the server.
+"""
+
+import hashlib
+import hmac
+import http.client
+import json
+import smtplib
+import ssl
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpupool import __version__
+from gpupool.monitoring.health.alert_log import Alert, Message
+from gpupool.monitoring.health.alert_settings import Email, Webhook, is_loopback
+
+TIMEOUT_S = 5.0
+RETRY_AFTER_S = (5.0, 15.0, 60.0, 180.0, 540.0, 1000.0, 1800.0)
+"""Between the eight attempts, which take an hour."""
+
+SIGNATURE = "X-Gpupool-Signature"
+
+
+class NotSentError(Exception):
+    """A receiver has not taken a message."""
+
+
+def body_of(message: Message, pool: str) -> bytes:
+    """Return a message in the form of Alertmanager's webhooks, version 4."""
+    firing = any(not alert.ended_ms for alert in message.alerts)
+    body: dict[str, Any] = {
+        "version": "4",
+        "groupKey": f"gpupool/{pool}",
+        "truncatedAlerts": 0,
+        "status": "firing" if firing else "resolved",
+        "receiver": "gpupool",
+        "groupLabels": {},
+        "commonLabels": {"pool": pool},
+        "commonAnnotations": _left_out(message),
+        "externalURL": "",
+        "alerts": [_alert(alert, pool) for alert in message.alerts],
+    }
+    return json.dumps(body).encode()
+
+
+def _left_out(message: Message) -> dict[str, str]:
+    if not message.left_out:
+        return {}
+    return {"note": f"{message.left_out} messages before this one were held back"}
+
+
+def _alert(alert: Alert, pool: str) -> dict[str, Any]:
+    return {
+        "status": "resolved" if alert.ended_ms else "firing",
+        "labels": {
+            "alertname": f"Gpupool{alert.rule}",
+            "severity": alert.severity,
+            "subject": alert.subject,
+            "pool": pool,
+        },
+        "annotations": {"summary": alert.text, "hint": alert.hint},
+        "startsAt": _time(alert.began_ms),
+        "endsAt": _time(alert.ended_ms) if alert.ended_ms else "0001-01-01T00:00:00Z",
+        "generatorURL": "",
+        "fingerprint": alert.id,
+    }
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def signature(secret: bytes, body: bytes) -> str:
+    """Return the header that proves who sent ``body``."""
+    return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
+
+
+def post(webhook: Webhook, body: bytes) -> None:
+    """Send a body to a webhook, once.
+
+    Raises:
+        NotSentError: when it was not taken.
+    """
+    url = urlsplit(webhook.url)
+    headers = {"Content-Type": "application/json", "User-Agent": f"gpupool/{__version__}"}
+    host = url.hostname or ""
+    if url.scheme == "https":
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, url.port, timeout=TIMEOUT_S, context=ssl.create_default_context()
+        )
+    else:
+        connection = http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
+    try:
+        if webhook.secret_file:
+            headers[SIGNATURE] = signature(_secret(webhook.secret_file), body)
+        path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        connection.request("POST", path, body, headers)
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NotSentError(f"{host}: {error}") from error
+    finally:
+        connection.close()
+    if not 200 <= status < 300:
+        raise NotSentError(f"{host} answered {status}")
+
+
+def mail_of(message: Message, pool: str, email: Email) -> EmailMessage:
+    """Return a message as a mail."""
+    firing = [alert for alert in message.alerts if not alert.ended_ms]
+    first = message.alerts[0]
+    more = f" and {len(message.alerts) - 1} more" if len(message.alerts) > 1 else ""
+    mail = EmailMessage()
+    word = first.severity if firing else "over"
+    mail["Subject"] = f"[gpupool {pool}] {word}: {first.text[:100]}{more}"
+    mail["From"] = email.sender
+    mail["To"] = ", ".join(email.to)
+    lines: list[str] = list(_left_out(message).values())
+    for alert in message.alerts:
+        state = f"over since {_time(alert.ended_ms)}" if alert.ended_ms else alert.severity
+        lines += [f"{alert.rule} ({state}), since {_time(alert.began_ms)}", f"  {alert.text}"]
+        lines += [f"  hint: {alert.hint}"] if alert.hint else []
+    mail.set_content("\n".join(lines) + "\n")
+    return mail
+
+
+def send_mail(email: Email, mail: EmailMessage) -> None:
+    """Send a mail, once; without TLS only to this machine.
+
+    Raises:
+        NotSentError: when it was not taken.
+    """
+    try:
+        with smtplib.SMTP(email.host, email.port, timeout=TIMEOUT_S) as connection:
+            if not is_loopback(email.host):
+                connection.starttls(context=ssl.create_default_context())
+            if email.user:
+                password = _secret(email.password_file).decode()
+                connection.login(email.user, password)
+            connection.send_message(mail)
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        raise NotSentError(f"{email.host}: {error}") from error
+
+
+def _secret(path: str) -> bytes:
+    return Path(path).read_bytes().strip()

@@ -1,0 +1,188 @@
+"""Metrics: series, size and time of a scrape while grants are in flight, and its cost to them.
+
+    python tests/benchmarks/metrics.py [--seconds 10] [--rounds 4] [--clients 64] [--csv FILE]
+
+One ``gpupool join`` with eight emulated GPUs holds 50 leases, while the clients of this process
+take and give back others as fast as they can. Times with a scrape each second and times without
+take turns, so that what else the machine does falls on both. No worker is started.
+"""
+
+import argparse
+import json
+import os
+import signal
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import trio
+from results import Results, add_options
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.monitoring.http.web_kit import get
+from tests.remoting.control.control_cluster import request
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.state import TokenKind
+from gpupool.remoting.client.credentials import Credentials, credentials_path, load_credentials
+from gpupool.remoting.client.pool_client import Pool, connect_pool
+
+HELD = 50
+HELD_SHARE, TAKEN_SHARE = 0.01, 0.005
+
+
+class Server:
+    """One server in a process, with a home of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+        self._log = (folder / "log").open("w")
+        command = [sys.executable, "-m", "gpupool.cli.main", "join", "--emulate", "8:16G"]
+        command += ["--listen", "127.0.0.1:0", "--state-dir", str(folder / "state")]
+        self.process = subprocess.Popen(command, env=self._environment, stderr=self._log)
+
+    def credentials(self) -> Credentials:
+        """Wait until it is up, and return its operator's."""
+        path = credentials_path(self._environment)
+        for _ in range(300):
+            if path.exists():
+                return load_credentials(path)
+            time.sleep(0.1)
+        raise SystemExit((self.folder / "log").read_text())
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+        self._log.close()
+
+
+async def scrape(ca_file: str, address: str, token: str, seconds: float) -> None:
+    """Scrape once a second over one connection, and print the times and the last text."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=ca_file)
+    stream = await trio.open_ssl_over_tcp_stream(
+        host, int(port), ssl_context=context, https_compatible=True
+    )
+    times, body, end = list[float](), b"", trio.current_time() + seconds
+    async with stream:
+        while (began := trio.current_time()) < end:
+            status, body = await get(stream, "/metrics", token)
+            assert status == 200, (status, body)
+            times.append(trio.current_time() - began)
+            await trio.sleep_until(began + 1)
+    print(json.dumps({"times": times, "body": body.decode()}))
+
+
+class Scraper:
+    """Scrapes in a process of its own, whose times do not have this one's load in them."""
+
+    def __init__(self, credentials: Credentials, folder: Path, token: str) -> None:
+        self._ca_file = folder / "trusted.pem"
+        self._ca_file.write_text(credentials.ca_pem)
+        self._rest = [str(credentials.addresses[0]), token]
+        self.times: list[float] = []
+        self.body = b""
+
+    async def run(self, seconds: float) -> None:
+        command = [sys.executable, __file__, "--scrape", str(self._ca_file), *self._rest]
+        done = await trio.run_process([*command, str(seconds)], capture_stdout=True)
+        said = json.loads(done.stdout)
+        self.times += said["times"]
+        self.body = said["body"].encode()
+
+
+async def grants(pools: list[Pool], seconds: float) -> list[float]:
+    """Return how long each grant took; every pool has one under way at a time."""
+    times: list[float] = []
+
+    async def client(pool: Pool, scope: trio.CancelScope) -> None:
+        while not scope.cancel_called and trio.current_time() < end:
+            began = trio.current_time()
+            try:
+                hold = await pool.allocate(request(pool, fraction=TAKEN_SHARE), wait_s=0)
+            except GpupoolError as error:
+                print(f"no grant: {error}")
+                continue
+            times.append(trio.current_time() - began)
+            await hold.release()
+
+    end = trio.current_time() + seconds
+    async with trio.open_nursery() as nursery:
+        for pool in pools:
+            nursery.start_soon(client, pool, nursery.cancel_scope)
+    return times
+
+
+def p99(times: list[float]) -> float:
+    return 1000 * statistics.quantiles(times, n=100)[98]
+
+
+async def measure(server: Server, options: argparse.Namespace) -> None:
+    credentials = server.credentials()
+    results = Results.of("metrics", options)
+    with_scrapes: list[float] = []
+    without: list[float] = []
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(connect_pool(credentials))
+        token = await first.create_token(TokenKind.VIEWER, "bench", 3600.0)
+        for _ in range(HELD):
+            await first.allocate(request(first, fraction=HELD_SHARE), wait_s=0)
+        pools = [
+            await stack.enter_async_context(connect_pool(credentials))
+            for _ in range(options.clients)
+        ]
+        scraper = Scraper(credentials, server.folder, token)
+        await grants(pools, 2)
+        for _ in range(options.rounds):
+            without += await grants(pools, options.seconds)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(scraper.run, options.seconds)
+                with_scrapes += await grants(pools, options.seconds)
+    series = [line for line in scraper.body.splitlines() if not line.startswith(b"#")]
+    case = f"8 emulated GPUs, {HELD} leases, {options.clients} grants in flight"
+    rows = [
+        ("series", float(len(series)), "", "1200"),
+        ("body", float(len(scraper.body)), "B", "120000"),
+        ("scrape p50", 1000 * statistics.median(scraper.times), "ms", ""),
+        ("scrape p99", p99(scraper.times), "ms", "50"),
+        ("grant p99 without scraping", p99(without), "ms", ""),
+        ("grant p99 with scraping", p99(with_scrapes), "ms", ""),
+        ("ratio of the two", p99(with_scrapes) / p99(without), "", "1.05"),
+        ("grants a second without", len(without) / options.rounds / options.seconds, "/s", ""),
+        ("grants a second with", len(with_scrapes) / options.rounds / options.seconds, "/s", ""),
+    ]
+    for metric, value, unit, budget in rows:
+        print(f"{metric:28} {value:10.2f} {unit:3} {f'(at most {budget})' if budget else ''}")
+        results.add(case, metric, value, unit, budget=budget)
+    print(f"{len(scraper.times)} scrapes, {len(without)} and {len(with_scrapes)} grants")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--scrape"]:
+        ca_file, address, token, seconds = sys.argv[2:6]
+        trio.run(scrape, ca_file, address, token, float(seconds))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=64)
+    add_options(parser)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder))
+        try:
+            trio.run(measure, server, options)
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()

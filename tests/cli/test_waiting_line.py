@@ -1,0 +1,100 @@
+"""What a request that waits says without a terminal, under virtual time."""
+
+import json
+import sys
+
+import pytest
+import trio
+import trio.testing
+
+from gpupool.cli.run.agent import Agent, private_dir
+from gpupool.cli.run.waiting_line import WaitingLine
+from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.client.session_answer import SessionAnswer
+
+Clock = trio.testing.MockClock
+
+
+async def shown_for(line: WaitingLine, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await line.show()
+
+
+async def test_a_pipe_gets_a_line_at_the_start_and_one_each_minute(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = WaitingLine(shown=True)
+    line.update("waiting for 1 GPU, 0 ahead")
+    await shown_for(line, 0.9)
+    assert capsys.readouterr().err == ""  # a grant usually comes sooner
+    await shown_for(line, 125)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: waiting for 1 GPU, 0 ahead",
+        "gpupool: waiting for 1 GPU, 0 ahead, 61 s",
+        "gpupool: waiting for 1 GPU, 0 ahead, 2m00s",
+    ]
+
+
+async def test_a_quiet_command_says_nothing(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await shown_for(WaitingLine(shown=False), 200)
+    assert capsys.readouterr().err == ""
+
+
+async def test_a_terminal_has_one_line_that_goes_in_the_end(
+    autojump_clock: Clock,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    await shown_for(WaitingLine(shown=True), 3)
+    said = capsys.readouterr().err
+    assert "\n" not in said
+    assert "gpupool: asking the pool" in said
+    assert said.endswith("\r\x1b[K")
+
+
+async def test_the_process_that_waits_for_a_session_is_told() -> None:
+    """A notebook's cell shows what its kernel prints, and not what ``gpupool run`` does."""
+    asked, free = trio.Event(), trio.Event()
+
+    async def refuse(_request: object) -> list[SessionAnswer]:
+        asked.set()
+        await free.wait()
+        raise GpupoolError("no GPU is free")
+
+    with private_dir() as folder:
+        async with trio.open_nursery() as nursery:
+            agent = Agent(folder, lease="", open_session=refuse)
+            await nursery.start(agent.serve)
+            asking, idle = [await trio.open_unix_socket(str(agent.path)) for _ in range(2)]
+            await asking.send_all(b'{"op": "session", "door": "arrays", "program": "x"}\n')
+            await asked.wait()
+            await agent.tell_waiting("waiting for 1 GPU")
+            free.set()
+            lines = b""
+            while lines.count(b"\n") < 2:
+                lines += await asking.receive_some()
+            notice, answer = map(json.loads, lines.splitlines())
+            assert notice == {"op": "notice", "text": "waiting for 1 GPU"}
+            assert answer["what"] == "no GPU is free"
+            await idle.send_all(b'{"op": "check"}\n')
+            assert json.loads(await idle.receive_some()) == {"ok": True, "lost": ""}
+            await asking.aclose()
+            await idle.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_notebooks_line_goes_to_its_cell(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    async def tell(text: str) -> None:
+        await trio.lowlevel.checkpoint()
+        told.append(text)
+
+    await shown_for(WaitingLine(shown=True, tell=tell), 20)
+    assert told == ["asking the pool"]
+    assert capsys.readouterr().err == ""

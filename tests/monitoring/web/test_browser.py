@@ -1,0 +1,244 @@
+"""The page in a real browser: each page, both themes, axe-core, a server that dies, hostile names.
+
+It needs Playwright and Chromium ("make browser-tests"), and axe-core's axe.min.js, for which
+GPUPOOL_AXE names the file; each is left out with a sentence where it is missing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[3]
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+AXE = os.environ.get("GPUPOOL_AXE", "")
+PAGES = {
+    "": "GPUs in use",
+    "servers": "node-1",
+    "servers/node-1": "Membership",
+    "gpus": "node-1 / GPU 1",
+    "gpus/node-1/1": "Held by",
+    "leases": "barbara",
+    "leases/1000": "Where",
+    "leases?show=over": "released",
+    "waiting": "in the order of service",
+    "usage": "GPU-hours",
+    "health": "Checks",
+    "events": "Events",
+    "events?show=audit": "every administrative act",
+    "history": "Granted",
+    "history?span=24h&of=node-1": "Busy",
+    "users": "Users with leases",
+    "users/ada": "GPUs held",
+    "about": "Keys",
+}
+STALE_S = 6.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api: Any = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: make browser-tests installs it"
+    )
+    if not Path(CHROMIUM).is_file():
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Served:
+    """A program that serves a pool that does not exist; lines on its input change it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/serve_fake_pool.py"), *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, words: str) -> str:
+        """Give an order, and return the answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served("--servers", "4", "--gpus", "2", "--leases", "8")
+    yield made
+    made.end()
+
+
+class Visit:
+    """One page of a browser, with all that went wrong and all that was asked for."""
+
+    def __init__(self, browser: Any, served: Served, **options: Any) -> None:
+        self.trouble: list[str] = []
+        self.asked: list[str] = []
+        self.page = browser.new_context(**options).new_page()
+        self.page.on("console", self._console)
+        self.page.on("pageerror", self._error)
+        self.page.on("request", self._request)
+        self.page.on("dialog", self._dialog)
+        self.address = served.say("key")
+        self.origin = self.address.partition("/#")[0]
+        self.page.goto(self.address)
+        self.page.wait_for_selector("main .panel")
+
+    def _error(self, error: Any) -> None:
+        self.trouble.append(str(error))
+
+    def _request(self, request: Any) -> None:
+        self.asked.append(request.url)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.trouble.append(f"a script ran: {dialog.message}")
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.trouble.append(message.text)
+
+    def open(self, path: str) -> None:
+        """Open a page by its address."""
+        self.page.goto(f"{self.origin}/{path}")
+        self.page.wait_for_selector("main .panel")
+
+    def check(self) -> None:
+        """Nothing went wrong, and no request left the origin."""
+        assert self.trouble == []
+        foreign = [each for each in self.asked if not each.startswith((self.origin, "blob:"))]
+        assert foreign == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_each_page_opens_and_axe_finds_nothing(browser: Any, served: Served, theme: str) -> None:
+    if not Path(AXE).is_file():
+        pytest.skip("GPUPOOL_AXE names no axe.min.js: npm pack axe-core has it")
+    visit = Visit(browser, served, color_scheme=theme, viewport={"width": 1280, "height": 900})
+    axe = Path(AXE).read_text(encoding="utf-8")
+    wrong: list[str] = []
+    for path, word in PAGES.items():
+        visit.open(path)
+        visit.page.wait_for_selector(f"main >> text={word}")
+        visit.page.wait_for_timeout(300)
+        visit.page.evaluate(axe)
+        found = visit.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        wrong += [
+            f"{path or 'overview'}: {each['id']}: {each['nodes'][0]['html'][:160]}"
+            f" {each['nodes'][0]['failureSummary'][:200]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+    assert wrong == []
+    visit.check()
+
+
+@pytest.mark.parametrize("width", [360, 820, 1920, 3840])
+def test_no_page_is_wider_than_its_window(browser: Any, served: Served, width: int) -> None:
+    visit = Visit(browser, served, viewport={"width": width, "height": 900})
+    for path in PAGES:
+        visit.open(path)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
+    visit.check()
+
+
+def test_a_server_that_dies_is_grey_in_six_seconds(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("servers")
+    assert visit.page.locator("tr.dead").count() == 0
+    served.say("kill 2")
+    killed = time.monotonic()
+    visit.page.wait_for_selector("tr.dead >> text=node-2", timeout=STALE_S * 1000)
+    assert time.monotonic() - killed < STALE_S
+    visit.page.click("text=Overview")  # the page can be used
+    visit.page.wait_for_selector("text=node-2 does not answer")
+    visit.check()
+
+
+def test_a_page_whose_program_ends_looks_old(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    served.end()
+    visit.page.wait_for_selector(".frame.old", timeout=8000)
+    assert "gpupool web does not answer" in visit.page.inner_text(".lost")
+
+
+def test_hostile_names_are_texts(browser: Any) -> None:
+    served = Served("--servers", "4", "--gpus", "2", "--leases", "8", "--hostile")
+    try:
+        visit = Visit(browser, served)
+        served.say("drain 1")
+        for path in PAGES:
+            visit.open(path)
+            visit.page.wait_for_timeout(150)
+            assert visit.page.locator("main img").count() == 0, path
+        visit.open("leases")
+        assert "<script>alert(2)</script>" in visit.page.inner_text("main")
+        visit.check()
+    finally:
+        served.end()
+
+
+def test_a_hidden_page_asks_nothing(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.page.evaluate(
+        "Object.defineProperty(document, 'hidden', {get: () => true, configurable: true})"
+    )
+    visit.page.wait_for_timeout(1500)
+    visit.asked.clear()
+    visit.page.wait_for_timeout(2500)
+    assert visit.asked == []
+
+
+def test_a_lease_is_ended_with_a_reason_and_a_key_is_good_once(
+    browser: Any, served: Served
+) -> None:
+    visit = Visit(browser, served)
+    visit.open("leases/1000")
+    visit.page.click("text=End the lease")
+    visit.page.keyboard.type("it hangs")
+    visit.page.keyboard.press("Enter")
+    visit.page.wait_for_selector("text=lease 1000 is ending")
+    assert "it hangs (web)" in served.say("orders")
+    other = browser.new_context().new_page()
+    other.goto(visit.address)
+    other.wait_for_selector("text=This address was used already")
+    assert urlsplit(str(other.url)).fragment == ""
+    visit.check()
+
+
+def test_keys_lead_from_page_to_page_and_the_map_is_walked(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.page.keyboard.press("2")
+    visit.page.wait_for_selector("h1 >> text=Servers")
+    visit.page.keyboard.press("/")
+    visit.page.keyboard.type("node-3")
+    visit.page.wait_for_function("document.querySelectorAll('tbody tr').length === 1")
+    assert "q=node-3" in visit.page.url
+    visit.open("")
+    visit.page.focus("gp-heat canvas")
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        visit.page.keyboard.press(key)
+    visit.page.wait_for_selector("h1 >> text=node-0 / GPU 1")
+    visit.page.go_back()
+    visit.page.wait_for_selector("h1 >> text=Overview")
+    visit.check()
