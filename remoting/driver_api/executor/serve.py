@@ -15,13 +15,15 @@ from gpupool.remoting.worker.peer_links import Links
 
 ANSWER = struct.Struct("<IiQIiQ")
 REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
-SMALL_SIZE = 4096
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
 
 class Session:
     """One client process: its connection, and the replies to its calls."""
+
+    HELD_SIZE_MAX = 4096
+    """Of the bytes of a download that leave with the reply behind them."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -64,7 +66,7 @@ class Session:
     def data(self, download: int, bulk: memoryview, *, replies: bool = False) -> None:
         """Deliver the bytes of a download; ``replies``: this thread replies to a request next."""
         head = ANSWER.pack(DATA, 0, download, 0, 0, len(bulk))
-        if replies and len(bulk) <= SMALL_SIZE:
+        if replies and len(bulk) <= self.HELD_SIZE_MAX:
             # One message instead of two; its buffer is used again before that.
             with self.sending:
                 self._held += (head, bytes(bulk))
