@@ -42,6 +42,10 @@ WORKLOADS = {
 }
 ROUND_S = 0.25
 LIMIT_S = 100.0
+TRACES_MAX = 6
+TRACE_LINES = 200
+"""Of the records of one step."""
+
 NAMES = {number: name for name, number in NUMBERS.items()} | {
     number: name for number, (name, _, _) in table.CALLS.items()
 }
@@ -136,16 +140,21 @@ class Bench:
         own = str(ROOT / "src")
         others = [part for part in os.environ.get("PYTHONPATH", "").split(":") if part != own]
         path = ":".join([*filter(None, others), str(root / "src")])
-        return dict(os.environ) | {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        return dict(os.environ) | {
+            "PYTHONPATH": path,
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "JAX_PLATFORMS": "cuda",  # else it goes on without a GPU
+        }
 
     def player(self, name: str, root: Path | None, *options: str) -> Player:
         """Start a player behind the door of a checkout, or natively."""
         command = [sys.executable, str(PROGRAM)]
         if root is None:
             return Player(name, command, self.environment(ROOT), self.folder / f"{name}.log")
-        loopback = root / "tests" / "remoting" / "driver_api" / "loopback.py"
+        loopback = ROOT / "tests" / "remoting" / "driver_api" / "loopback.py"
         library = root / "remoting" / "driver_api" / "library"
         words = [sys.executable, str(loopback), "--library", str(library), "--tcp"]
+        words += ["--root", str(root)]
         words += ["--memory", str(100 << 30), *options, "--", *command]
         return Player(name, words, self.environment(root), self.folder / f"{name}.log")
 
@@ -238,7 +247,9 @@ class Bench:
                 names += names_in(file.read())
         counts = collections.Counter(names)
         shown = " ".join(f"{name} {count / steps:.2f}" for name, count in counts.most_common(30))
-        (folder / f"{workload}.txt").write_text("\n".join([shown, *names[-400:]]) + "\n")
+        if len(list(folder.iterdir())) < TRACES_MAX:
+            lines = [shown, *names[: len(names) // steps][:TRACE_LINES]]
+            (folder / f"{workload}.txt").write_text("\n".join(lines) + "\n")
         print(f"trace {workload}, a step: {shown}", flush=True)
 
     def show(self) -> None:

@@ -22,10 +22,14 @@ SWITCH_INTERVAL_S = 50e-6
 class Session:
     """One client process: its connection, and the replies to its calls."""
 
+    HELD_SIZE_MAX = 4096
+    """Of the bytes of a download that leave with the reply behind them."""
+
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.reader = Reader(stream)
         self.sending = threading.RLock()
+        self._held: list[bytes | memoryview] = []  # goes out with the next message, which is near
         self.began: dict[int, int] = {}
         """When each request began that is not answered yet, in nanoseconds."""
         self.before_assert: Callable[[], None] | None = None
@@ -48,7 +52,8 @@ class Session:
         with self.sending:
             if began:
                 self.stream.tally.answered(began)
-            self.stream.send_buffers([head, body, *bulk])
+            held, self._held = self._held, []
+            self.stream.send_buffers([*held, head, body, *bulk])
 
     def part(self, request: int, bulk: memoryview) -> None:
         """Send some of the bytes that a request wants, in their order; its reply follows."""
@@ -58,9 +63,15 @@ class Session:
         """End the session: one of its calls will never be answered."""
         self.stream.close()
 
-    def data(self, download: int, bulk: memoryview) -> None:
-        """Deliver the bytes of a download."""
-        self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
+    def data(self, download: int, bulk: memoryview, *, replies: bool = False) -> None:
+        """Deliver the bytes of a download; ``replies``: this thread replies to a request next."""
+        head = ANSWER.pack(DATA, 0, download, 0, 0, len(bulk))
+        if replies and len(bulk) <= self.HELD_SIZE_MAX:
+            # One message instead of two; its buffer is used again before that.
+            with self.sending:
+                self._held += (head, bytes(bulk))
+        else:
+            self._send([head, bulk])
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
         """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
@@ -78,7 +89,8 @@ class Session:
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         with self.sending:
-            self.stream.send_buffers(buffers)
+            held, self._held = self._held, []
+            self.stream.send_buffers([*held, *buffers])
 
     def notice(self, text: str) -> None:
         """Say something to the user of the program."""

@@ -11,6 +11,9 @@ from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
 IDLE_STREAMS_MAX = 8
 """Streams that are asked one by one whether they are idle, before a thread waits for the device."""
 
+PATIENCE_NS = 40_000
+"""How long that is waited for in the thread that executes: less than another thread would take."""
+
 ELAPSED = struct.Struct("<Qf4x")
 
 
@@ -72,8 +75,12 @@ class Streams(HandlerGroup):
     def _sync_stream(self, stream: int) -> None:
         if self.client.take_failure(self.client.request):
             return
+        handle = self.streams[stream]
+        if self._idle_soon([handle]):
+            self.waiter.guarded(self.client.request, bytes)()
+            return
         event = self.waiter.event(self.client.device)
-        self.api.record(event, self.streams[stream])
+        self.api.record(event, handle)
         self._wait(event, lent=True)
 
     def _sync_event(self, event: int) -> None:
@@ -113,21 +120,20 @@ class Streams(HandlerGroup):
         job = self.waiter.guarded(self.client.request, self.api.runtime.deviceSynchronize)
         # A thread costs more than what most devices have left to do; but to wait here for one that
         # has more would keep the other threads of the program.
-        if device == self.client.place and self._idle_soon():
+        if device == self.client.place and self._idle_soon(list(self.streams.values())):
             job()
         else:
             self.waiter.start(device, job)
 
-    def _idle_soon(self) -> bool:
-        """Say whether all streams come to an end within a moment; False where that is not known."""
-        streams = self.streams
+    def _idle_soon(self, streams: list[int]) -> bool:
+        """Say whether streams come to an end within a moment; False where that is not known."""
         if len(streams) > IDLE_STREAMS_MAX or self.client.captures:
             return False
+        launcher = self.client.launcher
+        if launcher is not None:
+            return launcher.idle(streams, PATIENCE_NS)
         query = self.api.cu.cuStreamQuery
-        for _ in range(SPIN_COUNT):
-            if not any(int(query(handle)[0]) for handle in streams.values()):
-                return True
-        return False
+        return any(not any(int(query(handle)[0]) for handle in streams) for _ in range(SPIN_COUNT))
 
     def _query(self, status: int, name: str) -> bytes:
         if status:

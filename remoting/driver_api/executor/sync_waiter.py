@@ -33,8 +33,8 @@ class Replies(Protocol):
         """Answer a request."""
         ...
 
-    def data(self, download: int, bulk: memoryview) -> None:
-        """Deliver the bytes of a download."""
+    def data(self, download: int, bulk: memoryview, *, replies: bool = False) -> None:
+        """Deliver the bytes of a download; ``replies``: this thread replies to a request next."""
         ...
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
@@ -212,17 +212,17 @@ class Waiter:
             self._downloads.append(download)
             self.held += download.size
 
-    def push(self) -> None:
-        """Send all downloads that are done.
+    def push(self, *, replies: bool = False) -> None:
+        """Send all downloads that are done; ``replies``: this thread replies to a request next.
 
         All work that a synchronisation covers is completed by then. So a call between the
         synchronisation and its reply puts every byte in place in time.
         """
         for look in self.after:
             look()
-        self.deliver()
+        self.deliver(replies=replies)
 
-    def deliver(self) -> None:
+    def deliver(self, *, replies: bool = False) -> None:
         """Send the downloads that are done, and nothing else: it waits for no lock of an area."""
         if self.mirrors:
             self._push_mirrors()
@@ -234,7 +234,7 @@ class Waiter:
             for entry in self._downloads:  # an error comes before anything is sent
                 (ready if self._api.done(entry.buffer.event) else left).append(entry)
             for entry in ready:
-                self._replies.data(entry.number, entry.buffer.view[: entry.size])
+                self._replies.data(entry.number, entry.buffer.view[: entry.size], replies=replies)
                 self.give(entry.device, entry.buffer)
                 self.held -= entry.size
             # Not before: another thread that finds none here answers at once.
@@ -310,7 +310,7 @@ class Waiter:
             status, body = 0, None
             try:
                 body = job()
-                self.push()
+                self.push(replies=True)
             except self._api.errors as error:
                 status, body = self._api.status_of(error), None
             self._replies.reply(request, status, body or b"")

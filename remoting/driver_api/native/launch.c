@@ -9,12 +9,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "generated_layouts.h"
 #include "generated_records.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 2
+#define ABI 3
+#define NOT_READY 600
 #define COOPERATIVE 2  // in the flags of a launch
 #define ATTRIBUTES_MAX 32
 #define ATTRIBUTE_SIZE 72
@@ -44,6 +46,7 @@ struct driver {
     int (*copy)(uint64_t target, uint64_t source, size_t size, void *stream);
     int (*fill8)(uint64_t target, unsigned char value, size_t count, void *stream);
     int (*fill32)(uint64_t target, unsigned value, size_t count, void *stream);
+    int (*query)(void *stream);
 };
 
 // The head of a record, as the shim's wire/send.c writes it.
@@ -250,6 +253,29 @@ static bool issue_other(const struct launcher *launcher, const unsigned char *at
             return true;
         default: return false;
     }
+}
+
+static int64_t now_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+// Whether all of these streams of the driver come to an end within so many nanoseconds. Not where one
+// has failed either, as the caller will find.
+EXPORT int gpupool_launcher_idle(const struct launcher *launcher, const uint64_t *streams, size_t count,
+                                 int64_t patience_ns) {
+    if (launcher->driver.query == NULL) return 0;
+    int64_t until = now_ns() + patience_ns;
+    for (size_t at = 0; at < count;) {
+        int status = launcher->driver.query((void *)(uintptr_t)streams[at]);
+        if (status == 0) {
+            at++;
+        } else if (status != NOT_READY || now_ns() > until) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 // Issue what lies at `at`, and so on; return where the first record lies that was not issued, or whose

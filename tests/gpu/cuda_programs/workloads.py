@@ -337,6 +337,11 @@ JAX = {one.__name__: one for one in (jax_jit, jax_fed, jax_eager)}
 def seeded(name: str) -> Made:
     """Make a workload from the same numbers everywhere."""
     if name in JAX:
+        import jax
+
+        backend = jax.default_backend()
+        if backend not in ("gpu", "cuda"):
+            raise RuntimeError(f"JAX computes on {backend}, and not on a GPU")
         return JAX[name]()
     import torch
 
@@ -350,13 +355,18 @@ def commands() -> Iterator[list[str]]:
             yield line.split()
 
 
+def number(value: Any) -> float:
+    """Return what a step gave as a number; of PyTorch's also one with a gradient."""
+    return float(value.detach() if hasattr(value, "detach") else value)
+
+
 def answer(words: list[str], made: dict[str, Made]) -> str:
     name = words[1]
     if words[0] == "make":
         made.clear()
         made[name] = seeded(name)
         step, settle = made[name]
-        value = float(step())
+        value = number(step())
         for _ in range(4):
             step()
         settle()

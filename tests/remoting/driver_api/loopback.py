@@ -23,6 +23,7 @@ import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+PLACE = Path(__file__).resolve().relative_to(ROOT)
 
 
 class CountingBudget:
@@ -180,11 +181,49 @@ class LoopbackAgent:
                     lines.write(b'{"ok":true}\n')
                     lines.flush()
                     continue
-                assert request["op"] == "session"
+                if request["op"] == "nvml":
+                    lines.write(json.dumps(self.described()).encode() + b"\n")
+                    lines.flush()
+                    continue
+                if request["op"] != "session":
+                    reason = f"unknown request {request['op']!r}"
+                    lines.write(json.dumps({"ok": False, "what": reason}).encode() + b"\n")
+                    lines.flush()
+                    continue
                 found = self.warm.pop() if self.warm else self.start_all()
                 reply = {"ok": True, "lease": "0000", "notices": [], "sessions": found}
                 lines.write(json.dumps(reply).encode() + b"\n")
                 lines.flush()
+
+    def described(self) -> dict[str, object]:
+        """Return what NVML's library shows, as ``gpupool run`` gives it."""
+        memory, count = self.arguments.memory, self.arguments.devices
+        found = [
+            (f"00000000:{0x1B + 0x10 * at:02X}:00.0", "9.0", "580.65.06") for at in range(count)
+        ]
+        if not self.arguments.driver:
+            # XLA ends a program whose devices NVML does not find at their places on the bus.
+            query = ["nvidia-smi", "--query-gpu=pci.bus_id,compute_cap,driver_version"]
+            said = subprocess.run(
+                [*query, "--format=csv,noheader"], capture_output=True, text=True, check=True
+            )
+            rows = [line.split(", ") for line in said.stdout.splitlines()]
+            found = [(row[0], row[1], row[2]) for row in rows]
+        devices: list[dict[str, object]] = [
+            {
+                "server": f"loopback{place}",
+                "name": "GPU",
+                "uuid": uuid_of(place, at),
+                "memory": memory,
+                "used": 0,
+                "capability": found[(place * count + at) % len(found)][1],
+                "bus_id": found[(place * count + at) % len(found)][0],
+            }
+            for place in range(self.arguments.servers)
+            for at in range(count)
+        ]
+        answer: dict[str, object] = {"ok": True, "lease": "0000", "processes": []}
+        return answer | {"driver": found[0][2], "cuda": "13.0", "devices": devices}
 
     def start_all(self) -> list[dict[str, object]]:
         """Start a worker for each server."""
@@ -214,7 +253,8 @@ class LoopbackAgent:
         if self.arguments.bindings:
             environment["PYTHONPATH"] = self.arguments.bindings
         command = [
-            *(sys.executable, __file__, "--worker", str(listener.fileno())),
+            *(sys.executable, str(Path(self.arguments.root) / PLACE)),
+            *("--worker", str(listener.fileno())),
             *("--memory", str(self.arguments.memory), "--devices", str(self.arguments.devices)),
             *("--place", str(place), "--servers", str(self.arguments.servers)),
             *(["--verbose"] if self.arguments.verbose else []),
@@ -282,6 +322,7 @@ def main() -> int:
     parser.add_argument("--library", default="")
     parser.add_argument("--driver", default="")
     parser.add_argument("--bindings", default="", help="a folder with stand-ins for CuPy and so on")
+    parser.add_argument("--root", default=str(ROOT), help="the checkout whose worker serves")
     parser.add_argument("--memory", type=int, default=8 << 30)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1, help="of the lease")

@@ -8,7 +8,7 @@ from typing import Any, Self
 from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
 from gpupool.remoting.driver_api.schema import table
 
-ABI = 2
+ABI = 3
 
 CALLED = (
     "cuLaunchKernel",
@@ -20,6 +20,7 @@ CALLED = (
     "cuMemcpyDtoDAsync_v2",
     "cuMemsetD8Async",
     "cuMemsetD32Async",
+    "cuStreamQuery",
 )
 """What it calls, in the order of its ``struct driver``."""
 
@@ -79,6 +80,8 @@ class Launcher:
         self._run: Any = library.gpupool_launcher_run
         self._run.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t, pointer]
         self._run.restype = ctypes.c_size_t
+        self._idle: Any = library.gpupool_launcher_idle
+        self._idle.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_int64]
         self._outcome = (ctypes.c_int * 2)()
         self._outcome_address = ctypes.addressof(self._outcome)
 
@@ -101,6 +104,11 @@ class Launcher:
     def end_event(self, number: int) -> None:
         """Record an event no more."""
         self._end_event(self._self, number)
+
+    def idle(self, streams: Sequence[int], patience_ns: int) -> bool:
+        """Say whether all these streams of the driver come to an end soon; False: not known."""
+        handles = (ctypes.c_uint64 * len(streams))(*streams)
+        return bool(self._idle(self._self, handles, len(streams), patience_ns))
 
     def run(self, frame: int, start: int, end: int) -> tuple[int, int, int]:
         """Issue; return where the first record lies that was not, a CUresult, and a count."""

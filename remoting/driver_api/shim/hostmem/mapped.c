@@ -105,6 +105,17 @@ bool gp_mirror_of(const void *host, size_t size, uint64_t *seen) {
     return found;
 }
 
+bool gp_is_mirror(uint64_t address) {
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED) == 0) return false;
+    bool found = false;
+    pthread_mutex_lock(&gp_mapped_lock);
+    for (const struct gp_mapped *at = gp_mapped_list; at != NULL && !found; at = at->next) {
+        found = address - at->device < at->size;
+    }
+    pthread_mutex_unlock(&gp_mapped_lock);
+    return found;
+}
+
 // What goes to the worker at a time: bytes, and a mask behind them unless all are new. gp_push_lock is
 // held.
 struct piece {

@@ -52,6 +52,7 @@ int gp_unregister_host(void *address);
 // Kernels before a copy write there, and kernels behind it read there, so copies have to go there
 // as well.
 bool gp_mirror_of(const void *host, size_t size, uint64_t *seen);
+bool gp_is_mirror(uint64_t address);  // this, of the server's, is the mirror of memory of the host
 void gp_open_wanted(void);  // a synchronisation is over, and the program may write
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
 

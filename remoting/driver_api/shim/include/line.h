@@ -100,6 +100,7 @@ struct line {
     size_t download_bytes;
     unsigned char read_buffer[READ_SIZE];
     size_t read_start, read_end;
+    unsigned spin_pause;  // answers that are not awaited awake for long
     unsigned char *mirror;  // what kernels wrote, as it comes in
     int64_t leaving;  // until when to send, 0 for ever: the program ends
     struct gp_request announced;  // done: a host function's turn has come

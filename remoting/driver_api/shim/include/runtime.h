@@ -39,10 +39,11 @@ void gp_note_idle(struct gp_handle *stream, uint64_t before);  // all that it ha
 void gp_note_device_idle(int device, uint64_t before);
 // The time between two events if it is known, whose handles are checked.
 bool gp_known_elapsed(float *elapsed, const void *start, const void *end);
-// Whether a stream has at most copies to do of which nothing here can show whether they are over; and note
-// that it has got one more at that position.
+// Whether a stream has at most copies to do of which nothing here can show whether they are over; note
+// that it has got one more at that position; have the worker wait for them, false where it is no such stream.
 bool gp_only_copies(const struct gp_handle *stream);
 void gp_note_copied(struct gp_handle *stream, uint64_t before);
+bool gp_await_copies(struct gp_handle *stream);
 void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
 
 // captures.c

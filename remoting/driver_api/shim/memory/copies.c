@@ -183,6 +183,22 @@ bool gp_between_servers(uint64_t one, uint64_t other) {
 
 // --- copies by direction --------------------------------------------------------------------------
 
+// Whether all of these bytes are the memory of one allocation, which the host does not see.
+static bool is_whole(uint64_t address, size_t size) {
+    struct gp_range range;
+    return gp_find_range(address, &range) && size <= range.size &&
+           address - range.start <= range.size - size && range.kind == GP_DEVICE_MEMORY &&
+           !gp_is_mirror(address);
+}
+
+// Whether a copy of the program's bytes needs no wait for its end: nothing here can show it. The Async
+// form "might be synchronous with respect to host" for pageable memory and "should be fully
+// asynchronous" for pinned memory, which is read later (as above, Asynchronous), so there a wait for
+// the stream is what lets the program write to the pinned memory again.
+static bool goes_ahead(const struct gp_handle *stream, uint64_t target, const void *source, size_t size) {
+    return gp_only_copies(stream) && is_whole(target, size) && !gp_is_pinned(source);
+}
+
 static int write_now(uint64_t target, const void *source, size_t size) {
     GP_ENTER();
     GP_ON_ADDRESS(target);
@@ -195,16 +211,18 @@ static int write_now(uint64_t target, const void *source, size_t size) {
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
         gp_host_settle(gp_stream_handle(NULL), 0);
     }
+    // For "transfers from pageable host memory to device memory, a stream sync is performed before the
+    // copy is initiated. The function will return once the pageable buffer has been copied to the
+    // staging memory [...], but the DMA to final destination may not have completed"; "from pinned
+    // host memory [...], the function is synchronous" (CUDA driver API 13.0, API synchronization
+    // behavior, Memcpy, Synchronous). Before small ones are over it returns of either.
+    struct gp_handle *legacy = gp_stream_handle(NULL);
+    bool ahead = size > SMALL_COPY_MAX && goes_ahead(legacy, target, source, size);
+    uint64_t before = gp_position();
     GP_CHECK(copy_in(target, source, size, id));
-    // CUDA returns before small ones are over (API synchronization behavior, CUDA driver API).
-    return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
-}
-
-// Whether all of these bytes are the memory of one allocation.
-static bool is_whole(uint64_t address, size_t size) {
-    struct gp_range range;
-    return gp_find_range(address, &range) && size <= range.size &&
-           address - range.start <= range.size - size && range.kind == GP_DEVICE_MEMORY;
+    if (size <= SMALL_COPY_MAX) return GP_SUCCESS;
+    if (ahead) gp_note_copied(legacy, before);
+    return ahead && gp_await_copies(legacy) ? GP_SUCCESS : gp_synchronize(GP_SYNC_STREAM, id);
 }
 
 static int write_async(uint64_t target, const void *source, size_t size, void *stream) {
@@ -228,7 +246,7 @@ static int write_async(uint64_t target, const void *source, size_t size, void *s
     if (is_apart(target)) return write_across(target, source, size, stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     uint64_t before = gp_position();
-    bool only = gp_only_copies(handle) && is_whole(target, size) && !gp_is_pinned(source);
+    bool only = goes_ahead(handle, target, source, size);
     GP_CHECK(copy_in(target, source, size, id));
     if (only) gp_note_copied(handle, before);
     return GP_SUCCESS;

@@ -29,10 +29,10 @@ void gp_note_device_idle(int device, uint64_t before) {
 
 // A stream that was idle has nothing to do since but to take over bytes of the program's pageable memory,
 // which were read when it was called. Then nothing here can show whether that is over: what comes next
-// finds it so, as the worker waits for the stream before it goes on. Other processes could tell.
+// finds it so, as the worker waits for the stream before it goes on. Other processes could tell. What
+// kernels wrote to mapped memory came with the answer that the stream was idle.
 static bool may_copy_ahead(void) {
     return !gp_several && !__atomic_load_n(&gp_shares, __ATOMIC_RELAXED) &&
-           !__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED) &&
            !__atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) &&
            !__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) && gp_knows(GP_AWAIT_STREAM);
 }
@@ -48,7 +48,7 @@ void gp_note_copied(struct gp_handle *stream, uint64_t before) {
     if (gp_position() == before + 1) __atomic_store_n(&stream->copied, before + 1, __ATOMIC_RELAXED);
 }
 
-static bool await_copies(struct gp_handle *stream) {
+bool gp_await_copies(struct gp_handle *stream) {
     if (__atomic_load_n(&stream->copied, __ATOMIC_RELAXED) == 0 || !gp_only_copies(stream)) return false;
     uint64_t before = gp_position();
     if (gp_post_await_stream(stream->id) != GP_SUCCESS) return false;
@@ -71,7 +71,7 @@ int gp_synchronize_stream(void *stream) {
         return gp_spoil_capture(handle, gp_synchronize(GP_QUERY_STREAM, handle->id));
     }
     // Known idle, and nothing was sent since: there is nothing to wait for.
-    if (!is_known_idle(handle) && !await_copies(handle)) {
+    if (!is_known_idle(handle) && !gp_await_copies(handle)) {
         uint64_t before = gp_position();
         GP_CHECK(gp_synchronize(GP_SYNC_STREAM, handle->id));
         gp_note_idle(handle, before);

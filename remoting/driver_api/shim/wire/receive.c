@@ -8,7 +8,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+// So long an answer is awaited awake: the longer while that was worth it lately, where there are
+// processors for both sides.
 #define SPIN_NS 30000
+#define SPIN_LONG_NS 60000
+#define SPIN_PAUSE 16
+#define PROCESSORS_MIN 4
 #define LOOK_MS 1000         // between looks whether the server is still there
 #define BODY_MAX (64u << 20)
 #define MIRROR_MAX (2u << 20)   // bytes at a time: see mirrors.py
@@ -41,11 +46,23 @@ static bool wait_readable(struct line *line, int64_t deadline_spin) {
     }
 }
 
+// Until when to wait awake. By the one thread that reads.
+static int64_t spin_until(struct line *line) {
+    static int processors;
+    if (__atomic_load_n(&processors, __ATOMIC_RELAXED) == 0) {
+        __atomic_store_n(&processors, (int)sysconf(_SC_NPROCESSORS_ONLN), __ATOMIC_RELAXED);
+    }
+    bool is_long = line->spin_pause == 0 && __atomic_load_n(&processors, __ATOMIC_RELAXED) >= PROCESSORS_MIN;
+    if (line->spin_pause > 0) line->spin_pause--;
+    return gp_now_ns() + (is_long ? SPIN_LONG_NS : SPIN_NS);
+}
+
 static bool read_some(struct line *line, void *target, size_t size, size_t *count) {
-    int64_t spin = gp_now_ns() + SPIN_NS;
+    int64_t spin = spin_until(line);
     for (;;) {
         ssize_t got = gp_receive(line->link, target, size);
         if (got > 0) {
+            if (gp_now_ns() > spin) line->spin_pause = SPIN_PAUSE;
             *count = (size_t)got;
             return true;
         }

@@ -6,6 +6,7 @@ int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventQuer
 int cuEventSynchronize(void *), cuEventElapsedTime(float *, void *, void *), cuEventDestroy_v2(void *);
 int cuStreamQuery(void *), cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
+int cuMemHostAlloc(void **, size_t, unsigned), cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned);
 
 enum { ROUNDS = 10, N = 300000 };
 
@@ -79,6 +80,43 @@ static void copies(void *stream, void *other, uint64_t memory, uint64_t copy) {
     }
 }
 
+// Memory that kernels and the host see, which libraries have: it keeps no copy elsewhere from going
+// ahead, and has at once what is copied there.
+static void mapped(void *stream, void *other, uint64_t memory, uint64_t copy) {
+    int *seen, in[64];
+    uint64_t alias;
+    CHECK(cuMemHostAlloc((void **)&seen, 1 << 20, 2));
+    CHECK(cuMemHostGetDevicePointer_v2(&alias, seen, 0));
+    copies(stream, other, memory, copy);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int at = 0; at < 64; at++) in[at] = at + round;
+        CHECK(cuStreamSynchronize(stream));
+        CHECK(cuMemcpyHtoDAsync_v2(alias, in, sizeof in, stream));
+        CHECK(cuStreamSynchronize(stream));
+        NEED(seen[63] == 63 + round);
+        CHECK(cuMemcpyHtoDAsync_v2(memory, in, sizeof in, stream));
+        CHECK(cuStreamSynchronize(stream));
+        add_one(alias, 64, stream);
+        CHECK(cuStreamSynchronize(stream));
+        NEED(seen[63] == 64 + round);
+    }
+}
+
+// As cudaMemcpy, of more than what never waits.
+static void copies_now(void *stream, uint64_t memory) {
+    static int in[N], out[N];
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int at = 0; at < N; at++) in[at] = at * round;
+        CHECK(cuMemcpyHtoD_v2(memory, in, sizeof in));
+        memset(in, 0xee, sizeof in);
+        CHECK(cuMemcpyHtoD_v2(memory, in, 4));
+        add_one(memory, 64, stream);  // which does not wait for the legacy stream
+        CHECK(cuStreamSynchronize(stream));
+        CHECK(cuMemcpyDtoH_v2(out, memory, sizeof out));
+        NEED(out[63] == 63 * round + 1 && out[N - 1] == (N - 1) * round);
+    }
+}
+
 int main(int count, char **arguments) {
     void *module, *stream, *other;
     uint64_t memory, copy;
@@ -94,6 +132,8 @@ int main(int count, char **arguments) {
     times(NULL, memory);
     copies(stream, other, memory, copy);
     copies(NULL, stream, memory, copy);
+    copies_now(stream, memory);
+    mapped(stream, other, memory, copy);
     puts("results right");
     return 0;
 }
