@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
@@ -77,7 +78,10 @@ class Streams(HandlerGroup):
             return
         handle = self.streams[stream]
         if self._idle_soon([handle]):
-            self.waiter.guarded(self.client.request, bytes)()
+            # What a query finds is not a synchronization: memory that was freed in the stream would
+            # still count as in use (CUDA driver API, cuMemPoolTrimTo).
+            wait = partial(self.api.runtime.streamSynchronize, handle)
+            self.waiter.guarded(self.client.request, wait)()
             return
         event = self.waiter.event(self.client.device)
         self.api.record(event, handle)
@@ -108,8 +112,8 @@ class Streams(HandlerGroup):
         event = self.waiter.event(self.client.device)
         try:
             self.api.record(event, self.streams[stream])
-            if not self.waiter.soon(event):
-                self.api.runtime.eventSynchronize(event)
+            self.waiter.soon(event)  # awake for a moment, as the driver would not be
+            self.api.runtime.eventSynchronize(event)
         finally:
             self.waiter.give_event(self.client.device, event)
 

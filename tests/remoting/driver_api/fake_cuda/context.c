@@ -171,7 +171,9 @@ API CUresult cuCtxSynchronize_v2(CUcontext given) {
         TRY(context_or_current(&given));
         ctx = given;
     }
-    return context_wait(ctx);
+    CUresult result = context_wait(ctx);
+    atomic_store(&frees_unseen, false);
+    return result;
 }
 
 API CUresult cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }

@@ -543,6 +543,7 @@ struct shared_event { /* how often it was recorded, and which record is over */
 
 CUresult event_share(CUevent event); /* ipc.c */
 
+extern _Atomic bool frees_unseen; /* memory was freed in a stream, and nobody has synchronized since */
 extern pthread_mutex_t engine; /* guards streams, events, captures, graphs */
 extern _Thread_local bool per_thread_default; /* set while a _ptsz or _ptds variant runs */
 extern _Thread_local bool in_callback;

@@ -571,7 +571,8 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
     ENTER();
     REQUIRE(IS(pool, MAGIC_POOL));
-    if (!pool->shareable)
+    /* What was freed in a stream counts as in use until the host has synchronized with it. */
+    if (!pool->shareable && !atomic_load(&frees_unseen))
         pool_trim(pool, minBytesToKeep);
     return CUDA_SUCCESS;
 }
@@ -673,6 +674,7 @@ API CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     CUstream stream;
     TRY(stream_resolve(ctx, hStream, &stream));
     struct work work = {.kind = WORK_RELEASE, .memory = {dptr, region.size}};
+    atomic_store(&frees_unseen, true);
     return stream_submit(stream, &work);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+_Atomic bool frees_unseen;
 pthread_mutex_t engine = PTHREAD_MUTEX_INITIALIZER;
 _Thread_local bool per_thread_default;
 _Thread_local bool in_callback;
@@ -478,7 +479,9 @@ API CUresult cuStreamSynchronize(CUstream hStream) {
     ENTER_CONTEXT(ctx);
     CUstream stream;
     TRY(stream_resolve(ctx, hStream, &stream));
-    return stream_wait(stream);
+    CUresult result = stream_wait(stream);
+    atomic_store(&frees_unseen, false);
+    return result;
 }
 
 API CUresult cuStreamQuery(CUstream hStream) {
@@ -719,6 +722,7 @@ API CUresult cuEventSynchronize(CUevent hEvent) {
     while (hEvent->shared != NULL && !captured && !shared_ready(hEvent) && !exit_begun())
         usleep(50);
     printed_flush();
+    atomic_store(&frees_unseen, false);
     return captured ? CUDA_ERROR_CAPTURED_EVENT : atomic_load(&hEvent->ctx->error);
 }
 
