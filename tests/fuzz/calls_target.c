@@ -212,7 +212,8 @@ static void use_graph(void) {
 
 static void start(void) {
     static unsigned char hello[20000];
-    // One reply: the head of a snapshot of one device, whose bytes are zeros but for its memory.
+    // Two replies: the head of a snapshot of one device, whose bytes are zeros but for its memory, and
+    // how many records the worker knows.
     uint32_t head[4] = {GP_PROTOCOL, 13000, 1, 0};
     size_t device = 256 + 16 + 12 + 4 + 8 + 16 + 8 + GP_SERVER_DEVICES_MAX + 5 * GP_ATTRIBUTES_MAX;
     size_t size = sizeof head + device + 8, at = 0;
@@ -220,7 +221,11 @@ static void start(void) {
     memcpy(hello + at, &(uint16_t){(uint16_t)size}, 2);
     memcpy(hello + at + 2, head, sizeof head);
     memset(hello + at + 2 + sizeof head + 288, 1, 8);
-    sent = (struct input){hello, at + 2 + size};
+    at += 2 + size;
+    hello[at++] = 2;
+    memcpy(hello + at, &(uint16_t){sizeof(uint64_t)}, 2);
+    memcpy(hello + at + 2, &(uint64_t){255}, sizeof(uint64_t));
+    sent = (struct input){hello, at + 2 + sizeof(uint64_t)};
     void *context;
     if (cuInit(0) != GP_SUCCESS) abort();
     if (cuDevicePrimaryCtxRetain(&context, 0) != GP_SUCCESS) abort();
