@@ -1,8 +1,8 @@
 """The observer's side of HTTPS: takes connections from its server, and answers them after TLS.
 
 The certificate and its key come from the server in a frame, and are in no file of the observer's
-folder. What is imported for HTTP is imported when the first certificate comes, so a server that was
-started with ``--no-web`` has none of it in memory.
+folder. What is imported for HTTP is imported when the first client has come, so an observer that
+nobody asks has none of it in memory.
 """
 
 import os
@@ -29,9 +29,7 @@ from gpupool.monitoring.metric_totals import Totals
 from gpupool.monitoring.metrics import Own, read
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.remoting.protocol.messages import PROTOCOL
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
-from gpupool.remoting.transport.peer_transport import VERSION
 
 if TYPE_CHECKING:
     from gpupool.monitoring.http.http_app import Requests
@@ -64,6 +62,7 @@ class HttpDoor:
         self._found: Found | None = None
         self._totals = Totals()
         self._began_at = _process_start_s(os.getppid())
+        self._is_set_up = False
         self._context: ssl.SSLContext | None = None
         self._application: Application | None = None
         self._requests: Requests | None = None
@@ -82,9 +81,9 @@ class HttpDoor:
             self._say(f"the certificate for the web cannot be used: {error}")
             return
         self.open_networks = setup.open_networks
-        if self._application is None:
+        if not self._is_set_up:
+            self._is_set_up = True
             self.users, self._totals = setup.users, Totals(setup.users)
-            self._build()
 
     def sampled(self, sample: Sample) -> None:
         """Take the sample of this second."""
@@ -107,6 +106,9 @@ class HttpDoor:
         if self._sample is None or trio.current_time() - self._sampled_at > STALE_S:
             return None
         if self._found is None:
+            from gpupool.remoting.protocol.messages import PROTOCOL
+            from gpupool.remoting.transport.peer_transport import VERSION
+
             assert self._requests is not None
             own = Own(
                 protocol=PROTOCOL,
@@ -170,10 +172,8 @@ class HttpDoor:
             await self._tell_end(number)
 
     async def _serve_tls(self, connection: socket.socket, number: int) -> None:
-        from gpupool.monitoring.http.http_connection import serve_http
-
-        context, application = self._context, self._application
-        if context is None or application is None:
+        context = self._context
+        if context is None:
             return
         client = _address(connection)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
@@ -184,7 +184,12 @@ class HttpDoor:
         except (trio.BrokenResourceError, trio.TooSlowError):
             await trio.aclose_forcefully(stream)
             return
-        await serve_http(tls, application, client=client, number=number)
+        from gpupool.monitoring.http.http_connection import serve_http
+
+        if self._application is None:
+            self._build()
+        assert self._application is not None
+        await serve_http(tls, self._application, client=client, number=number)
 
     async def _tell_end(self, number: int) -> None:
         with trio.CancelScope(shield=True), trio.move_on_after(1):
