@@ -58,7 +58,10 @@ class RevokedUnserved:
         now: float,
     ) -> None:
         """Judge a message to a connection that was opened with ``token``."""
-        if not self._is_over(token, now) or isinstance(message, m.Refused | m.Dismissed):
+        # To say that something is over gives nothing: a server that comes back into touch says so.
+        if not self._is_over(token, now) or isinstance(
+            message, m.Refused | m.Dismissed | m.LeaseEnded
+        ):
             return
         # A session that it has begun to open may be answered late: see ``starts``.
         if isinstance(message, m.SessionOpened):

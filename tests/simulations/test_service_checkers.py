@@ -6,7 +6,7 @@ import pytest
 
 from gpupool.consensus.protocol import raft_settings
 from gpupool.pool.model.commands import Envelope, RevokeToken
-from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.scheduling.placement import NoOffer, Offer
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.checkers.service_checkers import (
@@ -43,6 +43,7 @@ def reporter() -> FailureReporter:
         (NO_OFFER, FRESH_S, 0.1 + SERVED_S, True),  # it should have closed the connection
         (NO_OFFER, STALE_S, 0.1 + SERVED_S, False),
         (REFUSED, FRESH_S, 0.1 + SERVED_S, False),
+        (m.LeaseEnded(LeaseId(7), "revoked"), FRESH_S, 0.1 + SERVED_S, False),
     ],
 )
 def test_revoked_token_is_served_by_nobody(
