@@ -32,6 +32,10 @@ class PoolSnapshot:
     ping_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
     rates: Mapping[LeaseId, Rate] = field(default_factory=dict[LeaseId, Rate])
     silent: frozenset[ServerId] = frozenset()  # members that have no connection with us
+    #: The last minutes of a GPU's figures: a Unix second and a mean each.
+    trends: Mapping[tuple[GpuId, str], tuple[tuple[int, float], ...]] = field(
+        default_factory=dict[tuple[GpuId, str], tuple[tuple[int, float], ...]]
+    )
     trouble: str = ""  # why nothing newer arrives
 
 
@@ -199,7 +203,9 @@ def gpu_rows(snapshot: PoolSnapshot, server: ServerId | None = None) -> list[Gpu
 
 def lease_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
     """Return leases, the oldest first."""
-    return [_lease_row(lease, snapshot) for lease in snapshot.view.leases]
+    models = {gpu.id: short_model(gpu.name) for s in snapshot.view.servers for gpu in s.gpus}
+    names = {server.id: server.name for server in snapshot.view.servers}
+    return [_lease_row(lease, snapshot, models, names) for lease in snapshot.view.leases]
 
 
 def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
@@ -207,9 +213,12 @@ def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
     return [_waiting_row(each, snapshot.view) for each in snapshot.view.waiting]
 
 
-def _lease_row(lease: LeaseView, snapshot: PoolSnapshot) -> LeaseRow:
-    models = {gpu.id: short_model(gpu.name) for s in snapshot.view.servers for gpu in s.gpus}
-    names = {server.id: server.name for server in snapshot.view.servers}
+def _lease_row(
+    lease: LeaseView,
+    snapshot: PoolSnapshot,
+    models: Mapping[GpuId, str],
+    names: Mapping[ServerId, str],
+) -> LeaseRow:
     groups: dict[tuple[str, str], int] = {}
     for part in lease.partitions:
         key = (models.get(part.gpu, "GPU"), names.get(part.server, part.server))

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gpupool.cli.lib.rows import PoolSnapshot, Rate
+from gpupool.cli.tui.trends import Trends
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import PoolView
@@ -35,6 +36,7 @@ class Collector:
     telemetry: dict[ServerId, Telemetry] = field(default_factory=dict[ServerId, Telemetry])
     telemetry_at: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
     ping_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+    trends: Trends = field(default_factory=Trends)
     silent: frozenset[ServerId] = frozenset()
     trouble: str = ""
     _samples: dict[tuple[ServerId, LeaseId], deque[_Sample]] = field(
@@ -61,6 +63,7 @@ class Collector:
         """Take what one server measures, and work out what its sessions move."""
         self.telemetry[telemetry.server] = telemetry
         self.telemetry_at[telemetry.server] = now
+        self.trends.take(telemetry)
         live: set[tuple[ServerId, LeaseId]] = set()
         for session in telemetry.sessions:
             key = (telemetry.server, session.lease)
@@ -108,5 +111,6 @@ class Collector:
             ping_s=dict(self.ping_s),
             silent=self.silent,
             rates=rates,
+            trends=dict(self.trends.points),
             trouble=self.trouble,
         )
