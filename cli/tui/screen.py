@@ -161,7 +161,7 @@ def row_json(row: ServerRow | GpuRow | LeaseRow) -> str:
         case GpuRow():
             body = {"server": row.server.server.name, "gpu": row.gpu, "telemetry": row.telemetry}
         case LeaseRow():
-            body = {"lease": row.source, "rate": row.rate}
+            body = {"lease": row.source, "rate": row.rate, "figures": row.figures}
     return json.dumps(to_plain(body), indent=2)
 
 
@@ -400,6 +400,13 @@ def _help(ui: UiState) -> list[Text]:
         Text(""),
         Text(" States: idle, mix, full, drain, down, new; away, or *: does not answer now,"),
         Text(" and the numbers of that server are the last known ones."),
+        Text(" Of leases: UP/S and DOWN/S are bytes from and to the client, WAITS/S answers that"),
+        Text(
+            " it waited for, WIRE seconds of each second that it waited for the network: WAITS/S x"
+        ),
+        Text(
+            " RTT, above 0.2 bound by latency. BUSY is GPUs, ~ an estimate; IDLE since it computed."
+        ),
         Text(" Dim: old numbers. Any key goes back.", "dim"),
     ]
     return lines
