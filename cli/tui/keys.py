@@ -28,6 +28,7 @@ class Mode(Enum):
     HELP = "help"
     FILTER = "filter"
     JSON = "json"
+    HEALTH = "health"
     DRAIN = "drain"  # the reason is being typed
     UNDRAIN = "undrain"  # y or n
 
@@ -58,6 +59,7 @@ KEYS: tuple[Key, ...] = (
     Key(("p",), "pause", "pause"),
     Key(("+", "-"), "slower, faster"),
     Key(("d", "u"), "drain, undrain the chosen server (asks first)", "drain", write=True),
+    Key(("H",), "what is wrong with the pool, as gpupool health says it", "health"),
     Key(("y",), "this row as JSON"),
 )
 
@@ -116,7 +118,7 @@ def press(ui: UiState, key: str, extent: Extent) -> tuple[UiState, Action | None
         return _press_filter(ui, key), None
     if ui.mode in (Mode.DRAIN, Mode.UNDRAIN):
         return _press_prompt(ui, key)
-    if ui.mode in (Mode.HELP, Mode.JSON):
+    if ui.mode in (Mode.HELP, Mode.JSON, Mode.HEALTH):
         if key in MOVES:
             return replace(ui, scroll=max(0, ui.scroll + MOVES[key])), None
         return replace(ui, mode=Mode.BROWSE, scroll=0), Action.QUIT if key == "q" else None
@@ -170,6 +172,8 @@ def _toggle(ui: UiState, key: str) -> UiState:
         case "-":
             index = max(ui.interval_index - 1, 0)
             return replace(ui, interval_index=index, message=f"every {INTERVALS_S[index]:g} s")
+        case "H":
+            return replace(ui, mode=Mode.HEALTH)
         case "y":
             return replace(ui, mode=Mode.JSON)
         case "d" | "u" if ui.readonly:

@@ -36,6 +36,7 @@ from gpupool.cli.lib.rows import (
     waiting_rows,
 )
 from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.tui.health_panel import health_lines
 from gpupool.cli.tui.keys import KEYS, PANELS, Extent, Mode, UiState
 from gpupool.cli.tui.trends import trend_column
 from gpupool.pool.view import ALARM, PoolView
@@ -189,6 +190,8 @@ def render(
     body_height = max(0, height - len(banner) - 1)
     if ui.mode is Mode.HELP:
         body = _scrolled(_help(ui), ui.scroll, body_height)
+    elif ui.mode is Mode.HEALTH:
+        body = _scrolled(health_lines(snapshot, glyphs), ui.scroll, body_height)
     elif ui.mode is Mode.JSON:
         row = chosen_row(snapshot, ui, glyphs)
         text = row_json(row) if row is not None else "{}"
@@ -421,7 +424,7 @@ def _footer(ui: UiState) -> Text:
             return Text(f" drain, because: {ui.typed}_   {hint}", "bold yellow")
         case Mode.UNDRAIN:
             return Text(" grant on this server again? y/n", "bold yellow")
-        case Mode.HELP | Mode.JSON:
+        case Mode.HELP | Mode.JSON | Mode.HEALTH:
             return Text(" arrows scroll, any other key goes back", "dim")
         case Mode.BROWSE:
             shown = [key for key in KEYS if key.footer and not (key.write and ui.readonly)]
