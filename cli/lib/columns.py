@@ -105,11 +105,12 @@ def _number(
     unit: str = "",
     *,
     live: bool = True,
+    digits: int = 0,
 ) -> Column[R]:
     """Return a column of numbers that sorts by the largest first."""
 
     def cell(row: R, _glyphs: Glyphs) -> Cell:
-        return Cell(_optional(read(row), unit))
+        return Cell(_optional(read(row), unit, digits))
 
     return Column(title, cell, lambda row: -(read(row) or 0), right=True, live=live)
 
@@ -288,6 +289,44 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
 )
 
 
+LATENCY_BOUND_S = 0.2
+"""A client that waits for the wire so much of each second is slow for that reason."""
+
+
+def _measured_size(title: str, read: Callable[[LeaseRow], float | None]) -> Column[LeaseRow]:
+    """Return a column of bytes that may not be known."""
+
+    def cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+        value = read(row)
+        return Cell(NOT_KNOWN if value is None else size_text(int(value)))
+
+    return Column(title, cell, lambda row: -(read(row) or 0), right=True, live=True)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _duration(seconds: float | None) -> str:
+    return NOT_KNOWN if seconds is None else duration_text(seconds)
+
+
+def _wire(row: LeaseRow) -> float | None:
+    return row.rate.wire_s if row.rate is not None else None
+
+
+def _wire_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+    wire_s = _wire(row)
+    if wire_s is not None and wire_s > LATENCY_BOUND_S:
+        return Cell(f"{wire_s:.2f} latency", "bold yellow")
+    return Cell(_optional(wire_s, digits=2))
+
+
+def _busy_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+    estimated = "~" if row.figures.busy_estimated and row.figures.busy is not None else ""
+    return Cell(estimated + _optional(row.figures.busy, digits=2))
+
+
 LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
     Column("LEASE", lambda r, _: Cell(r.id, "bold"), lambda r: r.id),
@@ -308,14 +347,21 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
         right=True,
     ),
     Column("AGE", lambda r, _: Cell(duration_text(r.age_s)), lambda r: -r.age_s, right=True),
+    _measured_size("USED", lambda r: r.figures.memory_used),
+    _measured_size("UP/S", lambda r: r.rate.up_per_s if r.rate else None),
+    _measured_size("DOWN/S", lambda r: r.rate.down_per_s if r.rate else None),
+    _number("CALLS/S", lambda r: r.rate.calls_per_s if r.rate else None),
+    _number("WAITS/S", lambda r: r.rate.waits_per_s if r.rate else None),
+    _number("RTT", lambda r: _times(r.figures.rtt_s, 1000), "ms", digits=2),
+    Column("WIRE", _wire_cell, lambda r: -(_wire(r) or 0.0), live=True),
+    Column("BUSY", _busy_cell, lambda r: -(r.figures.busy or 0.0), right=True, live=True),
     Column(
-        "BYTES/S",
-        lambda r, _: Cell(size_text(int(r.rate.bytes_per_s)) if r.rate else NOT_KNOWN),
-        lambda r: -(r.rate.bytes_per_s if r.rate else 0.0),
+        "IDLE",
+        lambda r, _: Cell(_duration(r.figures.idle_s)),
+        lambda r: -(r.figures.idle_s or 0.0),
         right=True,
         live=True,
     ),
-    _number("CALLS/S", lambda r: r.rate.calls_per_s if r.rate else None),
     Column("CLIENT", lambda r, _: Cell(r.client), lambda r: r.client, wide=True),
     Column("PROGRAM", lambda r, _: Cell(r.program), lambda r: r.program),
     Column("REASON", lambda r, _: Cell(r.reason), lambda r: r.reason),

@@ -1,12 +1,12 @@
 """A snapshot of the pool, and its servers, GPUs and leases as rows; pure, for ``top`` and lists."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpupool.cli.lib.values import size_text
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.scheduling.filters import short_model
-from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
 from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingView
 
 STALE_AFTER_S = 5.0
@@ -19,6 +19,59 @@ class Rate:
 
     bytes_per_s: float
     calls_per_s: float
+    up_per_s: float | None = None  # bytes from the client
+    down_per_s: float | None = None
+    waits_per_s: float | None = None  # answers that the client waited for
+    wire_s: float | None = None  # seconds of each second that it waited for the wire: waits x RTT
+
+    def plus(self, other: "Rate") -> "Rate":
+        """Return the sum with another server's; what is not known of one is not known at all."""
+        return Rate(
+            self.bytes_per_s + other.bytes_per_s,
+            self.calls_per_s + other.calls_per_s,
+            _sum((self.up_per_s, other.up_per_s)),
+            _sum((self.down_per_s, other.down_per_s)),
+            _sum((self.waits_per_s, other.waits_per_s)),
+            _sum((self.wire_s, other.wire_s)),
+        )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum, or None for one that lacks a part: it would pass for the whole."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFigures:
+    """What the servers of a lease say of its sessions; None is not known, never 0."""
+
+    rtt_s: float | None = None  # to the farthest of its servers
+    busy: float | None = None  # GPUs
+    busy_estimated: bool = False
+    idle_s: float | None = None  # since any of its sessions computed
+    memory_used: int | None = None
+
+
+def lease_figures(sessions: Sequence[SessionTelemetry]) -> LeaseFigures:
+    """Return the figures of one lease from its sessions, one for each of its servers."""
+    if not sessions:
+        return LeaseFigures()
+    rtts = [each.rtt_us for each in sessions if each.rtt_us is not None]
+    idle = [each.idle_s for each in sessions]
+    known = [each for each in idle if each is not None]
+    used = _sum(each.memory_used for each in sessions)
+    return LeaseFigures(
+        rtt_s=max(rtts) / 1e6 if len(rtts) == len(sessions) else None,
+        busy=_sum(sum(each.busy.values()) if each.busy else None for each in sessions),
+        busy_estimated=any(each.busy_estimated for each in sessions),
+        idle_s=min(known) if len(known) == len(idle) else None,
+        memory_used=None if used is None else int(used),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +85,10 @@ class PoolSnapshot:
     ping_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
     rates: Mapping[LeaseId, Rate] = field(default_factory=dict[LeaseId, Rate])
     silent: frozenset[ServerId] = frozenset()  # members that have no connection with us
+    #: The last minutes of a GPU's figures: a Unix second and a mean each.
+    trends: Mapping[tuple[GpuId, str], tuple[tuple[int, float], ...]] = field(
+        default_factory=dict[tuple[GpuId, str], tuple[tuple[int, float], ...]]
+    )
     trouble: str = ""  # why nothing newer arrives
 
 
@@ -120,6 +177,7 @@ class LeaseRow:
     rate: Rate | None
     source: LeaseView | WaitingView
     user_class: str = ""
+    figures: LeaseFigures = LeaseFigures()
     priority: int | None = None  # of a request that waits, where the pool has a policy
 
     @property
@@ -199,7 +257,18 @@ def gpu_rows(snapshot: PoolSnapshot, server: ServerId | None = None) -> list[Gpu
 
 def lease_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
     """Return leases, the oldest first."""
-    return [_lease_row(lease, snapshot) for lease in snapshot.view.leases]
+    models = {gpu.id: short_model(gpu.name) for s in snapshot.view.servers for gpu in s.gpus}
+    names = {server.id: server.name for server in snapshot.view.servers}
+    sessions: dict[LeaseId, list[SessionTelemetry]] = {}
+    for server, telemetry in snapshot.telemetry.items():
+        if snapshot.telemetry_age_s.get(server, 0.0) > STALE_AFTER_S:
+            continue  # what it said is not so now
+        for session in telemetry.sessions:
+            sessions.setdefault(session.lease, []).append(session)
+    return [
+        _lease_row(lease, snapshot, models, names, sessions.get(lease.id, ()))
+        for lease in snapshot.view.leases
+    ]
 
 
 def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
@@ -207,9 +276,13 @@ def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
     return [_waiting_row(each, snapshot.view) for each in snapshot.view.waiting]
 
 
-def _lease_row(lease: LeaseView, snapshot: PoolSnapshot) -> LeaseRow:
-    models = {gpu.id: short_model(gpu.name) for s in snapshot.view.servers for gpu in s.gpus}
-    names = {server.id: server.name for server in snapshot.view.servers}
+def _lease_row(
+    lease: LeaseView,
+    snapshot: PoolSnapshot,
+    models: Mapping[GpuId, str],
+    names: Mapping[ServerId, str],
+    sessions: Sequence[SessionTelemetry],
+) -> LeaseRow:
     groups: dict[tuple[str, str], int] = {}
     for part in lease.partitions:
         key = (models.get(part.gpu, "GPU"), names.get(part.server, part.server))
@@ -227,6 +300,7 @@ def _lease_row(lease: LeaseView, snapshot: PoolSnapshot) -> LeaseRow:
         age_s=lease.age_s + snapshot.view_age_s,
         rate=snapshot.rates.get(lease.id),
         source=lease,
+        figures=lease_figures(sessions),
         user_class=lease.user_class,
     )
 

@@ -51,6 +51,18 @@ def chart(title: str, unit: str, points: Sequence[Point], frame: Frame) -> list[
     return lines
 
 
+def sparkline(
+    points: Sequence[Point], span: tuple[int, int], width: int, top: float, *, in_ascii: bool
+) -> str:
+    """Return one line of ``width`` characters: dots up to ``top``, or a digit from 0 to 9 each."""
+    frame = Frame(*span)
+    if not in_ascii:
+        columns = _columns(points, frame, 2 * width)
+        return _braille_row([None if v is None else _level(v, top, 4) for v in columns], 0, width)
+    digits = [None if v is None else _level(v, top, 9) for v in _columns(points, frame, width)]
+    return "".join(" " if digit is None else str(digit) for digit in digits)
+
+
 def _columns(points: Sequence[Point], frame: Frame, count: int) -> list[float | None]:
     """Return the mean of each column; of one narrower than the points' step, the last point."""
     sums, counts = [0.0] * count, [0] * count

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gpupool.cli.lib.rows import PoolSnapshot, Rate
+from gpupool.cli.tui.trends import Trends
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import PoolView
@@ -18,12 +19,19 @@ class _Sample:
     """Counters of one lease on one server at one moment."""
 
     at_ms: int  # the server's own clock, so that delays on the way do not bend the rate
-    bytes_moved: int
+    bytes_in: int
+    bytes_out: int
     calls: int
+    waits: int | None
 
     def less_than(self, other: "_Sample") -> bool:
         """Return whether any counter is lower than it was."""
-        return self.bytes_moved < other.bytes_moved or self.calls < other.calls
+        return (
+            self.bytes_in < other.bytes_in
+            or self.bytes_out < other.bytes_out
+            or self.calls < other.calls
+            or (self.waits or 0) < (other.waits or 0)
+        )
 
 
 @dataclass(slots=True)
@@ -35,6 +43,7 @@ class Collector:
     telemetry: dict[ServerId, Telemetry] = field(default_factory=dict[ServerId, Telemetry])
     telemetry_at: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
     ping_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+    trends: Trends = field(default_factory=Trends)
     silent: frozenset[ServerId] = frozenset()
     trouble: str = ""
     _samples: dict[tuple[ServerId, LeaseId], deque[_Sample]] = field(
@@ -61,6 +70,7 @@ class Collector:
         """Take what one server measures, and work out what its sessions move."""
         self.telemetry[telemetry.server] = telemetry
         self.telemetry_at[telemetry.server] = now
+        self.trends.take(telemetry)
         live: set[tuple[ServerId, LeaseId]] = set()
         for session in telemetry.sessions:
             key = (telemetry.server, session.lease)
@@ -73,7 +83,7 @@ class Collector:
     def _measure(
         self, key: tuple[ServerId, LeaseId], session: SessionTelemetry, at_ms: int
     ) -> None:
-        sample = _Sample(at_ms, session.bytes_in + session.bytes_out, session.calls)
+        sample = _Sample(at_ms, session.bytes_in, session.bytes_out, session.calls, session.waits)
         samples = self._samples.setdefault(key, deque())
         if samples and (at_ms <= samples[-1].at_ms or sample.less_than(samples[-1])):
             # Counters fall when a worker of the lease has ended; that is no traffic.
@@ -85,10 +95,15 @@ class Collector:
         if not seconds:
             self._rates.pop(key, None)  # one sample is none
             return
-        self._rates[key] = Rate(
-            (sample.bytes_moved - first.bytes_moved) / seconds,
-            (sample.calls - first.calls) / seconds,
-        )
+        up = (sample.bytes_in - first.bytes_in) / seconds
+        down = (sample.bytes_out - first.bytes_out) / seconds
+        waits = wire_s = None
+        if sample.waits is not None and first.waits is not None:
+            waits = (sample.waits - first.waits) / seconds
+            if session.rtt_us is not None:
+                wire_s = waits * session.rtt_us / 1e6
+        calls = (sample.calls - first.calls) / seconds
+        self._rates[key] = Rate(up + down, calls, up, down, waits, wire_s)
 
     def snapshot(self, now: float) -> PoolSnapshot | None:
         """Return all that is known at ``now``; None before the first view."""
@@ -96,10 +111,7 @@ class Collector:
             return None
         rates: dict[LeaseId, Rate] = {}
         for (_, lease), rate in self._rates.items():
-            before = rates.get(lease, Rate(0.0, 0.0))
-            rates[lease] = Rate(
-                before.bytes_per_s + rate.bytes_per_s, before.calls_per_s + rate.calls_per_s
-            )
+            rates[lease] = rates[lease].plus(rate) if lease in rates else rate
         return PoolSnapshot(
             view=self.view,
             view_age_s=max(0.0, now - self.view_at),
@@ -108,5 +120,6 @@ class Collector:
             ping_s=dict(self.ping_s),
             silent=self.silent,
             rates=rates,
+            trends=dict(self.trends.points),
             trouble=self.trouble,
         )

@@ -4,6 +4,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 PANELS = ("servers", "gpus", "leases")
+FIGURES = ("busy", "sm", "memory", "power", "temperature")
+"""What the sparklines of GPUs can show: the history's names."""
+
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 FILTER_LENGTH_MAX = 60
 PAGE = 10
@@ -25,6 +28,7 @@ class Mode(Enum):
     HELP = "help"
     FILTER = "filter"
     JSON = "json"
+    HEALTH = "health"
     DRAIN = "drain"  # the reason is being typed
     UNDRAIN = "undrain"  # y or n
 
@@ -51,9 +55,11 @@ KEYS: tuple[Key, ...] = (
     Key(("s", "S"), "sort by the next column; reverse", "sort"),
     Key(("e",), "only what is wrong"),
     Key(("w",), "wide columns"),
+    Key(("g",), "what GPUs' lines show: busy, SM activity, memory, power, temperature", "graph"),
     Key(("p",), "pause", "pause"),
     Key(("+", "-"), "slower, faster"),
     Key(("d", "u"), "drain, undrain the chosen server (asks first)", "drain", write=True),
+    Key(("H",), "what is wrong with the pool, as gpupool health says it", "health"),
     Key(("y",), "this row as JSON"),
 )
 
@@ -76,6 +82,7 @@ class UiState:
     typed: str = ""  # the reason of a drain, so far
     scroll: int = 0  # lines of the help or the JSON above the screen
     all_servers: bool = False  # the GPU panel shows every server's
+    figure: str = FIGURES[0]
     message: str = ""
 
     @property
@@ -111,7 +118,7 @@ def press(ui: UiState, key: str, extent: Extent) -> tuple[UiState, Action | None
         return _press_filter(ui, key), None
     if ui.mode in (Mode.DRAIN, Mode.UNDRAIN):
         return _press_prompt(ui, key)
-    if ui.mode in (Mode.HELP, Mode.JSON):
+    if ui.mode in (Mode.HELP, Mode.JSON, Mode.HEALTH):
         if key in MOVES:
             return replace(ui, scroll=max(0, ui.scroll + MOVES[key])), None
         return replace(ui, mode=Mode.BROWSE, scroll=0), Action.QUIT if key == "q" else None
@@ -155,6 +162,8 @@ def _toggle(ui: UiState, key: str) -> UiState:
             return replace(ui, only_wrong=not ui.only_wrong, selected=(0, 0, 0))
         case "w":
             return replace(ui, wide=not ui.wide, sort=(-1, -1, -1))
+        case "g":
+            return _next_figure(ui)
         case "p":
             return replace(ui, paused=not ui.paused)
         case "+":
@@ -163,6 +172,8 @@ def _toggle(ui: UiState, key: str) -> UiState:
         case "-":
             index = max(ui.interval_index - 1, 0)
             return replace(ui, interval_index=index, message=f"every {INTERVALS_S[index]:g} s")
+        case "H":
+            return replace(ui, mode=Mode.HEALTH)
         case "y":
             return replace(ui, mode=Mode.JSON)
         case "d" | "u" if ui.readonly:
@@ -173,6 +184,11 @@ def _toggle(ui: UiState, key: str) -> UiState:
             return replace(ui, mode=Mode.UNDRAIN)
         case _:
             return ui
+
+
+def _next_figure(ui: UiState) -> UiState:
+    figure = FIGURES[(FIGURES.index(ui.figure) + 1) % len(FIGURES)]
+    return replace(ui, figure=figure, message=f"GPUs: {figure}")
 
 
 def _select(ui: UiState, row: int) -> UiState:

@@ -23,7 +23,10 @@ from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import INTERVALS_S, Action, Extent, UiState, decode_keys, press
 from gpupool.cli.tui.screen import chosen_server, extent, render
+from gpupool.cli.tui.trends import SLOT_S, SLOTS
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.protocol.messages import DrainServer, GetTelemetry
@@ -40,6 +43,12 @@ PICTURE_S = 3.5
 
 PING_EVERY_S = 5.0
 PING_COUNT_MAX = 64
+FILL_EVERY_S = 60.0
+"""So often a server is asked for its history again: it closes the gap before the first reading."""
+
+LOOK_S = 0.1
+"""So soon a server that has been chosen is asked for its history."""
+
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -105,6 +114,7 @@ async def _watch(screen: LiveView, credentials: str | None) -> None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_collect, screen, pool)
                     nursery.start_soon(_ping, screen, pool)
+                    nursery.start_soon(_fill, screen, pool)
                     nursery.start_soon(_draw, screen, live, console)
                     nursery.start_soon(
                         _take_signals, screen, signals, enter_again, nursery.cancel_scope
@@ -158,6 +168,46 @@ async def _ping(screen: LiveView, pool: Pool) -> None:
             for connection in list(pool.connections.by_server.values())[:PING_COUNT_MAX]:
                 nursery.start_soon(measure, connection)
             await trio.sleep(PING_EVERY_S)
+
+
+async def _fill(screen: LiveView, pool: Pool) -> None:
+    """Fetch what the chosen server has kept of its GPUs, so that their lines begin full."""
+    trends, asked = screen.collector.trends, dict[tuple[ServerId, str], float]()
+    looked_at: UiState | None = None
+    while True:
+        view, ui, now = screen.collector.view, screen.ui, trio.current_time()
+        due = min(asked.values(), default=now) + FILL_EVERY_S <= now
+        if view is None or (ui is looked_at and not due):
+            await trio.sleep(LOOK_S)
+            continue
+        asked = {key: at for key, at in asked.items() if at + FILL_EVERY_S > now}
+        snapshot, looked_at = screen.snapshot(), ui
+        row = chosen_server(snapshot, ui, screen.glyphs) if snapshot is not None else None
+        if row is None:
+            looked_at = None
+            await trio.sleep(IDLE_FRAME_S)
+            continue
+        key = row.server.id, ui.figure
+        if key in asked and trends.follows(row.server.id):
+            continue
+        asked[key] = now
+        trends.follow(row.server.id)
+        with suppress(GpupoolError):
+            await _fill_one(screen, pool, *key, view.now)
+
+
+async def _fill_one(
+    screen: LiveView, pool: Pool, server: ServerId, figure: str, now_ms: int
+) -> None:
+    from gpupool.monitoring.history.history_report import metrics_of  # only where it is drawn
+
+    since = Milliseconds(now_ms - 1000 * SLOT_S * (SLOTS + 1))
+    until = Milliseconds(now_ms + 1000 * SLOT_S)
+    answer = await pool.history(HistoryQuery("server", figure, "", since, until), (server,))
+    for page in answer.pages.values():
+        if page.step_s == SLOT_S:
+            screen.collector.trends.fill(server, figure, page, metrics_of("gpu")[figure].scale)
+    screen.touch()
 
 
 async def _draw(screen: LiveView, live: Live, console: Console) -> None:
@@ -251,6 +301,7 @@ def picture(
         async with connected(credentials) as pool, trio.open_nursery() as nursery:
             nursery.start_soon(_collect, screen, pool)
             nursery.start_soon(_ping, screen, pool)
+            nursery.start_soon(_fill, screen, pool)
             await trio.sleep(max(PICTURE_S, 4 * interval_s))
             nursery.cancel_scope.cancel()
         return screen.frame(width, height)

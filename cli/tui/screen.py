@@ -36,7 +36,9 @@ from gpupool.cli.lib.rows import (
     waiting_rows,
 )
 from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.tui.health_panel import health_lines
 from gpupool.cli.tui.keys import KEYS, PANELS, Extent, Mode, UiState
+from gpupool.cli.tui.trends import trend_column
 from gpupool.pool.view import ALARM, PoolView
 
 R = TypeVar("R", ServerRow, GpuRow, LeaseRow)
@@ -62,8 +64,7 @@ class Panel:
     title: str
     headers: tuple[str, ...]
     right: tuple[bool, ...]
-    cells: list[list[Cell]]
-    dim: list[bool]  # rows whose numbers are old
+    columns: Sequence[Column[Any]]
     rows: Sequence[ServerRow | GpuRow | LeaseRow]
     sorted_by: int
 
@@ -77,9 +78,11 @@ def panels(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> tuple[Panel, 
     gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
     where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
     leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
+    trend = trend_column(snapshot, ui.figure)
+    gpu_columns = [trend if column.title == "UTIL" else column for column in GPU_COLUMNS]
     return (
         servers,
-        _panel(1, gpus, GPU_COLUMNS, ui, glyphs, where),
+        _panel(1, gpus, gpu_columns, ui, glyphs, where),
         _panel(
             2,
             leases,
@@ -109,10 +112,9 @@ def _panel(
         rows = sorted(rows, key=shown[sort].key, reverse=reverse)
     elif reverse:
         rows = list(reversed(rows))
-    cells = cells_of(shown, rows, glyphs)
     if ui.filter and PANELS[index] == ui.panel:
-        keep = [i for i, line in enumerate(cells) if matches(line, ui.filter)]
-        rows, cells = [rows[i] for i in keep], [cells[i] for i in keep]
+        cells = cells_of(shown, rows, glyphs)
+        rows = [row for row, line in zip(rows, cells, strict=True) if matches(line, ui.filter)]
     count = str(total) if len(rows) == total else f"{len(rows)} of {total}"
     name = PANELS[index]
     return Panel(
@@ -120,8 +122,7 @@ def _panel(
         title=f"{TITLES[name]}{suffix} ({count})",
         headers=tuple(column.title for column in shown),
         right=tuple(column.right for column in shown),
-        cells=cells,
-        dim=[_is_stale(row) for row in rows],
+        columns=shown,
         rows=rows,
         sorted_by=sort,
     )
@@ -161,7 +162,7 @@ def row_json(row: ServerRow | GpuRow | LeaseRow) -> str:
         case GpuRow():
             body = {"server": row.server.server.name, "gpu": row.gpu, "telemetry": row.telemetry}
         case LeaseRow():
-            body = {"lease": row.source, "rate": row.rate}
+            body = {"lease": row.source, "rate": row.rate, "figures": row.figures}
     return json.dumps(to_plain(body), indent=2)
 
 
@@ -189,6 +190,8 @@ def render(
     body_height = max(0, height - len(banner) - 1)
     if ui.mode is Mode.HELP:
         body = _scrolled(_help(ui), ui.scroll, body_height)
+    elif ui.mode is Mode.HEALTH:
+        body = _scrolled(health_lines(snapshot, glyphs), ui.scroll, body_height)
     elif ui.mode is Mode.JSON:
         row = chosen_row(snapshot, ui, glyphs)
         text = row_json(row) if row is not None else "{}"
@@ -315,20 +318,24 @@ def _panel_lines(
     if panel.sorted_by >= 0:
         title += f" by {panel.headers[panel.sorted_by].lower()}"
     room = max(0, height - 2)
-    cursor = min(cursor, max(0, len(panel.cells) - 1))
-    start = min(max(0, cursor - room + 1), max(0, len(panel.cells) - room))
-    visible = range(start, min(len(panel.cells), start + room))
-    if len(panel.cells) > room:
+    count = len(panel.rows)
+    cursor = min(cursor, max(0, count - 1))
+    start = min(max(0, cursor - room + 1), max(0, count - room))
+    rows = panel.rows[start : start + room]
+    visible = range(start, start + len(rows))
+    # Only what is shown is made into text: a pool may have thousands of rows.
+    cells = dict(zip(visible, cells_of(panel.columns, rows, glyphs), strict=True))
+    if count > room:
         title += f", {start + 1}-{start + len(visible)} shown"
     widths = [len(header) for header in panel.headers]
     for row in visible:
-        for at, cell in enumerate(panel.cells[row]):
+        for at, cell in enumerate(cells[row]):
             widths[at] = max(widths[at], len(cell.text))
-    keep = _columns_that_fit(panel, visible, widths, width)
+    keep = _columns_that_fit(panel, cells.values(), widths, width)
 
-    def kept(cells: Sequence[Cell]) -> Text:
+    def kept(line: Sequence[Cell]) -> Text:
         return _line(
-            [cells[at] for at in keep],
+            [line[at] for at in keep],
             [widths[at] for at in keep],
             [panel.right[at] for at in keep],
         )
@@ -336,8 +343,8 @@ def _panel_lines(
     header = [Cell(text, "dim") for text in panel.headers]
     lines = [_rule(title, width, glyphs, focused=focused), kept(header)]
     for row in visible:
-        line = kept(panel.cells[row])
-        if panel.dim[row]:
+        line = kept(cells[row])
+        if _is_stale(panel.rows[row]):
             line.stylize("dim")
         if focused and row == cursor:
             line.pad_right(max(0, width - len(line.plain)))
@@ -347,14 +354,12 @@ def _panel_lines(
 
 
 def _columns_that_fit(
-    panel: Panel, visible: Iterable[int], widths: Sequence[int], width: int
+    panel: Panel, lines: Iterable[Sequence[Cell]], widths: Sequence[int], width: int
 ) -> list[int]:
     """Return the columns to show: where a reason is given, others give way to it."""
     keep = list(range(len(panel.headers)))
     last = keep[-1]
-    if panel.headers[last] not in REASONS or not any(
-        panel.cells[row][last].text for row in visible
-    ):
+    if panel.headers[last] not in REASONS or not any(line[last].text for line in lines):
         return keep
     for at in reversed(range(last)):
         if sum(widths[each] + 2 for each in keep) <= width:
@@ -398,6 +403,13 @@ def _help(ui: UiState) -> list[Text]:
         Text(""),
         Text(" States: idle, mix, full, drain, down, new; away, or *: does not answer now,"),
         Text(" and the numbers of that server are the last known ones."),
+        Text(" Of leases: UP/S and DOWN/S are bytes from and to the client, WAITS/S answers that"),
+        Text(
+            " it waited for, WIRE seconds of each second that it waited for the network: WAITS/S x"
+        ),
+        Text(
+            " RTT, above 0.2 bound by latency. BUSY is GPUs, ~ an estimate; IDLE since it computed."
+        ),
         Text(" Dim: old numbers. Any key goes back.", "dim"),
     ]
     return lines
@@ -412,7 +424,7 @@ def _footer(ui: UiState) -> Text:
             return Text(f" drain, because: {ui.typed}_   {hint}", "bold yellow")
         case Mode.UNDRAIN:
             return Text(" grant on this server again? y/n", "bold yellow")
-        case Mode.HELP | Mode.JSON:
+        case Mode.HELP | Mode.JSON | Mode.HEALTH:
             return Text(" arrows scroll, any other key goes back", "dim")
         case Mode.BROWSE:
             shown = [key for key in KEYS if key.footer and not (key.write and ui.readonly)]

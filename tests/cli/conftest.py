@@ -150,7 +150,7 @@ def _three_servers(*, quorum: bool = True) -> PoolSnapshot:
         telemetry=measured,
         telemetry_age_s=dict.fromkeys(measured, 0.2),
         ping_s=dict.fromkeys(measured, 0.0004),
-        rates={LeaseId(0x7F3A): Rate(12.5e6, 31_000.0)},
+        rates={LeaseId(0x7F3A): Rate(12.5e6, 31_000.0, 12.5e6, 0.0)},
     )
 
 

@@ -73,7 +73,7 @@ def test_rates_add_up_over_servers(snapshot: PoolSnapshot) -> None:
         measured("000000000000", 3000, 10_000_000, 400),
         measured("000000000001", 3000, 10_000_000, 400),
     )
-    assert known.rates[LEASE] == Rate(10_000_000.0, 400.0)
+    assert known.rates[LEASE] == Rate(10_000_000.0, 400.0, 10_000_000.0, 0.0)
 
 
 def test_rates_are_means_over_a_few_seconds(snapshot: PoolSnapshot) -> None:
@@ -91,7 +91,7 @@ def test_counters_that_fall_are_no_traffic(snapshot: PoolSnapshot) -> None:
         measured("000000000000", 2000, 100, 10),
         measured("000000000000", 3000, 100, 10),
     )
-    assert known.rates[LEASE] == Rate(0.0, 0.0)
+    assert known.rates[LEASE] == Rate(0.0, 0.0, 0.0, 0.0)
 
 
 def test_ended_sessions_and_removed_servers_are_forgotten(snapshot: PoolSnapshot) -> None:
@@ -104,3 +104,25 @@ def test_ended_sessions_and_removed_servers_are_forgotten(snapshot: PoolSnapshot
     )
     assert known.rates == {}
     assert ServerId("00000000dead") not in known.telemetry
+
+
+def session(at_ms: int, waits: int | None, rtt_us: int | None, server: str = "0" * 12) -> Telemetry:
+    known = SessionTelemetry(LEASE, 1, 0, 1000 * at_ms, 250 * at_ms, 0, waits=waits, rtt_us=rtt_us)
+    return Telemetry(ServerId(server), Milliseconds(at_ms), sessions=(known,))
+
+
+def test_time_on_the_wire_is_waits_times_the_round_trip(snapshot: PoolSnapshot) -> None:
+    rate = fed(snapshot.view, session(1000, 100, 500), session(3000, 2100, 500)).rates[LEASE]
+    assert (rate.up_per_s, rate.down_per_s) == (1_000_000.0, 250_000.0)
+    assert rate.waits_per_s == 1000.0
+    assert rate.wire_s == pytest.approx(0.5)
+
+
+def test_what_is_not_known_of_one_server_is_not_known(snapshot: PoolSnapshot) -> None:
+    assert fed(snapshot.view, session(1000, None, 500), session(2000, None, 500)).rates[
+        LEASE
+    ] == Rate(1_250_000.0, 0.0, 1_000_000.0, 250_000.0)
+    near, far = [session(at, at, 500) for at in (1000, 2000)], "000000000001"
+    unix = [session(at, at, None, far) for at in (1000, 2000)]
+    rate = fed(snapshot.view, near[0], unix[0], near[1], unix[1]).rates[LEASE]
+    assert (rate.waits_per_s, rate.wire_s) == (2000.0, None)

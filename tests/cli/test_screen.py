@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from rich.text import Text
 
 from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, Glyphs, bar, mini_cell
 from gpupool.cli.lib.listing import print_table
-from gpupool.cli.lib.rows import GpuCounts, PoolSnapshot, ServerRow, gpu_counts, gpu_rows
+from gpupool.cli.lib.rows import GpuCounts, PoolSnapshot, Rate, ServerRow, gpu_counts, gpu_rows
 from gpupool.cli.tui.keys import KEYS, Mode, UiState
 from gpupool.cli.tui.screen import chosen_row, extent, quorum_counts, render, row_json
+from gpupool.pool.model.ids import GpuId
+from gpupool.pool.telemetry import SessionTelemetry
 
 GLYPHS = Glyphs()
 
@@ -85,6 +88,43 @@ def test_leases_and_who_waits_for_what(snapshot: PoolSnapshot) -> None:
     assert "8 x 1" in text
     assert "2 of 8 idle" in text
     assert "granted" in text
+
+
+def lease_line(snapshot: PoolSnapshot, glyphs: Glyphs = GLYPHS) -> list[str]:
+    """Return the words of the lease's row, after its GPUs."""
+    frame = render(snapshot, UiState(panel="leases"), 200, 40, glyphs).plain
+    line = next(each for each in frame.split("\n") if "7f3a" in each and "on server-a" in each)
+    return line.split("on server-a")[1].split()
+
+
+def with_session(snapshot: PoolSnapshot, wire_s: float, **figures: Any) -> PoolSnapshot:
+    first = snapshot.view.servers[0].id
+    lease = snapshot.view.leases[0].id
+    session = SessionTelemetry(lease, 1, 0, 0, 0, 0, **figures)
+    told = replace(snapshot.telemetry[first], sessions=(session,))
+    rate = Rate(12.5e6, 31_000.0, 10e6, 2.5e6, 1200.0, wire_s)
+    return replace(snapshot, telemetry={**snapshot.telemetry, first: told}, rates={lease: rate})
+
+
+def test_figures_of_a_lease_and_those_not_known(snapshot: PoolSnapshot) -> None:
+    #        MEMORY  AGE   USED UP/S DOWN/S CALLS/S WAITS/S RTT WIRE BUSY IDLE PROGRAM
+    unknown = "140G 1m40s - 11.9M 0B 31000 - - - - - train.py"
+    assert lease_line(snapshot) == unknown.split()
+    busy = {GpuId("GPU-0-0"): 0.5, GpuId("GPU-0-1"): 0.25}
+    full = with_session(snapshot, 0.12, memory_used=3 << 30, rtt_us=100, busy=busy, idle_s=65.0)
+    known = "140G 1m40s 3G 9.5M 2.4M 31000 1200 0.10ms 0.12 0.75 1m05s train.py"
+    assert lease_line(full) == known.split()
+    assert lease_line(full, Glyphs(ascii=True)) == known.split()
+    assert "latency" not in " ".join(lease_line(full))
+    slow = with_session(snapshot, 0.31, busy=busy, busy_estimated=True)
+    assert "0.31 latency ~0.75 -" in " ".join(lease_line(slow))
+
+
+def test_old_figures_of_a_lease_are_not_shown(snapshot: PoolSnapshot) -> None:
+    full = with_session(snapshot, 0.12, memory_used=3 << 30, rtt_us=100)
+    old = replace(full, telemetry_age_s={**full.telemetry_age_s, full.view.servers[0].id: 42.0})
+    assert "0.10ms" in lease_line(full)
+    assert "0.10ms" not in lease_line(old)
 
 
 def undrained(snapshot: PoolSnapshot) -> PoolSnapshot:

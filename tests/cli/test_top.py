@@ -109,6 +109,9 @@ def test_readonly_ascii_without_colours(live_pool: Any, terminal: Any) -> None:
         del live_pool.env["NO_COLOR"]
     terminal.type(b"d")
     terminal.read_until("--readonly")
+    terminal.text = ""
+    terminal.type(b"g")
+    terminal.read_until("SM ACTIVITY")
     terminal.type(b"q")
     assert terminal.wait() == 0
     assert terminal.plain.isascii()

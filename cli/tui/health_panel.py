@@ -1,0 +1,44 @@
+"""The health panel of the live view: what ``gpupool health`` says, from what is at hand. Pure."""
+
+from rich.text import Text
+
+from gpupool.cli.lib.columns import Glyphs
+from gpupool.cli.lib.rows import STALE_AFTER_S, PoolSnapshot
+from gpupool.cli.lib.values import duration_text
+from gpupool.pool.telemetry import Health
+from gpupool.pool.view import visible
+
+STYLES = {Health.WARN: "yellow", Health.FAIL: "bold red"}
+
+
+def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
+    """Return the merged findings; what a server said that does not answer now is left out."""
+    from gpupool.monitoring.health.pool_health import line, merged  # only where it is shown
+
+    fresh = {
+        server: telemetry
+        for server, telemetry in snapshot.telemetry.items()
+        if server not in snapshot.silent
+        and snapshot.telemetry_age_s.get(server, 0.0) <= STALE_AFTER_S
+    }
+    health = merged(snapshot.view, fresh)
+    verdict = "not healthy" if health.count(Health.FAIL) else "healthy"
+    counts = f"{health.count(Health.FAIL)} fail, {health.count(Health.WARN)} warn"
+    answer = f"{health.answered} of {health.servers} servers answer"
+    lines = [Text(f" Health: {verdict}; {counts}; {answer}", "bold"), Text("")]
+    for row in health.findings:
+        finding = row.finding
+        ago = duration_text(max(0.0, (health.at - finding.since) / 1000))
+        text = Text.assemble(
+            (f" {finding.status.name.lower():<5}", STYLES.get(finding.status, "")),
+            f" {_shown(finding.check, glyphs):<14} {_shown(line(row), glyphs)} (for {ago})",
+        )
+        lines.append(text)
+        if finding.hint:
+            lines.append(Text(f"{'':22}hint: {_shown(finding.hint, glyphs)}", "dim"))
+    return lines
+
+
+def _shown(text: str, glyphs: Glyphs) -> str:
+    text = visible(text)
+    return text.encode("ascii", "replace").decode() if glyphs.ascii else text

@@ -1,0 +1,135 @@
+"""The lines of GPUs in the live view: the history's values, then live ones, and gaps as gaps."""
+
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+
+from gpupool.cli.lib.columns import Glyphs
+from gpupool.cli.lib.rows import PoolSnapshot
+from gpupool.cli.lib.terminal_chart import sparkline
+from gpupool.cli.tui.collector import Collector
+from gpupool.cli.tui.keys import FIGURES, UiState
+from gpupool.cli.tui.screen import render
+from gpupool.cli.tui.trends import FIGURES as DRAWN
+from gpupool.cli.tui.trends import FOLLOWED_MAX, SLOT_S, SLOTS, Trends
+from gpupool.pool.history_query import HistoryPage, HistorySeries
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
+from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.remoting.client.pool_client import PoolUpdate
+
+SERVER, GPU = ServerId("000000000000"), GpuId("GPU-0-0")
+NOW = 1_700_000_000  # the view's, and the beginning of a slot
+ASCII = Glyphs(ascii=True)
+
+
+def page(*points: tuple[int, int]) -> HistoryPage:
+    """Return an answer with thousandths, two samples each."""
+    series = HistorySeries(GPU, "GPU 0", tuple((t, 2 * value, 2, -1) for t, value in points))
+    return HistoryPage(step_s=SLOT_S, series=(series,))
+
+
+def reading(at_s: float, busy: float | None) -> Telemetry:
+    gpu = GpuTelemetry(GPU, 5 << 30, busy, 61.0, 350.0)
+    return Telemetry(SERVER, Milliseconds(round(at_s * 1000)), (gpu,))
+
+
+def filled(*points: tuple[int, int]) -> Trends:
+    trends = Trends()
+    trends.follow(SERVER)
+    trends.fill(SERVER, "busy", page(*points), 0.001)
+    return trends
+
+
+def test_keys_and_figures_are_the_same() -> None:
+    assert tuple(DRAWN) == FIGURES
+
+
+def test_the_line_begins_with_the_values_of_the_history() -> None:
+    points = [(NOW - SLOT_S * at, 100 * at) for at in (3, 2, 1)]
+    assert filled(*points).points[GPU, "busy"] == (
+        (NOW - 30, pytest.approx(0.3)),
+        (NOW - 20, pytest.approx(0.2)),
+        (NOW - 10, pytest.approx(0.1)),
+    )
+
+
+def test_live_readings_go_on_with_it_as_means_of_a_slot() -> None:
+    trends = filled((NOW - 10, 500))
+    for at, busy in ((0.0, 0.2), (1.0, 0.4), (2.0, None), (11.0, 1.0)):
+        trends.take(reading(NOW + at, busy))
+    assert trends.points[GPU, "busy"][1:] == ((NOW, pytest.approx(0.3)), (NOW + 10, 1.0))
+    assert trends.points[GPU, "power"] == ((NOW, 350.0), (NOW + 10, 350.0))
+    assert (GPU, "sm") not in trends.points  # a reading that is not to be had is no zero
+
+
+def test_the_history_fills_a_gap_and_corrects_what_is_over() -> None:
+    trends = filled()
+    trends.take(reading(NOW - 21, 0.9))
+    trends.take(reading(NOW, 0.7))
+    trends.fill(SERVER, "busy", page((NOW - 30, 800), (NOW - 10, 600), (NOW, 0)), 0.001)
+    assert trends.points[GPU, "busy"] == ((NOW - 30, 0.8), (NOW - 10, 0.6), (NOW, 0.7))
+
+
+def test_only_so_much_is_kept() -> None:
+    trends = filled()
+    for at in range(3 * SLOTS):
+        trends.take(reading(NOW + SLOT_S * at, 0.5))
+    assert len(trends.points[GPU, "busy"]) == SLOTS
+    for at in range(FOLLOWED_MAX):
+        trends.follow(ServerId(f"{at + 1:012x}"))
+    assert trends.points == {}
+    trends.take(reading(NOW, 0.5))
+    assert trends.points == {}
+
+
+def test_a_line_has_gaps_and_zeros_in_braille_and_in_ascii() -> None:
+    points = [(100, 0.0), (110, 0.6), (130, 1.0)]
+    assert sparkline(points, (100, 140), 4, 1.0, in_ascii=True) == "05 9"
+    assert sparkline(points, (100, 140), 2, 1.0, in_ascii=False) == "\u28e0\u28b8"
+
+
+def drawn(snapshot: PoolSnapshot, figure: str, glyphs: Glyphs) -> str:
+    """Return the row of the first GPU, of a pool whose history has half the line."""
+    trends = filled(*((NOW - SLOT_S * at, 500) for at in range(1, SLOTS // 2 + 1)))
+    shown = replace(snapshot, trends=trends.points)
+    lines = render(shown, UiState(figure=figure), 160, 40, glyphs).plain.split("\n")
+    assert all(cell_len(line) <= 160 for line in lines)
+    at = next(n for n, line in enumerate(lines) if "2 GPUs" in line)
+    return "\n".join(lines[at : at + 3])
+
+
+def test_a_gpu_row_has_its_line_and_its_value(snapshot: PoolSnapshot) -> None:
+    row = drawn(snapshot, "busy", ASCII).split("\n")[2]
+    assert f"H200   {' ' * 9}{'4' * 11}  42%" in row
+    braille = drawn(snapshot, "busy", Glyphs()).split("\n")[2]
+    assert "\u28e4" * 9 in braille
+    assert "42%" in braille
+
+
+@pytest.mark.parametrize(
+    ("figure", "title", "value"),
+    [
+        ("sm", "SM ACTIVITY", "-"),
+        ("memory", "MEMORY USED", "5.0G"),
+        ("power", "POWER DRAWN", "350W"),
+        ("temperature", "TEMPERATURE", "61C"),
+    ],
+)
+def test_another_figure_takes_its_place(
+    snapshot: PoolSnapshot, figure: str, title: str, value: str
+) -> None:
+    text = drawn(snapshot, figure, ASCII)
+    assert text.isascii()
+    assert title in text
+    assert "UTIL" not in text
+    assert f"H200   {value}" in text
+
+
+def test_the_collector_hands_the_points_on(snapshot: PoolSnapshot) -> None:
+    collector = Collector()
+    collector.trends.follow(SERVER)
+    collector.take(PoolUpdate(snapshot.view, {SERVER: reading(NOW, 0.5)}, 0.0, (SERVER,)), 1.0)
+    known = collector.snapshot(1.0)
+    assert known is not None
+    assert known.trends[GPU, "busy"] == ((NOW, 0.5),)
