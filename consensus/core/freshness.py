@@ -6,8 +6,9 @@ server that has applied that much has a table as of that instant, also under a l
 
 A message is as old as its way was long, and it may have waited in a socket for half a minute.
 ``LeaderClock`` compares the clock that each message states with the clock here: a message that was
-held up states too little. A server that was itself stopped cannot tell which messages waited
-meanwhile: ``TableAge.doubt`` makes it wait for the messages after those. Pure.
+held up states too little. The first messages of a leadership have nothing to be compared with, and
+a server that was itself stopped cannot tell which messages waited meanwhile: ``TableAge.doubt``
+makes it wait for the messages after those. Pure.
 """
 
 from collections import deque
@@ -26,7 +27,7 @@ LATE_S = 1.5
 """Without a step for so long, a server was stopped: its timers alone wake it more often."""
 
 DOUBT_S = 0.1
-"""What waited in the sockets of a server that was stopped is read within this time."""
+"""What has waited in sockets is read within this time, once anything of it is."""
 
 
 class _Point(NamedTuple):
@@ -77,6 +78,10 @@ class LeaderClock:
         """Begin anew, by another connection."""
         self._of: object = None
         self._offset_s = self._at = 0.0
+
+    def knows(self, leadership: object) -> bool:
+        """Return whether a message of this leadership can be compared with an earlier one."""
+        return leadership == self._of
 
     def delay_s(self, leadership: object, clock_s: float, now: float) -> float:
         """Return for how long a message was held up, against the quickest of this leadership."""

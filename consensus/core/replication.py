@@ -153,6 +153,8 @@ class Replication(Elections):
         if "clock_ms" in message:
             clock_s = message["clock_ms"] / 1000
             self._leader_clock_offset_s = clock_s - now
+            if not self._leader_clock.knows((sender, term)):
+                self._table_age.doubt(now)
             delay_s = self._leader_clock.delay_s((sender, term), clock_s, now)
             if "commit_index" in message:
                 as_of = now - delay_s - message["majority_age_ms"] / 1000
