@@ -57,6 +57,11 @@ class _Found:
 @click.option("--lease", type=Parsed("lease", parse_lease), help="All that is known of one lease.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with units in its header.")
 @click.option(
+    "--parquet",
+    type=click.Path(dir_okay=False),
+    help="Write a Parquet file; needs pyarrow: pip install 'gpupool[parquet]'.",
+)
+@click.option(
     "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
@@ -76,6 +81,7 @@ def command(
     lease: int | None,
     database: str | None,
     as_csv: bool,
+    parquet: str | None,
     wasted: bool,
     strict: bool,
     as_json: bool,
@@ -85,8 +91,7 @@ def command(
     Users see their own leases and sums of the others by class, operators everybody's. All servers
     are asked, and each has the records of the whole pool; one that does not answer is named.
     """
-    if as_csv and as_json:
-        raise UsageError("--csv and --json exclude each other", hint="give one of them")
+    _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
     query = RecordQuery(
         since=Milliseconds(0 if lease else round(since * 1000)),
         until=Milliseconds(round(until * 1000)) if until is not None and not lease else FAR,
@@ -99,12 +104,28 @@ def command(
         found = run_async(lambda: _ask(credentials, query))
     if found.report is not None:
         report = found.report.by_waste() if wasted else found.report
-        _show(report, found, as_csv=as_csv, as_json=as_json, wasted=wasted)
+        if parquet is not None:
+            _write_parquet(Path(parquet), report, found)
+        else:
+            _show(report, found, as_csv=as_csv, as_json=as_json, wasted=wasted)
     else:
         _show_lease(query.lease, found, as_json=as_json)
     _warn(found)
     if strict and (found.silent or found.missing):
         raise SystemExit(ExitCode.UNHEALTHY)
+
+
+def _check_forms(*, as_csv: bool, as_json: bool, parquet: str | None, lease: int | None) -> None:
+    """Refuse what excludes each other, and what is missing, before the pool is asked."""
+    if as_csv + as_json + (parquet is not None) > 1:
+        names = "--csv, --json and --parquet exclude each other"
+        raise UsageError(names, hint="give one of them")
+    if parquet is not None:
+        if lease:
+            raise UsageError("--parquet has rows of sums, and --lease none", hint="give --json")
+        from gpupool.monitoring.parquet_file import require_pyarrow
+
+        require_pyarrow()
 
 
 def _read(path: Path, query: RecordQuery) -> _Found:
@@ -237,6 +258,21 @@ def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool, waste
         click.echo(csv_of(report).encode(), nl=False)
     else:
         _print(waste_table(report) if wasted else table(report))
+
+
+def _write_parquet(path: Path, report: "Report", found: _Found) -> None:
+    from gpupool.cli.lib.files import write_private
+    from gpupool.monitoring.parquet_file import parquet_of
+
+    data = parquet_of(
+        report,
+        version=__version__,
+        silent=found.silent,
+        missing=found.missing,
+        problems=found.problems,
+    )
+    write_private(path, data)
+    say(f"gpupool: {len(report.rows)} rows written to {path}")
 
 
 def _print(lines: Sequence[tuple[str, ...]]) -> None:
