@@ -48,7 +48,7 @@ anything when its sender is not connected.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from gpupool.consensus.contacts import Contacts
@@ -272,9 +272,11 @@ class RaftNode:
         with self._core.stepping(self._context.now):
             self._core.set_voters(voters, lambda outcome: self._resolve(callback, outcome))
 
-    def reconcile_voters(self, desired: Sequence[ServerId] | None) -> None:
-        """Whenever this server leads, bring the voters nearer to ``desired``, one at a time."""
-        self._voter_changes.desire(desired)
+    def reconcile_voters(
+        self, desired: Sequence[ServerId] | None, *, stopgaps: Collection[ServerId] = ()
+    ) -> None:
+        """Whenever this server leads, see to its voters, as ``VoterChanges`` says."""
+        self._voter_changes.desire(desired, stopgaps)
 
     def hand_over(self, now: float) -> bool:
         """Let the voter with the longest log lead; False when nobody can, or we do not lead.

@@ -403,7 +403,7 @@ class _Server:
         if self._identity.server not in servers and not removed:
             return  # the table has not reached the point at which this server joined
         replicated_log.set_servers(servers, removed=removed)
-        replicated_log.reconcile_voters(voters)
+        replicated_log.reconcile_voters(voters, stopgaps=self.machine.state.witnesses())
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.
             known = self.machine.state.servers.values()

@@ -459,6 +459,10 @@ class PoolState:
         """Return the servers that should vote, in the order in which they joined."""
         return tuple(s.id for s in self.servers.values() if s.voter)
 
+    def witnesses(self) -> tuple[ServerId, ...]:
+        """Return the servers that vote without a GPU of their own, and lead as stopgaps only."""
+        return tuple(s.id for s in self.servers.values() if s.witness)
+
 
 def with_changes(value: T, **changes: Any) -> T:
     """Return a copy of ``value``, a frozen dataclass without slots, with these fields changed.

@@ -259,7 +259,10 @@ class ServerProcess(Process):
             replicated_log.submit(
                 lambda _now: replicated_log.node.set_servers(servers, removed=removed)
             )
-            replicated_log.submit(lambda _now: replicated_log.node.reconcile_voters(state.voters()))
+            voters, witnesses = state.voters(), state.witnesses()
+            replicated_log.submit(
+                lambda _now: replicated_log.node.reconcile_voters(voters, stopgaps=witnesses)
+            )
         if known:
             self.ca.follow()
         self._poll()
