@@ -40,6 +40,10 @@ class PoolMachine:
         """Return the invariants that the sampler has found broken since the start."""
         return self.sampler.found if self.sampler is not None else ()
 
+    def formats(self) -> int:
+        """Return the version of the formats that all servers know."""
+        return self.state.formats()
+
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
         try:

@@ -168,6 +168,7 @@ class Reconciler:
                     rdma=software.rdma,
                     accounts=True,
                     alerts=software.alerts,
+                    formats=software.formats,
                 )
             )
             return
@@ -213,6 +214,7 @@ class Reconciler:
             link_speed=server.link_speed,
             rdma=server.rdma,
             alerts=server.alerts,
+            formats=server.formats,
         )
         if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True

@@ -27,6 +27,7 @@ from enum import IntEnum
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.formats import VERSION, can_link
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.pool.table_clock import ClockSample
@@ -63,10 +64,7 @@ FALLBACK_DIAL_S = 0.5
 """How long the server with the larger id waits to be dialled before it dials itself. Short, since a
 restarted server may not know any address before its table has caught up with somebody's."""
 
-GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds
-VERSION = 5
-"""Grows with every change that another server would read, or carry out, differently: of these
-frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
+GREETING = struct.Struct(">HQ")  # ``formats.VERSION``, wall clock in milliseconds
 
 KEY_SIZE_MAX = 4096
 CERTIFICATE_SIZE_MAX = 8192
@@ -105,6 +103,7 @@ class _Link:
     more: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     greeted: bool = False
+    version: int = VERSION  # of the other side
 
     def put(self, data: bytes) -> bool:
         if len(self.queue) >= QUEUE_COUNT_MAX or self.queue_size + len(data) > QUEUE_SIZE_MAX:
@@ -454,6 +453,8 @@ class PeerTransport:
             case Kind.REMOVED:
                 self._log.warning("server %s says that this one was removed", link.peer)
                 self.removed_by.add(link.peer)
+            case _ if kind > max(Kind) and link.version > VERSION:
+                self._log.debug("a newer server %s sent a frame of kind %d", link.peer, kind)
             case _:
                 raise RemoteProtocolError("unknown frame from a peer", why=f"kind {kind}")
 
@@ -461,12 +462,13 @@ class PeerTransport:
         if kind != Kind.GREETING or len(body) != GREETING.size:
             raise RemoteProtocolError("a peer did not greet")
         version, _wall_ms = GREETING.unpack(body)
-        if version != VERSION:
+        link.version = version
+        if not can_link(version):
             what = f"server {link.peer} has another version of gpupool"
-            why = f"it speaks version {version} of the links, this server {VERSION}"
+            why = f"it has version {version} of the formats, this server {VERSION}"
             if (peer := self._peers.get(link.peer)) is not None and peer.other_version != version:
                 peer.other_version = version
-                self._log.warning("%s: %s; install the same version on both", what, why)
+                self._log.warning("%s: %s; upgrade the older one", what, why)
             raise RemoteProtocolError(what, why=why)
 
     # --- clocks --------------------------------------------------------------------------------
