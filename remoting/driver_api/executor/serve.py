@@ -9,6 +9,7 @@ from gpupool.pool.errors import ProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import ASSERT, Api
 from gpupool.remoting.driver_api.executor.executor import Executor
+from gpupool.remoting.driver_api.executor.host_turns import Turn
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader, Stream
 from gpupool.remoting.worker.peer_links import Links
@@ -82,10 +83,13 @@ class Session:
         """Write the output of kernels to the program's standard output, or error."""
         self._send([ANSWER.pack(PRINTED, 0, descriptor, len(text), 0, 0), text])
 
-    def host(self, number: int, status: int, ticket: int) -> None:
-        """Say that a host function's turn has come; ``ticket`` 0: its stream does not wait."""
-        head = ANSWER.pack(HOST, status, number, 8, 0, 0)
-        self._send([head, ticket.to_bytes(8, "little")])
+    def host(self, turns: Sequence[Turn]) -> None:
+        """Say that host functions' turns have come, in their order."""
+        said = [
+            ANSWER.pack(HOST, status, number, 8, 0, 0) + ticket.to_bytes(8, "little")
+            for number, status, ticket in turns
+        ]
+        self._send([b"".join(said)])
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         with self.sending:

@@ -1,5 +1,6 @@
 """What waits for the GPU on behalf of a client's thread, while the others go on."""
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -78,20 +79,21 @@ class Freeing:
 
     def __init__(self) -> None:
         self.pending = 0
-        self._keeping = 0
+        self.keeping = ctypes.c_uint32(0)
+        """Of these, the calls that others wait for in CUDA; the launcher reads it."""
         self._changed = threading.Condition()
 
     def begin(self, *, keeps: bool = False) -> None:
         """Note that something is being freed; ``keeps``: by a call that others wait for in CUDA."""
         with self._changed:
             self.pending += 1
-            self._keeping += keeps
+            self.keeping.value += keeps
 
     def end(self, *, keeps: bool = False) -> None:
         """Note that it is free."""
         with self._changed:
             self.pending -= 1
-            self._keeping -= keeps
+            self.keeping.value -= keeps
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -107,7 +109,7 @@ class Freeing:
         for the function, and keep what the function waits for, such as its managed memory.
         """
         with self._changed:
-            while self._keeping:
+            while self.keeping.value:
                 self._changed.wait()
 
 

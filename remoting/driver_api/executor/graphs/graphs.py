@@ -81,6 +81,7 @@ class Graphs(HandlerGroup):
         self._translator = translator
         self.nodes: dict[int, Node] = {}
         self.known: dict[int, Graph] = {}
+        self._issued: set[int] = set()  # nodes that the launcher knows
         self._begun: set[int] = set()  # graphs that a capture has made, and not yet ended
         self._with_memory = False  # some node of some graph allocates or frees
         self.methods = {
@@ -163,9 +164,21 @@ class Graphs(HandlerGroup):
     def _forget(self, graph: int) -> None:
         """Drop the numbers of a graph's nodes and of the graphs within them."""
         for number in self.known.pop(graph, Graph()).numbers.values():
+            self._end_issuing(number)
             for child in self.nodes.pop(number).children:
                 self._forget(child)
         self.objects["g"].pop(graph, None)
+
+    def issue(self, number: int) -> None:
+        """Have the launcher change a node, which was changed before: mostly the same ones are."""
+        if self.client.launcher is not None and number not in self._issued:
+            self._issued.add(number)
+            self.client.launcher.keep("n", number, self.nodes[number].handle)
+
+    def _end_issuing(self, number: int) -> None:
+        if number in self._issued:
+            self._issued.discard(number)
+            self.client.end_issuing("n", number)
 
     # --- capture ----------------------------------------------------------------------------------
 
@@ -354,6 +367,7 @@ class Graphs(HandlerGroup):
         node = self.nodes[number]
         self._direct.call("cuGraphDestroyNode", node.handle)
         del self.nodes[number]
+        self._end_issuing(number)
         del self.known[node.graph].numbers[node.handle]
         for child in node.children:
             self._forget(child)

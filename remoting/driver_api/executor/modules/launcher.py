@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
-ABI = 3
+ABI = 4
 
 CALLED = (
     "cuLaunchKernel",
@@ -21,6 +23,9 @@ CALLED = (
     "cuMemsetD8Async",
     "cuMemsetD32Async",
     "cuStreamQuery",
+    "cuGraphExecNodeSetParams",
+    "cuGraphLaunch",
+    "cuStreamAddCallback",
 )
 """What it calls, in the order of its ``struct driver``."""
 
@@ -33,6 +38,9 @@ ISSUED = frozenset(
         table.RECORD_EVENT,
         table.WAIT_EVENT,
         table.COPY_IN,
+        NUMBERS["GRAPH_SET"],
+        NUMBERS["GRAPH_LAUNCH"],
+        NUMBERS["HOST_CALL"],
         *(op for op, (name, _, _) in table.CALLS.items() if name in FILLS_AND_COPIES),
     }
 )
@@ -42,8 +50,8 @@ ISSUED = frozenset(
 class Launcher:
     """Issues the frequent records at the start of a frame's records.
 
-    The caller tells it of every function, stream and event that records may name, and keeps the
-    memory alive to which a function's addresses point.
+    The caller tells it of every object that records may name, and keeps the memory alive to which
+    a function's addresses point.
     """
 
     @classmethod
@@ -68,15 +76,17 @@ class Launcher:
         addresses = (pointer * len(called))(*called)
         self._self = ctypes.c_void_p(library.gpupool_launcher_new(addresses))
         self._function = library.gpupool_launcher_function
-        self._function.argtypes = [pointer, wide, wide, wide, wide, narrow]
-        self._stream = library.gpupool_launcher_stream
-        self._stream.argtypes = [pointer, wide, wide]
-        self._end_stream = library.gpupool_launcher_end_stream
-        self._end_stream.argtypes = [pointer, wide]
-        self._event = library.gpupool_launcher_event
-        self._event.argtypes = [pointer, wide, wide]
-        self._end_event = library.gpupool_launcher_end_event
-        self._end_event.argtypes = [pointer, wide]
+        self._function.argtypes = [pointer, wide, wide, wide, wide, narrow, ctypes.c_int]
+        self._keep = library.gpupool_launcher_keep
+        self._keep.argtypes = [pointer, ctypes.c_int, wide, wide]
+        self._end = library.gpupool_launcher_end
+        self._end.argtypes = [pointer, ctypes.c_int, wide]
+        self._select = library.gpupool_launcher_select
+        self._select.argtypes = [pointer, wide]
+        self._kept_by = library.gpupool_launcher_kept_by
+        self._kept_by.argtypes = [pointer, pointer]
+        self._tell = library.gpupool_launcher_tell
+        self._tell.argtypes = [pointer, pointer]
         self._run: Any = library.gpupool_launcher_run
         self._run.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t, pointer]
         self._run.restype = ctypes.c_size_t
@@ -85,25 +95,34 @@ class Launcher:
         self._outcome = (ctypes.c_int * 2)()
         self._outcome_address = ctypes.addressof(self._outcome)
 
-    def function(self, number: int, handle: int, values: int, pointers: int, size: int) -> None:
-        """Tell of a kernel: where its parameters' bytes lie, and what points to each of them."""
-        self._function(self._self, number, handle, values, pointers, size)
+    def function(self, number: int, function: Function) -> None:
+        """Tell of a kernel with all that a launch needs."""
+        where = function.values, function.pointers, function.size, function.kernel
+        self._function(self._self, number, function.handle, *where)
 
-    def stream(self, number: int, handle: int) -> None:
-        """Tell of a stream."""
-        self._stream(self._self, number, handle)
+    def keep(self, kind: str, number: int, handle: int) -> None:
+        """Tell of an object: a stream s, an event e, a graph's node n, an executable graph x.
 
-    def end_stream(self, number: int) -> None:
-        """Issue nothing more on a stream."""
-        self._end_stream(self._self, number)
+        Or of a context c, under the number of its device, counted from one.
+        """
+        self._keep(self._self, ord(kind), number, handle)
 
-    def event(self, number: int, handle: int) -> None:
-        """Tell of an event."""
-        self._event(self._self, number, handle)
+    def end(self, kind: str, number: int) -> None:
+        """Have an object named no more; harmless if it never was."""
+        self._end(self._self, ord(kind), number)
 
-    def end_event(self, number: int) -> None:
-        """Record an event no more."""
-        self._end_event(self._self, number)
+    def select(self, device: int) -> None:
+        """Tell which device is current."""
+        self._select(self._self, device)
+
+    def kept_by(self, keeping: ctypes.c_uint32) -> None:
+        """Have calls that may wait for host functions left to Python while this is not 0."""
+        self._kept_by(self._self, ctypes.addressof(keeping))
+        self._keeping = keeping
+
+    def tell(self, turns: ctypes.c_void_p) -> None:
+        """Give host functions that keep no stream to the driver from now on."""
+        self._tell(self._self, turns)
 
     def idle(self, streams: Sequence[int], patience_ns: int) -> bool:
         """Say whether all these streams of the driver come to an end soon; False: not known."""
