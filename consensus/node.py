@@ -146,7 +146,7 @@ class RaftNode:
         self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
         self._responder = PullResponder(context, self._snapshots)
         self._voter_changes = VoterChanges(context, self._responder)
-        self._comparison = TableComparison(context)
+        self._comparison = TableComparison(context, machine)
         self._proposals = ProposalQueue(
             self._core,
             storage.journal,
@@ -165,6 +165,7 @@ class RaftNode:
             "pulled": self._puller.on_pulled,
             "alive": self._responder.on_alive,
             "table_hash": self._comparison.on_table_hash,
+            "whole_hash": self._comparison.on_whole_hash,
             "snapshot": self._snapshots.on_snapshot,
             "snapshot_ack": self._snapshots.on_snapshot_ack,
             "forward": self._proposals.on_forward,
