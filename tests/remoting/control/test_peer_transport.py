@@ -24,6 +24,7 @@ from tests.remoting.control.control_kit import (
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport import peer_link
 from gpupool.remoting.transport import peer_transport as links_module
 from gpupool.remoting.transport.peer_dial import proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -193,7 +194,7 @@ async def test_a_peer_that_reads_nothing_has_a_bounded_queue(
     await trio.sleep(1)
     frame = bytes(1024 * 1024)
     accepted = sum(network.links[A].send(B, frame) for _ in range(100))
-    assert accepted == links_module.QUEUE_SIZE_MAX // len(frame) - 1
+    assert accepted == peer_link.QUEUE_SIZE_MAX // len(frame) - 1
 
 
 def offset_s(clock: VirtualClock, sample: ClockSample | None) -> float:
