@@ -273,7 +273,7 @@ class _Server:
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 nursery.start_soon(self.web.run, server, links, me, now_ms)
                 nursery.start_soon(
-                    HealthRounds(self._options.drain_for, self._state, self._log).run,
+                    HealthRounds(self._options.drain_for, self._state, self._log, self.web).run,
                     *(server.controller, self.machine, replicated_log.health, self.observer),
                 )
                 self._log.info(
@@ -355,7 +355,7 @@ class _Server:
             address=self._address,
             processes=lambda: processes_of(host, keeper, self.observer.process),
             peers=lambda: self.machine.state.servers,
-            sample=links.clock_sample,
+            links=links,
             clock=self._clock,
         )
 

@@ -6,20 +6,26 @@ They are pure and take less than a millisecond. What they need of files is read 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import trio
 
 from gpupool.cli.server.alert_link import MAJORITY, SENDS, AlertLink
 from gpupool.cli.server.state_dir import StateDir
+from gpupool.cli.server.web_door import WebParts
 from gpupool.monitoring.health.alert_settings import find_settings
+from gpupool.monitoring.health.device_memory import FILE, DeviceMemory
 from gpupool.monitoring.health.health_monitor import HealthMonitor
 from gpupool.monitoring.health.readings import ObserverReadings, Readings
-from gpupool.monitoring.observer_link import ObserverLink
+from gpupool.monitoring.history.history_settings import CAPPED, NOT_BEGUN
+from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.ports import RaftHealth
+from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import has_quorum
 from gpupool.remoting.server.controller import Controller
@@ -29,19 +35,32 @@ from gpupool.remoting.transport.pki import validity_of
 ROUND_S = 1.0
 CERTIFICATES_EVERY_S = 3600.0
 TOLD_EVERY_S = 600.0
+OBSERVER_EVERY_S = 60.0
+DEVICES_EVERY_S = 3600.0
+"""How often what is remembered of the GPUs is written; it is written first when they are known."""
+ABSENCES = (AWAY, NO_HISTORY, NOT_BEGUN)
+"""What an observer that has only just started says, or what is said for one that is away."""
 
 
 class HealthRounds:
     """Runs the checks, and tells the controller of what they find."""
 
-    def __init__(self, drain_for: Iterable[str], files: StateDir, log: logging.Logger) -> None:
+    def __init__(
+        self, drain_for: Iterable[str], files: StateDir, log: logging.Logger, web: WebParts
+    ) -> None:
         """Make the rounds.
 
         Args:
             drain_for: the signs for which a GPU of this server is drained.
             files: with this server's certificates.
             log: gets each check that fails by a bug, now and then.
+            web: knows the certificate of the observer.
         """
+        self._web = web
+        self.devices = DeviceMemory()
+        self._gpus_before: int | None = None
+        self._gpus = 0
+        self._observer = ObserverReadings()
         self._monitor = HealthMonitor(drain_for, self._failed)
         self._files = files
         self._log = log
@@ -62,18 +81,28 @@ class HealthRounds:
                 gate = partial(_gate, machine, self._files.identity.server, health)
                 log = logging.getLogger("gpupool.alerts")
                 nursery.start_soon(AlertLink(settings, gate, log).run)
-            await self._rounds(controller, machine, health, observer)
+            await self._rounds(nursery, controller, machine, health, observer)
 
     async def _rounds(
         self,
+        nursery: trio.Nursery,
         controller: Controller,
         machine: PoolMachine,
         health: Callable[[], RaftHealth],
         observer: ObserverLink,
     ) -> None:
-        read_at = float("-inf")
+        read_at = kept_at = asked_at = float("-inf")
+        self.devices = DeviceMemory(await trio.to_thread.run_sync(self._read_devices))
+        self._gpus_before = self.devices.gpu_count
         while True:
             began = trio.current_time()
+            if began >= asked_at + OBSERVER_EVERY_S:
+                asked_at = began
+                nursery.start_soon(self._ask_observer, observer)
+            if began >= kept_at + DEVICES_EVERY_S and self._gpus:
+                kept_at = began
+                text = self.devices.text(self._gpus)
+                nursery.start_soon(trio.to_thread.run_sync, self._write_devices, text)
             if began >= read_at + CERTIFICATES_EVERY_S:
                 read_at = began
                 self._ends_ms = await trio.to_thread.run_sync(self._read_certificates)
@@ -91,14 +120,22 @@ class HealthRounds:
         observer: ObserverLink,
     ) -> None:
         now_ms = Milliseconds(controller.table_clock.now_ms())
+        telemetry, ends_ms = controller.telemetry(), dict(self._ends_ms)
+        if self._web.ends_ms:
+            ends_ms["web"] = self._web.ends_ms
+        self._gpus = len(telemetry.gpus)
+        self.devices.note_errors(telemetry.gpus, now_ms)
         readings = Readings(
             now_s=trio.current_time(),
             at=now_ms,
-            telemetry=controller.telemetry(),
+            telemetry=telemetry,
             state=machine.state,
             health=health,
-            certificates={name: (end - now_ms) / 1000 for name, end in self._ends_ms.items()},
-            observer=ObserverReadings(observer.restarts, observer.dropped),
+            certificates={name: (end - now_ms) / 1000 for name, end in ends_ms.items()},
+            observer=replace(self._observer, restarts=observer.restarts, dropped=observer.dropped),
+            gpus_before=self._gpus_before,
+            errors_a_second=self.devices.errors_a_second(now_ms),
+            tests=self.devices.tests(),
         )
         before = {(each.check, each.subject): each.status for each in self._monitor.findings}
         findings = self._monitor.round(readings)
@@ -107,6 +144,27 @@ class HealthRounds:
         for each in findings:
             if before.get((each.check, each.subject)) != each.status:
                 self._log.warning("health, %s: %s: %s", each.status.name, each.check, each.text)
+
+    async def _ask_observer(self, observer: ObserverLink) -> None:
+        """Ask the observer whether it keeps what happens; its silence is counted elsewhere."""
+        nothing = HistoryQuery("pool", "granted", since=Milliseconds(0), until=Milliseconds(1))
+        pages = [await observer.answer(each) for each in (RecordQuery(count=0), nothing)]
+        said = [page.problem for page in pages if page.problem not in ("", *ABSENCES)]
+        text = said[0] if said else ""
+        self._observer = ObserverReadings(problem=text, capped=text == CAPPED)
+
+    def _read_devices(self) -> str:
+        try:
+            return self._files.read(FILE).decode(errors="replace")
+        except GpupoolError as error:
+            self._log.debug("what was known of the GPUs cannot be read: %s", error)
+            return ""
+
+    def _write_devices(self, text: str) -> None:
+        try:
+            self._files.write(FILE, text.encode())
+        except GpupoolError as error:
+            self._log.debug("what is known of the GPUs cannot be written: %s", error)
 
     def _read_certificates(self) -> dict[str, int]:
         """Return when the certificates of this server and of the newest CA end."""

@@ -10,11 +10,15 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.transport.peer_transport import PeerTransport
+from gpupool.remoting.transport.pki import validity_of
 from gpupool.remoting.transport.web_certificate import WebCertificate, WebCertificates
 
 
 class WebParts:
     """The parts of a server that concern HTTPS; ``link`` is None where it is turned off."""
+
+    ends_ms = 0
+    """When the observer's certificate ends; 0: it has none yet."""
 
     def __init__(self, options: WebOptions | None, state: Callable[[], PoolState]) -> None:
         self._options = options
@@ -51,5 +55,6 @@ class WebParts:
                 users=options.users,
             )
             link.set_up(setup)
+            self.ends_ms = validity_of(certificate.certificate_pem).ends_ms
 
         await certificates.run(changed)

@@ -63,11 +63,21 @@ SLOW = {
     "pcie_bytes_out": "pcie_bytes_out",
     "pcie_replays": "pcie_replays",
     "nvlink_errors": "nvlink_errors",
+    "nvlinks_up": "nvlinks_up",
+    "pcie_width": "pcie_width",
+    "pcie_width_max": "pcie_width_max",
+    "pcie_generation": "pcie_generation",
+    "pcie_generation_max": "pcie_generation_max",
     "recovery_action": "recovery_action",
 }
-WHOLE = {
+COUNTERS = {
     *("ecc", "ecc_corrected", "pcie_bytes_in", "pcie_bytes_out", "pcie_replays"),
     *("nvlink_errors", "recovery_action"),
+}
+"""What a device without errors says is 0."""
+WHOLE = {
+    *COUNTERS,
+    *("nvlinks_up", "pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
 }
 """Values that are whole numbers; growing ones are rounded down."""
 
@@ -212,7 +222,7 @@ class ScriptedNvml:
             name: 0.0
             for entry in self._entries
             for name in (*entry.values, *entry.per_second)
-            if name in WHOLE and entry.gpu in (None, number)
+            if name in COUNTERS and entry.gpu in (None, number)
         }
         rates: dict[str, tuple[float, float]] = {}  # growth a second, since when
         for entry in self._entries:

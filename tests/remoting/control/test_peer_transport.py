@@ -25,6 +25,7 @@ from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport import peer_link
 from gpupool.remoting.transport import peer_transport as links_module
 from gpupool.remoting.transport.peer_dial import proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -194,7 +195,7 @@ async def test_a_peer_that_reads_nothing_has_a_bounded_queue(
     await trio.sleep(1)
     frame = bytes(1024 * 1024)
     accepted = sum(network.links[A].send(B, frame) for _ in range(100))
-    assert accepted == links_module.QUEUE_SIZE_MAX // len(frame) - 1
+    assert accepted == peer_link.QUEUE_SIZE_MAX // len(frame) - 1
 
 
 def offset_s(clock: VirtualClock, sample: ClockSample | None) -> float:
@@ -318,7 +319,7 @@ async def test_servers_link_to_the_versions_beside_their_own(
     assert (network.links[A].connected() == (B,)) is up
     if not up:
         return
-    unknown = max(links_module.Kind) + 1
+    unknown = max(peer_link.Kind) + 1
     await near.send_all(struct.pack(">IB", 0, unknown))
     await trio.sleep(1)
     assert (network.links[A].connected() == (B,)) is (version > 0), "only newer servers may"
