@@ -36,7 +36,7 @@ help:
 	@echo "make wheels-release   build the sdist, wheels for two architectures and an SBOM in dist/"
 	@echo "make packages         build .deb and .rpm of them"
 	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
-	@echo "make lint   only ruff, pyright and the import rules"
+	@echo "make lint   only ruff, pyright, the import rules, and the style of the documents"
 	@echo "make docs   write docs/cli.md, docs/metrics.md and docs/errors.md anew from the program"
 	@echo "make site   build the documentation site in build/site, and check all of its links"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -67,6 +67,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python --pythonplatform Darwin $(CLIENT)
 	$(BIN)/pytest -q tests/test_layout.py
 	$(BIN)/python packaging/site/error_sentences.py --check
+	$(BIN)/python packaging/site/prose.py
 
 # Two processes, each with a pool of its own: most tests wait for others or use one core.
 tests: $(VENV)/installed-dev

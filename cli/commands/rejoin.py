@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option("--state-dir", type=click.Path(file_okay=False), help="Where this server lives.")
 @click.option("--name", type=NAME_TYPE, help="Another name than before.")
-@click.option("--advertise", type=ADDRESS, help="Address that others are told.")
+@click.option("--advertise", type=ADDRESS, help="Address that others use.")
 @click.option("--force", is_flag=True, help="Also when nothing is wrong with this server.")
 @verbose_option
 def command(
