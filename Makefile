@@ -21,7 +21,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
-  check-wheel wheels-release packages test-packages lint lock docs clean web-vendor browser-tests
+  check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
@@ -36,8 +36,9 @@ help:
 	@echo "make wheels-release   build the sdist, wheels for two architectures and an SBOM in dist/"
 	@echo "make packages         build .deb and .rpm of them"
 	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
-	@echo "make lint   only ruff, pyright and the import rules"
-	@echo "make docs   write docs/cli.md and docs/metrics.md anew from the program"
+	@echo "make lint   only ruff, pyright, the import rules, and the style of the documents"
+	@echo "make docs   write docs/cli.md, docs/metrics.md and docs/errors.md anew from the program"
+	@echo "make site   build the documentation site in build/site, and check all of its links"
 	@echo "make clean  remove $(VENV) and what tools left behind"
 
 $(BIN)/python:
@@ -65,6 +66,8 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath $(BIN)/python --pythonplatform Darwin $(CLIENT)
 	$(BIN)/pytest -q tests/test_layout.py
+	$(BIN)/python packaging/site/error_sentences.py --check
+	$(BIN)/python packaging/site/prose.py
 
 # Two processes, each with a pool of its own: most tests wait for others or use one core.
 tests: $(VENV)/installed-dev
@@ -139,6 +142,7 @@ lock:
 	$(LOCK) --output-file requirements/server.txt
 	$(LOCK) --extra dev --output-file requirements/dev.txt
 	$(subst pyproject.toml,requirements/release.in,$(LOCK)) --output-file requirements/release.txt
+	$(subst pyproject.toml,--group pyproject.toml:docs,$(LOCK)) --output-file requirements/docs.txt
 
 web-vendor: $(BIN)/python
 	$(BIN)/python packaging/web_vendor.py
@@ -162,6 +166,17 @@ test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
 	$(BIN)/python -m gpupool.monitoring.metrics_page > docs/metrics.md
+	$(BIN)/python packaging/site/error_sentences.py > docs/errors.md
+
+$(VENV)/site/installed: $(BIN)/python requirements/docs.txt
+	rm -rf $(VENV)/site && $(PYTHON) -m venv $(VENV)/site
+	$(VENV)/site/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --require-hashes --only-binary :all: --requirement requirements/docs.txt
+	@touch $@
+
+# In build/site; open index.html there, no web server is needed. URL is as for wheels-release.
+site: $(VENV)/site/installed
+	$(VENV)/site/bin/python packaging/site/build_site.py --url "$(URL)"
 
 clean:
 	rm -rf $(VENV) build dist gpupool.egg-info .coverage-data coverage.xml .pytest_cache .ruff_cache .hypothesis

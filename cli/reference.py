@@ -28,7 +28,7 @@ CODES = {
     ExitCode.FAILED: "failed, with the reason on stderr",
     ExitCode.USAGE: "wrong usage",
     ExitCode.UNHEALTHY: "`status`, `doctor`: the pool answers but is not healthy",
-    ExitCode.NOT_NOW: "`run`: no GPU was free, and it was told not to wait (any longer)",
+    ExitCode.NOT_NOW: "`run`: no GPU was free, and it was not to wait (any longer)",
     ExitCode.RUN_FAILED: "`run`: gpupool failed, not the program",
     ExitCode.NOT_EXECUTABLE: "`run`: the program cannot be executed",
     ExitCode.NOT_FOUND: "`run`: there is no such program",

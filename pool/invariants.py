@@ -21,7 +21,7 @@ from gpupool.pool.model.state import (
 from gpupool.pool.policy.rulebook import plus, usage_of
 
 ROWS_PER_APPLY = 2
-"""Rows that a server checks with each command, 2 to 4 us each: see docs/decisions.md."""
+"""Rows that a server checks with each command, 2 to 4 us each: see docs/adr/smaller/servers.md."""
 
 VIOLATION_COUNT_MAX = 5
 """Violations that a server remembers; one broken command can make thousands."""

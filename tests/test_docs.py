@@ -236,6 +236,10 @@ def test_the_index_of_decisions_lists_each_with_its_title() -> None:
     assert len(set(numbers)) == len(numbers), "a number is given once"
     for path in RECORDS:
         assert path.name in index, f"{path.name} is missing from docs/adr/README.md"
+    for path in (ROOT / "docs" / "adr" / "smaller").iterdir():
+        assert f"(smaller/{path.name})" in index
+        dates = re.findall(r"(?m)^## (\S+)", path.read_text(encoding="utf-8"))
+        assert dates == sorted(dates, reverse=True), f"{path.name} is not newest first"
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)

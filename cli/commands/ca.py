@@ -89,7 +89,7 @@ def rotate(credentials: str | None, yes: bool) -> None:
 def retire(credentials: str | None, force: bool, yes: bool) -> None:
     """Trust the older of two CAs no more, which ends everything that its key has signed.
 
-    It is refused while a server still uses it. With --force such a server is shut out, and comes
+    It is refused while a server still uses it. With --force that server is shut out, and comes
     back by "gpupool rejoin".
     """
     from gpupool.remoting.protocol import messages as m

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--advertise",
     type=ADDRESS,
-    help="Address that others are told, when it is not the one listened on.",
+    help="Address that others use, when it is not the one listened on.",
 )
 @click.option("--state-dir", type=click.Path(file_okay=False), help="Where this server lives.")
 @click.option("--name", type=NAME_TYPE, help="Name of this server (default: the host's).")
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     type=DURATION,
     default="30s",
     show_default=True,
-    help="How long programs may go on when this server is told to stop.",
+    help="How long programs may go on when this server stops.",
 )
 @click.option(
     "--label",
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
     "--sd-labels",
     metavar="NAMES",
     default="",
-    help="Labels of servers that Prometheus is told with their addresses, as rack,zone.",
+    help="Labels that Prometheus gets with the servers' addresses, as rack,zone.",
 )
 @click.option(
     "--drain-gpu-for",
@@ -194,7 +194,7 @@ def command(
       gpupool join --token-file FILE        the same; --witness: vote without offering a GPU
       gpupool join                          after a restart: the same server again
 
-    Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
+    Runs until SIGTERM or Ctrl-C: then it takes no new leases, gives running
     programs --drain-timeout, and ends. A second signal ends it at once.
     """
     token = given_token(token, token_file, address)

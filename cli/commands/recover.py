@@ -30,7 +30,7 @@ ANSWER_S = 2.0
 def command(state_dir: str | None, force: bool) -> int:
     r"""Make this machine's server the only one of its pool, after most voters were lost for good.
 
-    A pool grants while a majority of its voters lives. When that majority will never return, one
+    A pool grants while a majority of its voters lives. When that majority never returns, one
     survivor can go on with its own table: it alone votes, and all other servers are removed.
     Changes that only they had are lost. Stop the server before you run this.
 

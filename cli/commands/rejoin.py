@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option("--state-dir", type=click.Path(file_okay=False), help="Where this server lives.")
 @click.option("--name", type=NAME_TYPE, help="Another name than before.")
-@click.option("--advertise", type=ADDRESS, help="Address that others are told.")
+@click.option("--advertise", type=ADDRESS, help="Address that others use.")
 @click.option("--force", is_flag=True, help="Also when nothing is wrong with this server.")
 @verbose_option
 def command(
@@ -45,7 +45,7 @@ def command(
     keeps its table on the others. The server must not run meanwhile.
 
     \b
-    1. As an operator: "gpupool token create --server", and "gpupool remove NAME", or choose
+    1. As an operator: "gpupool token create --server", and "gpupool leave NAME", or choose
        another --name below. Then the new member removes the old one by itself.
     2. Here: "gpupool rejoin --token TOKEN", then "gpupool join" with the same options as before.
     """
@@ -105,7 +105,7 @@ def _rejoin(state: "StateDir", token: str, advertise: Address | None, name: str)
         run_async(lambda: rejoin_pool(state, token, address, name))
     except GpupoolError as error:
         if f"a server named {name}" in f"{error.what} {error.why}":
-            hint = f'an operator removes it: "gpupool remove {name}"; or choose another --name'
+            hint = f'an operator removes it: "gpupool leave {name}"; or choose another --name'
             raise GpupoolError(error.what, why=error.why, hint=hint) from error
         raise
     assert state.identity is not None

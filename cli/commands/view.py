@@ -150,7 +150,7 @@ def gpus(
 def leases(
     credentials: str | None, wide: bool, in_ascii: bool, as_json: bool, only_waiting: bool
 ) -> None:
-    """List leases, then requests that wait, in the order in which they will be served."""
+    """List leases, then requests that wait, in the order of service."""
     snapshot = fetch_snapshot(credentials)
     if as_json:
         print_json(

@@ -106,7 +106,7 @@ def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> 
     here = ["--state-dir", str(server.state_dir)]
     taken = pool.run("rejoin", *here, "--token", token(pool))
     assert taken.returncode == 1, taken.stdout + taken.stderr
-    assert "gpupool remove" in taken.stderr
+    assert "gpupool leave" in taken.stderr
     done = pool.run("rejoin", *here, "--token", token(pool), "--name", "again")
     assert done.returncode == 0, done.stderr
     server.start()

@@ -48,7 +48,9 @@ def command() -> None:
     help='The trace to write, packed if it ends with .gz; "-" is standard output.',
 )
 @click.option("--zone", default="", help="Of times that name none, as Europe/Berlin.")
-@click.option("--every", type=DURATION, default=0.0, help="Join readings to such intervals.")
+@click.option(
+    "--every", type=DURATION, default=0.0, help="Join readings to intervals of this length."
+)
 @json_option
 def import_(
     form: str, files: tuple[str, ...], out: str, zone: str, every: float, as_json: bool
@@ -227,7 +229,7 @@ def _print_sizes(trace: "Trace", goal: "Goal", found: "list[Size]") -> None:
 def report_(
     traces: tuple[str, ...], page: str | None, sized: bool, as_json: bool, **given: Any
 ) -> None:
-    """Show how GPUs were used: working, held idle, free; when, by whom, and what would do.
+    """Show how GPUs were used: working, held idle, free; when, by which user, and what would do.
 
     The page of --html is one file that loads nothing, with the same charts. Names of users are in
     it as they are in the trace.

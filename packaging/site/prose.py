@@ -1,0 +1,142 @@
+"""Check the style of the pages and of the help texts: ``prose.py [FILE ...]``.
+
+Each rule is a line of ``WORDS`` or a function here. Vale would do the same, but it comes as a
+program that is downloaded when it first runs.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LENGTH_MAX = 30
+"""Words in a sentence; a reader of another language loses the thread beyond."""
+ENUMERATION_WORDS = 4
+"""A sentence with fewer words between its commas is a list, which is read word by word."""
+GENERATED = {"errors.md", "metrics.md"}
+"""They are made of texts of the program, which are checked where they stand."""
+RECORDS = {"adr", "results", "gpu-results.md", "simulation-results.md", "consensus-results.md"}
+"""What was decided or seen at a time is not rewritten."""
+WORDS = {
+    r"who(?:m)?ever": "say who",
+    r"(?:of|by|to|with|for) whom": "make two sentences",
+    r"thereof|whereof|hereby|therein|wherein|whereby": "make two sentences",
+    r"(?<!no )such(?! as\b)": "name the thing",
+    r"leverag\w+|utili[sz]e[sd]?|utili[sz]ing": "write: use",
+    r"simply|easily|obviously|of course|basically|actually": "leave it out",
+    r"in order to": "write: to",
+    r"will|shall|going to": "use the present tense",
+    r"(?:is|are|was|were) told": "say who tells it",
+    r"it (?:is|was) \w+(?:ed|en) that": "say who does it",
+    r"aforementioned|the latter": "repeat the name",
+    r"and/or": "write: or",
+}
+PATTERNS = {
+    re.compile(rf"\b(?:{words})\b", re.IGNORECASE): advice for words, advice in WORDS.items()
+}
+
+
+ALONE = re.compile(r"\s*(?:$|#|\||[-*] |\d+\. )")
+"""A line that does not go on with the paragraph above."""
+COLUMN = re.compile(r"\s+\S.*?\s{2,}(\S.*)$|\s+gpupool (.*)$")
+"""A line of a help text with an option or an example, and what it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A text that ends where the next one begins, with the line of the file where it stands."""
+
+    line: int
+    text: str
+
+
+def main() -> None:
+    """Print each finding of the files, or of all pages, and fail if there is one."""
+    files = [Path(name).resolve() for name in sys.argv[1:]] or list(pages())
+    found = [finding for path in files for finding in findings(path)]
+    sys.stdout.writelines(f"{finding}\n" for finding in found)
+    if found:
+        sys.exit(f"{len(found)} findings about style in {len(files)} files")
+
+
+def pages() -> Iterator[Path]:
+    """Yield all files with prose that people read as it is today."""
+    yield from sorted(path for path in ROOT.glob("*.md"))
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        parts = set(path.relative_to(ROOT / "docs").parts)
+        if not parts & RECORDS and path.name not in GENERATED:
+            yield path
+
+
+def findings(path: Path) -> Iterator[str]:
+    """Yield what a file has against the rules, as ``FILE:LINE: what``."""
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    for paragraph in paragraphs(text, helps=path.name == "cli.md"):
+        for problem in problems(paragraph.text):
+            yield f"{name}:{paragraph.line}: {problem}"
+
+
+def problems(text: str) -> Iterator[str]:
+    """Yield what a paragraph has against the rules."""
+    if found := re.search(r"\S  +[^\s\[]", text):  # "  [default: 1]" is click's
+        yield f"two spaces: {text[max(0, found.start() - 20) : found.end() + 20]!r}"
+    for pattern, advice in PATTERNS.items():
+        for found in pattern.finditer(text):
+            yield f"{found[0]!r}: {advice}: {text[max(0, found.start() - 40) : found.end() + 30]!r}"
+    for sentence in sentences(text):
+        count = length(sentence)
+        if count > LENGTH_MAX:
+            yield f"a sentence of {count} words: {sentence[:70]!r}"
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a paragraph; a colon and a semicolon end one, too."""
+    return re.split(r"(?<=[.!?:;])\s+", text)
+
+
+def length(sentence: str) -> int:
+    """Return the number of words of a sentence; of an enumeration, that of its longest part."""
+    parts = sentence.split(",")
+    words = [len(re.findall(r"[\w'`-]+", part)) for part in parts]
+    return max(words) if sum(words) < ENUMERATION_WORDS * len(parts) else sum(words)
+
+
+def paragraphs(text: str, *, helps: bool = False) -> Iterator[Paragraph]:
+    """Yield the paragraphs, items and cells of a document, with ``X`` for code and addresses.
+
+    Blocks of code are left out; those of docs/cli.md are help texts, whose sentences are read.
+    """
+    text = re.sub(r"<!--.*?-->", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    lines: list[str] = []
+    begun, in_code = 1, False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        if line.lstrip().startswith("```"):
+            in_code, line = not in_code, ""
+        if in_code and not helps:
+            continue
+        column = COLUMN.match(line) if in_code else None
+        if lines and (column or ALONE.match(line)):
+            yield Paragraph(begun, plain(" ".join(lines)))
+            lines = []
+        if line.lstrip().startswith("|"):
+            for cell in re.split(r"(?<!\\)\|", line.strip("| ")):
+                yield Paragraph(number, plain(cell.strip()))
+        elif line.strip() and not re.match(r"\s*#|Usage:", line):
+            begun = begun if lines else number
+            said = column[1] or "" if column else line.strip()
+            lines.append(re.sub(r"^(?:[-*>]|\d+\.) ", "", said))
+
+
+def plain(text: str) -> str:
+    """Return Markdown without its marks."""
+    text = re.sub(r"`[^`]+`", "X", text)
+    text = re.sub(r'"[^"]*"', "X", text)  # words of a program or of others
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"\*\*|(?<!\w)_|_(?!\w)|https?://\S+", "", text)
+
+
+if __name__ == "__main__":
+    main()

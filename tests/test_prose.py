@@ -1,0 +1,48 @@
+"""The rules about the style of documents find what they are about; make lint applies them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).parent.parent / "packaging" / "site" / "prose.py"
+BAD = {
+    "a sentence of 31 words": "Word " * 30 + "end.",
+    "'whoever': say who": "Whoever\nreads this knows it.",
+    "'of whom': make two sentences": "| users | those of whom it is known |",
+    "'will': use the present tense": "- The server will end.",
+    "'such': name the thing": "Such a lease ends.",
+    "'is told': say who tells it": "The user is told so.",
+    "'in order to': write: to": "Wait in order to see it.",
+    "'it is believed that': say who does it": "It is believed that servers end.",
+    "two spaces": "The server  ends.",
+}
+GOOD = """\
+Servers such as this one end; there is no such lease. `gpupool will` is code, "whoever" is quoted.
+
+```
+whoever leverages this will simply be told
+```
+
+It has cupy, numpy, scipy, torch, jax, flax, optax, diffrax, numpyro, triton, timm, peft, cuBLAS,
+cuFFT, cuSPARSE, cuSOLVER, cuRAND, NCCL, Thrust, CUB, numba, pynvml, Liger, torchao, bitsandbytes,
+accelerate, lightning, cuda.core, torchaudio, torchdiffeq, GPyTorch, nvmath.
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return what the check says of each bad text and of the good one, from one process."""
+    page = tmp_path_factory.mktemp("pages") / "page.md"
+    page.write_text("\n\n".join([*BAD.values(), GOOD]), encoding="utf-8")
+    argv = [sys.executable, str(CHECK), str(page)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{len(BAD)} findings about style in 1 files\n"
+    return [line.partition(": ")[2].lower() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_a_fault_is_found(found: list[str], said: str) -> None:
+    assert any(line.startswith(said) for line in found), found
