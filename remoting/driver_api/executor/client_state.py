@@ -75,7 +75,8 @@ class Client:
         self.launcher = Launcher.load()
         if self.launcher is not None:
             self.launcher.keep("s", LEGACY_STREAM, 0)
-            self.launcher.kept_by(self.waiter.freeing.keeping)
+            self.launcher.share(self.waiter.shared, getattr(session.stream, "descriptor", -1))
+            self.waiter.launcher = self.launcher
         # The record at hand: where it lies, what follows its frame, who waits for it (0: nobody).
         self.buffer = bytearray()
         self.view = memoryview(b"")
@@ -118,7 +119,7 @@ class Client:
             self.api.call("cuCtxSetCurrent", green.context)
             self.device, self.place = green.device, place
             if self.launcher is not None:
-                self.launcher.select(green.device)
+                self.launcher.select(green.device, plain=False)
             return
         device = self.index(place)
         if self.place >= GREEN_FIRST:
@@ -127,7 +128,7 @@ class Client:
         self.api.runtime.setDevice(self.ordinals[device])
         self.device = self.place = device
         if self.launcher is not None:
-            self.launcher.select(device)
+            self.launcher.select(device, plain=True)
 
     def keep(self, kind: str, number: int, handle: int) -> None:
         """Remember an object under the number that the client gave it."""
@@ -143,20 +144,38 @@ class Client:
         if self.launcher is not None:
             self.launcher.end(kind, number)
 
+    # --- captures ---------------------------------------------------------------------------------
+
+    def begin_capture(self, stream: int) -> None:
+        """Note that a stream is captured from now on."""
+        self.captures.add(stream)
+        self.waiter.shared.capturing = len(self.captures)
+
+    def end_capture(self, stream: int) -> None:
+        """Note that it is not any more."""
+        self.captures.discard(stream)
+        self.waiter.shared.capturing = len(self.captures)
+
     # --- failures ---------------------------------------------------------------------------------
 
     def fail(self, op: int, status: int) -> None:
         """Remember the first failure of a record without an answer."""
         if self.failed[0] == 0:
             self.failed = (status, op)
+            self.waiter.shared.failed = 1
             self.log(f"CUDA session: record {op} failed with {status}")
+
+    def forget_failure(self) -> None:
+        """Let the next failure be the first again."""
+        self.failed = (0, 0)
+        self.waiter.shared.failed = 0
 
     def take_failure(self, request: int) -> bool:
         """Answer a synchronising call with the first failure that was not reported yet."""
         status, op = self.failed
         if not status:
             return False
-        self.failed = (0, 0)
+        self.forget_failure()
         self.session.reply(request, status, failed=op)
         return True
 

@@ -56,6 +56,18 @@ class Session:
             held, self._held = self._held, []
             self.stream.send_buffers([*held, head, body, *bulk])
 
+    def waited(self, request: int, status: int, body: bytes, waited_ns: int) -> None:
+        """Answer a request that took ``waited_ns``."""
+        if status == ASSERT and self.before_assert is not None:
+            self.before_assert()
+        head = ANSWER.pack(REPLY, status, request, len(body), 0, 0)
+        tally = self.stream.tally
+        with self.sending:
+            tally.waits += 1
+            tally.wait_ns += waited_ns
+            held, self._held = self._held, []
+            self.stream.send_buffers([b"".join((*held, head, body))])
+
     def part(self, request: int, bulk: memoryview) -> None:
         """Send some of the bytes that a request wants, in their order; its reply follows."""
         self._send([ANSWER.pack(PART, 0, request, 0, 0, len(bulk)), bulk])
@@ -73,6 +85,14 @@ class Session:
                 self._held += (head, bytes(bulk))
         else:
             self._send([head, bulk])
+
+    def answers(self, answers: bytes, *, replies: bool = False) -> None:
+        """Deliver downloads that are answers already; ``replies`` as above."""
+        if replies and len(answers) <= self.HELD_SIZE_MAX:
+            with self.sending:
+                self._held.append(answers)
+        else:
+            self._send([answers])
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
         """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""

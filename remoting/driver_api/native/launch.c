@@ -1,5 +1,6 @@
 // The frequent records of one frame, issued without Python between them: launches, fills, small copies,
-// events that are recorded and waited for, graphs, host functions that no stream waits for.
+// events that are recorded and waited for, graphs, host functions that no stream waits for;
+// and waits that are over soon.
 //
 // The worker hands over the records of a frame. Those at its start that are of these kinds, and name
 // functions, streams and events that it has told us of, are issued; everything else is left to it, what
@@ -8,13 +9,12 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "generated_layouts.h"
 #include "generated_records.h"
 
-#define ABI 4
-#define NOT_READY 600
+#define ABI 5
+#define ASKED 1        // in the flags of a record: somebody waits for its answer
 #define COOPERATIVE 2  // in the flags of a launch
 #define ATTRIBUTES_MAX 32
 #define ATTRIBUTE_SIZE 72
@@ -80,7 +80,10 @@ EXPORT int gpupool_launcher_abi(void) { return ABI; }
 
 EXPORT struct launcher *gpupool_launcher_new(void *const *called) {
     struct launcher *made = calloc(1, sizeof *made);
-    if (made != NULL) memcpy(&made->driver, called, sizeof made->driver);
+    if (made == NULL) return NULL;
+    memcpy(&made->driver, called, sizeof made->driver);
+    made->connection = -1;
+    made->plain = true;
     return made;
 }
 
@@ -111,12 +114,14 @@ EXPORT void gpupool_launcher_end(struct launcher *launcher, int kind, uint64_t i
     if (table != NULL) take_out(table, id);
 }
 
-EXPORT void gpupool_launcher_select(struct launcher *launcher, uint64_t device) {
+EXPORT void gpupool_launcher_select(struct launcher *launcher, uint64_t device, int plain) {
     launcher->device = device;
+    launcher->plain = plain != 0;
 }
 
-EXPORT void gpupool_launcher_kept_by(struct launcher *launcher, const uint32_t *keeping) {
-    launcher->keeping = keeping;
+EXPORT void gpupool_launcher_share(struct launcher *launcher, struct shared *shared, int connection) {
+    launcher->shared = shared;
+    launcher->connection = connection;
 }
 
 EXPORT void gpupool_launcher_tell(struct launcher *launcher, struct turns *turns) {
@@ -213,51 +218,36 @@ static bool issue_other(const struct launcher *launcher, const unsigned char *at
             return true;
         case GP_GRAPH_SET:
         case GP_GRAPH_LAUNCH: return issue_graph(launcher, at, head, status);
+        case GP_DOWNLOAD: return issue_download(launcher, at, head, status);
         case GP_HOST_CALL: return issue_host_call(launcher, at, head, status);
         default: return false;
     }
 }
 
-static int64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-// Whether all of these streams of the driver come to an end within so many nanoseconds. Not where one
-// has failed either, as the caller will find.
-EXPORT int gpupool_launcher_idle(const struct launcher *launcher, const uint64_t *streams, size_t count,
-                                 int64_t patience_ns) {
-    if (launcher->driver.query == NULL) return 0;
-    int64_t until = now_ns() + patience_ns;
-    for (size_t at = 0; at < count;) {
-        int status = launcher->driver.query((void *)(uintptr_t)streams[at]);
-        if (status == 0) {
-            at++;
-        } else if (status != NOT_READY || now_ns() > until) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 // Issue what lies at `at`, and so on; return where the first record lies that was not issued, or whose
-// call failed with outcome[0]; outcome[1] records were issued.
+// call failed with outcome->status; or what is behind one that waited, and is over. `alone`: no other
+// frame has come.
 EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsigned char *frame,
-                                   size_t at, size_t end, int outcome[2]) {
-    outcome[0] = outcome[1] = 0;
+                                   size_t at, size_t end, int alone, struct outcome *outcome) {
+    *outcome = (struct outcome){0};
     while (end - at >= sizeof(struct head)) {
         struct head head;
         memcpy(&head, frame + at, sizeof head);
         if (head.size & 7 || head.size > end - at || head.size < sizeof head) break;
         const unsigned char *fields = frame + at + sizeof head;
+        if (head.flags == ASKED) {
+            bool last = alone && head.size == end - at;
+            if (!wait_soon(launcher, fields, head, last, outcome)) break;
+            outcome->issued++;
+            return at + head.size;
+        }
         bool launches = head.op == GP_LAUNCH || head.op == GP_LAUNCH_EX;
         if (head.flags != 0 && !(launches && head.flags == COOPERATIVE)) break;
-        bool issued = launches ? issue_launch(launcher, fields, head, &outcome[0])
-                               : issue_other(launcher, fields, head, &outcome[0]);
+        bool issued = launches ? issue_launch(launcher, fields, head, &outcome->status)
+                               : issue_other(launcher, fields, head, &outcome->status);
         if (!issued) break;
-        outcome[1]++;
-        if (outcome[0] != 0) break;
+        outcome->issued++;
+        if (outcome->status != 0) break;
         at += head.size;
     }
     return at;

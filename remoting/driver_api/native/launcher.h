@@ -37,6 +37,12 @@ struct driver {
     int (*set_node)(void *executable, void *node, const void *params);
     int (*launch_graph)(void *executable, void *stream);
     int (*add_callback)(void *stream, void (*callback)(void *, int, void *), void *data, unsigned flags);
+    int (*copy_out)(void *target, uint64_t source, size_t size, void *stream);
+    int (*synchronize_stream)(void *stream);
+    int (*synchronize)(void);
+    int (*query_event)(void *event);
+    int (*synchronize_event)(void *event);
+    int (*elapsed)(float *milliseconds, void *start, void *end);
 };
 
 // The head of a record, as the shim's wire/send.c writes it.
@@ -60,15 +66,38 @@ struct table {
     size_t room, used;
 };
 
+// What both this library and the worker's Python look at; see shared_state.py.
+struct shared {
+    uint32_t keeping;    // calls of the driver that keep others while they free memory
+    uint32_t failed;     // a failure of which the client has not heard
+    uint32_t capturing;  // streams
+    uint32_t large;      // downloads that Python has
+    uint32_t small;      // that were taken here, and are not sent
+};
+
+// What came of a frame's records.
+struct outcome {
+    int32_t status;  // of the driver, for the last that was issued
+    uint32_t issued;
+    uint32_t ended;  // an enum ended, of a wait that is the last
+    uint32_t body_size;
+    uint64_t request, waited_ns, body[2];  // of that wait: who asked, and what else the answer says
+};
+enum ended { NO_WAIT, OVER, GAVE_UP };
+
 struct turns;
+struct downloads;
 
 struct launcher {
     struct driver driver;
     // By the client's numbers; contexts by their devices, counted from one.
     struct table functions, streams, events, nodes, executables, contexts;
     uint64_t device;  // the current one
-    const uint32_t *keeping;  // calls of the driver that keep others while they free memory
-    struct turns *turns;      // NULL until there is a thread that tells the client of them
+    bool plain;       // so is its own context, and no green one
+    int connection;   // a descriptor that the client's bytes come to, -1 where that is not known
+    struct shared *shared;
+    struct turns *turns;          // NULL until there is a thread that tells the client of them
+    struct downloads *downloads;  // NULL until there is memory for them
 };
 
 // launch.c
@@ -78,12 +107,19 @@ bool get(const struct table *table, uint64_t id, void **handle);
 // Each of these issues a record whose fields lie at `at`, and returns whether it did; the driver's
 // answer is in status.
 bool issue_graph(const struct launcher *launcher, const unsigned char *at, struct head head, int *status);
+bool issue_download(const struct launcher *launcher, const unsigned char *at, struct head head, int *status);
 bool issue_host_call(const struct launcher *launcher, const unsigned char *at, struct head head,
                      int *status);
 
+// Wait for what a record asks for, if that is over soon; alone: no other record has come yet. Returns
+// whether it is over; outcome->ended is GAVE_UP if that was waited for in vain.
+bool wait_soon(const struct launcher *launcher, const unsigned char *at, struct head head, bool alone,
+               struct outcome *outcome);
+
 // Whether a call that may have to wait for host functions would keep what they wait for.
 static inline bool is_kept(const struct launcher *launcher) {
-    return launcher->keeping == NULL || __atomic_load_n(launcher->keeping, __ATOMIC_ACQUIRE) != 0;
+    const struct shared *shared = launcher->shared;
+    return shared == NULL || __atomic_load_n(&shared->keeping, __ATOMIC_ACQUIRE) != 0;
 }
 
 #endif

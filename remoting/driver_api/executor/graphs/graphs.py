@@ -185,7 +185,7 @@ class Graphs(HandlerGroup):
     def _begin_capture(self, stream: int, _mode: int, graph: int) -> None:
         # Other modes forbid calls to other threads; here all calls come from this one.
         self.api.runtime.streamBeginCapture(self.streams[stream], CAPTURE_RELAXED)
-        self.client.captures.add(stream)
+        self.client.begin_capture(stream)
         self._keep_graph(graph, self._captured(stream)[1])
         self._begun.add(graph)
 
@@ -198,18 +198,18 @@ class Graphs(HandlerGroup):
             "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
             CAPTURE_RELAXED,
         )  # fmt: skip
-        self.client.captures.add(stream)
+        self.client.begin_capture(stream)
 
     def _end_capture(self, stream: int, number: int) -> bytes | None:
         own = number in self._begun
         self._begun.discard(number)
-        self.client.captures.discard(stream)
+        self.client.end_capture(stream)
         try:
             graph = int(self.api.runtime.streamEndCapture(self.streams[stream]))
         except self.api.errors:
             if own:
                 self._forget(number)
-            self.client.failed = (0, 0)  # this error tells of the spoiled capture
+            self.client.forget_failure()  # this error tells of the spoiled capture
             raise
         if self.objects["g"].get(number) != graph:
             raise RemoteProtocolError("a capture that ends in another graph")

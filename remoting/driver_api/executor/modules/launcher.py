@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor.api import CudaError
 from gpupool.remoting.driver_api.executor.modules.function import Function
+from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 
-ABI = 4
+ABI = 5
 
 CALLED = (
     "cuLaunchKernel",
@@ -26,8 +28,14 @@ CALLED = (
     "cuGraphExecNodeSetParams",
     "cuGraphLaunch",
     "cuStreamAddCallback",
+    "cuMemcpyDtoHAsync_v2",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventElapsedTime_v2 cuEventElapsedTime",
 )
-"""What it calls, in the order of its ``struct driver``."""
+"""What it calls, in the order of its ``struct driver``; of several names, the first there is."""
 
 FILLS_AND_COPIES = ("cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemsetD32Async")
 
@@ -38,6 +46,7 @@ ISSUED = frozenset(
         table.RECORD_EVENT,
         table.WAIT_EVENT,
         table.COPY_IN,
+        table.DOWNLOAD,
         NUMBERS["GRAPH_SET"],
         NUMBERS["GRAPH_LAUNCH"],
         NUMBERS["HOST_CALL"],
@@ -45,6 +54,14 @@ ISSUED = frozenset(
     }
 )
 """The records that it may issue."""
+
+WAITED = frozenset({table.SYNC_STREAM, table.SYNC_DEVICE, table.SYNC_EVENT, NUMBERS["END_EVENT"]})
+"""Those that it may wait for."""
+
+SLOTS, SLOT_SIZE = 64, 4096
+"""Of the pinned memory for small downloads."""
+
+ANSWER_SIZE = 32
 
 
 class Launcher:
@@ -82,18 +99,30 @@ class Launcher:
         self._end = library.gpupool_launcher_end
         self._end.argtypes = [pointer, ctypes.c_int, wide]
         self._select = library.gpupool_launcher_select
-        self._select.argtypes = [pointer, wide]
-        self._kept_by = library.gpupool_launcher_kept_by
-        self._kept_by.argtypes = [pointer, pointer]
+        self._select.argtypes = [pointer, wide, ctypes.c_int]
+        self._share = library.gpupool_launcher_share
+        self._share.argtypes = [pointer, pointer, ctypes.c_int]
         self._tell = library.gpupool_launcher_tell
         self._tell.argtypes = [pointer, pointer]
         self._run: Any = library.gpupool_launcher_run
-        self._run.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t, pointer]
+        size = ctypes.c_size_t
+        self._run.argtypes = [pointer, pointer, size, size, ctypes.c_int, pointer]
         self._run.restype = ctypes.c_size_t
         self._idle: Any = library.gpupool_launcher_idle
-        self._idle.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_int64]
-        self._outcome = (ctypes.c_int * 2)()
-        self._outcome_address = ctypes.addressof(self._outcome)
+        self._idle.argtypes = [pointer, pointer, size]
+        self.outcome = Outcome()
+        """Of the last run."""
+        self._outcome_address = ctypes.addressof(self.outcome)
+        self._take = library.gpupool_downloads_take
+        self._take.argtypes, self._take.restype = [pointer] * 4, size
+        self._sent = library.gpupool_downloads_sent
+        self._sent.argtypes = [pointer, narrow]
+        self._begin = library.gpupool_downloads_begin
+        self._begin.argtypes = [pointer, wide, pointer, pointer]
+        self._await = library.gpupool_downloads_await
+        self._await.argtypes = [pointer]
+        self._taken = memoryview(bytearray(SLOTS * (SLOT_SIZE + ANSWER_SIZE)))
+        self._taken_address = ctypes.addressof(ctypes.c_char.from_buffer(self._taken))
 
     def function(self, number: int, function: Function) -> None:
         """Tell of a kernel with all that a launch needs."""
@@ -111,34 +140,81 @@ class Launcher:
         """Have an object named no more; harmless if it never was."""
         self._end(self._self, ord(kind), number)
 
-    def select(self, device: int) -> None:
-        """Tell which device is current."""
-        self._select(self._self, device)
+    def select(self, device: int, *, plain: bool) -> None:
+        """Tell which device is current; ``plain``: its own context is, and no green one."""
+        self._select(self._self, device, plain)
 
-    def kept_by(self, keeping: ctypes.c_uint32) -> None:
-        """Have calls that may wait for host functions left to Python while this is not 0."""
-        self._kept_by(self._self, ctypes.addressof(keeping))
-        self._keeping = keeping
+    def share(self, shared: Shared, connection: int) -> None:
+        """Look at ``shared`` from now on.
+
+        Args:
+            shared: what both sides look at.
+            connection: a descriptor that the client's bytes come to; -1 if that is not known.
+        """
+        self._share(self._self, ctypes.addressof(shared), connection)
+        self._shared = shared
 
     def tell(self, turns: ctypes.c_void_p) -> None:
         """Give host functions that keep no stream to the driver from now on."""
         self._tell(self._self, turns)
 
-    def idle(self, streams: Sequence[int], patience_ns: int) -> bool:
+    def idle(self, streams: Sequence[int]) -> bool:
         """Say whether all these streams of the driver come to an end soon; False: not known."""
         handles = (ctypes.c_uint64 * len(streams))(*streams)
-        return bool(self._idle(self._self, handles, len(streams), patience_ns))
+        return bool(self._idle(self._self, handles, len(streams)))
 
-    def run(self, frame: int, start: int, end: int) -> tuple[int, int, int]:
-        """Issue; return where the first record lies that was not, a CUresult, and a count."""
-        at = self._run(self._self, frame, start, end, self._outcome_address)
-        return at, self._outcome[0], self._outcome[1]
+    def run(self, frame: int, start: int, end: int, *, alone: bool) -> int:
+        """Issue; return where the first record lies that was not, or failed, with the ``outcome``.
+
+        It ends behind a wait that is over. ``alone``: no other frame has come yet.
+        """
+        return int(self._run(self._self, frame, start, end, alone, self._outcome_address))
+
+    # --- small downloads --------------------------------------------------------------------------
+
+    def begin_downloads(self, device: int, address: int, events: Sequence[int]) -> None:
+        """Take small downloads of a device from now on.
+
+        Args:
+            device: in the client's order.
+            address: of pinned memory of ``SLOTS`` times ``SLOT_SIZE`` bytes, which stays.
+            events: of the device, as many.
+        """
+        self._begin(self._self, device, address, (ctypes.c_uint64 * SLOTS)(*events))
+
+    def take_downloads(self) -> tuple[int, bytes]:
+        """Return how many are over, and their answers; called by one thread at a time.
+
+        Raises:
+            CudaError: when one has failed; then none is taken.
+        """
+        count, status = ctypes.c_uint32(0), ctypes.c_int(0)
+        where = self._taken_address, ctypes.addressof(count), ctypes.addressof(status)
+        size = self._take(self._self, *where)
+        if status.value:
+            raise CudaError(status.value, "cuEventQuery")
+        return count.value, bytes(self._taken[:size])
+
+    def downloads_sent(self, count: int) -> None:
+        """Note that so many of those that were taken are on their way."""
+        self._sent(self._self, count)
+
+    def await_downloads(self) -> None:
+        """Wait for all that were asked for.
+
+        Raises:
+            CudaError: when one has failed.
+        """
+        status = int(self._await(self._self))
+        if status:
+            raise CudaError(status, "cuEventSynchronize")
 
 
-def _address(library: ctypes.CDLL, name: str) -> int:
+def _address(library: ctypes.CDLL, names: str) -> int:
     """Return where a function is, 0 for one that the library does not have."""
-    try:
-        function = library[name]
-    except AttributeError:
-        return 0
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    for name in names.split():
+        try:
+            return ctypes.cast(library[name], ctypes.c_void_p).value or 0
+        except AttributeError:
+            continue
+    return 0
