@@ -10,6 +10,7 @@ from pathlib import Path
 from gpupool.consensus.core.raft_log import SafetyError
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import Storage, bootstrap
+from gpupool.consensus.table_comparison import DivergedError
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId, TokenId
 from gpupool.pool.model.state import PoolState
@@ -204,6 +205,10 @@ class ServerProcess(Process):
         try:
             action()
         except StorageError as error:
+            self._died(self, f"stops: {error}")
+        except DivergedError as error:
+            if not self.table.is_flipped:
+                self._environment.checkers.failures.fail("no-crash", f"{self.machine}: {error}")
             self._died(self, f"stops: {error}")
         except SafetyError as error:
             self._environment.checkers.failures.fail("safety", f"{self.machine}: {error}")
