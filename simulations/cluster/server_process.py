@@ -32,6 +32,7 @@ from gpupool.remoting.server.actions import (
 )
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
+from gpupool.remoting.server.reconciler import LaterStartError
 from gpupool.remoting.server.software import Software
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.simulated_ca import SimulatedCa
@@ -273,7 +274,12 @@ class ServerProcess(Process):
 
     def _poll(self) -> None:
         if self.controller is not None:
-            self.do(self.controller.poll())
+            try:
+                actions = self.controller.poll()
+            except LaterStartError as error:
+                self._died(self, f"stops: {error}")
+                return
+            self.do(actions)
             self._poll_at = float("inf")
             self._set_timer()
 
