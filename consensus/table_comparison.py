@@ -208,7 +208,7 @@ class TableComparison:
     def _judge(self, shape: int, index: int, hashes: dict[ServerId, bytes]) -> None:
         context = self._context
         voters = [voter for voter in context.core.voters if voter in hashes]
-        if not voters or len({*hashes.values()}) == 1:
+        if not voters:
             return
         digest, count = Counter(hashes[voter] for voter in voters).most_common(1)[0]
         others = {server for server, its in hashes.items() if its != digest}
@@ -227,7 +227,7 @@ class TableComparison:
         """Take note of whole tables that are right: a server may have started again since."""
         for server in servers:
             self._same[server] = max(index, self._same.get(server, 0))
-            if self._differing.get(server, index) < index:
+            if self._differing.get(server, index + 1) <= index:
                 del self._differing[server]
 
     def _differ(self, index: int, servers: set[ServerId], what: str) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter, itemgetter
@@ -77,16 +77,19 @@ def shape_of(kind: type[object]) -> int:
 def _rows(path: str, kind: Any, value: Any) -> Iterator[tuple[Any, ...]]:
     """Return what is hashed: a row of each map and tuple, and each other field."""
     kind = _stripped(kind)
-    if value is not None and (inner := _optional(kind)) is not None:
+    if (inner := _optional(kind)) is not None:
+        if value is None:
+            yield path, None
+            return
         kind = _stripped(inner)
-    if dataclasses.is_dataclass(kind) and value is not None:
+    if dataclasses.is_dataclass(kind):
         hints = _hints(kind)
         for name in hints:
             yield from _rows(f"{path}.{name}", hints[name], getattr(value, name))
     elif (of_map := codec.map_types(kind)) is not None:
         of_key, of_value = _plain(of_map[1]), _plain(of_map[2])
-        for key, item in value.items():
-            yield path, of_key(key), of_value(item)
+        for key, each in cast("Mapping[Any, Any]", value).items():
+            yield path, of_key(key), of_value(each)
     elif typing.get_origin(kind) is tuple:
         of_item = _plain(typing.get_args(kind)[0])
         for at, item in enumerate(value):
