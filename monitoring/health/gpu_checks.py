@@ -190,7 +190,7 @@ def self_tests(readings: Readings, past: Past) -> Iterator[Result]:
     for gpu in server.gpus.values() if server is not None else ():
         if (test := readings.tests.get(gpu.id)) is None:
             continue
-        hint = "gpupool doctor --pool tests it again; gpupool drain SERVER --gpu N stops grants"
+        hint = "gpupool doctor --servers tests it again; gpupool drain SERVER --gpu N stops grants"
         if test.problem:
             yield Result("self-test", gpu.id, FAIL, f"GPU {gpu.index}: {test.problem}", hint)
         elif not gpu.emulated and test.passes_a_second < SLOWER * test.first:

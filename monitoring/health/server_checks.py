@@ -209,7 +209,9 @@ def links(readings: Readings, past: Past) -> Iterator[Result]:
         if rtt_s > RTT_WARN_S or odd:
             name = _name(readings, peer)
             text = f"the round trip to {name} takes {rtt_s * 1000:.1f} ms"
-            yield Result("link-rtt", name, WARN, text, "gpupool doctor --pool measures all links")
+            yield Result(
+                "link-rtt", name, WARN, text, "gpupool doctor --servers measures all links"
+            )
 
 
 def replication(readings: Readings, past: Past) -> Iterator[Result]:

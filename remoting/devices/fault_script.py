@@ -49,6 +49,7 @@ FAST = {
     "ecc": "ecc_errors",
     "remap_failed": "row_remap_failed",
     "exclusive": "exclusive",
+    "computes_wrongly": "computes_wrongly",
 }
 SLOW = {
     "memory_temperature": "memory_temperature_c",
@@ -85,7 +86,7 @@ TABLES = {
     "throttled": ("power", "thermal", "hw_thermal", "hw_power_brake", "sync_boost"),
     "remapped": ("corrected", "uncorrected", "pending", "failed"),
 }
-FLAGS = {"lost", "silent", "remap_failed", "exclusive"}
+FLAGS = {"lost", "silent", "remap_failed", "exclusive", "computes_wrongly"}
 NUMBERS = ({*FAST, *SLOW} - FLAGS) | {
     f"{table}.{key}" for table, keys in TABLES.items() for key in keys
 }
