@@ -9,6 +9,7 @@ from gpupool.monitoring.http.web_link import WebLink
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.transport.ca_bundle import bundle_of
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
 from gpupool.remoting.transport.web_certificate import WebCertificate, WebCertificates
@@ -46,6 +47,7 @@ class WebParts:
         if options is None or link is None:
             return  # the others' observers are signed for all the same
         link.check_token = server.controller.check_token
+        link.ca_pem = lambda: bundle_of(server.ca_key.trusted)
 
         def changed(certificate: WebCertificate) -> None:
             setup = WebSetup(
@@ -53,6 +55,7 @@ class WebParts:
                 certificate.key_pem,
                 open_networks=options.open_networks,
                 users=options.users,
+                readonly=options.readonly,
             )
             link.set_up(setup)
             self.ends_ms = validity_of(certificate.certificate_pem).ends_ms

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from failover import Servers, whole
 from hostile_workers import WORKERS_CODE, hostile_workers
 from results import Results, add_options
+from slow_https import slow_https
 from tests.remoting.control.control_cluster import request
 
 from gpupool.pool.errors import GpupoolError
@@ -382,7 +383,9 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
     return count
 
 
-STRANGERS = {each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes)}
+STRANGERS = {
+    each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes, slow_https)
+}
 USERS = ("drafts", "subscriptions")
 ATTACKS = (*STRANGERS, *USERS, *WORKERS_CODE)
 
