@@ -1,4 +1,4 @@
-"""Commands that the pages show exist, with the options that they give."""
+"""Commands and messages that the pages show are those of the program."""
 
 import re
 import shlex
@@ -85,3 +85,24 @@ def test_faults_are_found() -> None:
 def test_commands_of_a_page_exist(page: Path) -> None:
     words = list(commands_in(page.read_text(encoding="utf-8")))
     assert [fault for each in words if (fault := fault_of(each))] == []
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    errors = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    others = [(ROOT / path).read_text(encoding="utf-8") for path in SAY_MORE]
+    known = "\n".join([re.sub(r"\\(.)", r"\1", errors), *others])
+    shown = [row.partition(" | ")[0] for row in re.findall(r"(?m)^\| (`.*)$", page)]
+    messages = [each for row in shown for each in re.findall(r"`([^`]+)`", row) if " " in each]
+    assert len(messages) > 20
+    for message in messages:
+        parts = [part.strip(" :,") for part in re.split(r"\.\.\.|NAME", message)]
+        assert [part for part in parts if part not in known] == [], message
+
+
+SAY_MORE = (
+    "cli/run/program_run.py",
+    "cli/run/door_choice.py",
+    "remoting/transport/peer_transport.py",
+)
+"""Modules whose messages are no errors."""
