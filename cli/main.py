@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "usage": ("monitoring.usage", "Show who had how much, and for how long."),
     "history": ("monitoring.history", "Chart what was measured: GPUs, servers, leases, users."),
     "leases": ("view:leases", "List leases, and who waits for what."),
-    "join": ("join:command", "Offer this machine's GPUs: create a pool, or join one."),
+    "join": ("join:command", "Share this machine's GPUs: create a pool, or join one."),
     "leave": ("admin:leave", "Remove a server from the pool for good."),
     "token": ("token", "Create, list and revoke tokens."),
     "login": ("login", "Store a token, so that this user can use the pool."),

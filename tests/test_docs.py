@@ -213,11 +213,40 @@ def test_commands_that_guides_give_exist(guide: Path) -> None:
 @pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_documents_lead_somewhere(document: Path) -> None:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
-    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)}
-    lost = {
-        link for link in links if link and ":" not in link and not (document.parent / link).exists()
-    }
+    links = {link for link in re.findall(r"\]\(([^)\s]+)\)", text) if ":" not in link}
+    lost = {link for link in links if not leads_somewhere(document, link)}
     assert lost - UNWRITTEN == set()
+
+
+def leads_somewhere(document: Path, link: str) -> bool:
+    """Return whether the file of a link exists, and has the heading that the link names."""
+    name, _, anchor = link.partition("#")
+    target = document.parent / name if name else document
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and the site make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w\- ]", "", each).lower().replace(" ", "-") for each in headings}
+
+
+def test_a_link_needs_its_heading() -> None:
+    page = ROOT / "docs" / "admin.md"
+    assert leads_somewhere(page, "operations.md#the-cas-key-leaked-what-now")
+    assert not leads_somewhere(page, "operations.md#the-ca-key-leaked")
+    assert not leads_somewhere(page, "operation.md")
+
+
+def test_the_navigation_of_the_site_has_each_page() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?m)^ +- ([\w/.-]+\.md)$", text))
+    docs = ROOT / "docs"
+    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+    apart = {page for page in pages if page.startswith("adr/") and page != "adr/README.md"}
+    assert {page for page in named if not page.startswith("project/")} == pages - apart
 
 
 UNWRITTEN = {"ARCHITECTURE.md", "../ARCHITECTURE.md"} if len(GUIDES) < 4 else set[str]()

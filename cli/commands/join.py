@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option(
     "--emulate",
     type=EMULATION,
-    help="Offer N emulated GPUs of MEM each, as 4:16G, and no real one. NumPy computes for them.",
+    help="Offer N GPUs of MEM each that NumPy emulates, as 4:16G, and no real one.",
 )
 @click.option(
     "--emulate-faults",
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     type=DURATION,
     default="10s",
     show_default=True,
-    help="A client whose network is gone loses its leases after this.",
+    help="How long a client that is cut off keeps its leases.",
 )
 @click.option(
     "--drain-timeout",
@@ -187,7 +187,7 @@ def command(
     log_format: str,
     **more: Any,
 ) -> None:
-    r"""Offer this machine's GPUs: create a pool, join one, or resume.
+    r"""Share this machine's GPUs: create or join a pool, or restart this server.
 
     \b
       gpupool join                          create a pool; prints how to join it

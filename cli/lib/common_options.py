@@ -66,7 +66,7 @@ def verbose_option(function: F) -> F:
         is_eager=True,
         expose_value=False,
         callback=_set_verbose,
-        help="Say what is decided and why; twice, every message with its time.",
+        help="Explain decisions; -vv also logs each message with its time.",
     )(function)
 
 

@@ -78,7 +78,7 @@ def with_links_of_the_site(page: Path, url: str) -> str:
         if target.is_relative_to(ROOT / "docs") or str(target.relative_to(ROOT)) in PROJECT:
             return f"[{text}]({os.path.relpath(place_of(target), here)}{hash_sign}{anchor})"
         path = target.relative_to(ROOT)
-        return f"[{text}]({url}/blob/main/{path})" if url else f"{text} (`{path}`)"
+        return f"[{text}]({url}/blob/HEAD/{path})" if url else f"{text} (`{path}`)"
 
     blocks = re.split(r"(^```.*?^```$)", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     pattern = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")

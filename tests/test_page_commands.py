@@ -1,0 +1,108 @@
+"""Commands and messages that the pages show are those of the program."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from gpupool.cli.main import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = {"adr", "results"}
+"""What was decided or seen at a time is not rewritten."""
+PAGES = [
+    ROOT / "README.md",
+    *(
+        path
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if not RECORDS & set(path.relative_to(ROOT / "docs").parts)
+        and path.name not in ("cli.md", "errors.md")  # generated
+    ),
+]
+ENDS = {"|", "&&", ";", "||", ">", "&"}
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command of ours in the code of a page."""
+    code = re.findall(r"```(?:sh|shell)?\n(.*?)```", text, re.DOTALL)
+    outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    code += [" ".join(span.split()) for span in re.findall(r"`(gpupool [^`]+)`", outside)]
+    for line in "\n".join(code).replace("\\\n", " ").splitlines():
+        for part in re.split(r"\$\(|\)", line):
+            try:
+                words = shlex.split(part, comments=True)
+            except ValueError:  # prose, or a string that goes on
+                continue
+            begins = [at for at, word in enumerate(words) if word == "gpupool"]
+            for at in begins:
+                if at == 0 or words[at - 1] in {*ENDS, "exec", "sudo"}:
+                    behind = words[at + 1 :]
+                    ends = [behind.index(end) for end in ENDS if end in behind]
+                    yield behind[: min(ends, default=len(behind))]
+
+
+def fault_of(words: list[str]) -> str:
+    """Return what is wrong with the words behind ``gpupool``, else nothing."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="gpupool")
+    known = {"-h", "--help", "--version"}
+    for index, word in enumerate(words):
+        if word == "--":
+            break
+        if word.startswith("-") and " " not in word and word != "-":  # a value may begin so
+            if word.partition("=")[0] not in known and word[:2] not in known:
+                return f"gpupool {' '.join(words[:index])} has no {word}"
+        elif isinstance(command, click.Group):
+            found = command.get_command(context, word)
+            if found is None:
+                return "" if word in ("...", "COMMAND") else f"no command {word}"
+            command, context = found, click.Context(found, info_name=word, parent=context)
+            names = [name for each in found.params for name in (*each.opts, *each.secondary_opts)]
+            known = {"-h", "--help", *names}
+    return ""
+
+
+def test_faults_are_found() -> None:
+    lines = [
+        "```sh",
+        "echo x | gpupool join --token -  # --no",
+        "x=$(gpupool alloc --tme 8h)",
+        "```",
+    ]
+    found = list(commands_in("\n".join([*lines, "`gpupool rm a`"])))
+    assert found == [["join", "--token", "-"], ["alloc", "--tme", "8h"], ["rm", "a"]]
+    assert [fault_of(words) for words in found] == [
+        "",
+        "gpupool alloc has no --tme",
+        "no command rm",
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_commands_of_a_page_exist(page: Path) -> None:
+    words = list(commands_in(page.read_text(encoding="utf-8")))
+    assert [fault for each in words if (fault := fault_of(each))] == []
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    errors = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    others = [(ROOT / path).read_text(encoding="utf-8") for path in SAY_MORE]
+    known = "\n".join([re.sub(r"\\(.)", r"\1", errors), *others])
+    shown = [row.partition(" | ")[0] for row in re.findall(r"(?m)^\| (`.*)$", page)]
+    messages = [each for row in shown for each in re.findall(r"`([^`]+)`", row) if " " in each]
+    assert len(messages) > 20
+    for message in messages:
+        parts = [part.strip(" :,") for part in re.split(r"\.\.\.|NAME", message)]
+        assert [part for part in parts if part not in known] == [], message
+
+
+SAY_MORE = (
+    "cli/run/program_run.py",
+    "cli/run/door_choice.py",
+    "remoting/transport/peer_transport.py",
+)
+"""Modules whose messages are no errors."""
