@@ -57,7 +57,6 @@ def _compiler(name: str) -> bytes:
     return f"{path} {status.st_size} {status.st_mtime_ns}".encode()
 
 
-@cache
 def _headers(folder: Path) -> bytes:
     digest = hashlib.sha256()
     for path in sorted((*folder.glob("*.h"), *folder.glob("*.inc"))):
