@@ -186,7 +186,8 @@ def test_many_seeds(name: str) -> None:
         run_seed(name, seed)
 
 
-@pytest.mark.parametrize("name", ["network", "everything"])
+# Everything has the network's faults too.
+@pytest.mark.parametrize("name", [pytest.param("network", marks=pytest.mark.slow), "everything"])
 def test_a_seed_gives_the_same_run_in_every_process(name: str) -> None:
     program = (
         f"import test_cluster_under_faults as t; print(t.run_seed({name!r}, 3).trace.digest())"

@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # programs that import this need it
 
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
+from tests import objects
 
 from gpupool.cli.run.agent import parse_request
 from gpupool.cli.run.program_lease import SessionRequest
@@ -45,8 +47,9 @@ def compiled(name: str, folder: Path, library: Path) -> Path:
     """Compile a program against the shim alone."""
     program = folder / name
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    command += ["-o", str(program), str(HERE / "programs" / f"{name}.c")]
-    subprocess.run([*command, str(library / build.LIBRARY)], check=True)
+    programs = HERE / "programs"
+    source, linked = programs / f"{name}.c", library / build.LIBRARY
+    objects.compiled(command, source, program, (programs, build.HEADERS), (linked,))
     return program
 
 

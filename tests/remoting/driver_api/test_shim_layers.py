@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.objects import compiled
 
 from gpupool.remoting.driver_api import build
 
@@ -137,7 +138,7 @@ def compile_object(source: Path, target: Path) -> Path:
     # Not optimized: quicker to compile, and no call is left out because it was inlined.
     flags = ["-O0" if flag == "-O2" else flag for flag in build.COMPILE if "FORTIFY" not in flag]
     command = [os.environ.get("CC", "gcc"), *flags, f"-I{build.HEADERS}", "-c"]
-    subprocess.run([*command, "-o", str(target), str(source)], check=True)
+    compiled(command, source, target, (build.HEADERS, source.parent))
     return target
 
 
