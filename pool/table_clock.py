@@ -199,6 +199,10 @@ class TableClock:
         """
         return agreed_time(self._walls(), len(self._voter_ids()))
 
+    def clocks_missing(self) -> int:
+        """Return how many of the voters' clocks are not known and needed for a majority."""
+        return max(0, len(self._voter_ids()) // 2 + 1 - len(self._walls()))
+
     # --- at the leader ---------------------------------------------------------------------------
 
     def refusal(self, command: Plain) -> str | None:

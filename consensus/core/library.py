@@ -19,7 +19,7 @@ from pysyncobj.transport import Transport
 
 from gpupool.consensus.core import library_copy
 from gpupool.consensus.core.punctuality import Lateness
-from gpupool.consensus.core.raft_log import RaftLog
+from gpupool.consensus.core.raft_log import RaftLog, SafetyError
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import APPLIED_AT_ONCE_MAX, ConsensusSettings
@@ -329,8 +329,19 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         """Apply some of what is committed; the rest follows with the next steps.
 
         A server that was away would apply a second's worth of commands in one step.
+
+        Raises:
+            SafetyError: when the log ends before what is committed. The library would try to
+                apply the rest for ever, at every step.
         """
         commit_index = self._SyncObj__raftCommitIndex
+        if commit_index > self._journal.last_index:
+            raise SafetyError(
+                f"entry {commit_index} is committed, and the log here ends at "
+                f"{self._journal.last_index}",
+                hint="the log of this server is damaged, or it is a bug of gpupool: let it join "
+                "anew with an empty --state-dir (gpupool rejoin)",
+            )
         bound = self._SyncObj__raftLastApplied + APPLIED_AT_ONCE_MAX
         self._SyncObj__raftCommitIndex = min(commit_index, bound)
         try:

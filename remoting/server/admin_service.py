@@ -285,6 +285,7 @@ class AdminService:
             gpu=self._gpu_named(server, named) if named is not None else None,
             era=self._context.state.era,
             target=self._context.table_clock.target_ms(),
+            clocks_missing=self._context.table_clock.clocks_missing(),
         )
         self._context.propose_for(client, call, order.command(issue), _done)
 

@@ -766,3 +766,12 @@ def test_a_leader_that_contradicts_a_committed_entry_stops_the_server() -> None:
     lone.append(2, 1, [entry("x", 3, 5)], commit=3)
     with pytest.raises(SafetyError, match="committed entry 3 would be replaced"):
         lone.append(2, 1, [entry("y", 3, 6)], term=6, leader="c")
+
+
+def test_a_commit_beyond_the_log_stops_the_server_with_a_reason() -> None:
+    """It tried to apply what it lacks at every step, without a pause, and said nothing."""
+    lone = Lone(("me", "b", "c"), entries=[entry("one", 3, 1)])
+    last = lone.journal.last_index
+    setattr(lone.node.core, "_SyncObj__raftCommitIndex", last + 2)  # noqa: B010
+    with pytest.raises(SafetyError, match=f"the log here ends at {last}"):
+        lone.tick()

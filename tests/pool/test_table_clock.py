@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.pool.clock_view import HELD_MAX_S, clock_problems
+from gpupool.pool.errors import DeniedError, NotNowError
 from gpupool.pool.model.commands import EndLease, SetClock, Tick, wrap
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
@@ -23,6 +24,7 @@ from gpupool.pool.table_clock import (
     agreed_time,
     majority_time,
 )
+from gpupool.remoting.protocol import messages as m
 
 START_MS = 1_900_000_000_000
 DAY_MS = 86_400_000
@@ -79,8 +81,29 @@ def test_two_clocks_that_differ_set_no_time() -> None:
     world = World(errors_s={B: -62 * 86_400.0}, silent={C})
     assert world.clock.reading().source is Source.VOTERS
     assert world.clock.target_ms() is None
+    assert world.clock.clocks_missing() == 0, "they are known, and do not agree"
     world.silent.clear()
     assert world.clock.target_ms() == world.right_ms()
+
+
+def test_a_server_that_has_just_started_says_how_many_clocks_it_lacks() -> None:
+    world = World(silent={B, C})
+    assert world.clock.target_ms() is None
+    assert world.clock.clocks_missing() == 1
+    issue = m.Issue(
+        by="root",
+        operator=True,
+        at=Milliseconds(0),
+        server=None,
+        era=0,
+        target=world.clock.target_ms(),
+        clocks_missing=world.clock.clocks_missing(),
+    )
+    with pytest.raises(NotNowError, match="1 more of the voters' clock is needed") as raised:
+        m.SetClock().command(issue)
+    assert "try again in 10 s" in raised.value.hint
+    with pytest.raises(DeniedError, match="no majority of the voters' clocks agrees"):
+        m.SetClock().command(replace(issue, clocks_missing=0))
 
 
 @dataclass

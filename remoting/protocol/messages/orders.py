@@ -22,7 +22,7 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from gpupool.pool.errors import DeniedError, UsageError
+from gpupool.pool.errors import DeniedError, NotNowError, UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
@@ -38,6 +38,9 @@ REASON_LENGTH_MAX = 200
 END_REASON_LENGTH_MAX = 150
 TOKEN_VALID_MAX_S = 10 * 365 * 86400.0
 
+MEASURED_WITHIN_S = 10
+"""The links measure the clocks at their beginning, and every 5 s from then on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
@@ -50,6 +53,7 @@ class Issue:
     gpu: GpuId | None = None  # and the GPU
     era: int  # of the table
     target: int | None  # the voters' clocks, in milliseconds; None: no majority agrees
+    clocks_missing: int = 0  # of voters that are not measured yet, and are needed for a majority
 
 
 class Order(Call):
@@ -322,8 +326,18 @@ class SetClock(Order):
         """Return the command.
 
         Raises:
-            DeniedError: when the server that was asked knows no majority that agrees.
+            NotNowError: when the server that was asked has not measured enough clocks yet.
+            DeniedError: when it knows no majority that agrees.
         """
+        if issue.target is None and issue.clocks_missing:
+            clocks = "clock is" if issue.clocks_missing == 1 else "clocks are"
+            raise NotNowError(
+                "the pool's time cannot be set yet",
+                why=f"{issue.clocks_missing} more of the voters' {clocks} needed, and not "
+                "measured here: the server has just started, or cannot reach them",
+                hint=f"try again in {MEASURED_WITHIN_S} s; if that does not help, start the "
+                "servers that are missing; gpupool clock shows them",
+            )
         if issue.target is None:
             raise DeniedError(
                 "the pool's time cannot be set",
