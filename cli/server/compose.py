@@ -102,7 +102,7 @@ async def serve(separated: Separated, log: logging.Logger) -> None:
         state = open_state_dir(options.state_dir)
         try:
             founded = state.is_new and not options.token
-            await enter_pool(state, options, address, log)
+            await enter_pool(state, options, address, separated.signer(), log)
             state.remember_listen(str(listen))
             server = _Server(state, separated, address, log)
             async with keeper.running() if keeper else nullcontext():
@@ -373,7 +373,10 @@ class _Server:
 
     def _certificates(self, contexts: TlsContexts) -> ServerCertificates:
         state = self._state
-        return ServerCertificates(contexts=contexts, save=state.keep_certificate, store=state)
+        vault = self._separated.signer()
+        return ServerCertificates(
+            contexts=contexts, save=state.keep_certificate, store=state, vault=vault
+        )
 
     def _replicated_log(self, storage: Storage, links: PeerTransport) -> RaftDriver:
         exempt = Exemption()

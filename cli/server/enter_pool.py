@@ -29,15 +29,16 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.enrolment import JoinedPool, join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.privileges.signer_process import SECRET, open_key
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
 from gpupool.remoting.transport.ca_bundle import oldest_of
+from gpupool.remoting.transport.ca_vault import CaVaultPort
 from gpupool.remoting.transport.pki import (
+    SERVER_VALID,
     Authority,
     cluster_id_of,
-    create_ca,
     create_key_and_csr,
-    sign_server,
 )
 
 
@@ -77,7 +78,11 @@ def no_gpu_error(inventory: Inventory) -> GpupoolError:
 
 
 async def enter_pool(
-    state: StateDir, options: JoinOptions, address: str, log: logging.Logger
+    state: StateDir,
+    options: JoinOptions,
+    address: str,
+    vault: CaVaultPort,
+    log: logging.Logger,
 ) -> None:
     """Create this server's identity, in a new pool or in one that exists; or resume it."""
     if not state.is_new:
@@ -91,12 +96,14 @@ async def enter_pool(
     if options.token:
         await _join_pool(state, options, name, address, log)
     else:
-        _create_pool(state, options, name, address)
+        _create_pool(state, options, name, address, vault)
 
 
-def _create_pool(state: StateDir, options: JoinOptions, name: str, address: str) -> None:
+def _create_pool(
+    state: StateDir, options: JoinOptions, name: str, address: str, vault: CaVaultPort
+) -> None:
     server = ServerId(secrets.token_hex(6))
-    now = datetime.now(UTC)
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
     # The CA of a former pool goes with its id, by which clients know that it is theirs.
     authority = options.ca
     cluster_id = cluster_id_of(authority) if authority else secrets.token_hex(16)
@@ -110,11 +117,15 @@ def _create_pool(state: StateDir, options: JoinOptions, name: str, address: str)
         members=(Member(server, address),),
     )
     state.begin(identity)
-    authority = authority or create_ca(identity.cluster_id, now)
+    if authority is None:
+        authority = vault.create(identity.cluster_id, now_ms, 1, b"")
+    else:
+        authority = replace(authority, key_pem=vault.keep(authority.key_pem))
     key, csr = create_key_and_csr(server)
     state.write(CA_CERTIFICATE, authority.certificate_pem)
     state.write(CA_KEY, authority.key_pem)
-    state.write_certificate(sign_server(authority, csr, server, now), key)
+    valid_ms = int(SERVER_VALID.total_seconds() * 1000)
+    state.write_certificate(vault.sign_server(authority, server, csr, now_ms, valid_ms), key)
     storage = open_storage(state.path, create=True)
     try:
         bootstrap(storage, server)
@@ -131,13 +142,13 @@ def read_authority(folder: Path) -> Authority:
     """
     try:
         certificate, key = ((folder / name).read_bytes() for name in (CA_CERTIFICATE, CA_KEY))
+        return Authority(oldest_of(certificate), open_key(folder, key))
     except OSError as error:
         raise StorageError(
             f"cannot read the CA in {folder}",
             why=f"{error.filename}: {(error.strerror or str(error)).lower()}",
-            hint=f"it must hold {CA_CERTIFICATE} and {CA_KEY} of a server of the former pool",
+            hint=f"it must hold {CA_CERTIFICATE}, {CA_KEY} and {SECRET} of a former server",
         ) from error
-    return Authority(oldest_of(certificate), key)
 
 
 async def _join_pool(

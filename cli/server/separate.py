@@ -21,7 +21,8 @@ from gpupool.cli.lib.paths import user_name
 from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.login_writer import LoginWriter, SaveLogin, save_login
-from gpupool.cli.server.state_dir import LOCK, may_be_new, remembered_listen
+from gpupool.cli.server.signer_start import fork_signer
+from gpupool.cli.server.state_dir import LOCK, may_be_new, open_state_dir, remembered_listen
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
@@ -30,6 +31,8 @@ from gpupool.remoting.host.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import keeper_process, ownership, unprivileged
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
+from gpupool.remoting.privileges.remote_vault import RemoteVault
+from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
 from gpupool.remoting.privileges.unprivileged import User
 
 VARIABLE = "GPUPOOL_KEEPER"
@@ -48,6 +51,14 @@ class Separated:
     options: JoinOptions
     keeper: RemoteKeeper | None = None
     login_writer: LoginWriter | None = None  # for the creator of a pool
+    vault: RemoteVault | None = None  # has the CA's key
+    unused: Path | None = None  # a state directory that goes if no server has come to live there
+
+    def signer(self) -> RemoteVault:
+        """Return the process that has the CA's key."""
+        if self.vault is None:
+            raise GpupoolError("this server has no signer")
+        return self.vault
 
     @property
     def save_login(self) -> SaveLogin:
@@ -60,6 +71,10 @@ class Separated:
             self.login_writer.end()
         if self.keeper is not None:
             self.keeper.end()
+        if self.vault is not None:
+            self.vault.end()
+        if self.unused is not None:
+            ownership.remove_unused(self.unused, LOCK, SECRET, RECORD)
 
 
 def separate(options: JoinOptions, log: logging.Logger) -> Separated:
@@ -69,14 +84,14 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
     starts its workers itself, with the privileges that it has.
     """
     if given := os.environ.get(VARIABLE):
-        return Separated(options, _connect(given))
+        return _with_signer(options, _connect(given), log)
     if sys.platform != "linux" or os.geteuid() != 0:
-        return Separated(options)
+        return _with_signer(options, None, log)
     try:
         return _separate(options, log)
     except _CannotError as error:
         log.warning("this server keeps the privileges of root: %s", error)
-        return Separated(options)
+        return _with_signer(options, None, log)
 
 
 def _connect(path: str) -> RemoteKeeper:
@@ -93,6 +108,25 @@ def _connect(path: str) -> RemoteKeeper:
         ) from error
     unprivileged.hide()
     return RemoteKeeper(sock)
+
+
+def _with_signer(
+    options: JoinOptions, keeper: RemoteKeeper | None, log: logging.Logger
+) -> Separated:
+    """Start a signer that has the user of this server."""
+    unused = None if options.state_dir.exists() else options.state_dir
+    state = open_state_dir(options.state_dir)
+    folder = os.open(state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        own = os.dup(folder)
+        try:
+            vault = fork_signer(SignerFolders(own, folder), log, None)
+        finally:
+            os.close(own)
+    finally:
+        os.close(folder)
+        state.close()
+    return Separated(options, keeper, vault=vault, unused=unused)
 
 
 class _CannotError(Exception):
@@ -112,13 +146,14 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         part = _prepare(state, user, log)
         unused = place if is_new else None
         login_writer = LoginWriter() if may_be_new(place) and not options.token else None
-        keeper = _fork_keeper(part, _runtime_dirs(user), unused, login_writer, log)
+        signer = fork_signer(SignerFolders(part, state), log, login_writer)
+        keeper = _fork_keeper(part, _runtime_dirs(user), unused, login_writer, signer, log)
     except OSError as error:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error
     finally:
         os.close(state)
     if not unprivileged.bring_within_reach(*reach):
-        Separated(options, keeper, login_writer).end()
+        Separated(options, keeper, login_writer, signer).end()
         closed = [str(path) for path in (*readable, place) if spawn.closed_above(path)]
         raise _CannotError(f"no other user reaches {closed[0]}, and it cannot be mounted")
     os.environ.setdefault("LOGNAME", user_name())  # whose pool it is, if it makes one
@@ -129,7 +164,7 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
     writable = [place, _runtime_dir()]
     if not unprivileged.restrict_files(readable, writable):
         log.info("this server is not confined to its files: the kernel has no Landlock")
-    return Separated(replace(options, state_dir=place), keeper, login_writer)
+    return Separated(replace(options, state_dir=place), keeper, login_writer, signer)
 
 
 def _installation() -> list[Path]:
@@ -224,6 +259,7 @@ def _fork_keeper(
     base: Path | None,
     unused: Path | None,
     login_writer: LoginWriter | None,
+    signer: RemoteVault,
     log: logging.Logger,
 ) -> RemoteKeeper:
     """Start the keeper's process.
@@ -233,13 +269,16 @@ def _fork_keeper(
         base: where workers' directories are made; None: where everybody may write.
         unused: the state directory, if it is to go when no server has come to live there.
         login_writer: another process of this server, if there is one.
+        signer: likewise.
         log: takes what it says.
     """
     settings = KeeperSettings(
         base=None,
         state_dir=Path(f"/proc/self/fd/{part}"),
         confine=wanted(os.environ),
-        siblings=frozenset({os.getpid(), login_writer.pid if login_writer else os.getpid()}),
+        siblings=frozenset(
+            {os.getpid(), signer.pid, login_writer.pid if login_writer else os.getpid()}
+        ),
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -250,6 +289,7 @@ def _fork_keeper(
             if base is not None:
                 tempfile.tempdir = str(base)
             ours.close()
+            signer.hang_up()
             if login_writer is not None:
                 login_writer.hang_up()
             keeper_process.serve(theirs, settings, logging.getLogger("gpupool.host").info)

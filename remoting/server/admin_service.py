@@ -363,7 +363,7 @@ class AdminService:
             return m.Joined(
                 certificate_pem=certificate,
                 ca_pem=signer.ca_pem(),
-                ca_key_pem=signer.key_pem() if server.voter else b"",
+                ca_key_pem=b"",  # a voter asks for it over a link, for its vault alone
                 voter=server.voter,
                 members=context.members(),
             )

@@ -56,6 +56,7 @@ from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.ca_exchange import CaExchange
 from gpupool.remoting.transport.ca_key import CaKey
+from gpupool.remoting.transport.ca_vault import CaVault
 from gpupool.remoting.transport.certificate_renewal import Renewal, ServerCertificates
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream
@@ -157,6 +158,7 @@ class ControlServer:
         return CaKey(
             self._certificates.contexts,
             authority,
+            vault=self._certificates.vault or CaVault.of_this_process(self._clock.monotonic),
             machine=self._machine,
             now_ms=self._certificate_ms,
             log=self._log,
@@ -218,7 +220,8 @@ class ControlServer:
         """
         router = self._router() if listeners else None
         self._links.give_key = self.ca_key.give
-        self._links.take_key = self.ca_key.take
+        self._links.key_request = self.ca_key.request
+        self._links.take_key = self._exchange.take_key
         self._links.sign_certificate = self.ca_key.sign_for
         self._links.take_next = self._exchange.take_next
         self._links.next_kept = self._exchange.next_kept

@@ -12,9 +12,11 @@ from hashlib import sha256
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gpupool.pool.errors import AuthenticationError
+from gpupool.remoting.transport.sealed_key import LABEL, public_bytes, public_of
 
 _BEGINS, _ENDS = b"-----BEGIN ", b"-----END "
 FINGERPRINT_SIZE_MIN = 16
@@ -27,8 +29,8 @@ def certificates_of(bundle: bytes) -> tuple[bytes, ...]:
 
 
 def keys_of(text: bytes) -> tuple[bytes, ...]:
-    """Return each private key in ``text``, in PEM."""
-    return _blocks(text, _KEY)
+    """Return each private key in ``text``, in PEM: sealed ones, and those of older builds."""
+    return _blocks(text, LABEL) + _blocks(text, _KEY)
 
 
 def _blocks(text: bytes, kind: bytes) -> tuple[bytes, ...]:
@@ -121,12 +123,13 @@ def issuer_of(certificate: bytes, bundle: bytes) -> bytes | None:
 
 
 def belongs(key_pem: bytes, certificate_pem: bytes) -> bool:
-    """Return whether a private key is that of a certificate."""
+    """Return whether a private key, which may be sealed, is that of a certificate."""
     try:
-        key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError):
+        public = public_of(key_pem)
+    except AuthenticationError:
         return False
-    return key.public_key() == _load(certificate_pem).public_key()
+    key = _load(certificate_pem).public_key()
+    return isinstance(key, ec.EllipticCurvePublicKey) and public_bytes(key) == public
 
 
 def shows_one_of(stream: object, bundle: bytes) -> bool:

@@ -9,7 +9,6 @@ who knows one of them is shut out. When the table drops the older one, the new o
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import trio
 
@@ -18,6 +17,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, short_name
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.ca_bundle import (
+    belongs,
     bundle_of,
     certificates_of,
     der_of,
@@ -34,9 +34,7 @@ from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
     TlsContexts,
-    check_authority,
     cluster_id_of,
-    create_ca,
     fingerprint,
 )
 
@@ -83,12 +81,14 @@ class CaExchange:
         self._self = contexts.identity.server
         self._next = store.next_authority() if store is not None else None
         self._giving: _Giving | None = None
+        self._announced = b""
         self._refused: tuple[bytes, ...] = ()
         self._issuer_of: Identity | None = None
         self._issuer = b""
         self.changed: Callable[[], None] = lambda: None
         """Called whenever other CAs are trusted."""
         if self._next is not None:
+            ca_key.next_key = self._next.key_pem
             ca_key.adopt(self._next.key_pem)
 
     @property
@@ -121,9 +121,8 @@ class CaExchange:
             )
         if self._giving is not None:
             raise DeniedError("the CA is being exchanged already")
-        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
-        number = number_of(trusted[-1]) + 1
-        authority = create_ca(self._contexts.identity.cluster_id, now, number=number)
+        number, cluster_id = number_of(trusted[-1]) + 1, self._contexts.identity.cluster_id
+        authority = self._ca_key.vault.create(cluster_id, self._now_ms(), number, trusted[-1])
         giving = self._giving = _Giving(fingerprint(authority.certificate_pem))
         try:
             await self._give(authority, giving)
@@ -141,28 +140,48 @@ class CaExchange:
 
     async def _give(self, authority: Authority, giving: _Giving) -> None:
         voters = self._machine.state.voters()
+        self._ca_key.next_key = authority.key_pem
         if self._self in voters:
             self._keep_next(authority)
             giving.kept.add(self._self)
         for voter in voters:
             if voter != self._self:
-                self._links.give_next(voter, authority.certificate_pem + authority.key_pem)
+                self._links.give_next(voter, authority.certificate_pem)
         with trio.move_on_after(GIVE_TIMEOUT_S):
             while not giving.kept.issuperset(voters):
                 giving.changed = trio.Event()
                 await giving.changed.wait()
 
     def take_next(self, peer: ServerId, body: bytes) -> bytes:
-        """Keep the next CA that a server of the pool has sent; return its SHA-256, or nothing."""
+        """Keep the next CA that a server of the pool has sent; return its SHA-256, or nothing.
+
+        A server of an older build sends the key with it; of others it is asked for.
+        """
         state, certificates, keys = self._machine.state, certificates_of(body), keys_of(body)
         me = state.servers.get(self._self)
         if self._store is None or me is None or not me.voter or peer not in state.servers:
             return b""
-        if len(certificates) != 1 or len(keys) != 1 or len(self._ca_key.trusted) > 1:
+        if len(certificates) != 1 or len(keys) > 1 or len(self._ca_key.trusted) > 1:
             return b""
-        authority = Authority(certificates[0], keys[0])
+        if not keys:
+            self._announced = certificates[0]
+            self._links.ask_key(peer)
+            return b""
+        return self._take_next(peer, certificates[0], keys[0])
+
+    def take_key(self, peer: ServerId, body: bytes) -> None:
+        """Keep the keys that a peer has sent: of the CAs that are trusted, and of the next."""
+        announced = self._announced
+        for key in keys_of(body) if announced else ():
+            if belongs(key, announced) and len(self._ca_key.trusted) == 1:
+                self._announced = b""
+                if kept := self._take_next(peer, announced, key):
+                    self._links.tell_kept(peer, kept)
+        self._ca_key.take(peer, body)
+
+    def _take_next(self, peer: ServerId, certificate: bytes, key: bytes) -> bytes:
         try:
-            check_authority(authority)
+            authority = Authority(certificate, self._ca_key.vault.keep(key))
             if cluster_id_of(authority) != self._contexts.identity.cluster_id:
                 raise AuthenticationError("it is another pool's")
         except AuthenticationError as error:
@@ -181,6 +200,7 @@ class CaExchange:
         assert self._store is not None
         self._store.keep_next(authority)
         self._next = authority
+        self._ca_key.next_key = authority.key_pem
 
     # --- following the table ---------------------------------------------------------------------
 

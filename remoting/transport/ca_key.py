@@ -1,5 +1,6 @@
 """The cluster CA's key: the first server makes it, and every other voter gets it from a voter.
 
+What is here is the key sealed to this server's vault (``ca_vault``), which alone can open it.
 Its holders sign the certificates of servers that join, and new ones of those that are in the pool.
 While one CA is exchanged for another there are two keys: new certificates are of the newest CA. A
 server that joins gets one of the oldest, which every server and client trusts, and renews it then.
@@ -7,43 +8,51 @@ server that joins gets one of the oldest, which every server and client trusts, 
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.ca_bundle import belongs, certificates_of, keys_of
+from gpupool.remoting.transport.ca_vault import CaVaultPort, make_request
 from gpupool.remoting.transport.pki import (
+    SERVER_VALID,
     Authority,
     TlsContexts,
     check_authority,
     fingerprint,
-    sign_server,
 )
 
 
 class AuthoritySigner:
-    """Signs server certificates with the CA's key."""
+    """Has the vault sign with one CA's key."""
 
     def __init__(
         self,
         authority: Authority,
+        vault: CaVaultPort,
         now_ms: Callable[[], int],
         *,
         valid: timedelta | None = None,
     ) -> None:
         check_authority(authority)
-        self._valid = valid
+        self._vault = vault
+        self._valid_ms = int((valid or SERVER_VALID).total_seconds() * 1000)
         self._authority = authority
         self._now_ms = now_ms
 
     def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
         """Return a certificate for ``server``."""
-        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
-        return sign_server(self._authority, csr_pem, server, now, valid=self._valid)
+        now_ms = self._now_ms()
+        return self._vault.sign_server(self._authority, server, csr_pem, now_ms, self._valid_ms)
+
+    def sign_web(self, csr_pem: bytes, server: Server) -> bytes:
+        """Return a certificate for the observer of ``server``."""
+        return self._vault.sign_web(self._authority, server, csr_pem, self._now_ms())
 
     def key_pem(self) -> bytes:
-        """Return the CA's key."""
+        """Return the CA's key, sealed to this server's vault."""
         return self._authority.key_pem
 
     def ca_pem(self) -> bytes:
@@ -63,6 +72,7 @@ class CaKey:
         contexts: TlsContexts,
         authority: Authority | None,
         *,
+        vault: CaVaultPort,
         machine: PoolMachine,
         now_ms: Callable[[], int],
         log: logging.Logger,
@@ -76,6 +86,9 @@ class CaKey:
         newest of two. Certificates are good for ``valid``, by default ``pki.SERVER_VALID``.
         """
         self._valid = valid
+        self.vault = vault
+        self.next_key = b""
+        """That of the next CA, which voters may have before it is trusted."""
         self._contexts = contexts
         self._machine = machine
         self._now_ms = now_ms
@@ -118,7 +131,9 @@ class CaKey:
         for each in self.trusted:
             if belongs(key_pem, each):
                 authority = Authority(each, key_pem)
-                self._signers[each] = AuthoritySigner(authority, self._now_ms, valid=self._valid)
+                self._signers[each] = AuthoritySigner(
+                    authority, self.vault, self._now_ms, valid=self._valid
+                )
                 return each
         return None
 
@@ -127,14 +142,28 @@ class CaKey:
         trusted = self.trusted
         self._signers = {ca: signer for ca, signer in self._signers.items() if ca in trusted}
 
-    def give(self, peer: ServerId) -> bytes:
+    def request(self) -> bytes:
+        """Return what asks a voter for the keys, sealed to this server's vault."""
+        identity = self._contexts.identity
+        certificate = identity.certificate_path.read_bytes()
+        (key, *_) = keys_of(identity.key_path.read_bytes())
+        return make_request(self.vault.public(), certificate, key)
+
+    def give(self, peer: ServerId, request: bytes) -> bytes:
         """Return the keys for a peer that the table has as a voter, else nothing."""
         server = self._machine.state.servers.get(peer)
         if server is None or not server.voter or not self._signers:
             return b""
+        keys = [self._signers[each].key_pem() for each in self.trusted if each in self._signers]
+        keys += [self.next_key] if self.next_key and self.next_key not in keys else []
+        try:
+            given = self.vault.give(keys, peer, request)
+        except AuthenticationError as error:
+            why = str(error) if request else "its version of gpupool is older than this one"
+            self._log.warning("the CA's key was not given to server %s: %s", server.name, why)
+            return b""
         self._log.info("gave the CA's key to server %s, a voter now", server.name)
-        signers = [self._signers[each] for each in self.trusted if each in self._signers]
-        return b"".join(signer.key_pem() for signer in signers)
+        return given
 
     def sign_for(self, peer: ServerId, csr_pem: bytes) -> bytes:
         """Return a new certificate for a peer that is in the table, else nothing."""
@@ -154,8 +183,12 @@ class CaKey:
         if self.is_whole:
             return
         found = False
-        for key in keys_of(key_pem):
+        for each in keys_of(key_pem):
             known = set(self._signers)
+            try:
+                key = self.vault.keep(each)
+            except AuthenticationError:
+                continue
             certificate = self.adopt(key)
             found = found or certificate is not None
             if certificate is None or certificate in known:

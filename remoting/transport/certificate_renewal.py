@@ -32,6 +32,7 @@ from gpupool.remoting.transport.ca_bundle import (
     number_of,
 )
 from gpupool.remoting.transport.ca_store import CaStore
+from gpupool.remoting.transport.ca_vault import CaVaultPort
 from gpupool.remoting.transport.failures import explain
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
@@ -131,6 +132,9 @@ class ServerCertificates:
 
     #: Keeps the CAs while one is exchanged for another. None leaves the CA as it is.
     store: CaStore | None = None
+
+    #: Uses the CA's key. None uses it in this process, as tests do.
+    vault: CaVaultPort | None = None
 
 
 class CertificateSigner(Protocol):

@@ -110,7 +110,9 @@ class PeerTransport:
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
         self._links: dict[ServerId, PeerLink] = {}
-        self.give_key: Callable[[ServerId], bytes] = lambda _peer: b""
+        self.key_request: Callable[[], bytes] = lambda: b""
+        """Returns what asks a peer for the CA's key."""
+        self.give_key: Callable[[ServerId, bytes], bytes] = lambda _peer, _request: b""
         """Returns the CA's key for a peer that may have it, else nothing."""
         self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
         """Takes the CA's key that a peer sent."""
@@ -223,7 +225,7 @@ class PeerTransport:
 
     def ask_key(self, peer: ServerId) -> bool:
         """Ask ``peer`` for the CA's key; ``take_key`` gets the answer, if there is one."""
-        return self._put(peer, Kind.KEY_ASK, b"")
+        return self._put(peer, Kind.KEY_ASK, self.key_request())
 
     def ask_certificate(self, peer: ServerId, csr_pem: bytes) -> bool:
         """Ask ``peer`` to sign a request; ``take_certificate`` gets the answer."""
@@ -234,8 +236,12 @@ class PeerTransport:
         return self._put(peer, Kind.WEB_ASK, csr_pem)
 
     def give_next(self, peer: ServerId, authority: bytes) -> bool:
-        """Send the next CA with its key; ``next_kept`` gets the answer."""
+        """Send the next CA's certificate; it asks for the key, and ``next_kept`` is called then."""
         return self._put(peer, Kind.NEXT_KEY_GIVE, authority)
+
+    def tell_kept(self, peer: ServerId, sha256: bytes) -> bool:
+        """Say that the next CA's key is on our disk."""
+        return self._put(peer, Kind.NEXT_KEY_KEPT, sha256)
 
     def drop_strangers(self, ca_pem: bytes) -> None:
         """End the links whose other end has shown a certificate of no CA of the bundle."""
@@ -385,8 +391,8 @@ class PeerTransport:
             case Kind.CLOCK_GIVE if len(body) == WALL.size:
                 if not link.answered():
                     link.clock.answered(*WALL.unpack(body))
-            case Kind.KEY_ASK:
-                if key := self.give_key(link.peer):
+            case Kind.KEY_ASK if len(body) <= KEY_SIZE_MAX:
+                if key := self.give_key(link.peer, body):
                     link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
             case Kind.KEY_GIVE if len(body) <= KEY_SIZE_MAX:
                 self.take_key(link.peer, body)

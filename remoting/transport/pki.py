@@ -4,8 +4,8 @@ TLS 1.3 only. A server's certificate is good for two names: ``control.gpupool``,
 for, and ``<server id>.server.gpupool``, which peers ask for and by which it proves itself to them.
 While two CAs are trusted it has two certificates: these names are answered with the one of the
 older CA, and names with ``newest`` in them with the one of the CA that signs.
-All keys are ECDSA over P-256 (FIPS 186-5), certificates as in RFC 5280. Every voter holds the CA's
-key, so that servers can join after the first server is lost.
+All keys are ECDSA over P-256 (FIPS 186-5), certificates as in RFC 5280. The signer of every voter
+(``ca_vault``) holds the CA's key, so that servers can join after the first server is lost.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.transport.sealed_key import public_bytes, public_of
 
 CONTROL_NAME = "control.gpupool"
 SERVER_SUFFIX = ".server.gpupool"
@@ -45,7 +46,7 @@ CSR_SIZE_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The cluster CA with its private key."""
+    """The cluster CA with its private key, which outside of a signer is sealed."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -266,19 +267,18 @@ def check_server_certificate(
 
 
 def check_authority(authority: Authority) -> None:
-    """Check that a CA's key belongs to its certificate.
+    """Check that a CA's key, which may be sealed, belongs to its certificate.
 
     Raises:
         AuthenticationError: when it does not, or either is malformed.
     """
     try:
         public_key = x509.load_pem_x509_certificate(authority.certificate_pem).public_key()
-        key = serialization.load_pem_private_key(authority.key_pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise AuthenticationError("the CA's certificate or key is malformed") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(public_key, ec.EllipticCurvePublicKey):
         raise AuthenticationError("the CA's key is of the wrong kind")
-    if public_key != key.public_key():
+    if public_bytes(public_key) != public_of(authority.key_pem):
         raise AuthenticationError("the CA's key does not belong to its certificate")
 
 

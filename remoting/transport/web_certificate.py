@@ -6,43 +6,26 @@ server with the CA's key signs for itself; another one asks the voters over its 
 certificate may take its place, and is read again when its files change.
 """
 
-import ipaddress
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
 import trio
-from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.model.state import PoolState, Server
-from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.pool.model.state import PoolState
 from gpupool.remoting.transport.ca_key import CaKey
-from gpupool.remoting.transport.pki import (
-    Authority,
-    create_key_and_csr,
-    sign_leaf,
-    validity_of,
-)
+from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 
-WEB_VALID = timedelta(days=397)
-"""The most that browsers take; a leaf never outlives its CA."""
 RENEWED_BEFORE_MS = 30 * 86_400_000
 LOOKED_AT_EVERY_S = 60.0
 FILES_READ_EVERY_S = 5.0
 RETRIED_AFTER_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 FILE_SIZE_MAX = 1 << 20
-OWN_DOMAIN = "gpupool"
-_NAME = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +71,6 @@ class Links(Protocol):
     def ask_web(self, peer: ServerId, csr_pem: bytes) -> bool:
         """Ask a peer to sign."""
         ...
-
-
-def web_names(server: Server) -> list[x509.GeneralName]:
-    """Return the names and addresses of a server; never one of gpupool's own."""
-    found: list[x509.GeneralName] = []
-    for text in dict.fromkeys((parse_address(server.address).host.lower(), server.name.lower())):
-        try:
-            found.append(x509.IPAddress(ipaddress.ip_address(text)))
-        except ValueError:
-            if _NAME.fullmatch(text) and text.rpartition(".")[2] != OWN_DOMAIN:
-                found.append(x509.DNSName(text))
-    return found
-
-
-def sign_web(authority: Authority, csr_pem: bytes, server: Server, now: datetime) -> bytes:
-    """Return the certificate of the observer of ``server``.
-
-    Raises:
-        AuthenticationError: when the request is malformed.
-    """
-    return sign_leaf(
-        authority,
-        csr_pem,
-        common_name=f"the observer of {server.name}"[:64],
-        names=web_names(server),
-        usages=[ExtendedKeyUsageOID.SERVER_AUTH],
-        now=now,
-        valid=WEB_VALID,
-    )
 
 
 class WebCertificates:
@@ -171,9 +125,8 @@ class WebCertificates:
         known, signer = self._state().servers.get(server), self._ca_key.joiner
         if known is None or signer is None:
             return b""
-        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
         try:
-            return sign_web(Authority(signer.ca_pem(), signer.key_pem()), csr_pem, known, now)
+            return signer.sign_web(csr_pem, known)
         except GpupoolError as error:
             self._log.warning("signed no certificate for the web of %s: %s", known.name, error)
             return b""

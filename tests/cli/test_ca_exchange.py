@@ -18,6 +18,7 @@ from tests.cli.conftest import LivePool, running
 from tests.pools import view_of
 
 from gpupool.cli.lib.connect import connected
+from gpupool.cli.server.enter_pool import read_authority
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
@@ -98,7 +99,7 @@ def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path
     early, old_token = lab.token("ada"), lab.token("bob")
     lab.log_in("ada", early)
     shutil.copy(lab.file("ada"), lab.file("sleeper"))
-    stolen = Authority((a.state_dir / "ca.pem").read_bytes(), (a.state_dir / "ca.key").read_bytes())
+    stolen = read_authority(a.state_dir)
     started, stop = tmp_path / "started", tmp_path / "stop"
     program = live.spawn(
         *("run", "-n", "1", "--server", "a", "--"),

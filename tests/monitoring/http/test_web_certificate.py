@@ -1,6 +1,7 @@
 """The certificate of a server's observer: its names, its signers, its renewal."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, Server
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.ca_key import CaKey
+from gpupool.remoting.transport.ca_vault import CaVault
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -33,8 +35,8 @@ from gpupool.remoting.transport.web_certificate import (
     SiteFiles,
     WebCertificate,
     WebCertificates,
-    sign_web,
 )
+from gpupool.remoting.transport.web_signing import sign_web
 
 DAY_S = 86_400
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -123,6 +125,7 @@ class Site:
         ca_key = CaKey(
             TlsContexts(identity),
             authority,
+            vault=CaVault.of_this_process(time.monotonic),
             machine=machine,
             now_ms=self.now_ms,
             log=LOG,

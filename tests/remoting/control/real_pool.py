@@ -103,7 +103,8 @@ class RealServer:
             csr_pem=csr,
         )
         self.known = {member.server: member.address for member in joined.members}
-        self.authority = Authority(joined.ca_pem, joined.ca_key_pem)
+        self.authority = Authority(joined.ca_pem, b"")
+        self.has_ca_key = False  # until it has asked a voter
         self._write(key, joined.certificate_pem)
         open_storage(self.folder, create=True).close()
 

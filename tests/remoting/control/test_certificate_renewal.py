@@ -283,7 +283,7 @@ async def test_servers_outlive_their_certificates(tmp_path: Path) -> None:
 async def without_ca_key(pool: RealPool, server: RealServer) -> None:
     """Start a server again that never gets the CA's key, and so has to ask for certificates."""
 
-    def refuse(_peer: ServerId) -> bytes:
+    def refuse(_peer: ServerId, _request: bytes) -> bytes:
         return b""
 
     for other in pool.others(server):

@@ -26,7 +26,9 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server import admin_service, controller
-from gpupool.remoting.transport.pki import create_ca, create_key_and_csr
+from gpupool.remoting.transport.ca_vault import make_request
+from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
+from gpupool.remoting.transport.sealed_key import is_sealed, public_of
 
 Clock = trio.testing.MockClock
 
@@ -332,13 +334,17 @@ async def test_a_new_voter_takes_only_the_real_key(
     node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
     take = node.server._links.take_key  # pyright: ignore[reportPrivateUsage]
     give = cluster.nodes[0].server._links.give_key  # pyright: ignore[reportPrivateUsage]
-    assert give(node.id) == b""  # not a member yet
+    key, csr = create_key_and_csr(node.id)
+    certificate = sign_server(cluster.authority, csr, node.id, datetime.now(UTC))
+    asked = make_request(node.server.ca_key.vault.public(), certificate, key)
+    assert give(node.id, asked) == b""  # not a member yet
     cluster.admit(node)
     take(ServerId("x"), b"nonsense")
     take(ServerId("x"), create_ca("other", datetime.now(UTC)).key_pem)
     assert node.server.ca_key.signer is None
-    take(cluster.nodes[0].id, give(node.id))
-    assert node.keys == [cluster.authority.key_pem]
+    take(cluster.nodes[0].id, give(node.id, asked))
+    assert [public_of(each) for each in node.keys] == [public_of(cluster.authority.key_pem)]
+    assert is_sealed(node.keys[0])
     assert node.server.ca_key.signer is not None
 
 

@@ -244,7 +244,7 @@ async def test_the_key_is_given_to_whom_the_table_trusts(
     network = MemoryNetwork(tmp_path)
     await network.start(nursery, A, B, C)
     await trio.sleep(5)
-    network.links[A].give_key = lambda peer: b"the key" if peer == B else b""
+    network.links[A].give_key = lambda peer, _request: b"the key" if peer == B else b""
     taken: list[tuple[str, bytes]] = []
     for server in (B, C):
         network.links[server].take_key = lambda peer, key: taken.append((peer, key))

@@ -2,6 +2,7 @@
 
 import logging
 import ssl
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpupool.remoting.protocol.token_text import TokenText
 from gpupool.remoting.transport.ca_bundle import ders_of, numbers_of, shows_one_of
 from gpupool.remoting.transport.ca_exchange import CaExchange
 from gpupool.remoting.transport.ca_key import CaKey
+from gpupool.remoting.transport.ca_vault import CaVault
 from gpupool.remoting.transport.dial import Greeting, fetch_ca
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_dial import TlsDialler
@@ -39,6 +41,7 @@ from gpupool.remoting.transport.pki import (
     fingerprint,
     sign_server,
 )
+from gpupool.remoting.transport.sealed_key import public_of
 
 LOG = logging.getLogger("test")
 A, B = ServerId("a" * 12), ServerId("b" * 12)
@@ -208,6 +211,7 @@ class Lab:
         self.ca_key = CaKey(
             self.contexts,
             self.old,
+            vault=CaVault.of_this_process(time.monotonic),
             machine=self.machine,
             now_ms=RealClock().wall_ms,
             log=LOG,
@@ -256,14 +260,15 @@ async def test_a_voter_keeps_the_next_ca_of_its_pool_alone(
     assert take(B, b"nonsense") == b""
     assert take(ServerId("stranger"), body) == b""
     assert take(B, body) == fingerprint(lab.new.certificate_pem)
-    assert lab.disk.kept == [lab.new]
+    assert [public_of(each.key_pem) for each in lab.disk.kept] == [public_of(lab.new.key_pem)]
+    assert b"PRIVATE KEY" not in lab.disk.kept[0].key_pem
     assert lab.ca_key.signer is not None
     assert lab.ca_key.signer.key_pem() == lab.old.key_pem  # nobody trusts the new one yet
     lab.trusts(lab.old, lab.new)
     assert lab.exchange.is_behind()
     await lab.exchange.follow()
     assert (lab.ca_key.joiner, lab.ca_key.signer) != (None, None)
-    assert lab.ca_key.signer.key_pem() == lab.new.key_pem
+    assert lab.ca_key.signer.ca_pem() == lab.new.certificate_pem
     assert take(B, body) == b""  # two are trusted
     lab.trusts(lab.old)
     assert not lab.exchange.is_behind()  # of a table that was left behind

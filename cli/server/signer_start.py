@@ -1,0 +1,44 @@
+"""Starts the signer, the process that alone can open the CA's key, before the server listens."""
+
+import logging
+import os
+import socket
+
+from gpupool.cli.server.login_writer import LoginWriter
+from gpupool.remoting.privileges import signer_process
+from gpupool.remoting.privileges.remote_vault import RemoteVault
+from gpupool.remoting.privileges.signer_process import SignerFolders
+
+
+def fork_signer(
+    folders: SignerFolders, log: logging.Logger, login_writer: LoginWriter | None
+) -> RemoteVault:
+    """Fork the signer off, and wait until it has sealed what was in the clear.
+
+    Must be called while the process has one thread.
+
+    Args:
+        folders: of its secret, and of the server's files; they stay the caller's.
+        log: takes what it says.
+        login_writer: another process of this server, if there is one.
+
+    Raises:
+        GpupoolError: when it does not start.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()  # Ctrl-C is for the server.
+            ours.close()
+            if login_writer is not None:
+                login_writer.hang_up()
+            signer_process.serve(theirs, folders, log.info)
+            code = 0
+        except OSError as error:
+            log.error("the signer has ended: %s", error)
+        finally:
+            os._exit(code)
+    theirs.close()
+    return RemoteVault(ours, pid)

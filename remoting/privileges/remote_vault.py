@@ -1,0 +1,95 @@
+"""The server's side of its signer: a ``CaVaultPort`` whose calls another process carries out.
+
+A call blocks. It takes about as long as signing in this process does, and is rare: one for each
+server that joins, or renews its certificate. A signer that does not answer in time is given up.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+
+from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
+from gpupool.remoting.protocol import signer_messages as m
+from gpupool.remoting.transport.pki import Authority
+
+START_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 1.0
+
+
+class RemoteVault:
+    """Implements ``transport.ca_vault.CaVaultPort``."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        """Talk over ``sock``, a packet socket, to the signer ``pid``, which is our child.
+
+        Raises:
+            GpupoolError: when it does not come up.
+        """
+        self._socket, self.pid = sock, pid
+        sock.settimeout(START_TIMEOUT_S)
+        try:
+            self._public = self._receive()[0]
+        except AuthenticationError as error:
+            self.end()
+            raise GpupoolError(
+                "the signer of the CA's key does not start", why=str(error)
+            ) from error
+        sock.settimeout(ANSWER_TIMEOUT_S)
+
+    def public(self) -> bytes:  # noqa: D102
+        return self._public
+
+    def keep(self, key_pem: bytes) -> bytes:  # noqa: D102
+        return self._call(m.KeepKey(key_pem))[0]
+
+    def create(self, cluster_id: str, now_ms: int, number: int, former: bytes) -> Authority:  # noqa: D102
+        certificate, key = self._call(m.CreateCa(cluster_id, now_ms, number, former))
+        return Authority(certificate, key)
+
+    def sign_server(  # noqa: D102
+        self, authority: Authority, server: ServerId, csr_pem: bytes, now_ms: int, valid_ms: int
+    ) -> bytes:
+        ca, key = authority.certificate_pem, authority.key_pem
+        return self._call(m.SignServer(ca, key, server, csr_pem, now_ms, valid_ms))[0]
+
+    def sign_web(  # noqa: D102
+        self, authority: Authority, server: Server, csr_pem: bytes, now_ms: int
+    ) -> bytes:
+        ca, key = authority.certificate_pem, authority.key_pem
+        asked = m.SignWeb(ca, key, server.id, server.name, server.address, csr_pem, now_ms)
+        return self._call(asked)[0]
+
+    def give(self, keys: Sequence[bytes], server: ServerId, request: bytes) -> bytes:  # noqa: D102
+        return self._call(m.GiveKeys(tuple(keys), server, request))[0]
+
+    def hang_up(self) -> None:
+        """Close this end of the socket."""
+        self._socket.close()
+
+    def end(self) -> None:
+        """Let the signer end, and wait until it has."""
+        self.hang_up()
+        if self.pid > 0:
+            os.waitpid(self.pid, 0)
+            self.pid = -1
+
+    def _call(self, request: m.Request) -> tuple[bytes, ...]:
+        try:
+            self._socket.sendall(m.encode(request))
+        except (OSError, RemoteProtocolError) as error:
+            raise AuthenticationError("the signer of the CA's key is not there") from error
+        return self._receive()
+
+    def _receive(self) -> tuple[bytes, ...]:
+        try:
+            packet = self._socket.recv(m.PACKET_SIZE_MAX + 1)
+            answer = m.decode_answer(packet)
+        except (OSError, RemoteProtocolError) as error:
+            # An answer that comes late must not be taken for that of another call.
+            self._socket.close()
+            raise AuthenticationError("the signer of the CA's key does not answer") from error
+        if isinstance(answer, m.Refused):
+            raise AuthenticationError(answer.what)
+        return answer.parts

@@ -1,0 +1,223 @@
+"""The signer's process: it alone can open the CA's key, and does what ``signer_messages`` lists.
+
+``gpupool join`` forks it off before it opens a socket. It makes or reads its secret, seals what an
+older build has left in the clear, and then gives up what it does not need: other users' files,
+sockets, programs. It ends when the server closes the socket.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError, StorageError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
+from gpupool.remoting.privileges import ownership, unprivileged
+from gpupool.remoting.protocol import signer_messages as m
+from gpupool.remoting.transport.ca_bundle import certificates_of, keys_of
+from gpupool.remoting.transport.ca_vault import CaVault
+from gpupool.remoting.transport.pki import Authority
+from gpupool.remoting.transport.sealed_key import is_sealed, open_plain, unseal
+from gpupool.remoting.worker import sandbox, syscall_filter
+
+SECRET, RECORD = "signer.key", "signer-record.jsonl"
+KEY_FILES = ("ca.key", "ca-next.pem")
+"""The files of a state directory that hold CA keys; sealed, they are the server's to keep."""
+
+RECORD_SIZE_MAX = 4 << 20
+_FILE_SIZE_MAX = 1 << 20
+_SECRET_SIZE = 32
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SignerFolders:
+    """Descriptors of two folders; they may be of one."""
+
+    own: int  # where the secret and the record lie
+    state: int  # the server's state directory
+
+
+def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
+    """Carry out calls until the server has gone. Must be called with one thread.
+
+    Raises:
+        OSError: when its files cannot be read or written.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    vault = CaVault(
+        _secret(folders.own),
+        time.monotonic,
+        given=_given(folders.own),
+        record=_recorder(folders, say),
+    )
+    _seal_files(folders.state, vault)
+    os.close(folders.state)
+    _confine(folders.own)
+    sock.sendall(m.encode(m.Made((vault.public(),))))
+    while packet := sock.recv(m.PACKET_SIZE_MAX + 1):
+        try:
+            answer: m.Answer = m.Made(_carry_out(vault, m.decode_request(packet)))
+        except RemoteProtocolError as error:
+            say(f"the server broke the protocol of its signer: {error}")
+            return
+        except GpupoolError as error:
+            answer = m.Refused(error.what)
+        except Exception:  # noqa: BLE001 - a traceback could show a key
+            answer = m.Refused("the signer cannot do that")
+        sock.sendall(m.encode(answer))
+
+
+def _carry_out(vault: CaVault, request: m.Request) -> tuple[bytes, ...]:
+    match request:
+        case m.AskPublic():
+            return (vault.public(),)
+        case m.KeepKey():
+            return (vault.keep(request.key_pem),)
+        case m.CreateCa():
+            made = vault.create(request.cluster_id, request.now_ms, request.number, request.former)
+            return made.certificate_pem, made.key_pem
+        case m.SignServer():
+            authority = Authority(request.ca_pem, request.key_pem)
+            server, now_ms = ServerId(request.server), request.now_ms
+            return (
+                vault.sign_server(authority, server, request.csr_pem, now_ms, request.valid_ms),
+            )
+        case m.SignWeb():
+            authority = Authority(request.ca_pem, request.key_pem)
+            server = Server(ServerId(request.server), request.name, request.address, voter=False)
+            return (vault.sign_web(authority, server, request.csr_pem, request.now_ms),)
+        case m.GiveKeys():
+            return (vault.give(request.keys, ServerId(request.server), request.request),)
+
+
+# --- its files ----------------------------------------------------------------------------------
+
+
+def _confine(own: int) -> None:
+    sandbox.drop_capabilities()
+    unprivileged.hide()
+    place = Path(os.readlink(f"/proc/self/fd/{own}"))
+    sandbox.restrict_files((), (str(place),), ())
+    if syscall_filter.available():
+        syscall_filter.install()
+
+
+def _read(folder: int, name: str) -> tuple[bytes, os.stat_result | None]:
+    """Return a plain file with one name, and what it is; no link is followed."""
+    try:
+        descriptor = os.open(name, _READ, dir_fd=folder)
+    except FileNotFoundError:
+        return b"", None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(f"{name} is no plain file")
+        return file.read(max(_FILE_SIZE_MAX, RECORD_SIZE_MAX)), status
+
+
+def _replace(folder: int, name: str, data: bytes, status: os.stat_result | None) -> None:
+    aside = f".{name}-{secrets.token_hex(8)}"
+    descriptor = os.open(aside, _MAKE, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if status is not None and status.st_uid != os.geteuid():
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside, dir_fd=folder)
+        raise
+    os.fsync(folder)
+
+
+def _secret(own: int) -> X25519PrivateKey:
+    data, status = _read(own, SECRET)
+    if status is None:
+        aside = f".{SECRET}-{secrets.token_hex(8)}"
+        _replace(own, aside, X25519PrivateKey.generate().private_bytes_raw(), None)
+        # Never in the place of another: what is sealed to that would be lost.
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, SECRET, src_dir_fd=own, dst_dir_fd=own)
+        os.unlink(aside, dir_fd=own)
+        data, _ = _read(own, SECRET)
+    if len(data) != _SECRET_SIZE:
+        raise OSError(f"{SECRET} is damaged")
+    return X25519PrivateKey.from_private_bytes(data)
+
+
+def open_key(folder: Path, key_pem: bytes) -> bytes:
+    """Return the CA's key of a server that does not run, by its signer's secret.
+
+    Args:
+        folder: its state directory, or a copy.
+        key_pem: the key, sealed or of an older build.
+
+    Raises:
+        AuthenticationError: when it is sealed to another signer.
+        OSError: when the secret cannot be read.
+    """
+    if not is_sealed(key_pem):
+        return key_pem
+    apart = folder / ownership.KEEPER / SECRET
+    path = apart if apart.exists() else folder / SECRET
+    data = path.read_bytes()
+    if len(data) != _SECRET_SIZE:
+        raise AuthenticationError(f"{path} is damaged")
+    return unseal(key_pem, X25519PrivateKey.from_private_bytes(data)).pem()
+
+
+def _seal_files(state: int, vault: CaVault) -> None:
+    """Seal the keys that an older build has left in the clear."""
+    voucher = b""
+    for name in KEY_FILES:
+        data, status = _read(state, name)
+        plain = [each for each in keys_of(data) if not is_sealed(each)]
+        for key in plain[:1]:
+            with contextlib.suppress(AuthenticationError):  # the server says what is wrong with it
+                sealed = b"".join(certificates_of(data)) + vault.keep(key, voucher)
+                voucher = open_plain(key).public
+                _replace(state, name, sealed, status)
+
+
+def _given(own: int) -> dict[str, bytes]:
+    """Return to which key of each server the CA's key was given, by the record."""
+    found: dict[str, bytes] = {}
+    for line in _read(own, RECORD)[0].splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            if entry["vault"]:
+                found[str(entry["server"])] = bytes.fromhex(entry["vault"])
+    return found
+
+
+def _recorder(folders: SignerFolders, say: Say) -> Callable[[str, ServerId, bytes], None]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(RECORD, flags, 0o600, dir_fd=folders.own)
+
+    def record(what: str, server: ServerId, public: bytes) -> None:
+        if os.fstat(file).st_size > RECORD_SIZE_MAX:
+            raise StorageError("the signer's record is full")
+        entry = {"at": int(time.time()), "what": what, "server": server, "vault": public.hex()}
+        os.write(file, json.dumps(entry).encode() + b"\n")
+        os.fsync(file)
+        say(f"the signer {what}" + (f" to server {server}" if server else ""))
+
+    return record

@@ -1,0 +1,198 @@
+"""The CA's key is in the signer's process, and nowhere else in the clear."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from gpupool.cli.server.enter_pool import read_authority
+from gpupool.cli.server.signer_start import fork_signer
+from gpupool.pool.errors import AuthenticationError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
+from gpupool.remoting.privileges.remote_vault import RemoteVault
+from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
+from gpupool.remoting.transport import ca_vault
+from gpupool.remoting.transport.ca_bundle import belongs, keys_of
+from gpupool.remoting.transport.ca_vault import CaVault, make_request
+from gpupool.remoting.transport.pki import (
+    SERVER_VALID,
+    Authority,
+    create_ca,
+    create_key_and_csr,
+    sign_server,
+)
+from gpupool.remoting.transport.sealed_key import is_sealed, public_of
+
+A, B = ServerId("a" * 12), ServerId("b" * 12)
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+YEAR_MS = int(SERVER_VALID.total_seconds() * 1000)
+LOG = logging.getLogger("test")
+
+FRONT = """
+import logging, os, pathlib, sys
+from gpupool.cli.server.signer_start import fork_signer
+from gpupool.remoting.privileges.signer_process import SignerFolders
+from gpupool.remoting.transport.pki import Authority, create_key_and_csr
+folder = pathlib.Path(sys.argv[1])
+state, own = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
+vault = fork_signer(SignerFolders(own, state), logging.getLogger("x"), None)
+ca, key = (folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes()
+authority = Authority(ca, key)
+kept = vault.sign_server(authority, "a" * 12, create_key_and_csr("a" * 12)[1], 10**12, 10**9)
+made = vault.create("cluster-1", 10**12, 2, ca)
+(folder / "made.key").write_bytes(made.key_pem)
+print(vault.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def scalar(key_pem: bytes) -> bytes:
+    key = load_pem_private_key(key_pem, password=None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    return key.private_numbers().private_value.to_bytes(32, "big")
+
+
+def in_memory(pid: int, *wanted: bytes) -> list[bool]:
+    """Return which of these bytes are in the memory of a process."""
+    found = [False for _ in wanted]
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for begin, end in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw", maps, re.MULTILINE):
+            start, size = int(begin, 16), int(end, 16) - int(begin, 16)
+            try:
+                data = os.pread(memory.fileno(), size, start)
+            except OSError:
+                continue
+            found = [each or text in data for each, text in zip(found, wanted, strict=True)]
+    return found
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Return the state directory of an older build."""
+    authority = create_ca("cluster-1", NOW)
+    (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
+    (tmp_path / "ca.key").write_bytes(authority.key_pem)
+    return tmp_path
+
+
+@pytest.fixture
+def signer(state: Path) -> Iterator[RemoteVault]:
+    folder, own = (os.open(state, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
+    vault = fork_signer(SignerFolders(own, folder), LOG, None)
+    yield vault
+    vault.end()
+    os.close(folder)
+    os.close(own)
+
+
+def test_no_key_of_the_ca_is_in_the_memory_of_the_server(state: Path) -> None:
+    plain = (state / "ca.key").read_bytes()
+    with subprocess.Popen(
+        [sys.executable, "-c", FRONT, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as front:
+        assert front.stdout is not None
+        signer = int(front.stdout.readline())
+        made = read_made(state)
+        sealed = (state / "ca.key").read_bytes()
+        body = plain.splitlines()[1]
+        secret = (state / SECRET).read_bytes()
+        wanted = (sealed, scalar(plain), body, scalar(made), made.splitlines()[1], secret)
+        assert in_memory(front.pid, *wanted) == [True, False, False, False, False, False]
+        if os.geteuid() == 0:
+            assert in_memory(signer, secret) == [True]  # which shows that the search finds it
+        status = Path(f"/proc/{signer}/status").read_text()
+        assert "NoNewPrivs:\t1" in status
+        assert "Seccomp:\t2" in status
+        assert Path(f"/proc/{signer}/mem").stat().st_uid == 0  # it is not dumpable
+        front.communicate()
+
+
+def read_made(state: Path) -> bytes:
+    made = state / "made"
+    made.mkdir()
+    (made / SECRET).write_bytes((state / SECRET).read_bytes())
+    (made / "ca.key").write_bytes((state / "made.key").read_bytes())
+    (made / "ca.pem").write_bytes((state / "ca.pem").read_bytes())
+    return read_authority(made).key_pem
+
+
+def test_keys_of_an_older_build_are_sealed_at_the_start(signer: RemoteVault, state: Path) -> None:
+    sealed = (state / "ca.key").read_bytes()
+    assert is_sealed(sealed)
+    assert belongs(sealed, (state / "ca.pem").read_bytes())
+    assert (state / "ca.key").stat().st_mode & 0o777 == 0o600
+    authority = Authority((state / "ca.pem").read_bytes(), sealed)
+    key, csr = create_key_and_csr(A)
+    certificate = signer.sign_server(authority, A, csr, NOW_MS, 50 * YEAR_MS)
+    made = x509.load_pem_x509_certificate(certificate)
+    assert made.not_valid_after_utc - NOW == SERVER_VALID
+    web = signer.sign_web(authority, Server(A, "a", "a:1", voter=True), csr, NOW_MS)
+    for each in (certificate, web):
+        found = x509.load_pem_x509_certificate(each)
+        limits = found.extensions.get_extension_for_class(x509.BasicConstraints).value
+        assert not limits.ca
+    for name in ("", "a.b", "x" * 65):
+        with pytest.raises(AuthenticationError, match="no server's id"):
+            signer.sign_server(authority, ServerId(name), csr, NOW_MS, YEAR_MS)
+    other = CaVault.of_this_process(lambda: 0.0)
+    asked = make_request(other.public(), certificate, key)
+    given = signer.give([sealed], A, asked)
+    assert other.keep(given) == given
+    assert public_of(given) == public_of(sealed)
+    with pytest.raises(AuthenticationError, match="another signer"):
+        signer.keep(given)
+    entry = json.loads((state / RECORD).read_text())
+    assert (entry["what"], entry["server"]) == ("gave the CA's key", A)
+
+
+def test_the_key_is_given_to_one_vault_of_a_server_of_the_ca() -> None:
+    now = [0.0]
+    vault, theirs, thief = (CaVault.of_this_process(lambda: now[0]) for _ in range(3))
+    authority, strange = create_ca("cluster-1", NOW), create_ca("cluster-1", NOW)
+    sealed = vault.keep(authority.key_pem)
+    key, csr = create_key_and_csr(B)
+    certificate = sign_server(authority, csr, B, NOW)
+    forged = sign_server(strange, csr, B, NOW)
+    good = make_request(theirs.public(), certificate, key)
+    for server, request, why in (
+        (A, good, "another server's"),
+        (B, make_request(theirs.public(), forged, key), "no server's of this CA"),
+        (B, make_request(theirs.public(), certificate, create_key_and_csr(B)[0]), "malformed"),
+        (B, b"", "malformed"),
+        (B, b"x" * 5000, "too long"),
+    ):
+        with pytest.raises(AuthenticationError, match=why):
+            vault.give([sealed], server, request)
+    assert theirs.keep(vault.give([sealed], B, good))
+    # Nor by a CA that the asking server has made: only what its CA vouches for is given.
+    both = vault.give([sealed, vault.keep(strange.key_pem)], B, good)
+    assert [public_of(each) for each in keys_of(both)] == [public_of(sealed)]
+    with pytest.raises(AuthenticationError, match="another vault of this server"):
+        vault.give([sealed], B, make_request(thief.public(), certificate, key))
+    following = vault.create("cluster-1", NOW_MS, 2, authority.certificate_pem)
+    given = vault.give([following.key_pem], B, good)
+    assert belongs(theirs.keep(given), following.certificate_pem)
+
+
+def test_calls_of_the_signer_are_bounded() -> None:
+    now = [0.0]
+    vault = CaVault.of_this_process(lambda: now[0])
+    for _ in range(ca_vault.CREATION_BURST):
+        vault.create("cluster-1", NOW_MS, 1, b"")
+    with pytest.raises(AuthenticationError, match="makes CAs no more for a while"):
+        vault.create("cluster-1", NOW_MS, 1, b"")
+    now[0] = 601.0
+    vault.create("cluster-1", NOW_MS, 1, b"")
