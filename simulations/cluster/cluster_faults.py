@@ -142,6 +142,7 @@ class ClusterFaults:
         clock = self._environment.machines[server].clock
         clock.set_rate(rate)
         self._environment.checkers.unserved.clocks_differ(self._scheduler.now + for_s)
+        self._environment.checkers.senders.clocks_differ(self._scheduler.now + for_s)
         self._disturb(server, for_s)
         self._scheduler.after(for_s, partial(clock.set_rate, 1.0))
 

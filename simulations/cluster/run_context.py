@@ -7,6 +7,7 @@ from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.ids import LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.simulations.checkers.accounts_checker import AccountsClose
+from gpupool.simulations.checkers.alert_checker import OneSender
 from gpupool.simulations.checkers.ca_checker import CaHolds
 from gpupool.simulations.checkers.drain_checker import UndrainHolds
 from gpupool.simulations.checkers.history import History
@@ -74,6 +75,7 @@ class Checkers:
         self.accounts = AccountsClose(failures)
         self.authorities = CaHolds(failures)
         self.drains = UndrainHolds(failures)
+        self.senders = OneSender(failures)
 
 
 @dataclass(slots=True)

@@ -230,6 +230,10 @@ class ServerProcess(Process):
         checkers.leaders.stepped(name, core, journal.term, journal.vote)
         if self._clone and replicated_log.node.leads:
             checkers.one_serves.clone_acts(self.machine, "leads")
+        now = self.scheduler.now
+        if not self._clone and checkers.senders.due(self.server, now):
+            health = replicated_log.health()
+            checkers.senders.looked(self.server, self.table.state, health, now)
         if self._seen is not self.table.state:
             self._seen = self.table.state
             self.after(POLL_DELAY_S, self._table_changed)

@@ -1,16 +1,18 @@
-"""Broken builds of drains of single GPUs."""
+"""Broken builds of drains of single GPUs, and of who sends alerts."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 
 from tests.simulations.mutations.patching import patched, patched_handler
 
-from gpupool.pool import automatic_drains
+from gpupool.pool import alert_gate, automatic_drains
 from gpupool.pool.automatic_drains import Sign, Signs, SignWatch
 from gpupool.pool.model.commands import DrainGpu
-from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.ports import RaftHealth
 from gpupool.pool.transitions import gpu_drains
+from gpupool.pool.view import has_quorum
 
 
 def gpu_drain_ignored() -> AbstractContextManager[None]:
@@ -68,3 +70,21 @@ def _everywhere(name: str, replacement: object) -> AbstractContextManager[None]:
             yield
 
     return broken()
+
+
+def all_send() -> AbstractContextManager[None]:
+    """Let every server send that is in touch with a majority."""
+
+    def sends_alerts(_state: PoolState, _self: ServerId, health: RaftHealth) -> bool:
+        return has_quorum(health)
+
+    return patched(alert_gate, "sends_alerts", sends_alerts)
+
+
+def minority_sends() -> AbstractContextManager[None]:
+    """Let the first server of a table send, in touch or not."""
+
+    def in_touch(_health: RaftHealth) -> bool:
+        return True
+
+    return patched(alert_gate, "has_quorum", in_touch)

@@ -269,6 +269,19 @@ MUTATIONS = (
         (("sign", 0.3),),
     ),
     Mutation(
+        "all-send",
+        "one-sender",
+        "every server in touch with a majority sends alerts",
+        broken_drains.all_send,
+    ),
+    Mutation(
+        "minority-sends",
+        "one-sender",
+        "a server without a majority goes on sending alerts",
+        broken_drains.minority_sends,
+        (("partition", 2.0),),
+    ),
+    Mutation(
         "freed-too-early",
         "freed-is-gone",
         "a lease is freed while its worker still lives",
