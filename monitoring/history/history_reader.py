@@ -113,16 +113,22 @@ class _Reader:
         for finer in reversed(TIERS[: TIERS.index(tier)]):
             parts.append((finer.name, max(since, self._rolled.get(finer.name, 0)), until))
         where, values = self._chosen(query, table)
-        source, bounds = _source(table, parts, where, values)
-        inner_key = "gpu" if table is GPU else "0"
-        total = " + ".join(f"sum({each})" for each in metric.sums)
-        count = f"{'max' if metric.additive else 'sum'}({metric.count})"
-        top = f"{'sum' if metric.additive else 'max'}({metric.maximum})" if metric.maximum else "-1"
+        # No more columns than are needed: SQLite copies each of them.
+        key = "gpu" if table is GPU else "0"
+        columns = (
+            f"{key} AS k, t, {' + '.join(metric.sums)} AS s, {metric.count} AS n,"
+            f" {metric.maximum or '-1'} AS m"
+        )
+        source, bounds = _source(table, parts, where, values, columns)
+        if table is LEASE:  # several at a time; any other table has one row of a time and key
+            count = "max(n)" if metric.additive else "sum(n)"
+            top = "sum(m)" if metric.additive and metric.maximum else "max(m)"
+            source = (
+                f"SELECT k, t, sum(s) AS s, {count} AS n, {top} AS m FROM ({source}) GROUP BY t"  # noqa: S608
+            )
         rows = self._db.execute(
-            f"SELECT k, t - t % {step} AS b, sum(s), sum(n), max(m) FROM "  # noqa: S608
-            f"(SELECT {inner_key} AS k, t, {total} AS s, {count} AS n, {top} AS m"
-            f" FROM ({source}) GROUP BY 1, t) GROUP BY k, b HAVING sum(n) > 0 ORDER BY k, b"
-            " LIMIT ? OFFSET ?",
+            f"SELECT k, t - t % {step} AS b, sum(s), sum(n), max(m) FROM ({source})"  # noqa: S608
+            " GROUP BY k, b HAVING sum(n) > 0 ORDER BY k, b LIMIT ? OFFSET ?",
             (*bounds, PART_POINTS + 1, query.after),
         ).fetchall()
         shown = rows[:PART_POINTS]
@@ -238,14 +244,18 @@ class _Reader:
 
 
 def _source(
-    table: Table, parts: Parts, where: str, values: tuple[str | int, ...]
+    table: Table,
+    parts: Parts,
+    where: str,
+    values: tuple[str | int, ...],
+    columns: str = "*",
 ) -> tuple[str, tuple[str | int, ...]]:
     """Return a statement for all rows of the parts, and its parameters."""
     statements: list[str] = []
     bounds: list[str | int] = []
     for tier, since, until in parts:
         statements.append(
-            f"SELECT * FROM {table.name}_{tier} WHERE t >= ? AND t < ? AND {where}"  # noqa: S608
+            f"SELECT {columns} FROM {table.name}_{tier} WHERE t >= ? AND t < ? AND {where}"  # noqa: S608
         )
         bounds += [since, until, *values]
     return " UNION ALL ".join(statements), tuple(bounds)

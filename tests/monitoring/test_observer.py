@@ -155,6 +155,31 @@ def test_killed_again_and_again_it_loses_and_doubles_nothing(
 
 
 @pytest.mark.slow
+def test_killed_each_second_for_a_minute_it_catches_up(tmp_path: Path) -> None:
+    """With the real pauses between two starts: records come all the time, and none is lost."""
+
+    async def main() -> None:
+        async with observed(tmp_path) as link:
+            for number in range(1, 61):
+                write(tmp_path, [record(number)])
+                link.records_written()
+                if link.process is not None:
+                    os.kill(link.process.pid, signal.SIGKILL)
+                await trio.sleep(1)
+            await running(link)
+            await newest(link, 60)
+            assert link.restarts >= 5
+
+    trio.run(main)
+    store = UsageStore(monitoring_folder(tmp_path) / FILE_NAME, write=True)
+    try:
+        store.check()
+        assert store.everything() == [record(number) for number in range(1, 61)]
+    finally:
+        store.close()
+
+
+@pytest.mark.slow
 def test_killed_a_thousand_times_it_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
