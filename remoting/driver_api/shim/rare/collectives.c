@@ -66,11 +66,9 @@ GP_EXPORT int gpupool_nccl_post(const int *devices, uint64_t *operations, unsign
     GP_ROUTE(devices[0]);
     if (!gp_knows(GP_NCCL_POST)) return GP_NOT_SUPPORTED;
     size_t bytes = (size_t)count * OPERATION_WORDS * sizeof(uint64_t);
-    unsigned char *at = gp_open(GP_NCCL_POST, 0, 8 + bytes);
+    unsigned char *at = gp_open_nccl_post(count);
     if (at == NULL) return GP_INVALID_VALUE;
-    uint64_t counted = count;
-    memcpy(at, &counted, 8);
-    memcpy(at + 8, operations, bytes);
+    memcpy(at, operations, bytes);
     gp_close();
     return GP_SUCCESS;
 }
