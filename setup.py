@@ -31,7 +31,9 @@ class BuildShim(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         path = fullname.replace(".", "/")
-        return path + (".so.1" if path.rpartition("/")[2].startswith("lib") else ".so")
+        name = path.rpartition("/")[2]
+        version = ".2" if name == "libnccl" else ".1" if name.startswith("lib") else ""
+        return f"{path}.so{version}"
 
     def build_extension(self, ext: Extension) -> None:
         """Build one; beside libcuda.so.1, libcuda.so, which some programs load instead.
@@ -131,6 +133,14 @@ LAUNCHER = Extension(
     extra_link_args=LINK,
     optional=not COMPILER,
 )
+NCCL = Extension(
+    f"{FOLDER}.libnccl",
+    sources=[f"remoting/driver_api/nccl/{name}.c" for name in ("calls", "comm", "cuda", "group")],
+    include_dirs=["remoting/driver_api/nccl"],
+    extra_compile_args=FLAGS,
+    extra_link_args=[*LINK, "-Wl,-soname,libnccl.so.2", "-Wl,-z,nodelete", "-ldl"],
+    optional=not COMPILER,
+)
 NVML = Extension(
     f"{FOLDER}.libnvidia-ml",
     sources=[
@@ -146,7 +156,7 @@ NVML = Extension(
 
 if sys.platform == "linux":
     setup(
-        ext_modules=[SHIM, LAUNCHER, NVML],
+        ext_modules=[SHIM, LAUNCHER, NVML, NCCL],
         cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython},
         **METADATA,
     )

@@ -85,6 +85,11 @@ def cuda_library() -> Path:
     return cuda_dir() / "library" / "libcuda.so.1"
 
 
+def nccl_library() -> Path:
+    """Return where the library is that stands for NCCL between servers, if it was built."""
+    return cuda_dir() / "library" / "libnccl.so.2"
+
+
 def tools_dir() -> Path:
     """Return the folder of what programs of a lease find instead of NVIDIA's own tools."""
     return Path(__file__).resolve().parent / "tools"
@@ -340,7 +345,12 @@ def program_environment(
         # driver has in its place.
         env.setdefault("TRITON_LIBCUDA_PATH", library)
         if len(servers) > 1:
-            # Between servers there is nothing else, so it had better say that it has no way.
+            # A copy of NCCL's own that is linked into a program has no way between servers, so it
+            # had better say so; all others are ours by their name, wherever they would be found.
+            ours = str(nccl_library())
+            others = [p for p in env.get("LD_PRELOAD", "").split(os.pathsep) if p not in ("", ours)]
+            if nccl_library().exists():
+                env["LD_PRELOAD"] = os.pathsep.join([ours, *others])
             env.setdefault("NCCL_SHM_DISABLE", "1")
             env.setdefault("NCCL_NET_DISABLE_INTRA", "1")
     if paths:

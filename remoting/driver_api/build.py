@@ -1,4 +1,4 @@
-"""Build ``libcuda.so.1``, ``libnvidia-ml.so.1`` and the worker's launcher, with any C compiler.
+"""Build the door's ``.so`` files and the worker's launcher, with any C compiler.
 
 Run ``python -m gpupool.remoting.driver_api.build [FOLDER]``. The installation does the same through
 setup.py; tests and editable checkouts call ``build``.
@@ -27,6 +27,7 @@ LIBRARIES = ("-ldl",)
 LIBRARY = "libcuda.so.1"
 LAUNCHER = "gpupool_launch.so"
 NVML = "libnvidia-ml.so.1"
+NCCL = "libnccl.so.2"
 
 
 def library_dir() -> Path:
@@ -50,6 +51,8 @@ def build(folder: Path, compiler: str = "") -> Path:
     _compile(compiler, folder / LAUNCHER, NATIVE, SHARED)
     sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "base" / "json.c")
     _compile(compiler, folder / NVML, sources, (*SHARED, f"-Wl,-soname,{NVML}"))
+    link = (*SHARED, f"-I{HERE / 'nccl'}", f"-Wl,-soname,{NCCL}", "-Wl,-z,nodelete")
+    _compile(compiler, folder / NCCL, tuple(sorted((HERE / "nccl").glob("*.c"))), link)
     target = folder / LIBRARY
     _compile(compiler, target, SOURCES, LINK)
     with contextlib.suppress(FileExistsError):
@@ -64,8 +67,8 @@ def ensure() -> Path:
         FileNotFoundError: when there is no C compiler.
         subprocess.CalledProcessError: when it fails.
     """
-    made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML)]
-    folders = (HERE / name for name in ("shim", "native", "nvml"))
+    made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML, NCCL)]
+    folders = (HERE / name for name in ("shim", "native", "nvml", "nccl"))
     sources = [Path(__file__), *(source for folder in folders for source in folder.rglob("*.[ch]"))]
     newest = max(source.stat().st_mtime_ns for source in sources)
     if not all(path.exists() and path.stat().st_mtime_ns > newest for path in made):

@@ -21,6 +21,7 @@ ENVIRONMENT_PASSED = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
     *("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST"),
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
+    *("NCCL_DEBUG", "NCCL_SOCKET_FAMILY", "NCCL_IB_HCA", "GPUPOOL_NCCL"),
 )
 """All variables that a worker inherits; any other one of the operator's may be a secret."""
 

@@ -35,6 +35,7 @@ from gpupool.remoting.driver_api.executor.modules.launcher import ISSUED, WAITED
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
 from gpupool.remoting.driver_api.executor.modules.shared_state import OVER
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
+from gpupool.remoting.driver_api.executor.rare.collectives import Collectives
 from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
 from gpupool.remoting.driver_api.executor.rare.queries import Queries
 from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
@@ -79,6 +80,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         Tensors(client, direct),
         Queries(client, direct),
         GreenContexts(client, direct),
+        Collectives(client),
         arrays,
         Streams(client, direct),
         hosts,

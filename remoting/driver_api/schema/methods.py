@@ -177,3 +177,5 @@ class Methods(TypedDict, total=False):
     GREEN_EVENT: Callable[[int, int, int], None]
     END_EVENT: Callable[[int, int], Answer]
     AWAIT_STREAM: Callable[[int], None]
+    NCCL_ASK: Callable[[int, int, int, int, memoryview], Answer]
+    NCCL_POST: Callable[[int, memoryview], None]

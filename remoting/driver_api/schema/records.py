@@ -34,6 +34,8 @@ LAUNCH_ATTRIBUTE_SIZE = 72
 BATCH_OPERATION_SIZE = 48
 DECOMPRESSION_SIZE = 64
 PIECE_SIZE = 32
+OPERATION_SIZE = 72
+"""Of NCCL: communicator, kind, source, target, count, type, reduction, peer, stream."""
 
 LAYOUTS = 2
 """Counts the changes of what a record has, so that two ends that differ notice."""
@@ -238,6 +240,9 @@ RECORDS: tuple[Record, ...] = (
     # From here on a client asks first whether the worker knows them: see KNOWN_RECORDS.
     asked("END_EVENT", "event start", reply="status elapsed"),
     posted("AWAIT_STREAM", "stream"),
+    # Collectives of NCCL, by the worker's own libnccl.so.2.
+    asked("NCCL_ASK", "what communicator first second", tail=rest("data")),
+    posted("NCCL_POST", "count", tail=items("operations", count=OPERATION_SIZE)),
 )
 
 BASE_RECORDS = 156

@@ -161,6 +161,8 @@ GREEN_STREAM = 155
 GREEN_EVENT = 156
 END_EVENT = 157
 AWAIT_STREAM = 158
+NCCL_ASK = 159
+NCCL_POST = 160
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

@@ -92,7 +92,12 @@ def test_what_came_later_stays_as_it_came() -> None:
     """A client asks how many records its worker knows, and takes each of them for what it was."""
     assert [
         (record.name, record.asked, record.struct.format) for record in RECORDS[BASE_RECORDS:]
-    ] == [("END_EVENT", True, "<QQ"), ("AWAIT_STREAM", False, "<Q")]
+    ] == [
+        ("END_EVENT", True, "<QQ"),
+        ("AWAIT_STREAM", False, "<Q"),
+        ("NCCL_ASK", True, "<QQQQ"),
+        ("NCCL_POST", False, "<Q"),
+    ]
 
 
 @pytest.mark.parametrize("sample", BY_HAND, ids=lambda sample: NAMES[sample.op])

@@ -875,6 +875,21 @@ static inline int gp_post_await_stream(uint64_t stream) {
     return gp_post(GP_AWAIT_STREAM, packed, 1);
 }
 
+static inline int gp_exchange_nccl_ask(struct gp_request *request, uint64_t what,
+                                       uint64_t communicator, uint64_t first, uint64_t second,
+                                       const void *data, size_t data_size) {
+    const uint64_t packed[4] = {what, communicator, first, second};
+    return gp_exchange(request, GP_NCCL_ASK, packed, 4, data, data_size, NULL, 0);
+}
+
+static inline unsigned char *gp_open_nccl_post(uint64_t count) {
+    const uint64_t packed[1] = {count};
+    unsigned char *at = gp_open(GP_NCCL_POST, 0, sizeof packed + count * 72);
+    if (at == NULL) return NULL;
+    memcpy(at, packed, sizeof packed);
+    return at + sizeof packed;
+}
+
 static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {
     const uint64_t packed[2] = {stream, flags};
     return gp_post(GP_CALL_cuStreamCreate, packed, 2);

@@ -160,6 +160,8 @@
 #define GP_GREEN_EVENT 156
 #define GP_END_EVENT 157
 #define GP_AWAIT_STREAM 158
+#define GP_NCCL_ASK 159
+#define GP_NCCL_POST 160
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257

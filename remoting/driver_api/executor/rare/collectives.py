@@ -1,0 +1,232 @@
+"""Collectives of NCCL: a client's communicators, held and used by the worker's own NCCL."""
+
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.rare.nccl import (
+    ID_SIZE,
+    INVALID_USAGE,
+    KINDS,
+    SUCCESS,
+    Nccl,
+    NcclError,
+    NcclMissingError,
+)
+
+VERSION, UNIQUE_ID, INIT, SPLIT, FINALIZE, DESTROY, ABORT, STATE, TEXT, SCALED, UNSCALED = range(11)
+"""What NCCL_ASK asks for: see nccl/nccl.c."""
+
+ANSWER = struct.Struct("<iiii")
+"""Result of NCCL's, and up to three numbers; a text or an id may follow."""
+
+INIT_DATA = struct.Struct(f"<{ID_SIZE}s4i")
+SPLIT_DATA = struct.Struct("<i4i4x")
+SCALED_DATA = struct.Struct("<8s")
+OPERATION = struct.Struct("<9Q")
+
+COMMUNICATORS_MAX = 1024
+OPERATIONS_MAX = 4096
+RANKS_MAX = 1 << 16
+COUNT_MAX = 1 << 48
+REDUCTIONS = 5
+TYPES = 12
+"""Data types of nccl.h, as of version 2.24."""
+
+UNDEFINED = -(1 << 31)
+NO_COLOR = -1
+TEXT_MAX = 900
+
+
+@dataclass(slots=True)
+class Communicator:
+    """One communicator of the client, and what a call without an answer has failed with."""
+
+    handle: int
+    device: int
+    failed: int = SUCCESS
+    reductions: set[int] = field(default_factory=set[int])
+
+
+class Collectives(HandlerGroup):
+    """Executes what the client's libnccl.so.2 sends."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._loaded: Nccl | None = None
+        self._known: dict[int, Communicator] = {}
+        self._lock = threading.Lock()
+        self._beginning = 0
+        self.methods = {"NCCL_ASK": self._ask, "NCCL_POST": self._post}
+
+    @property
+    def _nccl(self) -> Nccl:
+        if self._loaded is None:
+            self._loaded = Nccl.load()
+        return self._loaded
+
+    # --- calls with an answer ---------------------------------------------------------------------
+
+    def _ask(
+        self, what: int, communicator: int, first: int, second: int, data: memoryview
+    ) -> bytes | None:
+        """Answer at once, or from a thread where NCCL may wait for other ranks."""
+        given = bytes(data)
+        try:
+            nccl = self._nccl
+        except NcclMissingError as error:
+            return ANSWER.pack(2, 0, 0, 0) + str(error).encode()[:TEXT_MAX]
+        if what == VERSION:
+            return ANSWER.pack(SUCCESS, nccl.version, 0, 0)
+        if what == UNIQUE_ID:
+            return self._answered(lambda: ANSWER.pack(0, 0, 0, 0) + nccl.unique_id())
+        if what == INIT:
+            return self._begin(communicator, lambda: self._init(first, second, given))
+        if what == SPLIT:
+            parent = self._known[communicator]
+            return self._begin(first, lambda: self._split(parent, second, given))
+        if what == TEXT:
+            known = self._known.get(communicator)
+            text = nccl.last_error(known.handle if known else 0).encode()
+            return ANSWER.pack(0, 0, 0, 0) + text[:TEXT_MAX]
+        return self._of_known(what, communicator, first, second, given)
+
+    def _of_known(
+        self, what: int, number: int, first: int, second: int, given: bytes
+    ) -> bytes | None:
+        nccl, known = self._nccl, self._known[number]
+        if what == STATE:
+            state = known.failed or nccl.state(known.handle)
+            return ANSWER.pack(SUCCESS, state, 0, 0)
+        if what == SCALED:
+            (scalar,) = _unpacked(SCALED_DATA, given)
+            _bounded(first, TYPES)
+            return self._answered(lambda: self._scaled(known, first, second, scalar))
+        if what == UNSCALED:
+            known.reductions.remove(first)
+            return self._answered(lambda: _done(nccl.end_scaled(first, known.handle)))
+        if what == FINALIZE:
+            return self._aside(known.device, lambda: _done(nccl.finalize(known.handle)))
+        if what in (DESTROY, ABORT):
+            del self._known[number]
+            end = nccl.destroy if what == DESTROY else nccl.abort
+            return self._aside(known.device, lambda: _done(end(known.handle)))
+        raise RemoteProtocolError("unknown call of NCCL", why=str(what))
+
+    def _begin(self, number: int, make: Callable[[], tuple[Communicator | None, int, int]]) -> None:
+        """Make a communicator in a thread: all its ranks have to come before it is there."""
+        with self._lock:
+            if number in self._known or len(self._known) + self._beginning >= COMMUNICATORS_MAX:
+                raise RemoteProtocolError("a communicator that cannot be made", why=str(number))
+            self._beginning += 1
+
+        def job() -> bytes:
+            made = None
+            try:
+                made, rank, count = make()
+            finally:
+                with self._lock:
+                    self._beginning -= 1
+                    if made is not None:
+                        self._known[number] = made
+            return ANSWER.pack(SUCCESS, rank, count, int(made is not None))
+
+        self._aside(self.client.device, job)
+
+    def _init(self, count: int, rank: int, data: bytes) -> tuple[Communicator, int, int]:
+        name, *config = _unpacked(INIT_DATA, data)
+        if not rank < count <= RANKS_MAX:
+            raise NcclError(INVALID_USAGE)
+        handle = self._nccl.begin(count, name, rank, _settings(config))
+        return Communicator(handle, self.client.device), rank, count
+
+    def _split(
+        self, parent: Communicator, color: int, data: bytes
+    ) -> tuple[Communicator | None, int, int]:
+        key, *config = _unpacked(SPLIT_DATA, data)
+        wanted = color - (1 << 64) if color >> 63 else color
+        _bounded(wanted + 1, 1 << 31)
+        handle = self._nccl.split(parent.handle, wanted, key, _settings(config))
+        if not handle:
+            return None, 0, 0
+        rank, count = self._nccl.place(handle)
+        return Communicator(handle, parent.device), rank, count
+
+    def _scaled(self, known: Communicator, kind: int, residence: int, scalar: bytes) -> bytes:
+        made = self._nccl.scaled(scalar, kind, known.handle, on_device=residence == 0)
+        known.reductions.add(made)
+        return ANSWER.pack(SUCCESS, made, 0, 0)
+
+    def _answered(self, job: Callable[[], bytes]) -> bytes:
+        try:
+            return job()
+        except NcclError as error:
+            return ANSWER.pack(error.result, 0, 0, 0)
+
+    def _aside(self, device: int, job: Callable[[], bytes]) -> None:
+        request = self.client.request
+
+        def run() -> None:
+            self.session.reply(request, 0, self._answered(job))
+
+        self.waiter.start(device, run)
+
+    # --- operations in a stream -------------------------------------------------------------------
+
+    def _post(self, count: int, operations: memoryview) -> None:
+        """Execute one group, all of it or, if something in it is wrong, nothing."""
+        if not 0 < count <= OPERATIONS_MAX or len(operations) != count * OPERATION.size:
+            raise RemoteProtocolError("malformed group of NCCL")
+        streams = self.streams
+        calls: list[tuple[Communicator, Callable[[], None]]] = []
+        for words in OPERATION.iter_unpack(operations):
+            number, kind, source, target, elements, of, reduction, peer, stream = words
+            known = self._known[number]
+            good = elements <= COUNT_MAX and of < TYPES and peer < RANKS_MAX
+            if not good or (reduction >= REDUCTIONS and reduction not in known.reductions):
+                raise RemoteProtocolError("malformed operation of NCCL")
+            if kind not in KINDS:
+                raise RemoteProtocolError("unknown operation of NCCL", why=str(kind))
+            call = self._nccl.operation(
+                kind, source, target, elements, of, reduction, peer, known.handle, streams[stream]
+            )
+            calls.append((known, call))
+        try:
+            if count == 1:
+                calls[0][1]()
+            else:
+                with self._nccl.group():
+                    for _, call in calls:
+                        call()
+        except NcclError as error:
+            self.client.log(f"NCCL: a group of {count} operations failed with {error.result}")
+            for known, _ in calls:
+                known.failed = known.failed or error.result
+
+
+def _unpacked(layout: struct.Struct, data: bytes) -> tuple[bytes | int, ...]:
+    if len(data) != layout.size:
+        raise RemoteProtocolError("malformed call of NCCL")
+    return layout.unpack(data)
+
+
+def _bounded(value: int, limit: int) -> None:
+    if not 0 <= value < limit:
+        raise RemoteProtocolError("a number that NCCL does not have", why=str(value))
+
+
+def _settings(config: list[int]) -> tuple[int, int, int, int]:
+    """Return cluster size, least and most thread blocks, and whether resources are shared."""
+    for value in config:
+        if value != UNDEFINED:
+            _bounded(value, 1 << 16)
+    cluster, least, most, shares = config
+    return cluster, least, most, shares
+
+
+def _done(result: None) -> bytes:
+    del result
+    return ANSWER.pack(SUCCESS, 0, 0, 0)

@@ -1,0 +1,102 @@
+"""One process with a rank on each of two servers, by NCCL's interface. No argument."""
+
+import ctypes
+import sys
+
+FLOAT, SUM, SCALED = 7, 0, 5
+COUNT = 1000
+
+cuda = ctypes.CDLL("libcuda.so.1")
+nccl = ctypes.CDLL("libnccl.so.2")
+
+
+class Id(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+def good(status: int) -> None:
+    if status:
+        nccl.ncclGetLastError.restype = ctypes.c_char_p
+        nccl.ncclGetLastError.argtypes = (ctypes.c_void_p,)
+        sys.exit(f"status {status}: {nccl.ncclGetLastError(None)}")
+
+
+class Rank:
+    """A device with memory for three arrays, a stream and a communicator."""
+
+    def __init__(self, device: int, comm: int) -> None:
+        self.device, self.comm = device, ctypes.c_void_p(comm)
+        self.context, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
+        good(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), device))
+        self.current()
+        good(cuda.cuStreamCreate(ctypes.byref(self.stream), 1))
+        self.source, self.target = self.memory(), self.memory()
+
+    def current(self) -> None:
+        good(cuda.cuCtxSetCurrent(self.context))
+
+    def memory(self) -> ctypes.c_void_p:
+        address = ctypes.c_void_p()
+        good(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(8 * COUNT)))
+        return address
+
+    def put(self, value: float) -> None:
+        self.current()
+        data = (ctypes.c_float * (2 * COUNT))(*([value] * COUNT + [value + 1] * COUNT))
+        good(cuda.cuMemcpyHtoD_v2(self.source, data, ctypes.c_size_t(8 * COUNT)))
+
+    def get(self) -> tuple[float, float]:
+        self.current()
+        good(cuda.cuStreamSynchronize(self.stream))
+        data = (ctypes.c_float * (2 * COUNT))()
+        good(cuda.cuMemcpyDtoH_v2(data, self.target, ctypes.c_size_t(8 * COUNT)))
+        return data[0], data[COUNT]
+
+
+def show(name: str, ranks: list[Rank]) -> None:
+    print(name, *(value for rank in ranks for value in rank.get()), flush=True)
+
+
+def main() -> None:
+    version, count = ctypes.c_int(), ctypes.c_int()
+    good(cuda.cuInit(0))
+    good(cuda.cuDeviceGetCount(ctypes.byref(count)))
+    comms = (ctypes.c_void_p * count.value)()
+    good(nccl.ncclGetVersion(ctypes.byref(version)))
+    good(nccl.ncclCommInitAll(comms, count.value, None))
+    print("version", version.value, "ranks", count.value)
+    ranks = [Rank(at, comms[at] or 0) for at in range(count.value)]
+    half = ctypes.c_size_t(COUNT)
+
+    def each(name: str, *middle: object) -> None:
+        for at, rank in enumerate(ranks):
+            rank.put(10.0 * at)
+        good(nccl.ncclGroupStart())
+        for rank in ranks:
+            words = (rank.source, rank.target, half, FLOAT, *middle, rank.comm, rank.stream)
+            good(getattr(nccl, name)(*words))
+        good(nccl.ncclGroupEnd())
+        show(name, ranks)
+
+    each("ncclAllReduce", SUM)
+    each("ncclBroadcast", 1)
+    each("ncclReduce", SUM, 0)
+    each("ncclAllGather")
+    each("ncclReduceScatter", SUM)
+    each("ncclAlltoAll")
+    operation, scale = ctypes.c_int(), ctypes.c_float(3.0)
+    for rank in ranks:
+        words = (ctypes.byref(operation), ctypes.byref(scale), FLOAT, 1, rank.comm)
+        good(nccl.ncclRedOpCreatePreMulSum(*words))
+    each("ncclAllReduce", operation.value)
+    wrong = nccl.ncclAllReduce(None, None, half, 99, SUM, ranks[0].comm, None)
+    print("wrong type", wrong)
+    state = ctypes.c_int(-1)
+    for rank in ranks:
+        good(nccl.ncclCommGetAsyncError(rank.comm, ctypes.byref(state)))
+        print("state", state.value)
+        good(nccl.ncclCommDestroy(rank.comm))
+
+
+if __name__ == "__main__":
+    main()
