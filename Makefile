@@ -149,7 +149,7 @@ web-vendor: $(BIN)/python
 
 browser-tests: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,browser]'
-	$(BIN)/pytest -m slow tests/monitoring/web/test_browser.py
+	$(BIN)/pytest -m slow tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py
 
 $(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels

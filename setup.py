@@ -122,7 +122,10 @@ SHIM = Extension(
 )
 LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
-    sources=["remoting/driver_api/native/launch.c", "remoting/driver_api/native/turns.c"],
+    sources=[
+        f"remoting/driver_api/native/{name}.c"
+        for name in ("downloads", "graph", "launch", "turns", "wait")
+    ],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=LINK,

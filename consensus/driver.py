@@ -58,7 +58,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import trio
@@ -237,13 +237,16 @@ class RaftDriver:
         self._node.set_servers(servers, removed=removed)
         self._wake.set()
 
-    def reconcile_voters(self, desired: Sequence[ServerId]) -> None:
+    def reconcile_voters(
+        self, desired: Sequence[ServerId], *, stopgaps: Collection[ServerId] = ()
+    ) -> None:
         """Whenever this server leads, bring the voters nearer to ``desired``, one at a time.
 
         A server is given a vote once it is connected and has nearly the whole log; a leader that
-        is not among ``desired`` hands over first. Call it on every server with the same list.
+        is not among ``desired`` hands over first. One of ``stopgaps`` leads only while no other
+        voter can. Call it on every server with the same lists.
         """
-        self._node.reconcile_voters(desired)
+        self._node.reconcile_voters(desired, stopgaps=stopgaps)
         self._wake.set()
 
     async def hand_over(self, *, timeout_s: float) -> bool:

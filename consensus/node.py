@@ -48,7 +48,7 @@ anything when its sender is not connected.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from gpupool.consensus.contacts import Contacts
@@ -146,7 +146,7 @@ class RaftNode:
         self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
         self._responder = PullResponder(context, self._snapshots)
         self._voter_changes = VoterChanges(context, self._responder)
-        self._comparison = TableComparison(context)
+        self._comparison = TableComparison(context, machine)
         self._proposals = ProposalQueue(
             self._core,
             storage.journal,
@@ -165,6 +165,7 @@ class RaftNode:
             "pulled": self._puller.on_pulled,
             "alive": self._responder.on_alive,
             "table_hash": self._comparison.on_table_hash,
+            "whole_hash": self._comparison.on_whole_hash,
             "snapshot": self._snapshots.on_snapshot,
             "snapshot_ack": self._snapshots.on_snapshot_ack,
             "forward": self._proposals.on_forward,
@@ -272,9 +273,11 @@ class RaftNode:
         with self._core.stepping(self._context.now):
             self._core.set_voters(voters, lambda outcome: self._resolve(callback, outcome))
 
-    def reconcile_voters(self, desired: Sequence[ServerId] | None) -> None:
-        """Whenever this server leads, bring the voters nearer to ``desired``, one at a time."""
-        self._voter_changes.desire(desired)
+    def reconcile_voters(
+        self, desired: Sequence[ServerId] | None, *, stopgaps: Collection[ServerId] = ()
+    ) -> None:
+        """Whenever this server leads, see to its voters, as ``VoterChanges`` says."""
+        self._voter_changes.desire(desired, stopgaps)
 
     def hand_over(self, now: float) -> bool:
         """Let the voter with the longest log lead; False when nobody can, or we do not lead.

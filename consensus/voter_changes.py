@@ -2,13 +2,17 @@
 
 A leader brings the voters nearer to the desired list, one at a time (``membership.next_step``
 chooses). It never removes itself: when all other changes are made and it is not desired, it lets a
-desired voter lead first. While it hands over it appends nothing, because under load the successor
-would never have the whole log otherwise. A successor that does not lead within ``election_max_s``
-is given up, and the next attempt waits for ``hand_over_retry_s``.
+desired voter lead first. A stopgap, such as a witness, is to lead only while no other voter can: it
+hands over once the voters are as desired.
+
+While a leader hands over it appends nothing, because under load the successor would never have the
+whole log otherwise. A successor that does not lead within ``election_max_s`` is given up, and the
+next attempt waits for ``hand_over_retry_s``. A stopgap waits for ``stopgap_retry_s`` after that,
+since the others may be connected and unable to lead.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from gpupool.consensus.core.library import LEADER, NEVER
@@ -29,10 +33,12 @@ class VoterChanges:
         self._context = context
         self._followers = followers
         self._desired: tuple[ServerId, ...] | None = None
+        self._stopgaps: frozenset[ServerId] = frozenset()
         self._successor: ServerId | None = None
         self._successor_asked = False
         self._hand_over_until = -NEVER
         self._hand_over_again_at = -NEVER
+        self._stopgap_again_at = -NEVER
 
     @property
     def is_handing_over(self) -> bool:
@@ -43,9 +49,15 @@ class VoterChanges:
         """Return the instant at which a successor is given up."""
         return NEVER if self._successor is None else self._hand_over_until
 
-    def desire(self, voters: Sequence[ServerId] | None) -> None:
-        """Set the voters to be reached; None leaves them as they are."""
+    def desire(
+        self, voters: Sequence[ServerId] | None, stopgaps: Collection[ServerId] = ()
+    ) -> None:
+        """Set the voters to be reached; None leaves them as they are.
+
+        ``stopgaps`` are servers that lead only while no other voter can.
+        """
         self._desired = None if voters is None else tuple(sorted(set(voters)))
+        self._stopgaps = frozenset(stopgaps)
 
     def step(self) -> None:
         """Make the change that is due, if this server leads; go on with handing over."""
@@ -53,7 +65,10 @@ class VoterChanges:
             self._reconcile()
         if self._successor is None:
             return
-        if self._context.core.state != LEADER or self._context.now >= self._hand_over_until:
+        if self._context.core.state != LEADER:
+            self._successor = None
+            self._stopgap_again_at = -NEVER
+        elif self._context.now >= self._hand_over_until:
             self._successor = None
         elif not self._successor_asked:
             self._successor_asked = self._context.core.hand_over(self._successor)
@@ -75,7 +90,11 @@ class VoterChanges:
 
     def _reconcile(self) -> None:
         core, desired, me = self._context.core, self._desired, self._context.server_id
-        if desired is None or core.voters == desired or not core.settled:
+        if desired is None or not core.settled:
+            return
+        if core.voters == desired:
+            if me in self._stopgaps:
+                self._end_stopgap()
             return
         ready = self._followers.caught_up()
         step = membership.next_step(core.voters, desired, ready=ready, leader=me)
@@ -83,6 +102,12 @@ class VoterChanges:
             core.set_voters(step, partial(_say_voters, step))
         elif me not in desired:
             self.begin_hand_over(voter for voter in core.voters if voter in desired)
+
+    def _end_stopgap(self) -> None:
+        others = [voter for voter in self._context.core.voters if voter not in self._stopgaps]
+        due = self._successor is None and self._context.now >= self._stopgap_again_at
+        if due and self.begin_hand_over(others):
+            self._stopgap_again_at = self._context.now + self._context.settings.stopgap_retry_s
 
 
 def _say_voters(voters: Sequence[ServerId], outcome: Outcome) -> None:

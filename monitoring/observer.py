@@ -206,16 +206,17 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def confine(folder: Path) -> None:
+def confine(folder: Path, *, connects: bool) -> None:
     """Leave this process the interpreter's files and ``folder``, by Landlock where it is there.
 
-    Must be called while the process has one thread.
+    It never listens, and connects only for the people who are logged in to its web page. Must be
+    called while the process has one thread.
     """
     sandbox.limit_resources(own_uid=False)
     # A source tree is reached by links: Landlock asks for where they lead.
     paths = [str(Path(each).resolve()) for each in (*sys.path, sys.prefix, sys.base_prefix) if each]
     package = Path(__file__).resolve().parents[1]
-    sandbox.restrict_files([*paths, str(package)], (str(folder),), ())
+    sandbox.restrict_files([*paths, str(package)], (str(folder),), (), connects=connects)
     os.chdir(folder)
 
 
@@ -226,7 +227,7 @@ def main(arguments: list[str]) -> None:
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    confine(folder)
+    confine(folder, connects=door >= 0)
     line, *doors = (socket.socket(fileno=each) for each in (int(arguments[1]), door) if each >= 0)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
     trio.run(Observer(stream, folder, settings, *doors).run)

@@ -39,7 +39,14 @@ from gpupool.pool.errors import ProtocolError
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
-from gpupool.pool.record_query import ObserverPage, ObserverQuery, RecordPage, RecordQuery
+from gpupool.pool.record_query import (
+    CheckPage,
+    CheckQuery,
+    ObserverPage,
+    ObserverQuery,
+    RecordPage,
+    RecordQuery,
+)
 from gpupool.pool.telemetry import Telemetry
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 30.0
@@ -149,6 +156,8 @@ class ObserverLink:
         """Return a page of whatever the observer keeps."""
         if isinstance(query, RecordQuery):
             return await self.ask(query)
+        if isinstance(query, CheckQuery):
+            return CheckPage()
         number = next(self._numbers)
         page = await self._reply(number, HistoryAsked(number, query), HISTORY_TIMEOUT_S)
         return page if isinstance(page, HistoryPage) else HistoryPage(problem=NO_HISTORY)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpupool.monitoring.frames import PAGE_SIZE_MAX
+from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.pages import told
 from gpupool.monitoring.record_import import RecordReader
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore, put_aside
@@ -102,7 +103,7 @@ def answer(folder: Path, query: RecordQuery, size_max: int = PAGE_SIZE_MAX) -> R
         sqlite3.Error: when the database cannot be read.
     """
     if not (folder / FILE_NAME).exists():
-        return RecordPage(problem="its observer has not begun yet")
+        return RecordPage(problem=NOT_BEGUN)
     store = UsageStore(folder / FILE_NAME)
     try:
         newest = store.newest()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
+from typing import TYPE_CHECKING
 
 from gpupool.monitoring.accounting import HOUR_MS, LATEST_MS, Range, Sum, largest_first, sums, total
 from gpupool.monitoring.history.sample_figures import (
@@ -21,8 +22,11 @@ from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
-from gpupool.pool.record_query import ClassSum, GroupSum
+from gpupool.pool.record_query import ClassSum, GroupSum, RecordQuery
 from gpupool.pool.view import LeaseView, PoolView
+
+if TYPE_CHECKING:
+    from gpupool.remoting.client.usage_query import UsageAnswer
 
 SCHEMA = 1
 UNKNOWN = "unknown"
@@ -57,6 +61,43 @@ class Report:
         """Return the report with the largest waste first; what is unknown comes last."""
         rows = sorted(self.rows, key=lambda key: -1 * (self.figures(key).wasted_gpu_hours or 0.0))
         return replace(self, rows={key: self.rows[key] for key in rows})
+
+
+def pool_report(
+    view: PoolView,
+    answer: "UsageAnswer",
+    query: RecordQuery,
+    user: str | None,
+    samples: Sequence[SampleSum] = (),
+) -> Report:
+    """Return the sums of what servers have answered, and of the leases that are not over.
+
+    Args:
+        view: the pool now.
+        answer: what the servers have.
+        query: what they were asked.
+        user: whose leases are told one by one; None for everybody's.
+        samples: what was measured of them.
+    """
+    within = Range(query.since, query.until)
+    live, continued = live_records(view)
+    live = [each for each in live if within.covers(each)]
+    others: list[ClassSum] = []
+    if user is not None:
+        live, theirs = split_by_user(live, user, within)
+        others = added(answer.others, theirs)
+    groups, parts = answer.groups.values(), (live, continued)
+    return make_report(groups, answer.whole, parts, others, query.by, within, samples)
+
+
+def parts_of_lease(
+    view: PoolView, answer: "UsageAnswer", query: RecordQuery, user: str | None
+) -> list[LeaseRecord]:
+    """Return all parts of the lease of a question, as far as ``user`` may see them."""
+    within = Range(query.since, query.until)
+    live = [each for each in live_records(view)[0] if each.lease == query.lease]
+    live = [each for each in live if within.covers(each) and user in (None, each.user)]
+    return [*answer.records, *live]
 
 
 def make_report(

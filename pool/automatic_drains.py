@@ -16,7 +16,7 @@ from gpupool.pool.transitions.gpu_drains import (
     holds_back,
 )
 
-SIGN_NAMES = ("thermal", "repeated-xid", "ecc", "remapped-rows", "pcie", "nvlink")
+SIGN_NAMES = ("thermal", "repeated-xid", "ecc", "remapped-rows", "pcie", "nvlink", "self-test")
 """The signs for which a server drains a GPU by itself, when it is told to."""
 
 Signs = Mapping[tuple[GpuId, str], str]

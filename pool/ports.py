@@ -126,6 +126,30 @@ class SlicedStateMachine(StateMachine, Protocol):
         ...
 
 
+class Hashing(Protocol):
+    """A hash that is computed in pieces."""
+
+    shape: int
+    """A number for what is hashed, never 0: only hashes with the same one are compared."""
+
+    def step(self) -> bytes | None:
+        """Hash one piece, in less than a millisecond; return the hash once all are done."""
+        ...
+
+
+@runtime_checkable
+class HashedStateMachine(StateMachine, Protocol):
+    """A state machine whose whole state servers compare."""
+
+    def hash_mark(self) -> int:
+        """Return a number that follows from the state; the command that changes it is agreed."""
+        ...
+
+    def hashing(self) -> Hashing:
+        """Return what hashes the state of this moment; later commands do not change it."""
+        ...
+
+
 class ReplicatedLog(Protocol):
     """The replicated table's front: propose commands, see its health."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.telemetry import Finding
 
 FAR = Milliseconds(2**62)
 PAGE_COUNT_MAX = 1000
@@ -86,8 +87,20 @@ class RecordPage:
     problem: str = ""  # why it may lack some
 
 
-ObserverQuery = RecordQuery | HistoryQuery
-ObserverPage = RecordPage | HistoryPage
+@dataclass(frozen=True, slots=True)
+class CheckQuery:
+    """Have a server test its links and GPUs now, which its observer has no part in."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPage:
+    """What it has found; what is good has a line as well."""
+
+    findings: tuple[Finding, ...] = ()
+
+
+ObserverQuery = RecordQuery | HistoryQuery | CheckQuery
+ObserverPage = RecordPage | HistoryPage | CheckPage
 AskRecords = Callable[[ObserverQuery], Awaitable[ObserverPage]]
 """Asks the observer of a server; raises ``GpupoolError`` when that does not answer."""
 

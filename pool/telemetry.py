@@ -83,6 +83,12 @@ class GpuTelemetry:
     pcie_bytes_out: int | None = field(default=None, metadata=OPTIONAL)
     pcie_replays: int | None = field(default=None, metadata=OPTIONAL)
     nvlink_errors: int | None = field(default=None, metadata=OPTIONAL)
+    nvlinks_up: int | None = field(default=None, metadata=OPTIONAL)
+    #: The PCIe link now, which rests when idle, and at its best: lanes, and generation.
+    pcie_width: int | None = field(default=None, metadata=OPTIONAL)
+    pcie_width_max: int | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation: int | None = field(default=None, metadata=OPTIONAL)
+    pcie_generation_max: int | None = field(default=None, metadata=OPTIONAL)
     xids: dict[int, int] = field(default_factory=dict[int, int], metadata=OPTIONAL)  # times seen
     xid_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the last
     recovery_action: int | None = field(default=None, metadata=OPTIONAL)  # NVML's; 0: none
@@ -130,6 +136,13 @@ class HostTelemetry:
     cpu_s: dict[str, float] = field(default_factory=dict[str, float])
     descriptors: int | None = None  # of the server, with its limit
     descriptors_max: int | None = None
+    disk_read_only: bool = field(default=False, metadata=OPTIONAL)
+    network_mtu: int | None = field(default=None, metadata=OPTIONAL)  # of the interface
+    #: Of the server's cgroup, without what the kernel can take back; absent without a limit.
+    memory_charged: int | None = field(default=None, metadata=OPTIONAL)
+    memory_limit: int | None = field(default=None, metadata=OPTIONAL)
+    pids: int | None = field(default=None, metadata=OPTIONAL)
+    pids_max: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,19 @@ class ConsensusTelemetry:
     #: Of each peer that is linked, by its id: seconds, and its clock's less this server's.
     link_rtt_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
     clock_offset_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+    snapshot_bytes: int | None = field(default=None, metadata=OPTIONAL)  # of the newest
+    #: Of each link: the path's MTU, segments sent, and those sent again, since it came up.
+    link_mtu: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_sent: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    link_resent: dict[ServerId, int] = field(default_factory=dict[ServerId, int], metadata=OPTIONAL)
+    #: Seconds for which 64 KiB have been under way to a peer; absent unless it is some.
+    link_stalls_s: dict[ServerId, float] = field(
+        default_factory=dict[ServerId, float], metadata=OPTIONAL
+    )
+    #: Peers that speak another version of the links, with theirs.
+    link_versions: dict[ServerId, int] = field(
+        default_factory=dict[ServerId, int], metadata=OPTIONAL
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ PROGRAMS = ("train.py", "finetune.py --lora", "sweep.py", "serve.py", "notebook"
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"
 
 
-@dataclass
+@dataclass(eq=False)
 class FakePool:
     """Servers with GPUs, some leases on them; ``time_s`` is what the clock says."""
 
@@ -50,6 +50,7 @@ class FakePool:
     waiting: int = 6
     name: str = "ada"
     operator: bool = True
+    looks: bool = False  # a viewer's
     time_s: float = 0.0
     hostile: bool = False
     dead: set[int] = field(default_factory=set[int])
@@ -322,6 +323,10 @@ class FakePool:
     def is_operator(self) -> bool:
         """Return what the test has set."""
         return self.operator
+
+    def only_looks(self) -> bool:
+        """Return what the test has set."""
+        return self.looks
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
         """Return records of 60 leases, or their sums."""

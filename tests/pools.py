@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -49,6 +50,20 @@ def wrong_with(servers: Servers, credentials: str) -> str:
         return f"it has no quorum of all its servers: {pool['raft']}"
     users = [each["program"] for each in (*pool["leases"], *pool["waiting"])]
     return f"programs have leases, or wait for one: {', '.join(users)}" if users else ""
+
+
+def observers_of(state_dir: Path) -> list[int]:
+    """Return the processes that write what is measured into a server's state directory."""
+    module, folder = b"gpupool.monitoring.observer", os.fsencode(state_dir.resolve() / "monitoring")
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        if module in words and folder in words:
+            found.append(int(entry.name))
+    return found
 
 
 class Spawned:

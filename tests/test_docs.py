@@ -107,7 +107,7 @@ NAMING = [*GUIDES, *RECORDS]
 PROSE = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-ROOMS = ("cli", "consensus", "pool", "remoting", "simulations", "tests", "docs")
+ROOMS = ("cli", "consensus", "monitoring", "pool", "remoting", "simulations", "tests", "docs")
 
 
 def exists(name: str, *, within_rooms: bool = False) -> bool:

@@ -43,15 +43,24 @@ class Finding:
 
 
 @click.command()
+@click.option(
+    "--servers",
+    is_flag=True,
+    help="Have each server test its links and idle GPUs, too; operators only.",
+)
 @pool_options
 @json_option
-def command(credentials: str | None, as_json: bool) -> int:
+def command(credentials: str | None, servers: bool, as_json: bool) -> int:
     """Check the path from here to the pool, with a hint for each fault.
 
     It checks the credentials, every server, the quorum, the clocks, and the doors of this machine.
     It exits with 3 when the pool answers and a check fails, with 1 when no server answers.
+
+    With --servers each server also tests its idle GPUs, by a computation whose result is known,
+    and sends 64 KiB to every server that it has a link with; this takes up to half a minute. What
+    servers have found before is shown as well, see gpupool health.
     """
-    findings, reached = run_async(partial(examine, credentials))
+    findings, reached = run_async(partial(examine, credentials, servers=servers))
     if as_json:
         print_json(healthy=all(f.result != FAIL for f in findings), findings=findings)
     else:
@@ -66,8 +75,13 @@ def command(credentials: str | None, as_json: bool) -> int:
     return ExitCode.UNHEALTHY if reached else ExitCode.FAILED
 
 
-async def examine(given: str | None) -> tuple[list[Finding], bool]:
-    """Return all findings, and whether any server answered."""
+async def examine(given: str | None, *, servers: bool = False) -> tuple[list[Finding], bool]:
+    """Return all findings, and whether any server answered.
+
+    Args:
+        given: where the credentials are; None: where login wrote them.
+        servers: whether servers test themselves, too.
+    """
     findings: list[Finding] = []
     reached = False
     path = credentials_file(given)
@@ -80,6 +94,8 @@ async def examine(given: str | None) -> tuple[list[Finding], bool]:
         findings.append(Finding("login", GOOD, text))
         reached, more = await _pool(given, credentials)
         findings += more
+        if servers and reached:
+            findings += await _servers_test(given)
     findings.append(await _door())
     findings.append(_runtime())
     return findings, reached
@@ -117,6 +133,48 @@ async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, li
             result = FAIL if warning.startswith(ALARM) else WARN
             findings.append(Finding("pool", result, warning.removeprefix(ALARM)))
     return any(f.check == "server" and f.result == GOOD for f in findings), findings
+
+
+async def _servers_test(given: str | None) -> list[Finding]:
+    """Have all servers test themselves, and return what they find, now and before."""
+    from gpupool.monitoring.health.pool_health import line, merged
+    from gpupool.pool.view import visible
+
+    try:
+        async with connected(given) as pool:
+            answer = await pool.run_checks()
+            view, said = await pool.view(), await pool.telemetry()
+    except GpupoolError as error:
+        return [Finding("servers", FAIL, str(error), error.hint)]
+    results = (GOOD, WARN, FAIL)
+    names = {server.id: server.name for server in view.servers}
+    found = [
+        Finding(
+            each.check,
+            results[each.status],
+            visible(f"{names.get(server, server)}: {each.text}"),
+            each.hint,
+        )
+        for server, checked in answer.findings.items()
+        for each in checked
+    ]
+    tested = {
+        (server, each.check, each.subject) for server, c in answer.findings.items() for each in c
+    }
+    ids = {name: server for server, name in names.items()}
+    found += [
+        Finding(
+            row.finding.check, results[row.finding.status], line(row), visible(row.finding.hint)
+        )
+        for row in merged(view, said).findings
+        if (ids.get(row.server), row.finding.check, row.finding.subject) not in tested
+    ]
+    hint = "only operators may have servers test themselves; is it of an earlier version?"
+    found += [
+        Finding("servers", WARN, visible(f"{names.get(server, server)} tests nothing: {why}"), hint)
+        for server, why in answer.silent.items()
+    ]
+    return sorted(found, key=lambda each: -results.index(each.result))
 
 
 async def _all_servers(

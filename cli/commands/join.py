@@ -124,8 +124,9 @@ if TYPE_CHECKING:
     "--web/--no-web",
     default=True,
     show_default=True,
-    help="Answer HTTPS on the same port: metrics for Prometheus.",
+    help="Answer HTTPS on the same port: the web page, and metrics for Prometheus.",
 )
+@click.option("--web-readonly", is_flag=True, help="A web page that changes nothing.")
 @click.option(
     "--web-cert",
     type=click.Path(dir_okay=False, exists=True),
@@ -255,6 +256,7 @@ def _web_options(
     web: bool,
     web_cert: str | None,
     web_key: str | None,
+    web_readonly: bool,
     metrics_open: tuple[str, ...],
     metrics_users: int,
     sd_labels: str,
@@ -280,7 +282,7 @@ def _web_options(
     site = SiteFiles(Path(web_cert), Path(web_key)) if web_cert and web_key else None
     if site is not None:
         site.read()
-    return WebOptions(site, metrics_open, metrics_users, names)
+    return WebOptions(site, metrics_open, metrics_users, names, web_readonly)
 
 
 def _run(options: "JoinOptions", log_format: str) -> None:

@@ -144,6 +144,7 @@ class _Server:
             web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
+        self.health = HealthRounds(self._options.drain_for, state, log, self.web, self.observer)
         self.machine = PoolMachine(
             PoolState(),
             on_acts=self.audit.record,
@@ -220,7 +221,7 @@ class _Server:
             certificates=self._certificates(contexts),
             table_clock=self._table_clock,
             measures=self.measures,
-            ask_records=self.observer.answer,
+            ask_records=self.health.answer,
             web=self.web.link,
         )
         try:
@@ -273,8 +274,8 @@ class _Server:
                 me, now_ms = self._identity.server, self._table_clock.now_ms
                 nursery.start_soon(self.web.run, server, links, me, now_ms)
                 nursery.start_soon(
-                    HealthRounds(self._options.drain_for, self._state, self._log).run,
-                    *(server.controller, self.machine, replicated_log.health, self.observer),
+                    self.health.run,
+                    *(server.controller, self.machine, replicated_log.health, host, links),
                 )
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
@@ -355,7 +356,7 @@ class _Server:
             address=self._address,
             processes=lambda: processes_of(host, keeper, self.observer.process),
             peers=lambda: self.machine.state.servers,
-            sample=links.clock_sample,
+            links=links,
             clock=self._clock,
         )
 
@@ -403,7 +404,7 @@ class _Server:
         if self._identity.server not in servers and not removed:
             return  # the table has not reached the point at which this server joined
         replicated_log.set_servers(servers, removed=removed)
-        replicated_log.reconcile_voters(voters)
+        replicated_log.reconcile_voters(voters, stopgaps=self.machine.state.witnesses())
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.
             known = self.machine.state.servers.values()

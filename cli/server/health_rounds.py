@@ -5,43 +5,80 @@ They are pure and take less than a millisecond. What they need of files is read 
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import trio
 
 from gpupool.cli.server.alert_link import MAJORITY, SENDS, AlertLink
 from gpupool.cli.server.state_dir import StateDir
+from gpupool.cli.server.web_door import WebParts
 from gpupool.monitoring.health.alert_settings import find_settings
+from gpupool.monitoring.health.device_memory import FILE, DeviceMemory, SelfTest
 from gpupool.monitoring.health.health_monitor import HealthMonitor
 from gpupool.monitoring.health.readings import ObserverReadings, Readings
-from gpupool.monitoring.observer_link import ObserverLink
+from gpupool.monitoring.health.server_tests import ServerTests
+from gpupool.monitoring.history.history_settings import CAPPED, NOT_BEGUN
+from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
-from gpupool.pool.errors import GpupoolError
-from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.errors import GpupoolError, NotNowError
+from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.ports import RaftHealth
+from gpupool.pool.record_query import (
+    CheckPage,
+    CheckQuery,
+    ObserverPage,
+    ObserverQuery,
+    RecordQuery,
+)
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import has_quorum
+from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.transport.ca_bundle import newest_of
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
 
 ROUND_S = 1.0
 CERTIFICATES_EVERY_S = 3600.0
 TOLD_EVERY_S = 600.0
+OBSERVER_EVERY_S = 60.0
+DEVICES_EVERY_S = 3600.0
+"""How often what is remembered of the GPUs is written; it is written first when they are known."""
+ABSENCES = (AWAY, NO_HISTORY, NOT_BEGUN)
+"""What an observer that has only just started says, or what is said for one that is away."""
 
 
 class HealthRounds:
     """Runs the checks, and tells the controller of what they find."""
 
-    def __init__(self, drain_for: Iterable[str], files: StateDir, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        drain_for: Iterable[str],
+        files: StateDir,
+        log: logging.Logger,
+        web: WebParts,
+        observer: ObserverLink,
+    ) -> None:
         """Make the rounds.
 
         Args:
             drain_for: the signs for which a GPU of this server is drained.
             files: with this server's certificates.
             log: gets each check that fails by a bug, now and then.
+            web: knows the certificate of the observer.
+            observer: keeps the history.
         """
+        self._web = web
+        self._observer_link = observer
+        self._tests: ServerTests | None = None
+        self.devices = DeviceMemory()
+        self._gpus_before: int | None = None
+        self._gpus = 0
+        self._tested: Mapping[GpuId, SelfTest] = {}
+        self._observer = ObserverReadings()
         self._monitor = HealthMonitor(drain_for, self._failed)
         self._files = files
         self._log = log
@@ -53,32 +90,61 @@ class HealthRounds:
         controller: Controller,
         machine: PoolMachine,
         health: Callable[[], RaftHealth],
-        observer: ObserverLink,
+        host: HostSupervisor,
+        links: PeerTransport,
     ) -> None:
         """Check this server once a second until cancelled."""
+        self.devices = DeviceMemory(await trio.to_thread.run_sync(self._read_devices))
+        self._gpus_before = self.devices.gpu_count
+        assert self._files.identity is not None
+        self._tests = ServerTests(
+            self._files.identity.server,
+            host,
+            links,
+            self.devices,
+            state=lambda: machine.state,
+            telemetry=controller.telemetry,
+            now_ms=lambda: Milliseconds(controller.table_clock.now_ms()),
+        )
         async with trio.open_nursery() as nursery:
             if (settings := find_settings(self._files.path)) is not None:
                 assert self._files.identity is not None
                 gate = partial(_gate, machine, self._files.identity.server, health)
                 log = logging.getLogger("gpupool.alerts")
                 nursery.start_soon(AlertLink(settings, gate, log).run)
-            await self._rounds(controller, machine, health, observer)
+            nursery.start_soon(self._tests.run)
+            await self._rounds(nursery, controller, machine, health)
+
+    async def answer(self, query: ObserverQuery) -> ObserverPage:
+        """Answer what a client asks of this server beside its table."""
+        if not isinstance(query, CheckQuery):
+            return await self._observer_link.answer(query)
+        if self._tests is None:
+            raise NotNowError("this server has only just started")
+        return CheckPage(await self._tests.now())
 
     async def _rounds(
         self,
+        nursery: trio.Nursery,
         controller: Controller,
         machine: PoolMachine,
         health: Callable[[], RaftHealth],
-        observer: ObserverLink,
     ) -> None:
-        read_at = float("-inf")
+        read_at = kept_at = asked_at = float("-inf")
         while True:
             began = trio.current_time()
+            if began >= asked_at + OBSERVER_EVERY_S:
+                asked_at = began
+                nursery.start_soon(self._ask_observer, self._observer_link)
+            if (began >= kept_at + DEVICES_EVERY_S and self._gpus) or self._tests_differ():
+                kept_at = began
+                text = self.devices.text(self._gpus)
+                nursery.start_soon(trio.to_thread.run_sync, self._write_devices, text)
             if began >= read_at + CERTIFICATES_EVERY_S:
                 read_at = began
                 self._ends_ms = await trio.to_thread.run_sync(self._read_certificates)
             try:
-                self._round(controller, machine, health(), observer)
+                self._round(controller, machine, health())
             except Exception:  # noqa: BLE001 - seeing must never stop a server that grants
                 self._log.exception("the checks could not be made")
             await trio.sleep_until(began + ROUND_S)
@@ -88,17 +154,25 @@ class HealthRounds:
         controller: Controller,
         machine: PoolMachine,
         health: RaftHealth,
-        observer: ObserverLink,
     ) -> None:
+        observer = self._observer_link
         now_ms = Milliseconds(controller.table_clock.now_ms())
+        telemetry, ends_ms = controller.telemetry(), dict(self._ends_ms)
+        if self._web.ends_ms:
+            ends_ms["web"] = self._web.ends_ms
+        self._gpus = len(telemetry.gpus)
+        self.devices.note_errors(telemetry.gpus, now_ms)
         readings = Readings(
             now_s=trio.current_time(),
             at=now_ms,
-            telemetry=controller.telemetry(),
+            telemetry=telemetry,
             state=machine.state,
             health=health,
-            certificates={name: (end - now_ms) / 1000 for name, end in self._ends_ms.items()},
-            observer=ObserverReadings(observer.restarts, observer.dropped),
+            certificates={name: (end - now_ms) / 1000 for name, end in ends_ms.items()},
+            observer=replace(self._observer, restarts=observer.restarts, dropped=observer.dropped),
+            gpus_before=self._gpus_before,
+            errors_a_second=self.devices.errors_a_second(now_ms),
+            tests=self.devices.tests(),
         )
         before = {(each.check, each.subject): each.status for each in self._monitor.findings}
         findings = self._monitor.round(readings)
@@ -107,6 +181,33 @@ class HealthRounds:
         for each in findings:
             if before.get((each.check, each.subject)) != each.status:
                 self._log.warning("health, %s: %s: %s", each.status.name, each.check, each.text)
+
+    async def _ask_observer(self, observer: ObserverLink) -> None:
+        """Ask the observer whether it keeps what happens; its silence is counted elsewhere."""
+        nothing = HistoryQuery("pool", "granted", since=Milliseconds(0), until=Milliseconds(1))
+        pages = [await observer.answer(each) for each in (RecordQuery(count=0), nothing)]
+        problems = [page.problem for page in pages if not isinstance(page, CheckPage)]
+        said = [each for each in problems if each not in ("", *ABSENCES)]
+        text = said[0] if said else ""
+        self._observer = ObserverReadings(problem=text, capped=text == CAPPED)
+
+    def _tests_differ(self) -> bool:
+        """Return whether a test has ended since the last call."""
+        before, self._tested = self._tested, self.devices.tests()
+        return before != self._tested
+
+    def _read_devices(self) -> str:
+        try:
+            return self._files.read(FILE).decode(errors="replace")
+        except GpupoolError as error:
+            self._log.debug("what was known of the GPUs cannot be read: %s", error)
+            return ""
+
+    def _write_devices(self, text: str) -> None:
+        try:
+            self._files.write(FILE, text.encode())
+        except GpupoolError as error:
+            self._log.debug("what is known of the GPUs cannot be written: %s", error)
 
     def _read_certificates(self) -> dict[str, int]:
         """Return when the certificates of this server and of the newest CA end."""

@@ -20,6 +20,7 @@ class WebOptions:
     open_networks: tuple[str, ...] = ()  # that may scrape without a token
     users: int = 0  # that have their own rows in the metrics
     sd_labels: tuple[str, ...] = ()  # of servers, told to Prometheus
+    readonly: bool = False  # the web page gives no orders
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -18,14 +21,18 @@ from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
 from gpupool.pool.table_clock import ClockSample
-from gpupool.pool.telemetry import ConsensusTelemetry
+from gpupool.pool.telemetry import ConsensusTelemetry, HostTelemetry
 from gpupool.remoting.host.measuring.host_readings import HostReader
 from gpupool.remoting.host.network_speed import interface_of
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.transport.peer_link import LinkPath, PeerLink
 
 EVERY_S = 10.0
+PUSH_EVERY_S, PUSH_SIZE = 600.0, 64 * 1024
+STALLS_S = 5.0
+"""A push that has not arrived for so long stalls."""
 
 Processes = Callable[[], Mapping[str, Iterable[int]]]
 """Returns the ids of the server's processes by name."""
@@ -40,15 +47,68 @@ def advertised_interface(address: str) -> str:
     return interface_of(str(found[0][4][0]))
 
 
-def journal_state(folder: Path) -> tuple[int, float | None]:
-    """Return the journal's bytes, and the seconds since the newest snapshot was written."""
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """What lies in the folder of consensus; None: there is no snapshot."""
+
+    size: int  # of the journal
+    snapshot_age_s: float | None = None  # of the newest
+    snapshot_size: int | None = None
+
+
+def journal_state(folder: Path) -> JournalState:
+    """Return the sizes of the journal and its newest snapshot, and that one's age."""
     consensus = folder / DIRECTORY
     try:
         size = (consensus / JOURNAL).stat().st_size
-        written = [each.stat().st_mtime for each in consensus.glob("snapshot-*")]
+        snapshots = [each.stat() for each in consensus.glob("snapshot-*")]
     except OSError:
-        return 0, None
-    return size, max(0.0, time.time() - max(written)) if written else None
+        return JournalState(0)
+    if not snapshots:
+        return JournalState(size)
+    newest = max(snapshots, key=lambda each: each.st_mtime)
+    return JournalState(size, max(0.0, time.time() - newest.st_mtime), newest.st_size)
+
+
+class Links(Protocol):
+    """What is measured of the links to other servers."""
+
+    def clock_sample(self, peer: ServerId) -> ClockSample | None:
+        """Return the latest measurement of a peer's clock."""
+        ...
+
+    def link(self, peer: ServerId) -> PeerLink | None:
+        """Return the link with a peer that is up."""
+        ...
+
+    def other_versions(self) -> Mapping[ServerId, int]:
+        """Return the peers that speak another version of the links, with theirs."""
+        ...
+
+
+def link_states(
+    peers: Iterable[ServerId], links: Links, now: float
+) -> tuple[dict[ServerId, LinkPath], dict[ServerId, float]]:
+    """Return what the kernel knows of each link, and for how long a push has not arrived."""
+    paths: dict[ServerId, LinkPath] = {}
+    stalls: dict[ServerId, float] = {}
+    for peer in peers:
+        if (link := links.link(peer)) is None:
+            continue
+        if (path := link.path()) is not None:
+            paths[peer] = path
+        if link.pushed_at is not None and now - link.pushed_at >= STALLS_S:
+            stalls[peer] = round(now - link.pushed_at, 1)
+    return paths, stalls
+
+
+async def push_now_and_then(peers: Callable[[], Iterable[ServerId]], links: Links) -> None:
+    """Send 64 KiB to each peer every ten minutes: a path may swallow what is large."""
+    while True:
+        await trio.sleep(PUSH_EVERY_S)
+        for peer in list(peers()):
+            if (link := links.link(peer)) is not None:
+                link.push(PUSH_SIZE)
 
 
 def link_figures(
@@ -85,7 +145,7 @@ async def measure(
     address: str,
     processes: Processes,
     peers: Callable[[], Iterable[ServerId]],
-    sample: Callable[[ServerId], ClockSample | None],
+    links: Links,
     clock: Clock,
 ) -> None:
     """Fill ``measures.host`` and ``measures.consensus`` until cancelled.
@@ -96,20 +156,48 @@ async def measure(
         address: that the server advertises.
         processes: tells which processes are the server's.
         peers: tells the servers of the pool.
-        sample: tells what was measured over the link with one.
+        links: to them.
         clock: of this machine.
     """
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(push_now_and_then, peers, links)
+        await _measure(measures, folder, address, processes, peers, links, clock)
+
+
+def _read(
+    reader: HostReader, pids: Mapping[str, Iterable[int]], folder: Path
+) -> tuple[HostTelemetry, JournalState]:
+    return reader.read(pids), journal_state(folder)
+
+
+async def _measure(
+    measures: Measures,
+    folder: Path,
+    address: str,
+    processes: Processes,
+    peers: Callable[[], Iterable[ServerId]],
+    links: Links,
+    clock: Clock,
+) -> None:
     interface = await trio.to_thread.run_sync(advertised_interface, address)
     reader = HostReader(folder, interface)
     while True:
         pids = {name: list(each) for name, each in processes().items()}
-        measures.host = await trio.to_thread.run_sync(reader.read, pids, abandon_on_cancel=True)
-        size, age_s = await trio.to_thread.run_sync(journal_state, folder, abandon_on_cancel=True)
-        round_trips, offsets = link_figures(peers(), sample, clock)
+        read = partial(_read, reader, pids, folder)
+        measures.host, journal = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        age_s = journal.snapshot_age_s
+        round_trips, offsets = link_figures(peers(), links.clock_sample, clock)
+        paths, stalls = link_states(peers(), links, trio.current_time())
         measures.consensus = ConsensusTelemetry(
-            journal_bytes=size,
+            journal_bytes=journal.size,
             snapshot_age_s=None if age_s is None else round(age_s, 1),
             link_rtt_s=round_trips,
             clock_offset_s=offsets,
+            snapshot_bytes=journal.snapshot_size,
+            link_mtu={peer: path.mtu for peer, path in paths.items()},
+            link_sent={peer: path.sent for peer, path in paths.items()},
+            link_resent={peer: path.resent for peer, path in paths.items()},
+            link_stalls_s=stalls,
+            link_versions=dict(links.other_versions()),
         )
         await trio.sleep(EVERY_S)

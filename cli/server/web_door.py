@@ -9,12 +9,17 @@ from gpupool.monitoring.http.web_link import WebLink
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.transport.ca_bundle import bundle_of
 from gpupool.remoting.transport.peer_transport import PeerTransport
+from gpupool.remoting.transport.pki import validity_of
 from gpupool.remoting.transport.web_certificate import WebCertificate, WebCertificates
 
 
 class WebParts:
     """The parts of a server that concern HTTPS; ``link`` is None where it is turned off."""
+
+    ends_ms = 0
+    """When the observer's certificate ends; 0: it has none yet."""
 
     def __init__(self, options: WebOptions | None, state: Callable[[], PoolState]) -> None:
         self._options = options
@@ -42,6 +47,7 @@ class WebParts:
         if options is None or link is None:
             return  # the others' observers are signed for all the same
         link.check_token = server.controller.check_token
+        link.ca_pem = lambda: bundle_of(server.ca_key.trusted)
 
         def changed(certificate: WebCertificate) -> None:
             setup = WebSetup(
@@ -49,7 +55,9 @@ class WebParts:
                 certificate.key_pem,
                 open_networks=options.open_networks,
                 users=options.users,
+                readonly=options.readonly,
             )
             link.set_up(setup)
+            self.ends_ms = validity_of(certificate.certificate_pem).ends_ms
 
         await certificates.run(changed)

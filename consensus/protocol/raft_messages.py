@@ -137,6 +137,8 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     "promised": (20, {"term": (int,), "index": (int,)}),
     # The sender refuses another server; believed for ``for_ms``, 0 ends it. See ``hearsay.py``.
     "refusal": (21, {"server": (str,), "reason": (str,), "for_ms": (int,)}),
+    # The sender's whole table after entry ``index``; hashes of other shapes say nothing.
+    "whole_hash": (22, {"index": (int,), "shape": (int,), "hash": (bytes,)}),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())

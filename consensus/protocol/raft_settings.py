@@ -106,6 +106,10 @@ class ConsensusSettings:
     hand_over_retry_s: float = 0.5
     """Pause between attempts of a leader to pass its office on, in which proposals are accepted."""
 
+    stopgap_retry_s: float = 60.0
+    """The same for a leader that leads only while no other voter can. Each attempt that fails
+    keeps all proposals waiting for ``election_max_s``."""
+
     compare_entries: int = 1_024
     """Entries of which servers compare what became of them; the same on all servers. A frame of 40
     bytes to each peer for each run, and 3 us for each entry."""

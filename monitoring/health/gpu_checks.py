@@ -25,6 +25,9 @@ SHUTDOWN_MARGIN_C = 3.0
 CORRECTED_TIMES, CORRECTED_MIN, CORRECTED_MEAN_S = 10, 10, 3600.0
 REPLAYS_A_MINUTE = 10
 FOREIGN_SHARE = 0.05
+LOAD = 0.5
+"""The share of time in which a GPU computes that is under load."""
+SLOWER = 0.9
 ACTIONS = {
     1: "a reset of the GPU",
     2: "a restart of the machine",
@@ -107,8 +110,9 @@ def memory_errors(readings: Readings, past: Past) -> Iterator[Result]:
             all_s = readings.now_s - past.first.now_s
             now_s = readings.now_s - recent.now_s if recent is not None else 0.0
             before = _grown(then.ecc_corrected, first.ecc_corrected)
-            rate = before / max(all_s - now_s, 1.0)
-            known = all_s >= CORRECTED_MEAN_S
+            month = readings.errors_a_second.get(gpu.gpu)
+            rate = before / max(all_s - now_s, 1.0) if month is None else month
+            known = all_s >= CORRECTED_MEAN_S or month is not None
             if known and grown >= CORRECTED_MIN and grown >= CORRECTED_TIMES * rate * now_s:
                 text = f"{name}: {grown:.0f} corrected memory errors in {now_s / 60:.0f} minutes"
                 yield Result("ecc", gpu.gpu, WARN, text, hint)
@@ -153,11 +157,46 @@ def buses(readings: Readings, past: Past) -> Iterator[Result]:
             if replays > REPLAYS_A_MINUTE:
                 text = f"{name}: {replays:.0f} PCIe replays in a minute"
                 yield Result("pcie", gpu.gpu, WARN, text, hint)
+        if below := _below_its_best(gpu):
+            text = f"{name}: under load its PCIe link has less than its best {below}"
+            yield Result("pcie-link", gpu.gpu, WARN, text, hint)
         if (then := _then(recent, gpu.gpu)) is not None:
             errors = _grown(gpu.nvlink_errors, then.nvlink_errors)
             if errors:
                 text = f"{name}: {errors:.0f} NVLink errors in 10 minutes"
                 yield Result("nvlink", gpu.gpu, WARN, text, hint)
+        first = _then(past.first, gpu.gpu)
+        if down := _grown(first.nvlinks_up if first else None, gpu.nvlinks_up):
+            text = f"{name}: {down:.0f} NVLinks that were up are down"
+            yield Result("nvlink", gpu.gpu, FAIL, text, hint)
+
+
+def _below_its_best(gpu: GpuTelemetry) -> str:
+    """Return what a GPU's PCIe link lacks, under load; an idle one lets it rest."""
+    if (gpu.utilization or 0.0) < LOAD:
+        return ""
+    pairs = {
+        "width": (gpu.pcie_width, gpu.pcie_width_max),
+        "speed": (gpu.pcie_generation, gpu.pcie_generation_max),
+    }
+    below = [name for name, (now, best) in pairs.items() if now and best and now < best]
+    return " and ".join(below)
+
+
+def self_tests(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of GPUs that computed wrongly, or are slower than they were at first."""
+    del past
+    server = readings.server
+    for gpu in server.gpus.values() if server is not None else ():
+        if (test := readings.tests.get(gpu.id)) is None:
+            continue
+        hint = "gpupool doctor --servers tests it again; gpupool drain SERVER --gpu N stops grants"
+        if test.problem:
+            yield Result("self-test", gpu.id, FAIL, f"GPU {gpu.index}: {test.problem}", hint)
+        elif not gpu.emulated and test.passes_a_second < SLOWER * test.first:
+            slower = 1 - test.passes_a_second / test.first
+            text = f"GPU {gpu.index}: {slower:.0%} slower in its self-test than in its first"
+            yield Result("self-test", gpu.id, WARN, text, hint)
 
 
 def foreign_use(readings: Readings, past: Past) -> Iterator[Result]:

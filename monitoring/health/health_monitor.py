@@ -18,8 +18,9 @@ SIGNS = {
     "repeated-xid": ("repeated-xid",),
     "ecc": ("ecc",),
     "remapped-rows": ("remapped-rows",),
-    "pcie": ("pcie",),
+    "pcie": ("pcie", "pcie-link"),
     "nvlink": ("nvlink",),
+    "self-test": ("self-test",),
 }
 """The signs for which GPUs can be drained, with the checks whose findings are one."""
 

@@ -6,11 +6,15 @@ server that does not answer is itself a finding.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
 
 from gpupool.monitoring.health.check_table import POOL_CHECKS
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, Telemetry
 from gpupool.pool.view import ALARM, PoolView, visible
+
+COMPARED_MIN = 3
+"""Of two servers with different interfaces, neither is the slow one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ def merged(view: PoolView, telemetry: Mapping[ServerId, Telemetry]) -> PoolHealt
                 of_pool[key] = finding
     rows += [PoolFinding("", finding) for finding in of_pool.values()]
     rows += _seen_from_here(view, telemetry, of_pool)
+    rows += _slow_interfaces(view, telemetry, names)
     rows.sort(key=lambda each: (-each.finding.status, each.server, each.finding.check))
     return PoolHealth(view.name, view.now, len(view.servers), len(telemetry), tuple(rows))
 
@@ -87,6 +92,26 @@ def _seen_from_here(
         if warning.startswith(ALARM):
             text = warning.removeprefix(ALARM)
             found.append(PoolFinding("", Finding("alarm", "", Health.FAIL, view.now, text)))
+    return found
+
+
+def _slow_interfaces(
+    view: PoolView, telemetry: Mapping[ServerId, Telemetry], names: Mapping[ServerId, str]
+) -> list[PoolFinding]:
+    """Tell of servers with a slower interface than most; only who asks all can compare."""
+    speeds = {
+        server: said.host.network_speed
+        for server, said in telemetry.items()
+        if said.host is not None and said.host.network_speed
+    }
+    usual = median_low(speeds.values()) if len(speeds) >= COMPARED_MIN else 0
+    found: list[PoolFinding] = []
+    for server, speed in speeds.items():
+        if speed < usual:
+            text = f"its interface has {speed} Mbit/s, most servers' {usual}"
+            hint = "look at its cable, its switch port and ethtool"
+            slow = Finding("link-speed", "", Health.WARN, view.now, text, hint)
+            found.append(PoolFinding(names.get(server, server), slow))
     return found
 
 

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gpupool.monitoring.health.device_memory import SelfTest
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
 from gpupool.pool.model.state import PartStatus, PoolState, Server
 from gpupool.pool.ports import RaftHealth
@@ -24,7 +25,8 @@ class ObserverReadings:
 
     restarts: int = 0
     dropped: int = 0  # samples
-    problem: str = ""
+    problem: str = ""  # of the accounts or the history
+    capped: bool = False  # it is only that no more room may be taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class Readings:
     certificates: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds that are left, by name: server, web, ca."""
     observer: ObserverReadings | None = None
+    gpus_before: int | None = None
+    """GPUs at the last start of this server; None: there was none."""
+    errors_a_second: Mapping[GpuId, float] = field(default_factory=dict[GpuId, float])
+    """Corrected memory errors of a month, where it is known."""
+    tests: Mapping[GpuId, SelfTest] = field(default_factory=dict[GpuId, SelfTest])
 
     @property
     def server(self) -> Server | None:

@@ -10,7 +10,7 @@ from gpupool.pool.telemetry import HISTOGRAMS, Health, Histogram
 
 WARN, FAIL = Health.WARN, Health.FAIL
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 DISK_WARN_SHARE, DISK_WARN, DISK_FAIL = 0.10, 10 * GIB, 2 * GIB
 FSYNC_WARN_S, FSYNC_FAIL_S, FSYNC_COUNT_MIN = 0.05, 0.5, 20
 OFFSET_WARN_S, OFFSET_FAIL_S = 1.0, 5.0
@@ -19,6 +19,10 @@ LAG_WARN_S, LAG_FAIL_S, LAG_COUNT = 0.1, 1.0, 3
 """Of the latest ten seconds three must be slow: one alone is a busy machine's."""
 RTT_WARN_S, RTT_TIMES, RTT_TIMES_MIN_S = 0.005, 3.0, 0.001
 APPLY_LAG_WARN = 100
+LOSS_WARN, SEGMENTS_MIN = 0.001, 5000
+MTU_MAX = 60_000
+"""The loopback's is larger than what TCP says of a path."""
+JOURNAL_TIMES, JOURNAL_MIN = 4, 64 * MIB
 STANDS_S = 55.0
 ELECTIONS_A_MINUTE = ELECTIONS_AN_HOUR = 3
 SPAWN_WARN_S = 10.0
@@ -71,6 +75,9 @@ def clock(readings: Readings, past: Past) -> Iterator[Result]:
 def disk(readings: Readings, past: Past) -> Iterator[Result]:
     """Tell of a disk that fills up or is slow."""
     host = readings.telemetry.host
+    if host is not None and host.disk_read_only:
+        text = "the disk of the state directory can only be read"
+        yield Result("disk", "write", FAIL, text, "dmesg says why; then mount it anew")
     if host is not None and host.disk_free is not None:
         free, total = host.disk_free, host.disk_total
         small = free < DISK_WARN and (total is None or total > 2 * DISK_WARN)
@@ -87,17 +94,88 @@ def disk(readings: Readings, past: Past) -> Iterator[Result]:
             yield Result("disk", "sync", FAIL if slow_s > FSYNC_FAIL_S else WARN, text, hint)
 
 
-def descriptors(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of a server that is about to run out of file descriptors."""
+def limits(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a server that is about to run out of file descriptors, memory or processes."""
     del past
-    host = readings.telemetry.host
-    if host is None or host.descriptors is None or not host.descriptors_max:
+    if (host := readings.telemetry.host) is None:
         return
-    share = host.descriptors / host.descriptors_max
-    if share > USED_WARN:
-        text = f"{host.descriptors} of {host.descriptors_max} file descriptors are open"
-        hint = "raise LimitNOFILE of its unit"
-        yield Result("descriptors", "", FAIL if share > USED_FAIL else WARN, text, hint)
+    used, most = host.memory_charged, host.memory_limit
+    memory = f"{(used or 0) / GIB:.1f} of {(most or 0) / GIB:.1f} GiB of its unit's memory are used"
+    rows = (
+        (
+            *("descriptors", host.descriptors, host.descriptors_max, "LimitNOFILE"),
+            f"{host.descriptors} of {host.descriptors_max} file descriptors are open",
+        ),
+        ("memory", used, most, "MemoryMax", memory),
+        (
+            *("processes", host.pids, host.pids_max, "TasksMax"),
+            f"{host.pids} of {host.pids_max} processes and threads of its unit exist",
+        ),
+    )
+    for check, count, limit, setting, text in rows:
+        if count is not None and limit and count > USED_WARN * limit:
+            status = FAIL if count > USED_FAIL * limit else WARN
+            yield Result(check, "", status, text, f"raise {setting} of its unit")
+
+
+def gpu_count(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of GPUs that came or went between two starts."""
+    del past
+    server, before = readings.server, readings.gpus_before
+    if server is not None and before is not None and before != len(server.gpus):
+        text = f"it has {len(server.gpus)} GPUs, and had {before} at its last start"
+        hint = "nvidia-smi on that server shows what the driver sees; its next start forgets this"
+        yield Result("gpu-count", "", WARN, text, hint)
+
+
+def paths(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of links that lose packets, and of paths that take only small ones."""
+    consensus, host = readings.telemetry.consensus, readings.telemetry.host
+    if consensus is None:
+        return
+    then = past.since(600.0, readings.now_s)
+    before = then.telemetry.consensus if then is not None else None
+    for peer, sent in consensus.link_sent.items():
+        old = before.link_sent.get(peer, 0) if before is not None else 0
+        lost = consensus.link_resent.get(peer, 0)
+        if before is not None and 0 <= old <= sent:
+            sent, lost = sent - old, lost - before.link_resent.get(peer, 0)
+        if sent >= SEGMENTS_MIN and lost > LOSS_WARN * sent:
+            name = _name(readings, peer)
+            text = f"{lost / sent:.1%} of what was sent to {name} was sent again"
+            yield Result("link-loss", name, WARN, text, "look at the cables and the switch between")
+    own = min((host.network_mtu if host is not None else None) or 0, MTU_MAX)
+    for peer in {**consensus.link_mtu, **consensus.link_stalls_s}:
+        name, path = _name(readings, peer), consensus.link_mtu.get(peer, own)
+        if (stalls_s := consensus.link_stalls_s.get(peer)) is not None:
+            text = f"64 KiB have been under way to {name} for {stalls_s:.0f} s"
+            hint = "does something between drop large packets? compare the MTU on the way"
+            yield Result("mtu", name, FAIL, text, hint)
+        elif 0 < path < own:
+            text = f"the way to {name} takes packets of {path} bytes, the interface {own}"
+            hint = "set the MTU of all interfaces and switches between to the same"
+            yield Result("mtu", name, WARN, text, hint)
+
+
+def journal(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a journal that no snapshot has shortened."""
+    del past
+    consensus = readings.telemetry.consensus
+    size = consensus.journal_bytes if consensus is not None else 0
+    snapshot = (consensus.snapshot_bytes if consensus is not None else None) or 0
+    if size > JOURNAL_MIN and size > JOURNAL_TIMES * snapshot:
+        text = f"the journal has {size / MIB:.0f} MiB, and its snapshot {snapshot / MIB:.0f}"
+        yield Result("journal", "", WARN, text, "its log says why no snapshot is written")
+
+
+def other_versions(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of servers that this one cannot understand."""
+    del past
+    consensus = readings.telemetry.consensus
+    for peer, version in (consensus.link_versions if consensus is not None else {}).items():
+        name = _name(readings, peer)
+        text = f"{name} speaks version {version} of the links, which others do not understand"
+        yield Result("versions", name, FAIL, text, "install the same gpupool on all servers")
 
 
 def event_loop(readings: Readings, past: Past) -> Iterator[Result]:
@@ -131,7 +209,9 @@ def links(readings: Readings, past: Past) -> Iterator[Result]:
         if rtt_s > RTT_WARN_S or odd:
             name = _name(readings, peer)
             text = f"the round trip to {name} takes {rtt_s * 1000:.1f} ms"
-            yield Result("link-rtt", name, WARN, text, "gpupool doctor --pool measures all links")
+            yield Result(
+                "link-rtt", name, WARN, text, "gpupool doctor --servers measures all links"
+            )
 
 
 def replication(readings: Readings, past: Past) -> Iterator[Result]:
@@ -191,7 +271,8 @@ def history(readings: Readings, past: Past) -> Iterator[Result]:
     if observer is None:
         return
     if observer.problem:
-        yield Result("history", "database", FAIL, observer.problem, "see the log of this server")
+        status = WARN if observer.capped else FAIL
+        yield Result("history", "database", status, observer.problem, "see the log of this server")
     hour = past.counted(3660.0, readings.now_s)
     if hour is not None:
         restarts = observer.restarts - hour.observer.restarts

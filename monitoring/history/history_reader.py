@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.monitoring.accounting import day_of
+from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
 from gpupool.monitoring.history.series import (
     GPU,
@@ -57,7 +58,7 @@ def read_history(folder: Path, query: HistoryQuery, time_max_s: float = TIME_MAX
         StorageError: when it is of a newer gpupool.
     """
     if not (folder / FILE_NAME).exists():
-        return HistoryPage(problem="its observer has not begun yet")
+        return HistoryPage(problem=NOT_BEGUN)
     db = connect(folder / FILE_NAME, write=False)
     try:
         deadline = time.monotonic() + time_max_s

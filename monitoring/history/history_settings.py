@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 DAY_S = 86_400
 
+NOT_BEGUN = "its observer has not begun yet"
+FULL = "the history is not kept: its disk is nearly full"
+CAPPED = "the history is not kept: its files are as large as they may be"
+"""What an observer says of itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class HistorySettings:

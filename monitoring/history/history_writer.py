@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_settings import CAPPED, FULL, HistorySettings
 from gpupool.monitoring.history.history_store import (
     FILE_NAME,
     HistoryStore,
@@ -22,8 +22,6 @@ from gpupool.pool.errors import GpupoolError
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 EXPIRE_EVERY_S = 60
 CHECKPOINT_EVERY_S = 300
-FULL = "the history is not kept: its disk is nearly full"
-CAPPED = "the history is not kept: its files are as large as they may be"
 
 
 class HistoryWriter:

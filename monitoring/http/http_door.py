@@ -10,10 +10,10 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -32,6 +32,8 @@ from gpupool.pool.model.state import LeaseRecord
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
     from gpupool.monitoring.http.http_app import Requests
     from gpupool.monitoring.http.http_connection import Application
     from gpupool.monitoring.http.token_checks import Judgement, TokenChecks
@@ -62,7 +64,8 @@ class HttpDoor:
         self._found: Found | None = None
         self._totals = Totals()
         self._began_at = _process_start_s(os.getppid())
-        self._is_set_up = False
+        self._setup: WebSetup | None = None
+        self._nursery: trio.Nursery | None = None
         self._context: ssl.SSLContext | None = None
         self._application: Application | None = None
         self._requests: Requests | None = None
@@ -81,9 +84,9 @@ class HttpDoor:
             self._say(f"the certificate for the web cannot be used: {error}")
             return
         self.open_networks = setup.open_networks
-        if not self._is_set_up:
-            self._is_set_up = True
+        if self._setup is None:
             self.users, self._totals = setup.users, Totals(setup.users)
+        self._setup = setup
 
     def sampled(self, sample: Sample) -> None:
         """Take the sample of this second."""
@@ -141,6 +144,7 @@ class HttpDoor:
     async def run(self) -> None:
         """Take connections and answer them, until cancelled."""
         async with trio.open_nursery() as nursery, self._closing():
+            self._nursery = nursery
             while True:
                 await trio.lowlevel.wait_readable(self._door)
                 try:
@@ -209,7 +213,27 @@ class HttpDoor:
 
         self._requests = Requests(trio.current_time)
         self._checks = TokenChecks(self._ask, trio.current_time)
-        self._application = build_app(self, self._requests)
+        self._application = build_app(self, self._requests, self._pages())
+
+    def _pages(self) -> "Sequence[BaseRoute]":
+        """Return the web page, for what is none of the application's own three paths."""
+        from starlette.routing import Mount
+
+        from gpupool.monitoring.web.server_page import server_page
+
+        def start(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._guarded, task)
+
+        assert self._setup is not None
+        page = server_page(lambda: self.targets, self.judge, start, readonly=self._setup.readonly)
+        return [Mount("", app=page)]
+
+    async def _guarded(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await task()
+        except Exception as error:  # noqa: BLE001 - one viewer's trouble ends no other one's
+            self._say(f"a viewer's connection failed: {type(error).__name__}: {error}"[:300])
 
 
 def tls_context(setup: WebSetup) -> ssl.SSLContext:

@@ -19,6 +19,7 @@ class WebSetup:
     key_pem: bytes
     open_networks: tuple[str, ...] = ()  # whose scrapers need no token
     users: int = 0  # of the lease metrics that have their own rows
+    readonly: bool = False  # whether the web page gives no orders
 
     def __repr__(self) -> str:
         """Leave the key out, so that no log or traceback shows it."""
@@ -40,6 +41,8 @@ class Targets:
 
     pool: str
     servers: tuple[Target, ...]
+    cluster_id: str = ""
+    ca_pem: bytes = b""  # of every CA that is trusted, for the clients of the web page
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class WebLink:
         self._say: Say = lambda _message: False
         self._setup: WebSetup | None = None
         self.check_token: Callable[[str], Token] = _nobody
+        self.ca_pem: Callable[[], bytes] = bytes
 
     # --- for the server --------------------------------------------------------------------------
 
@@ -133,14 +134,14 @@ class WebLink:
 
     async def _tell_targets(self) -> None:
         """Tell the observer which servers there are, whenever that changes."""
-        said, seen = None, None
+        said, seen, trusted = None, None, b""
         while True:
-            state = self._state()
-            if state.servers is not seen:
-                targets = targets_of(state, self._sd_labels)
+            state, ca_pem = self._state(), self.ca_pem()
+            if state.servers is not seen or ca_pem != trusted:
+                targets = targets_of(state, self._sd_labels, ca_pem)
                 if targets != said and self._say(targets):
                     said = targets
-                seen = state.servers if targets == said else None
+                seen, trusted = state.servers if targets == said else None, ca_pem
             await trio.sleep(TARGETS_EVERY_S)
 
 
@@ -159,7 +160,7 @@ class _Connection:
         self._prove()
 
 
-def targets_of(state: PoolState, labels: Iterable[str]) -> Targets:
+def targets_of(state: PoolState, labels: Iterable[str], ca_pem: bytes = b"") -> Targets:
     """Return the servers of the table, by name, with those of their labels."""
     wanted = tuple(labels)
 
@@ -168,7 +169,8 @@ def targets_of(state: PoolState, labels: Iterable[str]) -> Targets:
         return Target(server.name, server.address, found)
 
     servers = sorted(state.servers.values(), key=lambda server: server.name)
-    return Targets(state.name, tuple(target(server) for server in servers))
+    told = tuple(target(server) for server in servers)
+    return Targets(state.name, told, state.cluster_id, ca_pem)
 
 
 async def _send_descriptor(door: socket.socket, number: int, descriptor: int) -> None:

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Protocol
 
+from starlette.requests import Request
+
 from gpupool.monitoring.web.pool_source import PoolSource
+from gpupool.pool.errors import AuthenticationError, GpupoolError, UsageError
 
 KEY_SIZE = 24
 VIEWERS_MAX = 64
@@ -29,28 +32,53 @@ class Entry:
     order_secret: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoEntry:
+    """Why nobody is let in, with the status of HTTP."""
+
+    error: GpupoolError
+    status: int = 401
+
+
 class Gate(Protocol):
     """Says who looks."""
+
+    entry: str
+    """What lets a browser in: "key", or "token" for a form that asks for one."""
+
+    hint: str
+    """What strangers are told to do."""
 
     def host_is_ours(self, host: str) -> bool:
         """Return whether a ``Host`` header is one of this server, so that no name is rebound."""
         ...
 
-    def enter(self, key: str) -> Entry | None:
-        """Exchange a key; None if it is wrong or used."""
+    async def enter(self, request: Request, given: Mapping[str, object]) -> Entry | NoEntry:
+        """Let a browser in for what it has given."""
         ...
 
-    def source(self, headers: Mapping[str, str]) -> PoolSource | None:
+    async def invite(self, request: Request) -> str | NoEntry:
+        """Return a key that is good once, for another browser of who asks."""
+        ...
+
+    def leave(self, request: Request) -> str:
+        """Let the browser's session end, and return the header that removes its cookie."""
+        ...
+
+    async def source(self, request: Request) -> PoolSource | None:
         """Return the pool as the viewer sees it; None for a stranger."""
         ...
 
-    def may_order(self, headers: Mapping[str, str]) -> bool:
+    def may_order(self, request: Request) -> bool:
         """Return whether this viewer's page itself has sent an order."""
         ...
 
 
 class LocalGate:
     """Lets in those who have a key that this process has made."""
+
+    entry = "key"
+    hint = 'open the address that "gpupool web" prints'
 
     def __init__(self, source: PoolSource, port: int) -> None:
         self._source = source
@@ -70,11 +98,13 @@ class LocalGate:
             name, port = host, ""
         return name.lower() in LOCAL_NAMES and (not port or port.isdigit())
 
-    def enter(self, key: str) -> Entry | None:
+    async def enter(self, request: Request, given: Mapping[str, object]) -> Entry | NoEntry:
         """Exchange a key."""
-        known = [each for each in self._keys if _equal(each, key)]
+        del request
+        key = str(given.get("key", ""))
+        known = [each for each in self._keys if equal(each, key)]
         if not known:
-            return None
+            return NoEntry(USED)
         self._keys.clear()
         if len(self._viewers) >= VIEWERS_MAX:
             del self._viewers[next(iter(self._viewers))]
@@ -83,30 +113,57 @@ class LocalGate:
         cookie = f"{self._name}={value}; Path=/; HttpOnly; SameSite=Strict"
         return Entry(cookie, secret)
 
-    def source(self, headers: Mapping[str, str]) -> PoolSource | None:
+    async def invite(self, request: Request) -> str | NoEntry:
+        """Refuse: the terminal makes keys."""
+        del request
+        return NoEntry(UsageError("the terminal of gpupool web prints an address for that"), 404)
+
+    def leave(self, request: Request) -> str:
+        """Forget the browser."""
+        self._viewers.pop(cookie_of(request, self._name), None)
+        return f"{self._name}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"
+
+    async def source(self, request: Request) -> PoolSource | None:
         """Return the pool for one who has the cookie."""
-        return self._source if self._secret(headers) is not None else None
+        return self._source if self._secret(request) is not None else None
 
-    def may_order(self, headers: Mapping[str, str]) -> bool:
+    def may_order(self, request: Request) -> bool:
         """Return whether the page's own secret came as well, and from the page's origin."""
-        secret = self._secret(headers)
-        if secret is None or not _equal(secret, headers.get(ORDER_HEADER, "")):
+        secret = self._secret(request)
+        if secret is None or not equal(secret, request.headers.get(ORDER_HEADER, "")):
             return False
-        origin = headers.get("origin")
-        return origin is None or origin == f"http://{headers.get('host', '')}"
+        return is_own_origin(request, "http")
 
-    def _secret(self, headers: Mapping[str, str]) -> str | None:
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return None
-        morsel = cookies.get(self._name)
-        given = morsel.value if morsel is not None else ""
+    def _secret(self, request: Request) -> str | None:
+        given = cookie_of(request, self._name)
         for value, secret in self._viewers.items():
-            if _equal(value, given):
+            if equal(value, given):
                 return secret
         return None
 
 
-def _equal(one: str, other: str) -> bool:
+USED = AuthenticationError(
+    "this address was used already",
+    hint='press Enter in the terminal of "gpupool web" for a new one, or start it anew',
+)
+
+
+def cookie_of(request: Request, name: str) -> str:
+    """Return the value of a cookie; empty when there is none."""
+    try:
+        cookies = SimpleCookie(request.headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    morsel = cookies.get(name)
+    return morsel.value if morsel is not None else ""
+
+
+def is_own_origin(request: Request, scheme: str) -> bool:
+    """Return whether the page's own origin has sent a request, as far as browsers say so."""
+    origin = request.headers.get("origin")
+    return origin is None or origin == f"{scheme}://{request.headers.get('host', '')}"
+
+
+def equal(one: str, other: str) -> bool:
+    """Return whether two secrets are the same, in a time that does not tell where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

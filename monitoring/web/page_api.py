@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from enum import Enum
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpupool.monitoring.web.gate import Gate
+from gpupool.monitoring.web.gate import Gate, NoEntry
 from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
@@ -78,8 +79,8 @@ def _json(request: Request, value: object, status: int = 200) -> Response:
     return response
 
 
-def _refused(request: Request, error: GpupoolError, status: int) -> Response:
-    words = {"what": error.what, "why": error.why, "hint": error.hint}
+def _refused(request: Request, error: GpupoolError, status: int, **more: str) -> Response:
+    words = {"what": error.what, "why": error.why, "hint": error.hint, **more}
     return _json(request, {"error": words}, status)
 
 
@@ -112,7 +113,7 @@ class Api:
     def __init__(self, gate: Gate, *, readonly: bool) -> None:
         self._gate = gate
         self._readonly = readonly
-        self._live: dict[int, _Live] = {}
+        self._live: WeakKeyDictionary[PoolSource, _Live] = WeakKeyDictionary()
 
     def routes(self) -> list[Route]:
         """Return what may be asked."""
@@ -133,7 +134,11 @@ class Api:
             "/drain": self._drain,
             "/undrain": self._undrain,
         }
-        found = [Route("/login", self._login, methods=["POST"])]
+        found = [
+            Route("/login", self._login, methods=["POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/invitation", self._invitation, methods=["POST"]),
+        ]
         found += [Route(path, self._look(each), methods=["GET"]) for path, each in looks.items()]
         found += [Route(path, self._order(each), methods=["POST"]) for path, each in orders.items()]
         return found
@@ -141,32 +146,50 @@ class Api:
     # --- who asks --------------------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
-        body = await _body(request)
-        entry = self._gate.enter(str(body.get("key", "")))
-        if entry is None:
-            wrong = AuthenticationError(
-                "this address was used already",
-                hint='press Enter in the terminal of "gpupool web" for a new one, or start it anew',
-            )
-            return _refused(request, wrong, 401)
+        entry = await self._gate.enter(request, await _body(request))
+        if isinstance(entry, NoEntry):
+            return _refused(request, entry.error, entry.status)
         response = _json(request, {"secret": entry.order_secret})
         response.headers["set-cookie"] = entry.cookie
         return response
 
+    async def _logout(self, request: Request) -> Response:
+        if not self._gate.may_order(request):
+            return self._stranger(request)
+        response = _json(request, {"done": "logged out"})
+        response.headers["set-cookie"] = self._gate.leave(request)
+        return response
+
+    async def _invitation(self, request: Request) -> Response:
+        key = await self._gate.invite(request)
+        if isinstance(key, NoEntry):
+            return _refused(request, key.error, key.status)
+        return _json(request, {"key": key})
+
+    def _stranger(self, request: Request) -> Response:
+        wrong = AuthenticationError("you are not let in here", hint=self._gate.hint)
+        return _refused(request, wrong, 401, entry=self._gate.entry)
+
     def _look(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def look(request: Request) -> Response:
-            source = self._gate.source(request.headers)
+            try:
+                source = await self._gate.source(request)
+            except GpupoolError as error:
+                return _refused(request, error, 503)
             if source is None:
-                return _stranger(request)
+                return self._stranger(request)
             return await _answered(request, source, handler)
 
         return look
 
     def _order(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def order(request: Request) -> Response:
-            source = self._gate.source(request.headers)
-            if source is None or not self._gate.may_order(request.headers):
-                return _stranger(request)
+            try:
+                source = await self._gate.source(request)
+            except GpupoolError as error:
+                return _refused(request, error, 503)
+            if source is None or not self._gate.may_order(request):
+                return self._stranger(request)
             if self._readonly:
                 wrong = DeniedError("this page changes nothing", why="--web-readonly is set")
                 return _refused(request, wrong, 403)
@@ -176,9 +199,9 @@ class Api:
 
     def refresh(self, source: PoolSource, name: str = "live") -> _Live:
         """Return the documents of a pool, of this second."""
-        live = self._live.get(id(source))
+        live = self._live.get(source)
         if live is None:
-            live = self._live[id(source)] = _Live(int(time.time()) % 10**8 * 1000)
+            live = self._live[source] = _Live(int(time.time()) % 10**8 * 1000)
         snapshot = source.latest()
         if snapshot is not None:
             live.refresh(name, Moment(snapshot, source.now()), self._viewer(source))
@@ -186,7 +209,13 @@ class Api:
 
     def _viewer(self, source: PoolSource) -> dict[str, object]:
         operator = source.is_operator()
-        return {"user": source.user(), "operator": operator, "readonly": self._readonly}
+        readonly = self._readonly or source.only_looks()
+        return {
+            "user": source.user(),
+            "operator": operator,
+            "readonly": readonly,
+            "entry": self._gate.entry,
+        }
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -247,7 +276,7 @@ class Api:
 
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params
-        answer = await ask_report(source, query_of(asked), asked.get("by", "user"))
+        answer = await ask_report(source, query_of(asked))
         if asked.get("format") == "csv":
             headers = {
                 "content-disposition": 'attachment; filename="gpupool-usage.csv"',
@@ -291,13 +320,6 @@ class Api:
         body = await _body(request)
         order = m.DrainServer(_server_name(body), None)
         return _json(request, {"done": await source.operate(order)})
-
-
-def _stranger(request: Request) -> Response:
-    wrong = AuthenticationError(
-        "you are not let in here", hint='open the address that "gpupool web" prints'
-    )
-    return _refused(request, wrong, 401)
 
 
 async def _answered(request: Request, source: PoolSource, handler: Handler) -> Response:

@@ -1,20 +1,14 @@
 """The application: one page with its files, the API below it, and what holds for every answer."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpupool.monitoring.web.assets import TYPES, Asset, load_assets
 from gpupool.monitoring.web.gate import Gate
 from gpupool.monitoring.web.page_api import Api, packed_response
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -52,7 +46,7 @@ def _headers(*, page: bool) -> dict[str, str]:
 class Guarded:
     """Refuses hosts that are not ours, and adds the headers that hold for every answer."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
         self._gate = gate
 
@@ -63,7 +57,7 @@ class Guarded:
                 await self._app(scope, receive, send)
             return  # there is no WebSocket here
 
-        async def guarded(message: dict[str, Any]) -> None:
+        async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 page = (b"content-type", HTML) in message["headers"]
                 message["headers"] = [
@@ -75,7 +69,7 @@ class Guarded:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not self._gate.host_is_ours(hosts[0]):
             refusal = PlainTextResponse("this page is not served under that name\n", 421)
-            await refusal(scope, receive, guarded)  # pyright: ignore[reportArgumentType]
+            await refusal(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
 

@@ -12,6 +12,7 @@ import trio
 
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import PoolView
@@ -51,6 +52,10 @@ class PoolSource(Protocol):
 
     def is_operator(self) -> bool:
         """Return whether this user may give all orders."""
+        ...
+
+    def only_looks(self) -> bool:
+        """Return whether this user may give no order at all."""
         ...
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
@@ -124,6 +129,13 @@ class ClientSource:
         if self._pool.connections.by_server:
             self._operator = self._pool.is_operator()
         return self._operator
+
+    def only_looks(self) -> bool:
+        """Return whether the token is a viewer's."""
+        return any(
+            each.welcome.kind is TokenKind.VIEWER
+            for each in self._pool.connections.by_server.values()
+        )
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
         """Ask all servers."""

@@ -6,21 +6,19 @@ from dataclasses import replace
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.usage_report import (
     LIVE,
-    added,
     as_csv,
     as_plain,
     lease_report,
-    live_records,
-    make_report,
+    parts_of_lease,
     plain_row,
-    split_by_user,
+    pool_report,
 )
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import UnreachableError, UsageError
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, KEYS, ClassSum, RecordQuery
+from gpupool.pool.record_query import FAR, KEYS, RecordQuery
 from gpupool.pool.view import PoolView, visible
 from gpupool.remoting.client.usage_query import UsageAnswer
 
@@ -43,19 +41,11 @@ def query_of(asked: Mapping[str, str]) -> RecordQuery:
     return RecordQuery(since=Milliseconds(since), until=Milliseconds(until), by=by)
 
 
-async def ask_report(source: PoolSource, query: RecordQuery, by: str) -> dict[str, object]:
+async def ask_report(source: PoolSource, query: RecordQuery) -> dict[str, object]:
     """Return sums by a key, with what is missing."""
     view = _view(source)
     answer = await _ask(source, view, query)
-    within = Range(query.since, query.until)
-    live, continued = live_records(view)
-    live = [each for each in live if within.covers(each)]
-    others: list[ClassSum] = []
-    if not source.is_operator():
-        live, theirs = split_by_user(live, source.user(), within)
-        others = added(answer.others, theirs)
-    groups, parts = answer.groups.values(), (live, continued)
-    report = make_report(groups, answer.whole, parts, others, by, within)
+    report = pool_report(view, answer, query, _viewer(source))
     return {**as_plain(report), **_missing(view, answer), "csv": as_csv(report)}
 
 
@@ -74,11 +64,9 @@ async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, objec
 async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
     """Return all parts of one lease, over or not."""
     view = _view(source)
-    answer = await _ask(source, view, RecordQuery(lease=lease))
-    live = [each for each in live_records(view)[0] if each.lease == lease]
-    if not source.is_operator():
-        live = [each for each in live if each.user == source.user()]
-    parts = [*answer.records, *live]
+    query = RecordQuery(lease=lease)
+    answer = await _ask(source, view, query)
+    parts = parts_of_lease(view, answer, query, _viewer(source))
     if not parts:
         raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
     return {
@@ -88,6 +76,11 @@ async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
         "lines": [visible(line) for line in lease_report(lease, parts)],
         **_missing(view, answer),
     }
+
+
+def _viewer(source: PoolSource) -> str | None:
+    """Return whose leases are shown; None for everybody's."""
+    return None if source.is_operator() else source.user()
 
 
 def _view(source: PoolSource) -> PoolView:

@@ -7,6 +7,7 @@ one that was proposed twice because its outcome was unknown does no harm.
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.codec import OPTIONAL, CodecError, decode, encode
+from gpupool.pool.model.formats import BEFORE_VERSIONS
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -65,6 +66,7 @@ class ServerUp:
     """Its program records leases as they end. The first such command begins the pool's records:
     servers that read the same log with a former program, or from another snapshot, number alike."""
     alerts: bool = field(default=False, metadata=OPTIONAL)  # it can send them
+    formats: int = field(default=BEFORE_VERSIONS, metadata=OPTIONAL)  # ``formats.VERSION``
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from gpupool.pool.model.codec import OPTIONAL
+from gpupool.pool.model.formats import BEFORE_VERSIONS
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -159,6 +160,8 @@ class Server:
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
     alerts: bool = field(default=False, metadata=OPTIONAL)
     """Whether it can send alerts: it has the file that says to whom."""
+    formats: int = field(default=BEFORE_VERSIONS, metadata=OPTIONAL)
+    """The ``formats.VERSION`` of its program."""
     gpu_orders: dict[GpuId, GpuOrder] = field(
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )
@@ -458,6 +461,14 @@ class PoolState:
     def voters(self) -> tuple[ServerId, ...]:
         """Return the servers that should vote, in the order in which they joined."""
         return tuple(s.id for s in self.servers.values() if s.voter)
+
+    def formats(self) -> int:
+        """Return the version of the formats that all servers know (``model.formats``)."""
+        return min((s.formats for s in self.servers.values()), default=BEFORE_VERSIONS)
+
+    def witnesses(self) -> tuple[ServerId, ...]:
+        """Return the servers that vote without a GPU of their own, and lead as stopgaps only."""
+        return tuple(s.id for s in self.servers.values() if s.witness)
 
 
 def with_changes(value: T, **changes: Any) -> T:

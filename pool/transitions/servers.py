@@ -185,6 +185,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         link_speed=max(0, command.link_speed),
         rdma=command.rdma,
         alerts=command.alerts,
+        formats=command.formats,
         changed_at=state.now,
     )
     state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))

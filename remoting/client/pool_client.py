@@ -33,6 +33,7 @@ from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.backup import BackupError, from_file, pack
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.allocator import Allocator
+from gpupool.remoting.client.check_answers import CheckAnswer, ask_checks
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.history_answers import HistoryAnswer, ask_history
 from gpupool.remoting.client.lease_handle import LeaseHandle
@@ -271,6 +272,10 @@ class Pool:
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
         """Return what these servers have measured, or all that answer in time, each for itself."""
         return await ask_history(self.connections, query, servers)
+
+    async def run_checks(self) -> CheckAnswer:
+        """Have all servers that answer test their links and idle GPUs now."""
+        return await ask_checks(self.connections)
 
     def user(self) -> str:
         """Return whose token this client has."""

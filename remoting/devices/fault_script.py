@@ -49,6 +49,7 @@ FAST = {
     "ecc": "ecc_errors",
     "remap_failed": "row_remap_failed",
     "exclusive": "exclusive",
+    "computes_wrongly": "computes_wrongly",
 }
 SLOW = {
     "memory_temperature": "memory_temperature_c",
@@ -63,11 +64,21 @@ SLOW = {
     "pcie_bytes_out": "pcie_bytes_out",
     "pcie_replays": "pcie_replays",
     "nvlink_errors": "nvlink_errors",
+    "nvlinks_up": "nvlinks_up",
+    "pcie_width": "pcie_width",
+    "pcie_width_max": "pcie_width_max",
+    "pcie_generation": "pcie_generation",
+    "pcie_generation_max": "pcie_generation_max",
     "recovery_action": "recovery_action",
 }
-WHOLE = {
+COUNTERS = {
     *("ecc", "ecc_corrected", "pcie_bytes_in", "pcie_bytes_out", "pcie_replays"),
     *("nvlink_errors", "recovery_action"),
+}
+"""What a device without errors says is 0."""
+WHOLE = {
+    *COUNTERS,
+    *("nvlinks_up", "pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
 }
 """Values that are whole numbers; growing ones are rounded down."""
 
@@ -75,7 +86,7 @@ TABLES = {
     "throttled": ("power", "thermal", "hw_thermal", "hw_power_brake", "sync_boost"),
     "remapped": ("corrected", "uncorrected", "pending", "failed"),
 }
-FLAGS = {"lost", "silent", "remap_failed", "exclusive"}
+FLAGS = {"lost", "silent", "remap_failed", "exclusive", "computes_wrongly"}
 NUMBERS = ({*FAST, *SLOW} - FLAGS) | {
     f"{table}.{key}" for table, keys in TABLES.items() for key in keys
 }
@@ -212,7 +223,7 @@ class ScriptedNvml:
             name: 0.0
             for entry in self._entries
             for name in (*entry.values, *entry.per_second)
-            if name in WHOLE and entry.gpu in (None, number)
+            if name in COUNTERS and entry.gpu in (None, number)
         }
         rates: dict[str, tuple[float, float]] = {}  # growth a second, since when
         for entry in self._entries:

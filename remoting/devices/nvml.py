@@ -71,6 +71,7 @@ class NvmlSample:
     #: The share of its time, 0 to 1, that each process computed since the last reading; a process
     #: that did not is absent. None where the driver does not say.
     shares: dict[int, float] | None = None
+    computes_wrongly: bool = False  # of an emulated one, by a script
     slow: SlowReadings = SlowReadings()  # the latest; made every ten seconds
 
     @property

@@ -35,6 +35,14 @@ SINGLE_FIELDS = {
 COUNTERS_OF_64_BITS = (197, 198)
 """Taken only in a type of 64 bits: the driver 580 gives 32, which begin anew ten times a second."""
 
+PCIE_READINGS = {
+    "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
+    "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
+}
+NVLINKS_MAX = 18
+
 GPM_METRICS = {"sm_activity": 2, "tensor_activity": 5, "memory_bandwidth": 10}
 """Percentages, by ``nvmlGpmMetricId_t``."""
 
@@ -57,6 +65,11 @@ class SlowReadings:
     pcie_bytes_out: int | None = None
     pcie_replays: int | None = None
     nvlink_errors: int | None = None
+    nvlinks_up: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
     recovery_action: int | None = None
     sm_activity: float | None = None
     tensor_activity: float | None = None
@@ -117,10 +130,27 @@ class SlowReader:
                 handle,
                 nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
             ),
+            nvlinks_up=self._nvlinks_up(handle),
+            **{name: self._named(call, handle) for name, call in PCIE_READINGS.items()},
         )
         if self._gpm is None:
             return found
         return replace(found, **self._gpm.read(uuid, physical, instance))
+
+    def _named(self, name: str, *arguments: Any) -> Any:
+        """Call a function that older bindings may lack."""
+        function = getattr(self._nvml, name, None)
+        return None if function is None else self._optional(function, *arguments)
+
+    def _nvlinks_up(self, handle: Any) -> int | None:
+        states: list[Any] = []
+        for link in range(NVLINKS_MAX):
+            # It says "invalid argument" for a link that a GPU of this kind does not have.
+            state = self._named("nvmlDeviceGetNvLinkState", handle, link)
+            if state is None:
+                break
+            states.append(state)
+        return sum(map(bool, states)) if states else None
 
     def _fields(self, handle: Any) -> SlowReadings:
         ids = (

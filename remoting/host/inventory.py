@@ -372,6 +372,15 @@ class Inventory:
             for uuid, state in self._states.items()
         )
 
+    def computes_wrongly(self, uuid: GpuId) -> bool:
+        """Return whether a script says so of an emulated GPU."""
+        if self._script is None:
+            return False
+        try:
+            return self._script.sample(uuid).computes_wrongly
+        except NvmlError:
+            return False
+
     def own_processes(self, uuid: GpuId) -> dict[int, int] | None:
         """Return NVML's bytes of our workers by pid; None where it does not tell."""
         return self._states[uuid].own_processes

@@ -71,6 +71,9 @@ from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import SessionInfo
 
+TEST_GRACE_S = 20.0
+"""For what CUDA does before the first pass of a self-test."""
+
 PEER_DIAL_TIMEOUT_S = 4.0
 """As for a client's connection to a server."""
 
@@ -258,6 +261,30 @@ class HostSupervisor:
             self._nursery.start_soon(self._await_client, worker)
         return session
 
+    async def self_test(self, gpu: Gpu, seconds: float) -> worker_messages.GpuChecked:
+        """Have a worker of its own test a GPU, for so many seconds; an emulated one once.
+
+        A cancelled test leaves nothing behind. A worker that dies of it is its result.
+
+        Raises:
+            GpupoolError: when no worker can be had, which says nothing of the GPU.
+        """
+        worker = await self.worker_pool.claim()
+        worker.testing = True
+        try:
+            if worker.cuda_problem and not gpu.emulated:
+                raise GpupoolError("the GPU cannot be tested", why=worker.cuda_problem)
+            spoil = gpu.emulated and self.inventory.computes_wrongly(gpu.id)
+            length_s = 0.0 if gpu.emulated else seconds
+            worker.send(worker_messages.CheckGpu(gpu.id, gpu.emulated, length_s, spoil))
+            with trio.move_on_after(length_s + TEST_GRACE_S):
+                await self.worker_pool.until(worker, worker.tested)
+        except WorkerFailedError:
+            return worker_messages.GpuChecked(0.0, f"its self-test ended: {worker.exit_reason()}")
+        finally:
+            worker.kill("its self-test is over", failed=False)
+        return worker.test or worker_messages.GpuChecked(0.0, "its self-test did not end")
+
     def knows_session(self, session: bytes) -> bool:
         """Return whether ``session`` waits for its data connection, or for other workers'."""
         return self._waiting(session) is not None
@@ -338,6 +365,9 @@ class HostSupervisor:
             worker.dialling = True
             if self._nursery is not None:
                 self._nursery.start_soon(self._dial, worker, ServerId(message.server))
+        elif isinstance(message, worker_messages.GpuChecked) and worker.testing and not worker.test:
+            worker.test = message
+            worker.tested.set()
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
 

@@ -114,6 +114,7 @@ class WorkerHandle:
     ready: trio.Event = field(default_factory=trio.Event)  # and its keeper has confirmed it
     assigned: trio.Event = field(default_factory=trio.Event)
     connected: trio.Event = field(default_factory=trio.Event)
+    tested: trio.Event = field(default_factory=trio.Event)  # see ``test``
     exited: trio.Event = field(default_factory=trio.Event)  # the process is reaped
     ended: trio.Event = field(default_factory=trio.Event)  # and nothing of it is left
     certificate_sha256: bytes = b""
@@ -133,6 +134,8 @@ class WorkerHandle:
     spawned_at: float = 0.0  # trio's time
     reported_at: float = float("-inf")  # trio's time; it reports while it executes calls
     execution: Execution = field(default_factory=Execution)
+    test: worker_messages.GpuChecked | None = None  # what it said of a GPU, if it tested one
+    testing: bool = False
     door: str = ""
     transport: str = ""  # of its client's connection
     kill_reason: str = ""  # why the host killed it, if it did

@@ -111,6 +111,16 @@ class Dialled:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class CheckGpu:
+    """Test a GPU instead of serving a session; the worker serves nobody afterwards."""
+
+    uuid: str
+    emulated: bool
+    seconds: float  # for which to repeat it; an emulated GPU has 0
+    spoil: bool = False  # a script says that this emulated GPU computes wrongly
+
+
 # --- from the worker to the host ----------------------------------------------------------------
 
 
@@ -192,21 +202,41 @@ class Ended:
     failed: bool
 
 
-HostMessage = Start | Assign | Connection | Proceed | Dialled | Confine | JoinNetwork | Become
+@dataclass(frozen=True, slots=True)
+class GpuChecked:
+    """The result of ``CheckGpu``; an empty problem means that all was right."""
+
+    passes_a_second: float
+    problem: str
+
+
+HostMessage = (
+    Start | Assign | Connection | Proceed | Dialled | Confine | JoinNetwork | Become | CheckGpu
+)
 WorkerMessage = (
-    Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended | Expecting | Dial
+    Ready
+    | Assigned
+    | ContextReady
+    | Connected
+    | Rejected
+    | Report
+    | Log
+    | Ended
+    | Expecting
+    | Dial
+    | GpuChecked
 )
 Message = HostMessage | WorkerMessage
 
 # The position is the kind on the wire. Both ends are always of the same build.
 _HOST_KINDS: tuple[type[Any], ...] = (
     *(Start, Assign, Connection, Proceed, Dialled),
-    *(Confine, JoinNetwork, Become),
+    *(Confine, JoinNetwork, Become, CheckGpu),
 )
 _WORKER_KINDS: tuple[type[Any], ...] = (
     *(Ready, Assigned, ContextReady, Connected),
     *(Rejected, Report, Log, Ended),
-    *(Expecting, Dial),
+    *(Expecting, Dial, GpuChecked),
 )
 _KIND_OF = {
     kind: number for kinds in (_HOST_KINDS, _WORKER_KINDS) for number, kind in enumerate(kinds)

@@ -21,7 +21,14 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
-from gpupool.pool.record_query import KEYS, ObserverPage, ObserverQuery, RecordPage
+from gpupool.pool.record_query import (
+    KEYS,
+    CheckPage,
+    CheckQuery,
+    ObserverPage,
+    ObserverQuery,
+    RecordPage,
+)
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView, build_view
@@ -63,6 +70,7 @@ class AdminService:
             m.GetAudit: self._get_audit,
             m.GetUsage: self._get_usage,
             m.GetHistory: self._get_history,
+            m.RunChecks: self._run_checks,
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
@@ -169,6 +177,10 @@ class AdminService:
             check_unexpired(self._context, client)
         self._ask_observer(client, call, query)
 
+    def _run_checks(self, client: Client, call: int, _message: m.RunChecks) -> None:
+        check_unexpired(self._context, client)
+        self._ask_observer(client, call, CheckQuery())
+
     def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
         mine = sum(asking is client for asking, _ in self._usage.values())
         if mine >= USAGE_COUNT_MAX:
@@ -183,6 +195,8 @@ class AdminService:
         match result:
             case RecordPage():
                 self._context.answer(client, call, m.UsageIs(result))
+            case CheckPage():
+                self._context.answer(client, call, m.ChecksDone(result.findings))
             case HistoryPage():
                 self._context.answer(client, call, m.HistoryIs(result))
             case GpupoolError():

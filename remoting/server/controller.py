@@ -138,8 +138,11 @@ class Controller:
         table_clock: TableClock,
         measures: Measures | None = None,
     ) -> None:
-        self.checks, actions = SelfChecks(), list[Action]()
-        self.proposer = Proposer(clock=clock, rng=rng, table_clock=table_clock, emit=actions.append)
+        self.checks, self.table_clock, actions = SelfChecks(), table_clock, list[Action]()
+        emit, formats = actions.append, machine.formats
+        self.proposer = Proposer(
+            clock=clock, rng=rng, table_clock=table_clock, emit=emit, formats=formats
+        )
         context = ServiceContext(
             machine=machine,
             self_id=self_id,
@@ -165,16 +168,13 @@ class Controller:
             proposer=self.proposer,
             actions=actions,
         )
-        self._context, self.table_clock = context, table_clock
-        self._clients, self._actions = context.clients, actions
+        self._context, self._clients, self._actions = context, context.clients, actions
         self._seen: PoolState | None = None
-        self._members: tuple[m.Member, ...] = ()
-        self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
+        self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
         self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
-        self._reconciler = Reconciler(context)
+        self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)
-        self._policies = PolicyService(context)
         self._authorities = CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
             m.Ping: self._ping,

@@ -31,6 +31,7 @@ What is always true.
 - A leader that finds a stamp ahead of the voters' clocks (``Refusal.CLOCK``) refuses one attempt:
   the next ones carry the table's own time, which every leader takes. One that refuses that too
   refuses the command: then this is the decision.
+- A command that the oldest server of the pool does not know is refused, and never attempted.
 - A decision without a result is uncertain exactly when an attempt ended as ``Unknown``.
 - By the table's time, a bounded command is not applied later than ``TTL_SLACK_S`` after its
   caller's deadline.
@@ -40,7 +41,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpupool.pool.model.codec import CodecError, decode
-from gpupool.pool.model.commands import Command, wrap
+from gpupool.pool.model.commands import NAMES, Command, wrap
+from gpupool.pool.model.formats import VERSION, objection
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.ports import (
@@ -118,11 +120,14 @@ class Proposer:
         rng: Randomness,
         table_clock: TableClock,
         emit: Callable[[Propose], None],
+        formats: Callable[[], int] = lambda: VERSION,
     ) -> None:
+        """Begin without commands; ``formats`` returns the version that all servers know."""
         self._clock = clock
         self._rng = rng
         self._table_clock = table_clock
         self._emit = emit
+        self._formats = formats
         self._pending: dict[int, _Pending] = {}
         self._number = 0
 
@@ -142,7 +147,10 @@ class Proposer:
         self._number += 1
         deadline = self._clock.monotonic() + timeout_s
         self._pending[self._number] = _Pending(command, deadline, then, bounded)
-        self._attempt(self._number)
+        if objection(NAMES[type(command)], self._formats()):
+            self._pending[self._number].retry_at = self._clock.monotonic()  # ``poll`` refuses it
+        else:
+            self._attempt(self._number)
 
     def outcome(self, number: int, outcome: Outcome) -> None:
         """Take the outcome of one attempt."""
@@ -197,6 +205,10 @@ class Proposer:
 
     def _attempt(self, number: int) -> None:
         pending = self._pending[number]
+        if why := objection(NAMES[type(pending.command)], self._formats()):
+            refusal = refuse(RefusalKind.DENIED, why)
+            self._decide(number, Decision(refusal, pending.uncertain, why))
+            return
         pending.retry_at = None
         pending.attempts += 1
         left_s = pending.deadline - self._clock.monotonic()

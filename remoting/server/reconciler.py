@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from gpupool.pool.automatic_drains import SignWatch, plan_drains
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import (
     Command,
     GpuReading,
@@ -17,7 +18,7 @@ from gpupool.pool.model.commands import (
     ReportIssuer,
     ServerUp,
 )
-from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
 from gpupool.pool.ports import RaftHealth, Role
@@ -36,6 +37,24 @@ REPORT_EVERY_S = 1.0
 
 ATTEMPT_S = 2.0
 """A pass gives its proposals up after this time; a later pass proposes them again."""
+
+
+class LaterStartError(GpupoolError):
+    """The pool knows a later start of this server, so it does nothing for this one any more.
+
+    A copy of the state directory ran while the others could not reach this server, and took it
+    for a restart. That copy may have been refused since, and the pool would wait for it for ever.
+    """
+
+    code = "later-start"
+
+    def __init__(self, server: Server, mine: Incarnation) -> None:
+        super().__init__(
+            f"the pool knows a later start of {server.name} than this one",
+            why=f"start {server.incarnation} at {server.address}; this is start {mine}",
+            hint="a copy of its state directory runs or ran elsewhere: end that one, then start "
+            "this server again; if the others refuse it, gpupool rejoin makes it a new member",
+        )
 
 
 class Reconciler:
@@ -70,6 +89,9 @@ class Reconciler:
             attached: the leases that have a client's connection here, with the connections.
             lost: the leases held here whose client has gone, with the reason.
             starting: how many workers of a lease are being started; they count as alive.
+
+        Raises:
+            LaterStartError: when the table knows a later start of this server. It must stop.
         """
         state, now = self._context.state, self._clock.monotonic()
         counts = dict(self._host.worker_count())
@@ -89,6 +111,8 @@ class Reconciler:
                 self._once(command)
         server = state.servers.get(self._self)
         if server is not None:
+            if server.incarnation > self._incarnation:
+                raise LaterStartError(server, self._incarnation)
             self._report(server)
             self._drain_failing(state)
             self._report_issuer(state, server)
@@ -168,6 +192,7 @@ class Reconciler:
                     rdma=software.rdma,
                     accounts=True,
                     alerts=software.alerts,
+                    formats=software.formats,
                 )
             )
             return
@@ -199,8 +224,6 @@ class Reconciler:
             self._once(ReportIssuer(self._self, self._incarnation, issuer))
 
     def _inventory_differs(self, server: Server, gpus: tuple[Gpu, ...]) -> bool:
-        if server.incarnation > self._incarnation:
-            return False  # a later process of this server exists, and reports for it
         software = self._software
         if server.incarnation < self._incarnation or server.status is ServerStatus.JOINED:
             return True
@@ -213,6 +236,7 @@ class Reconciler:
             link_speed=server.link_speed,
             rdma=server.rdma,
             alerts=server.alerts,
+            formats=server.formats,
         )
         if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True

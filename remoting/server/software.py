@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpupool.pool.model.formats import VERSION
+
 
 @dataclass(frozen=True, slots=True)
 class Software:
@@ -15,3 +17,4 @@ class Software:
     link_speed: int = 0  # Mbit/s of the interface that has the address; 0 when unknown
     rdma: bool = False
     alerts: bool = False  # it can send them
+    formats: int = VERSION

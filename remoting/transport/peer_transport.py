@@ -19,14 +19,13 @@ Public: ``PeerTransport(identity, ...)``, ``await run(events)``, ``await accept(
 import contextlib
 import logging
 import struct
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.formats import VERSION, can_link
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.pool.table_clock import ClockSample
@@ -42,17 +41,11 @@ from gpupool.remoting.transport.link_clock import (
     WallSteps,
 )
 from gpupool.remoting.transport.peer_dial import TlsDialler
+from gpupool.remoting.transport.peer_link import Kind, PeerLink
 from gpupool.remoting.transport.pki import CSR_SIZE_MAX, Identity, TlsContexts
 
 FRAME_SIZE_MAX = 16 * 1024 * 1024
 """Of Raft's own frames; the same as consensus allows."""
-
-QUEUE_SIZE_MAX = 32 * 1024 * 1024
-QUEUE_COUNT_MAX = 16_384
-"""A peer that reads nothing may make us keep this much; then Raft is told that it is gone."""
-
-WRITE_SIZE_MAX = 256 * 1024
-"""Small frames are sent together up to here: one TLS record each would cost more than Raft."""
 
 READ_SIZE = 64 * 1024
 DIAL_TIMEOUT_S = 3.0
@@ -63,66 +56,13 @@ FALLBACK_DIAL_S = 0.5
 """How long the server with the larger id waits to be dialled before it dials itself. Short, since a
 restarted server may not know any address before its table has caught up with somebody's."""
 
-GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds
-VERSION = 5
-"""Grows with every change that another server would read, or carry out, differently: of these
-frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
+GREETING = struct.Struct(">HQ")  # ``formats.VERSION``, wall clock in milliseconds
 
 KEY_SIZE_MAX = 4096
 CERTIFICATE_SIZE_MAX = 8192
 LONG_S = 3600.0
 
 Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
-
-
-class Kind(IntEnum):
-    """What a frame between peers carries."""
-
-    RAFT = 0
-    GREETING = 1
-    KEY_ASK = 2
-    KEY_GIVE = 3
-    REMOVED = 4  # the receiver is not a member of the pool any more
-    CLOCK_ASK = 5
-    CLOCK_GIVE = 6
-    CERTIFICATE_ASK = 7
-    CERTIFICATE_GIVE = 8  # empty when the asked server does not sign it
-    NEXT_KEY_GIVE = 9  # a CA that nobody trusts yet: its certificate and its key
-    NEXT_KEY_KEPT = 10  # the SHA-256 of that certificate: its key is on the disk
-    WEB_ASK = 11  # a request for the certificate of its observer
-    WEB_GIVE = 12  # empty when the asked server does not sign it
-
-
-@dataclass(eq=False, slots=True)
-class _Link:
-    """One live connection."""
-
-    peer: ServerId
-    stream: trio.abc.Stream
-    clock: LinkClock
-    queue: deque[bytes] = field(default_factory=deque[bytes])
-    queue_size: int = 0
-    more: trio.Event = field(default_factory=trio.Event)
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    greeted: bool = False
-
-    def put(self, data: bytes) -> bool:
-        if len(self.queue) >= QUEUE_COUNT_MAX or self.queue_size + len(data) > QUEUE_SIZE_MAX:
-            return False
-        self.queue.append(data)
-        self.queue_size += len(data)
-        self.more.set()
-        return True
-
-    def take(self) -> bytes:
-        """Return what to write next: small frames together, a large one alone."""
-        parts: list[bytes] = []
-        size = 0
-        while self.queue and (not parts or size + len(self.queue[0]) <= WRITE_SIZE_MAX):
-            parts.append(self.queue.popleft())
-            size += len(parts[-1])
-        self.queue_size -= size
-        return b"".join(parts)
 
 
 @dataclass(eq=False, slots=True)
@@ -169,7 +109,7 @@ class PeerTransport:
         self._events: PeerEvents | None = None
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
-        self._links: dict[ServerId, _Link] = {}
+        self._links: dict[ServerId, PeerLink] = {}
         self.give_key: Callable[[ServerId], bytes] = lambda _peer: b""
         """Returns the CA's key for a peer that may have it, else nothing."""
         self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
@@ -240,7 +180,7 @@ class PeerTransport:
         is welcome: a server that was away may hear first from a voter that it does not know yet.
         """
         if self._nursery is not None:
-            await self._converse(_Link(peer, stream, LinkClock(self._clock)))
+            await self._converse(PeerLink(peer, stream, LinkClock(self._clock)))
         else:
             await trio.aclose_forcefully(stream)
 
@@ -264,6 +204,18 @@ class PeerTransport:
         """Return the latest measurement of the wall clock of ``peer`` over the link that is up."""
         link = self._links.get(peer)
         return link.clock.sample if link is not None else None
+
+    def link(self, peer: ServerId) -> PeerLink | None:
+        """Return the link with ``peer`` that is up, to be measured."""
+        return self._links.get(peer)
+
+    def other_versions(self) -> dict[ServerId, int]:
+        """Return the peers that speak another version of the links, with theirs."""
+        return {
+            peer: state.other_version
+            for peer, state in self._peers.items()
+            if state.other_version != VERSION and peer not in self._links
+        }
 
     def connected(self) -> tuple[ServerId, ...]:
         """Return the peers with a live connection."""
@@ -316,7 +268,7 @@ class PeerTransport:
                 stream = await self._try_dial(peer, state)
                 if stream is not None:
                     started = trio.current_time()
-                    await self._converse(_Link(peer, stream, LinkClock(self._clock)))
+                    await self._converse(PeerLink(peer, stream, LinkClock(self._clock)))
                     # A peer that greets and hangs up at once must not be dialled in a hot loop.
                     failures = 0 if trio.current_time() - started > BACKOFF_MAX_S else failures + 1
                 else:
@@ -345,7 +297,7 @@ class PeerTransport:
         state.failure = ""
         return stream
 
-    async def _converse(self, link: _Link) -> None:
+    async def _converse(self, link: PeerLink) -> None:
         """Greet, then carry frames both ways until the connection ends or is replaced."""
         reason = "closed by the peer"
         wall = GREETING.pack(VERSION, self._clock.wall_ms())
@@ -368,7 +320,7 @@ class PeerTransport:
             else:
                 self._log.debug("no link to server %s: %s", link.peer, reason)
 
-    def _raise(self, link: _Link) -> None:
+    def _raise(self, link: PeerLink) -> None:
         """Put a greeted connection into use, in the place of any older one."""
         assert self._events is not None
         if (old := self._links.get(link.peer)) is not None:
@@ -382,7 +334,7 @@ class PeerTransport:
         self._ask_clock(link)
         self._events.connected(link.peer)
 
-    def _drop(self, link: _Link) -> None:
+    def _drop(self, link: PeerLink) -> None:
         """Take a connection out of use; what is still in it is lost."""
         link.scope.cancel()
         if self._links.get(link.peer) is link:
@@ -396,14 +348,14 @@ class PeerTransport:
             state.changed.set()
             state.changed = trio.Event()
 
-    async def _write(self, link: _Link) -> None:
+    async def _write(self, link: PeerLink) -> None:
         while True:
             while link.queue:
                 await link.stream.send_all(link.take())
             link.more = trio.Event()
             await link.more.wait()
 
-    async def _read(self, link: _Link) -> None:
+    async def _read(self, link: PeerLink) -> None:
         reader = FrameReader(GREETING.size)
         with trio.fail_after(GREETING_TIMEOUT_S) as greeting:
             while data := await link.stream.receive_some(READ_SIZE):
@@ -420,7 +372,7 @@ class PeerTransport:
                     else:
                         self._take(link, frame.kind, frame.body)
 
-    def _take(self, link: _Link, kind: int, body: bytes) -> None:
+    def _take(self, link: PeerLink, kind: int, body: bytes) -> None:
         assert self._events is not None
         match kind:
             case Kind.RAFT:
@@ -431,7 +383,8 @@ class PeerTransport:
             case Kind.CLOCK_ASK:
                 self._put(link.peer, Kind.CLOCK_GIVE, WALL.pack(self._clock.wall_ms()))
             case Kind.CLOCK_GIVE if len(body) == WALL.size:
-                link.clock.answered(*WALL.unpack(body))
+                if not link.answered():
+                    link.clock.answered(*WALL.unpack(body))
             case Kind.KEY_ASK:
                 if key := self.give_key(link.peer):
                     link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
@@ -454,26 +407,30 @@ class PeerTransport:
             case Kind.REMOVED:
                 self._log.warning("server %s says that this one was removed", link.peer)
                 self.removed_by.add(link.peer)
+            case _ if kind > max(Kind) and link.version > VERSION:
+                self._log.debug("a newer server %s sent a frame of kind %d", link.peer, kind)
             case _:
                 raise RemoteProtocolError("unknown frame from a peer", why=f"kind {kind}")
 
-    def _take_greeting(self, link: _Link, kind: int, body: bytes) -> None:
+    def _take_greeting(self, link: PeerLink, kind: int, body: bytes) -> None:
         if kind != Kind.GREETING or len(body) != GREETING.size:
             raise RemoteProtocolError("a peer did not greet")
         version, _wall_ms = GREETING.unpack(body)
-        if version != VERSION:
+        link.version = version
+        if not can_link(version):
             what = f"server {link.peer} has another version of gpupool"
-            why = f"it speaks version {version} of the links, this server {VERSION}"
+            why = f"it has version {version} of the formats, this server {VERSION}"
             if (peer := self._peers.get(link.peer)) is not None and peer.other_version != version:
                 peer.other_version = version
-                self._log.warning("%s: %s; install the same version on both", what, why)
+                self._log.warning("%s: %s; upgrade the older one", what, why)
             raise RemoteProtocolError(what, why=why)
 
     # --- clocks --------------------------------------------------------------------------------
 
-    def _ask_clock(self, link: _Link) -> None:
+    def _ask_clock(self, link: PeerLink) -> None:
         link.clock.asked()
-        self._put(link.peer, Kind.CLOCK_ASK, b"")
+        if self._put(link.peer, Kind.CLOCK_ASK, b""):
+            link.asks.append(0)
 
     async def _ask_clocks(self) -> None:
         while True:

@@ -119,6 +119,7 @@ class PlainStream:
         self.receiving = False
         self.sending = False
         self.lost_after_s = 0.0  # without an acknowledgement of sent bytes; 0: the kernel decides
+        self.descriptor = sock.fileno()
         self._socket = sock
         self._send_lock = threading.Lock()
         self._spinner = Spinner()
@@ -214,6 +215,7 @@ class TlsStream:
         self.receiving = False
         self.sending = False
         self.lost_after_s = 0.0  # without an acknowledgement of sent bytes; 0: the kernel decides
+        self.descriptor = sock.fileno()
         self._socket = sock
         self._ssl_lock = threading.Lock()
         # Held for a whole message: an SSL_write that had to wait must be repeated with the same

@@ -197,6 +197,7 @@ def restrict_files(
     *,
     network: bool = True,
     abstract: bool = True,
+    connects: bool = False,
 ) -> tuple[str, ...]:
     """Leave this process the operating system and the given paths only, by Landlock.
 
@@ -208,6 +209,7 @@ def restrict_files(
         writable: directories that are the process's own.
         devices: the device nodes that it may use; None: all of ``/dev``.
         network: whether it is to be kept from listening and connecting by TCP.
+        connects: whether it may connect all the same.
         abstract: whether it is to be kept from others' Unix sockets that have no path.
 
     Returns:
@@ -219,7 +221,7 @@ def restrict_files(
     libc = _libc()
     network, abstract = network and version >= 4, abstract and version >= 6
     handled = _handled_rights(version)
-    ports = _BIND_TCP | _CONNECT_TCP if network else 0
+    ports = (_BIND_TCP | (0 if connects else _CONNECT_TCP)) if network else 0
     scoped = _SCOPE_SIGNAL | (_SCOPE_ABSTRACT_SOCKET if abstract else 0) if version >= 6 else 0
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("=QQQ", handled, ports, scoped)[:size]
@@ -245,7 +247,11 @@ def restrict_files(
             return ()
     finally:
         os.close(ruleset)
-    holds = (("landlock", True), ("no-tcp", network), ("no-abstract-sockets", abstract))
+    holds = (
+        ("landlock", True),
+        ("no-tcp", network and not connects),
+        ("no-abstract-sockets", abstract),
+    )
     return tuple(name for name, held in holds if held)
 
 

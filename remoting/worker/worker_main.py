@@ -193,6 +193,7 @@ class Worker:
         self._parent_pid = parent_pid
         self._context = context
         self._assign: worker_messages.Assign | None = None
+        self._testing = False
         self._budget: BudgetClient | None = None
         self._prepared = threading.Event()
         self._measured = threading.Event()
@@ -210,6 +211,8 @@ class Worker:
                 self._assigned(message)
             elif isinstance(message, worker_messages.Connection):
                 self._connection(self._channel.take_descriptor(), plain=message.plain)
+            elif isinstance(message, worker_messages.CheckGpu):
+                self._test(message)
             elif isinstance(message, worker_messages.Proceed):
                 self._measured.set()
             elif isinstance(message, worker_messages.Dialled):
@@ -217,8 +220,18 @@ class Worker:
             else:
                 raise ProtocolError("unexpected message", why=type(message).__name__)
 
+    def _test(self, test: worker_messages.CheckGpu) -> None:
+        """Test a GPU: with the means of a warm worker, and nothing of any client."""
+        if self._assign is not None or self._testing:
+            raise ProtocolError("a worker serves one session")
+        self._testing = True
+        os.environ["CUDA_VISIBLE_DEVICES"] = "" if test.emulated else test.uuid
+        from gpupool.remoting.worker import self_test
+
+        self._start_thread(lambda: self._channel.send(self_test.run(test)))
+
     def _assigned(self, assign: worker_messages.Assign) -> None:
-        if self._assign is not None:
+        if self._assign is not None or self._testing:
             raise ProtocolError("a worker serves one session")
         budget = self._channel.take_descriptor()
         if self._own_uid:

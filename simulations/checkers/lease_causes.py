@@ -66,7 +66,7 @@ def longest_rests(
             found[machine.name].append(now - since)
         for worker in workers:
             rest_s = now - worker.rested_since[0] if worker.rested_since is not None else 0.0
-            if worker.rested and worker.rested[1] >= now - within_s:
-                rest_s = max(rest_s, worker.rested[1] - worker.rested[0])
-            found[machine.name].append(rest_s)
+            # Any of them may be what an end that was on its way for long was proposed for.
+            lately = [end - start for start, end in worker.rested if end >= now - within_s]
+            found[machine.name].append(max([rest_s, *lately]))
     return [min(rests) for rests in found.values()]

@@ -202,6 +202,19 @@ class ClusterFaults:
             self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.discard, server))
         cluster.restart_later(server, 0.05 + 0.5 * random.random())
 
+    def flip(self, server: str, draw: float) -> None:
+        """Let a bit of a server's table flip in memory, if tables are hashed, and no other has.
+
+        With two such servers of three, nobody could say which table is the right one.
+        """
+        processes, process = self._cluster.servers, self._cluster.servers.get(server)
+        flipped = any(each.alive and each.table.is_flipped for each in processes.values())
+        if process is None or not process.alive or flipped or not self._cluster.options.hash_s:
+            return
+        if process.table.state.acts:
+            self._trace.note("nemesis", "bit", server)
+            process.table.flip(draw)
+
     def clone(self, server: str) -> None:
         """Start a copy of a server beside it, while all servers are there and reach each other."""
         process, cluster = self._cluster.servers.get(server), self._cluster

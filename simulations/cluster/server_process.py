@@ -10,6 +10,7 @@ from pathlib import Path
 from gpupool.consensus.core.raft_log import SafetyError
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import Storage, bootstrap
+from gpupool.consensus.table_comparison import DivergedError
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId, TokenId
 from gpupool.pool.model.state import PoolState
@@ -31,6 +32,7 @@ from gpupool.remoting.server.actions import (
 )
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
+from gpupool.remoting.server.reconciler import LaterStartError
 from gpupool.remoting.server.software import Software
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.simulated_ca import SimulatedCa
@@ -205,6 +207,10 @@ class ServerProcess(Process):
             action()
         except StorageError as error:
             self._died(self, f"stops: {error}")
+        except DivergedError as error:
+            if not self.table.is_flipped:
+                self._environment.checkers.failures.fail("no-crash", f"{self.machine}: {error}")
+            self._died(self, f"stops: {error}")
         except SafetyError as error:
             self._environment.checkers.failures.fail("safety", f"{self.machine}: {error}")
         except PowerLostError:
@@ -259,7 +265,10 @@ class ServerProcess(Process):
             replicated_log.submit(
                 lambda _now: replicated_log.node.set_servers(servers, removed=removed)
             )
-            replicated_log.submit(lambda _now: replicated_log.node.reconcile_voters(state.voters()))
+            voters, witnesses = state.voters(), state.witnesses()
+            replicated_log.submit(
+                lambda _now: replicated_log.node.reconcile_voters(voters, stopgaps=witnesses)
+            )
         if known:
             self.ca.follow()
         self._poll()
@@ -268,7 +277,12 @@ class ServerProcess(Process):
 
     def _poll(self) -> None:
         if self.controller is not None:
-            self.do(self.controller.poll())
+            try:
+                actions = self.controller.poll()
+            except LaterStartError as error:
+                self._died(self, f"stops: {error}")
+                return
+            self.do(actions)
             self._poll_at = float("inf")
             self._set_timer()
 

@@ -3,17 +3,27 @@
 Steps that several servers compute are shared: see ``shared_tables``.
 """
 
+from dataclasses import replace
+
+from gpupool.pool.model.codec import encode
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.pieces import Field, fields_of
+from gpupool.pool.model.state import Act, PoolState, with_changes
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.run_context import Environment
+
+_NEVER_MS = 1 << 60
 
 
 class WatchedMachine(PoolMachine):
     """The real state machine, with the checkers watching."""
 
     def __init__(self, environment: Environment, server: str) -> None:
-        super().__init__(environment.empty)
+        hash_s = environment.options.hash_s
+        super().__init__(
+            environment.empty, hash_every_ms=int(1000 * hash_s) if hash_s else _NEVER_MS
+        )
+        self._flipped: Act | None = None  # as it was
         self._environment = environment
         self._server = server
         environment.checkers.logs.began(server)
@@ -26,22 +36,54 @@ class WatchedMachine(PoolMachine):
             self.state, result = known.after, known.result
         else:
             result = super().apply(index, command)
-        checkers = self._environment.checkers
-        if checkers.logs.applied(self._server, index, command, result, self.state):
-            self._environment.applied(index, command, result, before, self.state)
-        if known is None:
+        checkers, after = self._environment.checkers, self._right(self.state)
+        if checkers.logs.applied(self._server, index, command, result, after):
+            self._environment.applied(index, command, result, self._right(before), after)
+        if known is None and self._flipped is None:
             self.state = tables.computed(before, index, command, result, self.state)
         return result
+
+    @property
+    def right(self) -> PoolState:
+        """Return the table as it would be without a flip."""
+        return self._right(self.state)
+
+    @property
+    def is_flipped(self) -> bool:
+        """Return whether a bit of the table has flipped since this process began."""
+        return self._right(self.state) is not self.state
+
+    def flip(self, draw: float) -> None:
+        """Let a bit flip in an act that is recorded in the table."""
+        acts = self.state.acts
+        at = int(draw * len(acts))
+        self._flipped = acts[at]
+        text = f"{acts[at].text}?"
+        acts = (*acts[:at], replace(acts[at], text=text), *acts[at + 1 :])
+        self.state = with_changes(self.state, acts=acts)
+
+    def _right(self, state: PoolState) -> PoolState:
+        """Return a table as it would be without the flip."""
+        flipped = self._flipped
+        if flipped is None:
+            return state
+        acts = tuple(flipped if each.number == flipped.number else each for each in state.acts)
+        return state if acts == state.acts else with_changes(state, acts=acts)
+
+    def snapshot_fields(self) -> list[Field]:
+        """Return the table of this moment, as it should be: what is on a disk may rot there."""
+        return fields_of(self._right(self.state))
 
     def snapshot(self) -> Plain:
         """Return the table as plain values: made once for all servers that have the same."""
         tables = self._environment.tables
         if tables.plain is None or tables.plain[0] is not self.state:
-            tables.plain = (self.state, super().snapshot())
+            tables.plain = (self.state, encode(self._right(self.state)))
         return tables.plain[1]
 
     def adopt(self, state: PoolState) -> None:
         """Take a snapshot's table, and let the checkers compare."""
+        self._flipped = None
         super().adopt(state)
         self._environment.checkers.logs.restored(self._server, self.state)
         self.state = self._environment.tables.restored(self.state)

@@ -90,6 +90,10 @@ class FaultTarget(Protocol):
         """Let a server forget by "old-copy", "lost-tail" or "rot", if no other one does."""
         ...
 
+    def flip(self, server: str, draw: float) -> None:
+        """Let a bit of a server's table flip in memory, if tables are hashed, and no other has."""
+        ...
+
     def clone(self, server: str) -> None:
         """Start a copy of a server's state directory on another machine, if all is well."""
         ...
@@ -331,6 +335,10 @@ def _sign(target: FaultTarget, random: Random) -> None:
     target.show_sign(name, random.random(), for_s, for_s * random.random())
 
 
+def _bit(target: FaultTarget, random: Random) -> None:
+    target.flip(random.choice(target.server_names()), random.random())
+
+
 def _operate(what: str) -> Callable[[FaultTarget, Random], None]:
     def effect(target: FaultTarget, random: Random) -> None:
         target.operate(what, random)
@@ -379,6 +387,7 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "old-copy": _forget("old-copy"),
     "lost-tail": _forget("lost-tail"),
     "rot": _forget("rot"),
+    "bit": _bit,
     "clone": _clone,
     "recover": _recover,
     "rotate-ca": _operate("rotate-ca"),

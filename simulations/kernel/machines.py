@@ -41,7 +41,8 @@ class Worker:
     server: ServerId  # the identity under which it was started
     incarnation: Incarnation  # of the server process that started it
     rested_since: tuple[float, float] | None = None  # virtual time and the machine's seconds
-    rested: tuple[float, float] | None = None  # the latest rest that is over, in virtual time
+    rested: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """The rests that are over, in virtual time."""
     counted: bool = False  # by its server, once it is ready or to die; its memory counts at once
     dying: bool = False
     ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
@@ -137,7 +138,7 @@ class Machine:
     def _work(self, worker: Worker) -> None:
         if worker in self.workers:
             if worker.rested_since is not None:
-                worker.rested = (worker.rested_since[0], self._scheduler.now)
+                worker.rested.append((worker.rested_since[0], self._scheduler.now))
             worker.rested_since = None
             self._scheduler.after(
                 REST_S * self._random.expovariate(1.0), partial(self._rest, worker)

@@ -58,6 +58,7 @@ FAULT_KINDS = (
     "old-copy",  # a server's directory is replaced by a copy from before its last start
     "lost-tail",  # the end of a journal is gone, though a sync had confirmed it
     "rot",  # one bit of what a server has on its disk flips while it is down
+    "bit",  # one flips in a row of a server's table in memory, on which no result depends
     "clone",  # a copy of a server's state directory is started on another machine beside it
     "recover",  # all servers stop, one is recovered, one returns as it was, the others join anew
     "rotate-ca",  # an operator exchanges the CA; the older one stays trusted
@@ -101,6 +102,7 @@ class Options:
     starved_s: float = 60.0  # after so long a wait, others may not overtake
     small_messages: bool = False  # between servers: batches of 4 KiB, snapshots by 2 KiB
     bulk_kib: int = 0  # of each policy, in bytes that cannot be deflated
+    hash_s: float = 0.0  # of the table's time between two hashes of whole tables; 0: none
     faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
 
@@ -161,6 +163,7 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         snapshot_entries=_pick(seed, "snapshot_entries", 40, 200, 1000, 10_000),
         small_messages=_pick(seed, "small_messages", False, False, False, True),
         bulk_kib=_pick(seed, "bulk_kib", 0, 0, 0, 0, 0, 0, 20, 38),
+        hash_s=_pick(seed, "hash_s", 0.0, 2.0, 2.0, 5.0),
         faults=tuple(faults),
     )
     if servers is not None:

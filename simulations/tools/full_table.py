@@ -56,6 +56,8 @@ class Costs:
     look: float  # one look of a server's controller after a change elsewhere
     leader_plan: float
     ends_due: float  # which leases end by the policy now
+    table_hash: float  # of the whole table, in all
+    table_hash_step: float  # the longest of its pieces
     cycles_per_s: float  # grant, end and free applied and looked at, a second of one core
     snapshot_step: float  # longest step of the loop while snapshots are taken
     snapshot_late: float  # how late a timer of the loop came at most, wall time
@@ -300,6 +302,7 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
     ages = dict.fromkeys(table.state.servers, 0.0)
     plan = _time(lambda: plan_leader(table.state, ages, 2**41, server_id(0)))
     due = _time(lambda: lease_ends.due(table.state, 2**41))
+    pieces = _hash_pieces(table.machine)
     size = _snapshot_size(table.machine)
     gc.collect()
     gc.freeze()
@@ -314,6 +317,8 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
         look=spent["look"] / rounds / 3,
         leader_plan=plan,
         ends_due=due,
+        table_hash=sum(pieces),
+        table_hash_step=max(pieces),
         cycles_per_s=1e3 * rounds / sum(spent.values()),
         snapshot_step=loop[0],
         snapshot_late=loop[1],
@@ -322,6 +327,18 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
         rest_late=loop[4],
         snapshot_bytes=size,
     )
+
+
+def _hash_pieces(machine: PoolMachine) -> list[float]:
+    hashing, pieces, ended = machine.hashing(), list[float](), False
+
+    def step() -> None:
+        nonlocal ended
+        ended = hashing.step() is not None
+
+    while not ended:
+        pieces.append(_time(step))
+    return pieces
 
 
 def _snapshot_size(machine: PoolMachine) -> int:

@@ -91,7 +91,11 @@ class LivenessPhase:
         if scheduler.stopped:
             return
         checkers = cluster.environment.checkers
-        checkers.logs.end((n, p.table.state) for n, p in cluster.servers.items())
+        checkers.logs.end((n, p.table.right) for n, p in cluster.servers.items())
+        for name, process in cluster.servers.items():
+            if process.table.is_flipped:
+                text = f"{name} serves a table in which a bit has flipped"
+                cluster.failures.fail("flips-found", text)
         checkers.linearizable.end(cluster.environment.history)
         checkers.accounts.end(checkers.logs.state)
 

@@ -2,9 +2,11 @@
 
     python tests/attacks/attack_pool.py [--seconds 60] [--only silent,drip] [--csv FILE]
 
-The pool's users ask for GPUs, log in and ping all the time: first without an attack, and then
-during each one. An attack passes when no server was silent for longer than 1 s, no leader was
-deposed, and every login worked. The attackers run at nice 10, because they share the machine.
+The pool's users ask for GPUs, log in and ping all the time, and run 20 programs: first without an
+attack, and then during each one. An attack passes when no server was silent for longer than 1 s, no
+leader was deposed, every login worked and every program had the right results. The attackers are
+strangers, a user, and code in that user's workers; they run at nice 10, because they share the
+machine. Code in a worker tries to kill all processes: try it in a process namespace of its own.
 """
 
 import argparse
@@ -27,21 +29,45 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grants import Servers
+from failover import Servers, whole
+from hostile_workers import WORKERS_CODE, hostile_workers
 from results import Results, add_options
+from slow_https import slow_https
 from tests.remoting.control.control_cluster import request
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting.client.credentials import load_credentials, save_credentials
+from gpupool.remoting.client.credentials import (
+    Credentials,
+    load_credentials,
+    save_credentials,
+)
 from gpupool.remoting.client.enrolment import login
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.failures import explain, innermost
 
+HERE = Path(__file__).resolve().parent
 SERVER_COUNT = 3
+GPUS = "8:1G"
+PROGRAM_COUNT = 20
+PROGRAM_S = 60.0
+"""A program must start, and end when it is told to, within that time."""
+
+PROGRAM = """
+import pathlib, sys, time
+import numpy, cupy
+stop = pathlib.Path(sys.argv[1])
+rng = numpy.random.default_rng(int(sys.argv[2]))
+while not stop.exists():
+    before = time.perf_counter()
+    a, b = rng.random((64, 64)), rng.random((64, 64))
+    assert numpy.allclose((cupy.asarray(a) @ cupy.asarray(b)).get(), a @ b)
+    print(time.perf_counter() - before, flush=True)
+    time.sleep(0.25)
+"""
 SOURCE_COUNT = 100
 SILENT_MAX_S = 1.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,6 +89,7 @@ class Noticed:
     memory: int = 0
     descriptors: int = 0
     attempts: int = 0
+    stall: float = 0.0  # of a program
 
     def verdict(self) -> list[str]:
         """Return what went wrong; empty when the pool held."""
@@ -74,7 +101,68 @@ class Noticed:
         return wrong
 
 
-async def use_pool(servers: Servers, noticed: Noticed, seconds: float) -> None:
+@dataclass
+class Pool:
+    """The servers under attack, the credentials of their users, and the programs."""
+
+    servers: Servers
+    folder: Path
+    programs: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def credentials(self, user: str) -> Credentials:
+        return load_credentials(self.folder / f"{user}.json")
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(Address("127.0.0.1", port) for port in self.servers.ports.values())
+
+    async def start(self) -> None:
+        """Start the servers, log the users in, and start the programs."""
+        await self.servers.create()
+        operator = load_credentials(self.servers.env["GPUPOOL_CREDENTIALS"])
+        async with connect_pool(operator) as pool:
+            await whole(pool, self.servers)
+            for user in ("ada", "mallory"):
+                token = await pool.create_token(TokenKind.USER, user, 7200)
+                save_credentials(self.folder / f"{user}.json", await login(token))
+        ports = (str(port) for port in self.servers.ports.values())
+        (self.folder / "ports").write_text(" ".join(ports))
+        self.start_programs()
+        with trio.fail_after(PROGRAM_S):
+            while not all(self.progress()):  # noqa: ASYNC110 - by others
+                await trio.sleep(0.2)
+
+    def start_programs(self) -> None:
+        env = self.servers.env | {"GPUPOOL_CREDENTIALS": str(self.folder / "ada.json")}
+        for number in range(PROGRAM_COUNT):
+            argv = [*(sys.executable, "-m", "gpupool.cli.main", "run", "-q", "-p", "0.25", "--")]
+            argv += [sys.executable, "-c", PROGRAM, str(self.folder / "stop"), str(number)]
+            with (self.folder / f"program{number}").open("wb") as out:
+                self.programs.append(
+                    subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out)
+                )
+
+    def progress(self) -> list[list[float]]:
+        """Return the seconds of each program's rounds."""
+        files = (self.folder / f"program{number}" for number in range(PROGRAM_COUNT))
+        return [[float(line) for line in file.read_text().split("\n")[:-1]] for file in files]
+
+    def end_programs(self) -> list[str]:
+        """Tell the programs to end; return what was wrong with any."""
+        (self.folder / "stop").touch()
+        wrong: list[str] = []
+        for number, process in enumerate(self.programs):
+            try:
+                status = process.wait(PROGRAM_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = "none"
+            if status != 0:
+                wrong.append(f"program {number} ended with {status}")
+        return wrong
+
+
+async def use_pool(servers: Pool, noticed: Noticed, seconds: float) -> None:
     """Be the pool's users for a while."""
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
@@ -84,7 +172,7 @@ async def use_pool(servers: Servers, noticed: Noticed, seconds: float) -> None:
                 nursery.start_soon(ping, servers, address, noticed)
 
 
-async def ask_for_gpus(servers: Servers, noticed: Noticed) -> None:
+async def ask_for_gpus(servers: Pool, noticed: Noticed) -> None:
     async with connect_pool(servers.credentials("ada")) as pool:
         while True:
             before = time.perf_counter()
@@ -99,7 +187,7 @@ async def ask_for_gpus(servers: Servers, noticed: Noticed) -> None:
             await trio.sleep(0.05)
 
 
-async def log_in(servers: Servers, noticed: Noticed) -> None:
+async def log_in(servers: Pool, noticed: Noticed) -> None:
     while True:
         before = time.perf_counter()
         try:
@@ -111,7 +199,7 @@ async def log_in(servers: Servers, noticed: Noticed) -> None:
         await trio.sleep(0.5)
 
 
-async def ping(servers: Servers, address: Address, noticed: Noticed) -> None:
+async def ping(servers: Pool, address: Address, noticed: Noticed) -> None:
     async with connect_pool(servers.credentials("ada"), [address]) as pool:
         connection = next(iter(pool.connections.by_server.values()))
         while True:
@@ -119,6 +207,7 @@ async def ping(servers: Servers, address: Address, noticed: Noticed) -> None:
             try:
                 await connection.call(m.Ping(), timeout_s=20)
             except GpupoolError as error:
+                await trio.lowlevel.checkpoint()  # at the end of the attack, we hang up ourselves
                 noticed.failures.append(f"a client in peace was hung up on: {error}")
                 return
             noticed.pings.append(time.perf_counter() - before)
@@ -126,15 +215,25 @@ async def ping(servers: Servers, address: Address, noticed: Noticed) -> None:
 
 
 def usage(servers: Servers) -> tuple[float, int, int]:
-    """Return processor seconds, resident bytes and descriptors of all servers."""
+    """Return processor seconds, resident bytes and descriptors of all servers, without workers."""
     cpu_s, memory, descriptors = 0.0, 0, 0
-    for process in servers.processes:
-        proc = Path("/proc") / str(process.pid)
-        stat = (proc / "stat").read_text().rpartition(")")[2].split()
-        cpu_s += (int(stat[11]) + int(stat[12])) / CLOCK_TICKS
-        memory += int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        descriptors += len(list((proc / "fd").iterdir()))
+    for process in servers.processes.values():
+        for proc in family(Path("/proc") / str(process.pid)):
+            with contextlib.suppress(OSError):
+                stat = (proc / "stat").read_text().rpartition(")")[2].split()
+                cpu_s += (int(stat[11]) + int(stat[12])) / CLOCK_TICKS
+                memory += int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                descriptors += len(list((proc / "fd").iterdir()))
     return cpu_s, memory, descriptors
+
+
+def family(proc: Path) -> list[Path]:
+    """Return a server's processes: itself, and its descendants that are no workers."""
+    with contextlib.suppress(OSError):
+        if b"worker_main" not in (proc / "cmdline").read_bytes():
+            children = (proc / "task" / proc.name / "children").read_text().split()
+            return [proc, *(each for pid in children for each in family(proc.parent / pid))]
+    return []
 
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -269,17 +368,26 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
             await trio.sleep_forever()
 
     attack, times = {"drafts": (drafts, 8), "subscriptions": (subscriptions, 200)}[kind]
+
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(GpupoolError, ExceptionGroup):  # refused: it has too many
+                await attack()
+            await trio.sleep(0.5)
+
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
             for _ in range(times):
-                nursery.start_soon(attack)
+                nursery.start_soon(again)
                 await trio.sleep(0.01)
     return count
 
 
-STRANGERS = {each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes)}
+STRANGERS = {
+    each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes, slow_https)
+}
 USERS = ("drafts", "subscriptions")
-ATTACKS = (*STRANGERS, *USERS)
+ATTACKS = (*STRANGERS, *USERS, *WORKERS_CODE)
 
 
 def attack(kind: str, folder: Path, seconds: float) -> int:
@@ -287,6 +395,8 @@ def attack(kind: str, folder: Path, seconds: float) -> int:
     os.nice(10)
     if kind in USERS:
         return trio.run(hostile_user, folder, seconds, kind)
+    if kind in WORKERS_CODE:
+        return trio.run(hostile_workers, folder, seconds, kind)
     ports = [int(port) for port in (folder / "ports").read_text().split()]
     return STRANGERS[kind](ports, seconds)
 
@@ -294,23 +404,27 @@ def attack(kind: str, folder: Path, seconds: float) -> int:
 # --- the run --------------------------------------------------------------------------------------
 
 
-async def measure(servers: Servers, folder: Path, kind: str, seconds: float) -> Noticed:
+async def measure(pool: Pool, kind: str, seconds: float) -> Noticed:
     """Use the pool during one attack, or without one; return what was noticed."""
     noticed = Noticed()
-    before = usage(servers)
+    before, programs = usage(pool.servers), pool.progress()
     process = None
     if kind:
-        command = [sys.executable, __file__, "--attack", kind, "--directory", str(folder)]
+        command = [sys.executable, __file__, "--attack", kind, "--directory", str(pool.folder)]
         command += ["--seconds", str(seconds)]
         start = partial(subprocess.Popen, command, stdout=subprocess.PIPE, text=True)
         process = await trio.to_thread.run_sync(start)
         await trio.sleep(1)
-    await use_pool(servers, noticed, seconds - 1 if kind else seconds)
-    after = usage(servers)
+    await use_pool(pool, noticed, seconds - 1 if kind else seconds)
+    after = usage(pool.servers)
     noticed.cpu_s, noticed.memory, noticed.descriptors = after[0] - before[0], after[1], after[2]
     if process is not None:
         said, _ = await trio.to_thread.run_sync(process.communicate)
         noticed.attempts = int(said or 0)
+    for number, (then, now) in enumerate(zip(programs, pool.progress(), strict=True)):
+        noticed.stall = max(noticed.stall, *now[len(then) :], 0.0)
+        if len(now) == len(then) or pool.programs[number].poll() is not None:
+            noticed.failures.append(f"program {number} did not go on")
     return noticed
 
 
@@ -330,6 +444,7 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
         "memory": (noticed.memory / 2**20, "MiB"),
         "descriptors": (float(noticed.descriptors), ""),
         "attempts": (float(noticed.attempts), ""),
+        "longest round": (1000 * noticed.stall, "ms"),
     }
     for metric, (figure, unit) in figures.items():
         results.add(kind or "quiet", metric, figure, unit)
@@ -345,18 +460,22 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
 
 async def run(folder: Path, kinds: list[str], seconds: float, results: Results) -> bool:
     """Run each attack for its share of the time; return whether the pool held in all."""
-    servers = Servers(folder)
+    servers = Servers(folder, SERVER_COUNT, GPUS, (str(HERE / "hostile_join.py"),))
+    path = (str(HERE.parent / "remoting" / "host"), os.environ.get("PYTHONPATH"))
+    servers.env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    pool = Pool(servers, folder)
     held = True
     try:
-        await servers.start([2] * SERVER_COUNT)
-        (folder / "ports").write_text(" ".join(str(each.port) for each in servers.addresses))
-        async with connect_pool(servers.credentials("root")) as pool:
-            token = await pool.create_token(TokenKind.USER, "mallory", 3600)
-        save_credentials(folder / "mallory.json", await login(token))
+        await pool.start()
         for kind in ("", *kinds, ""):
-            noticed = await measure(servers, folder, kind, seconds)
+            noticed = await measure(pool, kind, seconds)
             held = show(kind, noticed, results) and held
+        for line in pool.end_programs():
+            print(line)
+            held = False
     finally:
+        for process in pool.programs:
+            process.kill()
         servers.stop()
     return held
 

@@ -126,6 +126,11 @@ class Bench:
         subprocess.run(
             ["gcc", "-O2", "-pthread", "-o", str(self.peer), str(HERE / "peer.c")], check=True
         )
+        self.plain_us = self.pings("tcp").get("tcp_pingpong_us", 0.0)
+        self.delayed_us = 0.0
+        if options.delay_us:
+            found = self.pings("proxied", str(options.delay_us))
+            self.delayed_us = found.get("proxied_pingpong_us", 0.0)
         self.roots = {"after": ROOT}
         if options.before:
             self.roots["before"] = Path(options.before).resolve()
@@ -134,6 +139,13 @@ class Bench:
             subprocess.run(words, env=self.environment(root), check=True, capture_output=True)
         self.medians: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
+
+    def pings(self, *kind: str) -> dict[str, float]:
+        """Return what plain sockets do on this machine."""
+        words = [str(self.peer), "measure", *kind]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+        rows = [line.split() for line in said.splitlines()]
+        return {row[1]: float(row[2]) for row in rows if row[0] == "RESULT"}
 
     def environment(self, root: Path) -> dict[str, str]:
         """Return the environment for a checkout's own code, with the packages of this one."""
@@ -268,6 +280,9 @@ class Bench:
             ]
             print(f"{workload:14}{native or 0:11.3f}" + "".join(cells))
         print(f"% of native throughput; +: {self.options.delay_us} us added to each round trip")
+        print(
+            f"ping-pong of plain sockets: {self.plain_us} us; with the delay {self.delayed_us} us"
+        )
 
     @property
     def delayed(self) -> bool:

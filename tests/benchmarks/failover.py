@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +44,17 @@ START_S = 60.0
 class Servers:
     """The server processes of one pool."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        gpus: str = "1:1G",
+        program: Sequence[str] = ("-m", "gpupool.cli.main"),
+    ) -> None:
+        """Prepare ``count`` servers; each is Python with ``program``, and emulates ``gpus``."""
         self.folder = folder
+        self.gpus, self.program = gpus, program
+        folder.chmod(0o711)  # servers that give up their privileges have a user of their own
         self.names = [f"s{number}" for number in range(1, count + 1)]
         self.ports = {name: free_port() for name in self.names}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -54,7 +64,7 @@ class Servers:
         self.env["RUNTIME_DIRECTORY"] = self.env["TMPDIR"] = str(folder)
 
     def start(self, name: str, token: str = "") -> None:
-        argv = [sys.executable, "-m", "gpupool.cli.main", "join", "--emulate", "1:1G"]
+        argv = [sys.executable, *self.program, "join", "--emulate", self.gpus]
         argv += ["--listen", f"127.0.0.1:{self.ports[name]}", "--name", name]
         argv += ["--state-dir", str(self.folder / name), "--pool-name", "failover"]
         argv += ["--token", token] if token else []
@@ -68,8 +78,7 @@ class Servers:
         self.start(first)
         log = self.folder / f"{first}.log"
         with trio.fail_after(START_S):
-            printed = re.compile(r"join --token gpupool-\S+\n")
-            while not printed.search(log.read_text()):  # noqa: ASYNC110 - by another process
+            while "is listening" not in log.read_text():  # noqa: ASYNC110 - by another process
                 await trio.sleep(0.1)
         for name in others:
             argv = [sys.executable, "-m", "gpupool.cli.main", "token", "create", "--server"]

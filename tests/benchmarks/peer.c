@@ -1,21 +1,25 @@
 // What a plain socket does on this machine, to compare with; and a proxy that delays.
 //
 //     peer measure unix|tcp            RESULT lines: 256 MiB each way, ping-pong of 4 bytes
+//     peer measure proxied MICROSECONDS   the ping-pong through the proxy
 //     peer proxy PORT MICROSECONDS     prints its own port; passes one connection on to PORT
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { SIZE = 256 << 20, ROUNDS = 5, PINGS = 2001, CHUNKS = 4096, CHUNK = 64 << 10 };
+enum { PROXIED = 501, AWAKE_US = 20000 };
 
 static double now_us(void) {
     struct timespec time;
@@ -117,89 +121,120 @@ static void measure(const char *kind) {
     printf("RESULT %s_pingpong_us %.2f\n", kind, times[PINGS / 2]);
 }
 
-// One direction: a thread that reads and notes when, and one that writes so much later.
+// One direction: a thread that reads, notes when, and writes so much later. It is awake while there is
+// traffic, as to wake up may take as long as a part of the delay.
 struct direction {
     int from, to, delay_us;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    unsigned read, written;
-    int ended;
     struct {
         double due;
-        ssize_t size;
+        size_t size;
         char bytes[CHUNK];
     } *chunks;
 };
 
-static void *reader(void *argument) {
+static void *pass_on(void *argument) {
     struct direction *d = argument;
-    for (;;) {
-        pthread_mutex_lock(&d->lock);
-        while (d->read - d->written == CHUNKS) pthread_cond_wait(&d->changed, &d->lock);
-        unsigned at = d->read % CHUNKS;
-        pthread_mutex_unlock(&d->lock);
-        ssize_t size = recv(d->from, d->chunks[at].bytes, CHUNK, 0);
-        d->chunks[at].size = size;
-        d->chunks[at].due = now_us() + d->delay_us;
-        pthread_mutex_lock(&d->lock);
-        d->read++;
-        pthread_cond_broadcast(&d->changed);
-        pthread_mutex_unlock(&d->lock);
-        if (size <= 0) return NULL;
+    unsigned read = 0, written = 0;
+    size_t sent = 0;
+    double active = now_us();
+    bool ended = false;
+    while (!ended || read != written) {
+        double now = now_us();
+        if (!ended && read - written < CHUNKS) {
+            ssize_t size = recv(d->from, d->chunks[read % CHUNKS].bytes, CHUNK, MSG_DONTWAIT);
+            if (size > 0) {
+                d->chunks[read % CHUNKS].size = (size_t)size;
+                d->chunks[read++ % CHUNKS].due = now + d->delay_us;
+                active = now;
+            }
+            ended = size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR);
+        }
+        if (read != written && d->chunks[written % CHUNKS].due <= now) {
+            size_t left = d->chunks[written % CHUNKS].size - sent;
+            ssize_t part = send(d->to, d->chunks[written % CHUNKS].bytes + sent, left,
+                                MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (part < 0 && errno != EAGAIN && errno != EINTR) break;
+            if (part > 0) sent += (size_t)part;
+            if (part == (ssize_t)left) {
+                written++;
+                sent = 0;
+            }
+        }
+        if (!ended && read == written && now - active > AWAKE_US) {
+            struct pollfd entry = {.fd = d->from, .events = POLLIN};
+            poll(&entry, 1, -1);
+            active = now_us();
+        }
     }
+    shutdown(d->to, SHUT_RDWR);
+    shutdown(d->from, SHUT_RDWR);
+    return NULL;
 }
 
-static void *writer(void *argument) {
-    struct direction *d = argument;
-    prctl(PR_SET_TIMERSLACK, 1UL);
-    for (;;) {
-        pthread_mutex_lock(&d->lock);
-        while (d->read == d->written) pthread_cond_wait(&d->changed, &d->lock);
-        unsigned at = d->written % CHUNKS;
-        pthread_mutex_unlock(&d->lock);
-        double left;
-        while ((left = d->chunks[at].due - now_us()) > 0) {
-            if (left > 80) usleep((useconds_t)left - 70);
-        }
-        if (d->chunks[at].size <= 0) {
-            shutdown(d->to, SHUT_RDWR);
-            shutdown(d->from, SHUT_RDWR);
-            return NULL;
-        }
-        all(d->to, d->chunks[at].bytes, (size_t)d->chunks[at].size, 0);
-        pthread_mutex_lock(&d->lock);
-        d->written++;
-        pthread_cond_broadcast(&d->changed);
-        pthread_mutex_unlock(&d->lock);
-    }
-}
-
-static void start(struct direction *d, int from, int to, int delay_us, pthread_t *threads) {
+static void start(struct direction *d, int from, int to, int delay_us, pthread_t *thread) {
     *d = (struct direction){.from = from, .to = to, .delay_us = delay_us};
     d->chunks = malloc(CHUNKS * sizeof *d->chunks);
-    pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->changed, NULL);
-    pthread_create(&threads[0], NULL, reader, d);
-    pthread_create(&threads[1], NULL, writer, d);
+    need(d->chunks != NULL, "malloc");
+    pthread_create(thread, NULL, pass_on, d);
+}
+
+// Between two connections, until one ends.
+static void pass_both_ways(int near, int far, int delay_us) {
+    prepare(near);
+    prepare(far);
+    static struct direction there, back;
+    pthread_t threads[2];
+    start(&there, near, far, delay_us / 2, &threads[0]);
+    start(&back, far, near, delay_us / 2, &threads[1]);
+    for (int at = 0; at < 2; at++) pthread_join(threads[at], NULL);
 }
 
 static void proxy(int target, int delay_us) {
     int port, listener = listen_tcp(&port);
     printf("%d\n", port);
     fflush(stdout);
-    int near = accept(listener, NULL, NULL), far = connect_tcp(target);
-    prepare(near);
-    prepare(far);
-    static struct direction there, back;
-    pthread_t threads[4];
-    start(&there, near, far, delay_us / 2, threads);
-    start(&back, far, near, delay_us / 2, threads + 2);
-    for (int at = 0; at < 4; at++) pthread_join(threads[at], NULL);
+    int near = accept(listener, NULL, NULL);
+    pass_both_ways(near, connect_tcp(target), delay_us);
+}
+
+// What a ping-pong takes through the proxy, between ends that are awake.
+static void measure_proxied(int delay_us) {
+    int target_port, port, target = listen_tcp(&target_port), listener = listen_tcp(&port);
+    if (fork() == 0) {
+        int near = accept(listener, NULL, NULL);
+        pass_both_ways(near, connect_tcp(target_port), delay_us);
+        exit(0);
+    }
+    if (fork() == 0) {
+        int fd = accept(target, NULL, NULL);
+        prepare(fd);
+        for (;;) {
+            char order[4];
+            ssize_t got = recv(fd, order, 4, MSG_DONTWAIT);
+            if (got == 0) exit(0);
+            if (got > 0) all(fd, order, 4, 0);
+        }
+    }
+    int fd = connect_tcp(port);
+    prepare(fd);
+    double times[PROXIED];
+    for (int at = 0; at < PROXIED; at++) {
+        char order[4] = {0};
+        double start = now_us();
+        all(fd, order, 4, 0);
+        while (recv(fd, order, 4, MSG_DONTWAIT) <= 0) {
+        }
+        times[at] = now_us() - start;
+    }
+    qsort(times, PROXIED, sizeof *times, by_value);
+    printf("RESULT proxied_pingpong_us %.2f\n", times[PROXIED / 2]);
 }
 
 int main(int count, char **words) {
     if (count == 3 && strcmp(words[1], "measure") == 0) {
         measure(words[2]);
+    } else if (count == 4 && strcmp(words[1], "measure") == 0) {
+        measure_proxied(atoi(words[3]));
     } else if (count == 4 && strcmp(words[1], "proxy") == 0) {
         proxy(atoi(words[2]), atoi(words[3]));
     } else {

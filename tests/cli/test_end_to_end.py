@@ -170,6 +170,19 @@ def test_doctor(live_pool: Any) -> None:
     assert done.stdout.count(" workers ") == 3  # what confines them, or does not
 
 
+def test_servers_test_themselves(live_pool: Any) -> None:
+    """It may find something of this machine, such as a full disk: what was tested is looked at."""
+    done = live_pool.run("doctor", "--servers", "--json")
+    found = json.loads(done.stdout)["findings"]
+    tested = [each for each in found if each["check"] == "self-test"]
+    assert {each["result"] for each in tested} == {"ok"}
+    assert len(tested) == sum(len(each["gpus"]) for each in live_pool.view()["servers"])
+    assert any("computes as it should" in each["text"] for each in tested)
+    pushed = [each["text"] for each in found if each["check"] == "mtu"]
+    assert len(pushed) == 6, "each of three servers has two links"
+    assert all("64 KiB to " in text for text in pushed)
+
+
 def test_picture(live_pool: Any, tmp_path: Path) -> None:
     path = tmp_path / "top.svg"
     assert live_pool.run("top", "--export-svg", str(path)).returncode == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import running
+from tests.pools import observers_of
 
 UNIT = 10**12
 RUN = ("run", "--no-wait", "-p", "0.5", "--", "sleep", "0.3")
@@ -178,9 +179,7 @@ def test_one_server_killed_and_one_observer_killed() -> None:
         assert strict.returncode == 3
         assert f"server {victim} did not answer" in strict.stderr
         # The grants, the leases and the server itself go on without an observer.
-        process = pool.servers[leader].process
-        assert process is not None
-        observer = observer_of(process.pid)
+        (observer,) = observers_of(pool.servers[leader].state_dir)
         os.kill(observer, signal.SIGSTOP)
         assert pool.run(*RUN).returncode == 0
         pool.wait_until(idle)
@@ -193,18 +192,3 @@ def test_one_server_killed_and_one_observer_killed() -> None:
         records = everywhere(pool, 4)
         assert usage(pool)["total"]["gpu_hours"] == gpu_hours(records)
         print(f"with one of three servers killed: {took_s:.2f} s")
-
-
-def observer_of(server: int) -> int:
-    """Return the pid of a server's observer."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if parent == server and b"gpupool.monitoring.observer" in words:
-            return int(entry.name)
-    raise AssertionError("the server has no observer")

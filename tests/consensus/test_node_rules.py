@@ -523,6 +523,55 @@ def test_a_leader_that_is_not_wanted_hands_over_first() -> None:
     world.settle()
 
 
+def with_stopgaps(world: World, *stopgaps: ServerId) -> None:
+    for server in world.alive():
+        assert server.node is not None
+        server.node.reconcile_voters(world.names, stopgaps=stopgaps)
+
+
+def test_a_stopgap_leads_only_while_no_other_voter_can() -> None:
+    world = World(17, voters=3)
+    world.run_until(lambda: world.leader() is not None)
+    witness = world.leader()
+    assert witness is not None
+    others = [name for name in world.names if name != witness]
+    with_stopgaps(world, witness)
+    world.run_until(lambda: world.leader() in others)
+    world.run(5.0)
+    assert world.leader() in others, "it does not come back"
+    for name in others:
+        world.crash(name)
+        world.boot(name)
+        with_stopgaps(world, witness)
+        world.run(2.0)
+        assert world.leader() in others
+    world.settle()
+
+
+def test_a_stopgap_goes_on_when_its_successor_does_not_lead() -> None:
+    """The successor is connected, and does nothing, like a server whose disk hangs."""
+    world = World(18, voters=3)
+    world.run_until(lambda: world.leader() is not None)
+    old = world.leader()
+    assert old is not None
+    other = next(name for name in world.names if name != old)
+    stopgaps = [name for name in world.names if name != other]
+    with_stopgaps(world, *world.names)
+    world.run(5.0)
+    assert world.leader() == old, "there is nobody else"
+    world.pause(other, 3.0)
+    with_stopgaps(world, *stopgaps)
+    world.run(1.0)
+    assert world.leader() == old
+    proposed = world.node(old).core.commit_index
+    world.load(seconds=1.0, rate=10)
+    world.run(1.5)
+    assert world.node(old).core.commit_index > proposed
+    world.run(1.5)
+    assert world.leader() == other
+    world.settle()
+
+
 NAMES = [ServerId(name) for name in "abcdefghij"]
 
 

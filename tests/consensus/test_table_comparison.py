@@ -1,19 +1,21 @@
 """A server whose table differs leaves; the others say so."""
 
 import logging
+from dataclasses import replace
 
 import pytest
-from raft_world import World
+from raft_world import Register, World
 
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
-from gpupool.consensus.table_comparison import ApplyError, DivergedError
+from gpupool.consensus.table_comparison import RUNS_KEPT, ApplyError, DivergedError
 from gpupool.pool.model.ids import Plain, ServerId
 
 SETTINGS = ConsensusSettings(compare_entries=16, snapshot_entries=40)
 
 
-def a_world(voters: int, learners: int = 0) -> World:
-    world = World(4, voters=voters, learners=learners, settings=SETTINGS)
+def a_world(voters: int, learners: int = 0, *, snapshot_entries: int = 40) -> World:
+    settings = replace(SETTINGS, snapshot_entries=snapshot_entries)
+    world = World(4, voters=voters, learners=learners, settings=settings)
     world.run_until(lambda: world.leader() is not None)
     return world
 
@@ -93,6 +95,88 @@ def test_servers_that_start_and_that_get_snapshots_agree() -> None:
         assert all(any(len(hashes) == 4 for hashes in each.values()) for each in known)
     finally:
         logging.disable(logging.NOTSET)
+
+
+HASH_EVERY = 30
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tables be hashed after every so many commands."""
+
+    def hash_mark(self: Register) -> int:
+        return len(self.log) // HASH_EVERY
+
+    monkeypatch.setattr(Register, "hash_mark", hash_mark)
+
+
+def flip(world: World, name: ServerId, at: int) -> None:
+    """Let a bit flip in a row that no result depends on."""
+    world.servers[name].machine.log[at] = "flipped"
+
+
+@pytest.mark.usefixtures("hashed")
+@pytest.mark.parametrize(("voters", "learners", "who"), [(3, 0, 0), (3, 0, 2), (3, 1, 3)])
+def test_a_flipped_row_that_no_result_depends_on_is_found(
+    voters: int, learners: int, who: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(voters, learners, snapshot_entries=10_000)
+    commit(world, 20)
+    bad = world.names[who]
+    flip(world, bad, 3)
+    with pytest.raises(DivergedError, match="differs") as raised:
+        commit(world, 80, first=20)
+    assert "rows of it" in raised.value.why
+    others = [name for name in world.names if name != bad]
+    assert all(health(world, name) == (bad,) for name in others)
+    assert f"server {bad}: another table" in caplog.text
+    # It starts again from what its disk has, which is intact: the next hash clears its name.
+    world.crash(bad)
+    world.boot(bad)
+    world.run(1.0)
+    commit(world, 60, first=100)
+    world.run(2.0)
+    assert all(health(world, name) == () for name in world.names)
+
+
+@pytest.mark.usefixtures("hashed")
+def test_whole_tables_agree_through_starts_and_snapshots() -> None:
+    logging.disable(logging.WARNING)
+    try:
+        world = a_world(3, 1)
+        for round_ in range(2):
+            name = world.names[1 + 2 * round_]  # a voter, and one without a vote
+            world.crash(name)
+            commit(world, 70, first=100 * round_)
+            world.boot(name)
+            commit(world, 35, first=100 * round_ + 70)
+        assert all(health(world, name) == () for name in world.names)
+        for name in world.names:
+            known = world.node(name)._comparison._hashes  # pyright: ignore[reportPrivateUsage]
+            whole = [hashes for (shape, _), hashes in known.items() if shape]
+            assert any(len(hashes) == 4 for hashes in whole)
+            assert len(whole) <= RUNS_KEPT
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("hashed")
+def test_hashes_of_other_shapes_say_nothing() -> None:
+    world = a_world(3)
+    commit(world, 40)
+    world.run(2.0)
+    [name, other, _] = world.names
+    comparison = world.node(name)._comparison  # pyright: ignore[reportPrivateUsage]
+    known = {at: dict(hashes) for at, hashes in comparison._hashes.items()}  # pyright: ignore[reportPrivateUsage]
+    [(shape, index)] = [at for at in known if at[0]]
+    for said in (
+        {"index": index, "shape": shape + 1, "hash": bytes(16)},
+        {"index": index, "shape": 0, "hash": bytes(16)},
+        {"index": index, "shape": shape, "hash": bytes(15)},
+        {"index": index + 10**6, "shape": shape, "hash": bytes(16)},
+    ):
+        comparison.on_whole_hash(other, {"type": "whole_hash", **said})
+    assert comparison._hashes == known  # pyright: ignore[reportPrivateUsage]
 
 
 def test_error_of_one_server_says_which_entry_and_why() -> None:

@@ -373,6 +373,8 @@ def scripts() -> list[Script]:
     pool.keep("of a server with alerts")
     pool.run(tokens_for_several())
     pool.keep("of a token for several")
+    pool.run([dataclasses.replace(up, formats=6)])
+    pool.keep("of a server that says its formats")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))

@@ -192,7 +192,7 @@ def test_it_reads_and_writes_its_own_folder_only(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from gpupool.monitoring import observer\n"
         "folder = Path(sys.argv[1])\n"
-        "observer.confine(folder)\n"
+        "observer.confine(folder, connects=True)\n"
         "(folder / 'x').write_text('mine')\n"
         "try: (folder.parent / 'ca.key').read_text()\n"
         "except PermissionError: print('refused')\n"

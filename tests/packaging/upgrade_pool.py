@@ -1,12 +1,14 @@
 """Upgrade a pool of three, server by server, under load: ``upgrade_pool.py [FROM [TO]]``.
 
-FROM and TO are commits (default: 6160cff, HEAD). Both are installed, three servers of FROM start,
-and clients run one short program after the other. Each server is then drained, stopped, started
-again as TO, and used again, as docs/upgrade.md says. Any program that fails fails the upgrade.
+FROM and TO are commits (default: HEAD, and HEAD as the version after it). Both are installed, three
+servers of FROM start, and clients run one short program after the other. Each server is then
+drained, stopped, started again as TO, and used again, as docs/upgrade.md says. Any program that
+fails fails the upgrade.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FROM, TO = "6160cff", "HEAD"
-"""The former is the first commit whose servers link to today's: it has version 5 of the links."""
+FROM, NEXT = "HEAD", "next"
+FORMATS = Path("pool", "model", "formats.py")
 NAMES = ("one", "two", "three")
 STEP_S = 120.0
 PROGRAM = """
@@ -38,9 +40,16 @@ def install(commit: str, folder: Path) -> Path:
     source = folder / "source"
     source.mkdir(parents=True)
     archive = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True
+        ["git", "-C", str(ROOT), "archive", FROM if commit == NEXT else commit],
+        check=True,
+        capture_output=True,
     )
     subprocess.run(["tar", "-x", "-C", str(source)], input=archive.stdout, check=True)
+    if commit == NEXT:
+        text = (source / FORMATS).read_text(encoding="utf-8")
+        later = re.sub(r"(?m)^VERSION = (\d+)$", lambda m: f"VERSION = {int(m[1]) + 1}", text)
+        assert later != text
+        (source / FORMATS).write_text(later, encoding="utf-8")
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     binaries = folder / "venv" / "bin"
     pip = (str(binaries / "python"), "-m", "pip", "install", "--quiet", "--no-deps")
@@ -218,7 +227,7 @@ class Upgrade:
 
 def main() -> None:
     """Upgrade a pool in a temporary folder."""
-    old, new = (*sys.argv[1:], *(FROM, TO)[len(sys.argv) - 1 :])
+    old, new = (*sys.argv[1:], *(FROM, NEXT)[len(sys.argv) - 1 :])
     with tempfile.TemporaryDirectory(prefix="gpupool-upgrade-") as folder:
         upgrade = Upgrade(Path(folder))
         try:

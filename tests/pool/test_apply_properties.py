@@ -12,6 +12,7 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.table_hash import whole_hash
 from gpupool.pool.transitions.authorities import not_moved
 from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -92,6 +93,7 @@ def test_random_sequences_keep_the_books(
             replica.restore(snapshot)
         replica.apply(replica.state.index + 1, plain)
     assert replica.state == machine.state
+    assert whole_hash(replica.state) == whole_hash(machine.state), "equal, and not in bytes"
     assert list(replica.state.servers) == list(machine.state.servers)
     assert list(replica.state.closed) == list(machine.state.closed)
 

@@ -5,12 +5,17 @@ from random import Random
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
+from gpupool.simulations.checkers.lease_causes import longest_rests
+from gpupool.simulations.kernel.drifting_clock import DriftingClock
+from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.scheduler import Scheduler
+from gpupool.simulations.kernel.trace import Trace
 
 
 @dataclass
@@ -73,3 +78,25 @@ def test_committed_attempt_decides() -> None:
     bench.proposals.poll()
     bench.proposals.outcome(1, Committed(9, encode(Result(ok=True))))
     assert bench.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
+
+
+def test_a_rest_counts_although_a_shorter_one_came_after_it() -> None:
+    """Seed 97 at 6fe8523: the end of a lease was on its way for 1.3 s while its program went on."""
+    scheduler = Scheduler(1)
+    machine = Machine(
+        "s1",
+        ServerId("one"),
+        scheduler=scheduler,
+        trace=Trace(scheduler),
+        random=Random(1),
+        clock=DriftingClock(scheduler, origin_s=0.0, rate=1.0, wall_error_ms=0),
+        gpu_count=1,
+        gpu_gib=16,
+        idle=0.0,
+        kill_s=1.0,
+        workers_changed=lambda _machine: None,
+    )
+    worker = machine.start_worker(LeaseId(7), ())
+    worker.rested += [(1.0, 4.0), (4.4, 4.6)]
+    assert longest_rests(LeaseId(7), [machine], now=5.0, since=0.0, within_s=6.0) == [3.0]
+    assert longest_rests(LeaseId(7), [machine], now=5.0, since=0.0, within_s=0.9) != [3.0]

@@ -18,7 +18,7 @@ from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.history_query import HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, KEYS, ClassSum, RecordQuery, Runs
+from gpupool.pool.record_query import FAR, KEYS, RecordQuery, Runs
 from gpupool.pool.view import PoolView, visible
 
 if TYPE_CHECKING:
@@ -197,16 +197,9 @@ def _put_together(
     *,
     operator: bool,
 ) -> _Found:
-    from gpupool.monitoring.accounting import Range
-    from gpupool.monitoring.usage_report import added, live_records, make_report, split_by_user
+    from gpupool.monitoring.usage_report import parts_of_lease, pool_report
 
-    within = Range(query.since, query.until)
-    live, continued = live_records(view)
-    live = [each for each in live if within.covers(each) and query.lease in (0, each.lease)]
-    others: list[ClassSum] = []
-    if not operator:
-        live, theirs = split_by_user(live, user, within)
-        others = added(answer.others, theirs)
+    viewer = None if operator else user
     names = {each.id: each.name for each in view.servers}
     found = _Found(
         missing=answer.missing,
@@ -222,12 +215,9 @@ def _put_together(
         ],
     )
     if query.lease:
-        found.parts = [*answer.records, *live]
+        found.parts = parts_of_lease(view, answer, query, viewer)
     else:
-        groups, parts = answer.groups.values(), (live, continued)
-        found.report = make_report(
-            groups, answer.whole, parts, others, query.by, within, found.samples
-        )
+        found.report = pool_report(view, answer, query, viewer, found.samples)
     return found
 
 

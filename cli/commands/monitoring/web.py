@@ -25,8 +25,17 @@ FIRST_S = 10.0
 )
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @click.option("--web-readonly", "readonly", is_flag=True, help="Without all that changes the pool.")
+@click.option(
+    "--on", "server", metavar="SERVER", help="Print an address of that server's own page."
+)
 @pool_options
-def command(credentials: str | None, port: int | None, no_browser: bool, readonly: bool) -> None:
+def command(
+    credentials: str | None,
+    port: int | None,
+    no_browser: bool,
+    readonly: bool,
+    server: str | None,
+) -> None:
     r"""Show the pool in the browser: servers, GPUs, leases, who waits, usage, health.
 
     The page is served on this machine's loopback alone, to who opens the printed address; its key
@@ -36,6 +45,14 @@ def command(credentials: str | None, port: int | None, no_browser: bool, readonl
     From a machine without a browser:
       ssh -L 7471:127.0.0.1:7471 THAT_MACHINE gpupool web --no-browser
     """
+    if server is not None:
+        from gpupool.cli.lib.web_invitation import invitation
+
+        address_there = run_async(lambda: invitation(credentials, server))
+        say(f"gpupool: good once, within a minute: {address_there}")
+        if not no_browser:
+            _open(address_there)
+        return
     listener = _listen(port)
 
     async def serve() -> None:

@@ -1,6 +1,6 @@
 // The frame around all pages: navigation, health, theme, time zone, keys; and the router.
 
-import { age, changed, enter, isOld, listen, pool, poolNow, start, store, table, want } from "./store.js";
+import { age, changed, enter, isOld, listen, login, pool, poolNow, start, store, table, want } from "./store.js";
 import { clock, duration, toggleZone, zone } from "./format.js";
 import { announce, html, icon, nothing, render } from "./parts.js";
 
@@ -88,8 +88,35 @@ function lost() {
   return html`<div class="lost" role="status">${why}; what you see is ${duration(age())} old</div>`;
 }
 
+async function logIn(event) {
+  event.preventDefault();
+  const field = event.target.elements.token;
+  try {
+    await login(field.value.trim());
+    current.wrong = "";
+  } catch (error) {
+    current.wrong = [error.what || "the server does not answer", error.why].filter(Boolean).join("; ");
+  }
+  field.value = "";
+  draw();
+}
+
+function form() {
+  return html`<main class="gate">
+    <img src="/static/icon.svg" alt="" width="40" height="40">
+    <h1>Log in to the pool</h1>
+    <form @submit=${logIn}>
+      <label>Token<input name="token" type="password" required autocomplete="off" spellcheck="false" placeholder="gpupool-…"></label>
+      ${current.wrong ? html`<p class="wrong" role="alert">${current.wrong}</p>` : nothing}
+      <button class="main">Log in</button>
+    </form>
+    <p class="muted">A viewer's token looks, a user's ends own leases. An operator makes one with <code>gpupool token create</code>. Who has gpupool here needs none: <code>gpupool web --on SERVER</code>.</p>
+  </main>`;
+}
+
 function gate() {
   const wrong = store.refusal;
+  if (store.entry === "token") return form();
   return html`<main class="gate">
     <img src="/static/icon.svg" alt="" width="40" height="40">
     <h1>${wrong ? "This address was used already" : "Open the page by its own address"}</h1>

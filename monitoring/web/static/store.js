@@ -19,6 +19,7 @@ export const store = {
   viewAge: 0, // seconds: how old the view was then
   trouble: "",
   stranger: false,
+  entry: "key", // what lets a stranger in: an address with a key, or a token
   bytes: 0, // of all answers, for the page about itself
 };
 
@@ -113,7 +114,10 @@ export async function ask(path, body) {
   try {
     const answer = await fetch(`/api/v1/${path}`, { ...options, signal: limit.signal });
     const data = await answer.json();
-    if (answer.status === 401 && path !== "login") store.stranger = true;
+    if (answer.status === 401 && path !== "login") {
+      store.stranger = true;
+      store.entry = data.error.entry || "key";
+    }
     if (!answer.ok) throw Object.assign(new Error(data.error.what), data.error);
     return { data, headers: answer.headers };
   } finally {
@@ -146,6 +150,22 @@ export async function enter() {
   }
 }
 
+/** Let this browser in by a token; throws what the server says when it is none. */
+export async function login(token) {
+  const { data } = await ask("login", { token });
+  localStorage.setItem(SECRET, data.secret);
+  store.refusal = null;
+  store.stranger = false;
+  await loop();
+}
+
+/** End this browser's session. */
+export async function logout() {
+  await ask("logout", {});
+  localStorage.removeItem(SECRET);
+  location.assign("/");
+}
+
 async function poll() {
   for (const name of wanted) {
     const { data, headers } = await ask(`${name}?since=${store[name].v}`);
@@ -167,7 +187,7 @@ async function loop() {
     store.trouble = "";
     store.stranger = false;
   } catch (error) {
-    store.trouble = error.what || "gpupool web does not answer";
+    store.trouble = error.what || (viewer().entry === "token" ? "the server does not answer" : "gpupool web does not answer");
   }
   running = false;
   changed();

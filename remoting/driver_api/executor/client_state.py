@@ -4,7 +4,6 @@
 module each for memory, transfers, kernels and so on. All that areas share is here.
 """
 
-import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, cast
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import Api
+from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema.layout import Record
@@ -23,32 +23,14 @@ LEGACY_STREAM = 1
 GREEN_FIRST = 1024
 """Numbers of green contexts among those of devices start here."""
 
+ISSUED_OBJECTS = "se"
+"""Kinds of objects that the launcher may name as soon as they are there."""
+
 OBJECTS_MAX = 1 << 20
 """Streams, events and so on that one client may have at a time, of each kind."""
 
 Calls = dict[int, tuple[Record, Callable[..., bytes | None]]]
 """By number: what a call of ``table.CALLS`` has, and what executes it."""
-
-
-@dataclass(slots=True)
-class Function:
-    """A kernel with everything that a launch needs, prepared."""
-
-    handle: int
-    kernel: bool
-    size: int
-    view: memoryview  # of the parameters' bytes, which lie at ``values``
-    values: int
-    pointers: int  # to one address for each parameter
-    keep: tuple[Any, ...]
-    offsets: tuple[int, ...]  # of the parameters
-
-    def parameters_of(self, given: bytes) -> tuple[Any, Any]:
-        """Return a copy of the parameters' bytes, and a pointer to each parameter."""
-        values = ctypes.create_string_buffer(given, max(len(given), 1))
-        base = ctypes.addressof(values)
-        addresses = [base + offset for offset in self.offsets]
-        return values, (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +74,9 @@ class Client:
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
         self.launcher = Launcher.load()
         if self.launcher is not None:
-            self.launcher.stream(LEGACY_STREAM, 0)
+            self.launcher.keep("s", LEGACY_STREAM, 0)
+            self.launcher.share(self.waiter.shared, getattr(session.stream, "descriptor", -1))
+            self.waiter.launcher = self.launcher
         # The record at hand: where it lies, what follows its frame, who waits for it (0: nobody).
         self.buffer = bytearray()
         self.view = memoryview(b"")
@@ -134,6 +118,8 @@ class Client:
             green = self.green_contexts[place]
             self.api.call("cuCtxSetCurrent", green.context)
             self.device, self.place = green.device, place
+            if self.launcher is not None:
+                self.launcher.select(green.device, plain=False)
             return
         device = self.index(place)
         if self.place >= GREEN_FIRST:
@@ -141,6 +127,8 @@ class Client:
             self.api.call("cuCtxSetCurrent", self.green_contexts[self.place].primary)
         self.api.runtime.setDevice(self.ordinals[device])
         self.device = self.place = device
+        if self.launcher is not None:
+            self.launcher.select(device, plain=True)
 
     def keep(self, kind: str, number: int, handle: int) -> None:
         """Remember an object under the number that the client gave it."""
@@ -148,19 +136,25 @@ class Client:
         if number in found or number <= LEGACY_STREAM or len(found) >= OBJECTS_MAX:
             raise RemoteProtocolError("a handle that cannot be made", why=f"{kind} {number}")
         found[number] = handle
-        if self.launcher is not None:
-            if kind == "s":
-                self.launcher.stream(number, handle)
-            elif kind == "e":
-                self.launcher.event(number, handle)
+        if kind in ISSUED_OBJECTS and self.launcher is not None:
+            self.launcher.keep(kind, number, handle)
 
     def end_issuing(self, kind: str, number: int) -> None:
         """Have the launcher name an object no more that has ended."""
         if self.launcher is not None:
-            if kind == "s":
-                self.launcher.end_stream(number)
-            elif kind == "e":
-                self.launcher.end_event(number)
+            self.launcher.end(kind, number)
+
+    # --- captures ---------------------------------------------------------------------------------
+
+    def begin_capture(self, stream: int) -> None:
+        """Note that a stream is captured from now on."""
+        self.captures.add(stream)
+        self.waiter.shared.capturing = len(self.captures)
+
+    def end_capture(self, stream: int) -> None:
+        """Note that it is not any more."""
+        self.captures.discard(stream)
+        self.waiter.shared.capturing = len(self.captures)
 
     # --- failures ---------------------------------------------------------------------------------
 
@@ -168,14 +162,20 @@ class Client:
         """Remember the first failure of a record without an answer."""
         if self.failed[0] == 0:
             self.failed = (status, op)
+            self.waiter.shared.failed = 1
             self.log(f"CUDA session: record {op} failed with {status}")
+
+    def forget_failure(self) -> None:
+        """Let the next failure be the first again."""
+        self.failed = (0, 0)
+        self.waiter.shared.failed = 0
 
     def take_failure(self, request: int) -> bool:
         """Answer a synchronising call with the first failure that was not reported yet."""
         status, op = self.failed
         if not status:
             return False
-        self.failed = (0, 0)
+        self.forget_failure()
         self.session.reply(request, status, failed=op)
         return True
 

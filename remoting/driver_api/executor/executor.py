@@ -31,8 +31,9 @@ from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addres
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import Virtual
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.modules.kernels import Kernels
-from gpupool.remoting.driver_api.executor.modules.launcher import ISSUED
+from gpupool.remoting.driver_api.executor.modules.launcher import ISSUED, WAITED, Launcher
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
+from gpupool.remoting.driver_api.executor.modules.shared_state import OVER
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
 from gpupool.remoting.driver_api.executor.rare.queries import Queries
@@ -130,6 +131,7 @@ class Executor:
         client = self.client
         client.buffer, client.view, client.bulk = buffer, view, 0
         launcher, count = client.launcher, 0
+        alone = not (bulk or client.session.reader.has_more())
         unpack, unpack_launch = HEADER.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = client.functions, client.streams, self.handlers
         launch, errors = client.api.launch, client.api.errors
@@ -140,12 +142,8 @@ class Executor:
             op, flags, size = unpack(buffer, start)
             if size < least or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
-            if launcher is not None and op in ISSUED and flags & 1 == 0:
-                at, status, launched = launcher.run(self.buffer_address, start, end)
-                count += launched
-                if status:
-                    client.fail(unpack(buffer, at)[0], status)
-                    at += unpack(buffer, at)[2]
+            if launcher is not None and op in (WAITED if flags & 1 else ISSUED):
+                at = self._issue(launcher, start, end, alone=alone)
                 if at > start:
                     start = at
                     continue
@@ -188,6 +186,19 @@ class Executor:
         if bulk or client.bulk:
             raise RemoteProtocolError("bytes behind a frame that nobody asked for")
         client.session.stream.calls += count
+
+    def _issue(self, launcher: Launcher, start: int, end: int, *, alone: bool) -> int:
+        """Have the launcher issue records; return where the first lies that is left."""
+        at = launcher.run(self.buffer_address, start, end, alone=alone)
+        client, outcome = self.client, launcher.outcome
+        client.session.stream.calls += outcome.issued
+        if outcome.ended == OVER:
+            client.waiter.end(outcome)
+        elif outcome.status:
+            op, _, size = HEADER.unpack_from(self.buffer, at)
+            client.fail(op, outcome.status)
+            at += size
+        return at
 
     def _handler(self, record: Record, method: Callable[..., Any]) -> Callable[[int], None]:
         decode = decoder(self.client, record)

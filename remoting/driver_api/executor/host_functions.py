@@ -7,7 +7,7 @@ from typing import Any
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.executor.host_turns import UNCHECKED, NativeTurns, turns_of
+from gpupool.remoting.driver_api.executor.host_turns import NativeTurns, turns_of
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -60,6 +60,7 @@ class HostFunctions(HandlerGroup):
         self._ready.wait()  # it calls CUDA only before the first stream can stand still
         self._out_of_band_replies.answer(self._waiting.__contains__, self._overtake)
         self._out_of_band_replies.start()
+        self._turns.begin()
 
     def _call(self, stream: int, number: int, waits: int) -> None:
         """Call function ``number`` in a stream, which waits for its end if it ``waits``."""
@@ -68,9 +69,9 @@ class HostFunctions(HandlerGroup):
             handle = self.streams[stream]
             data = number << 1 | (waits & 1)
             self.waiter.freeing.wait_for_calls()
-            with self._lock:
-                self._expected.add(number)
             if waits or not isinstance(self._turns, NativeTurns):
+                with self._lock:
+                    self._expected.add(number)
                 self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
             else:
                 self._add_teller(handle, number, self._turns)
@@ -78,7 +79,8 @@ class HostFunctions(HandlerGroup):
             with self._lock:
                 self._expected.discard(number)
             known = not isinstance(error, KeyError)
-            self.session.host(number, self.api.status_of(error) if known else INVALID_HANDLE, 0)
+            status = self.api.status_of(error) if known else INVALID_HANDLE
+            self.session.host([(number, status, 0)])
             raise
 
     def _add_teller(self, handle: int, number: int, turns: NativeTurns) -> None:
@@ -126,8 +128,8 @@ class HostFunctions(HandlerGroup):
     def _broken(self, status: int) -> None:
         """Tell of the functions to which no stream will come: a program may wait for their end."""
         with self._lock:
-            lost, self._expected = sorted(self._expected), set()
-        for number in lost:
+            lost, self._expected = self._expected, set()
+        for number in sorted([*lost, *self._turns.lose()]):
             self._turns.put((number, status, 0))
 
     def _node(self, data: int | None) -> None:
@@ -153,18 +155,12 @@ class HostFunctions(HandlerGroup):
         self.api.runtime.setDevice(self.client.ordinals[0])
         self._ready.set()
         while True:
-            number, status, ticket = self._turns.get()
-            if ticket == UNCHECKED:
-                with self._lock:
-                    if number not in self._expected:
-                        continue  # the client has heard of the error already
-                    self._expected.remove(number)
-                ticket = 0
+            turns = self._turns.get()
             try:
                 self.waiter.deliver()  # the bytes of copies that came before the function
             except self.api.errors as error:
                 self.client.log(f"CUDA session: downloads before a host function: {error}")
             try:
-                self.session.host(number, status, ticket)
+                self.session.host(turns)
             except ConnectionError:
                 return  # the client has gone, and the main thread notices as well

@@ -2,11 +2,12 @@
 
 import ctypes
 import queue
+from collections.abc import Sequence
 
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 
-UNCHECKED = (1 << 64) - 1
-"""In place of a ticket: whether anybody expects the function is not known."""
+AT_ONCE = 64
+"""Turns that are taken at a time."""
 
 Turn = tuple[int, int, int]
 """A function's number, a CUresult, and a ticket; 0: its stream does not wait."""
@@ -28,10 +29,15 @@ class NativeTurns:
         wide, pointer = ctypes.c_uint64, ctypes.c_void_p
         library.gpupool_turns_new.restype = pointer
         self._self = ctypes.c_void_p(library.gpupool_turns_new())
+        self._launcher = launcher
+        self._found = (_Turn * AT_ONCE)()
         self._put = library.gpupool_turns_put
         self._put.argtypes = [pointer, wide, ctypes.c_int64, wide]
         self._get = library.gpupool_turns_get
-        self._get.argtypes = [pointer, pointer]
+        self._get.argtypes, self._get.restype = [pointer, pointer, ctypes.c_size_t], ctypes.c_size_t
+        self._lose = library.gpupool_turns_lose
+        self._lose.argtypes = [pointer, pointer, ctypes.c_size_t]
+        self._lose.restype = ctypes.c_size_t
         self._expect = library.gpupool_turns_expect
         self._expect.argtypes, self._expect.restype = [pointer, wide], pointer
         self._forget = library.gpupool_turns_forget
@@ -45,11 +51,22 @@ class NativeTurns:
         number, status, ticket = turn
         self._put(self._self, number, status, ticket)
 
-    def get(self) -> Turn:
-        """Wait for the next."""
-        found = _Turn()
-        self._get(self._self, ctypes.byref(found))
-        return found.number, found.status, found.ticket
+    def get(self) -> Sequence[Turn]:
+        """Wait for the next, and take those that have come; called by one thread."""
+        count = self._get(self._self, self._found, AT_ONCE)
+        return [(one.number, one.status, one.ticket) for one in self._found[:count]]
+
+    def lose(self) -> list[int]:
+        """Expect no function any more to which the driver has not come; return their numbers."""
+        lost: list[int] = []
+        numbers = (ctypes.c_uint64 * AT_ONCE)()
+        while count := self._lose(self._self, numbers, AT_ONCE):
+            lost += numbers[:count]
+        return lost
+
+    def begin(self) -> None:
+        """Have the launcher add functions that keep no stream: there is a thread that gets them."""
+        self._launcher.tell(self._self)
 
     def expect(self, number: int) -> int:
         """Return what the callback is given for a function."""
@@ -60,6 +77,25 @@ class NativeTurns:
         self._forget(expected)
 
 
-def turns_of(launcher: Launcher | None) -> NativeTurns | queue.SimpleQueue[Turn]:
-    """Return a queue, for callbacks in Python alone where there is no library."""
-    return queue.SimpleQueue() if launcher is None else NativeTurns(launcher)
+class PlainTurns:
+    """Turns of callbacks in Python alone, where there is no library."""
+
+    def __init__(self) -> None:
+        self._turns: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        self.put = self._turns.put
+
+    def get(self) -> Sequence[Turn]:
+        """Wait for the next."""
+        return [self._turns.get()]
+
+    def lose(self) -> list[int]:
+        """Return nothing: who adds functions knows them all."""
+        return []
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+
+def turns_of(launcher: Launcher | None) -> NativeTurns | PlainTurns:
+    """Return what a process has for turns."""
+    return PlainTurns() if launcher is None else NativeTurns(launcher)

@@ -121,6 +121,10 @@ class Reader:
         else:
             self._into(target)
 
+    def has_more(self) -> bool:
+        """Say whether something lies behind the frame at hand."""
+        return self._start != self._end or len(self._ahead) != self._used
+
     def share(self) -> None:
         """Let another thread read ahead; called by the one that executes."""
         self._shared = True

@@ -9,6 +9,7 @@ from gpupool.pool.errors import ProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import ASSERT, Api
 from gpupool.remoting.driver_api.executor.executor import Executor
+from gpupool.remoting.driver_api.executor.host_turns import Turn
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader, Stream
 from gpupool.remoting.worker.peer_links import Links
@@ -55,6 +56,18 @@ class Session:
             held, self._held = self._held, []
             self.stream.send_buffers([*held, head, body, *bulk])
 
+    def waited(self, request: int, status: int, body: bytes, waited_ns: int) -> None:
+        """Answer a request that took ``waited_ns``."""
+        if status == ASSERT and self.before_assert is not None:
+            self.before_assert()
+        head = ANSWER.pack(REPLY, status, request, len(body), 0, 0)
+        tally = self.stream.tally
+        with self.sending:
+            tally.waits += 1
+            tally.wait_ns += waited_ns
+            held, self._held = self._held, []
+            self.stream.send_buffers([b"".join((*held, head, body))])
+
     def part(self, request: int, bulk: memoryview) -> None:
         """Send some of the bytes that a request wants, in their order; its reply follows."""
         self._send([ANSWER.pack(PART, 0, request, 0, 0, len(bulk)), bulk])
@@ -73,6 +86,14 @@ class Session:
         else:
             self._send([head, bulk])
 
+    def answers(self, answers: bytes, *, replies: bool = False) -> None:
+        """Deliver downloads that are answers already; ``replies`` as above."""
+        if replies and len(answers) <= self.HELD_SIZE_MAX:
+            with self.sending:
+                self._held.append(answers)
+        else:
+            self._send([answers])
+
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
         """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
         head = ANSWER.pack(MIRROR, 0, number, 8 + len(mask), 0, len(bulk))
@@ -82,10 +103,13 @@ class Session:
         """Write the output of kernels to the program's standard output, or error."""
         self._send([ANSWER.pack(PRINTED, 0, descriptor, len(text), 0, 0), text])
 
-    def host(self, number: int, status: int, ticket: int) -> None:
-        """Say that a host function's turn has come; ``ticket`` 0: its stream does not wait."""
-        head = ANSWER.pack(HOST, status, number, 8, 0, 0)
-        self._send([head, ticket.to_bytes(8, "little")])
+    def host(self, turns: Sequence[Turn]) -> None:
+        """Say that host functions' turns have come, in their order."""
+        said = [
+            ANSWER.pack(HOST, status, number, 8, 0, 0) + ticket.to_bytes(8, "little")
+            for number, status, ticket in turns
+        ]
+        self._send([b"".join(said)])
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         with self.sending:

@@ -7,13 +7,11 @@ from functools import partial
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.modules.shared_state import GAVE_UP
 from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
 
 IDLE_STREAMS_MAX = 8
 """Streams that are asked one by one whether they are idle, before a thread waits for the device."""
-
-PATIENCE_NS = 40_000
-"""How long that is waited for in the thread that executes: less than another thread would take."""
 
 ELAPSED = struct.Struct("<Qf4x")
 
@@ -60,7 +58,7 @@ class Streams(HandlerGroup):
             return ended()
 
         finish = waiter.guarded(request, job)
-        if waiter.soon(event):
+        if not self._gave_up() and waiter.soon(event):
             finish()
             if lent:
                 waiter.give_event(device, event)
@@ -135,9 +133,14 @@ class Streams(HandlerGroup):
             return False
         launcher = self.client.launcher
         if launcher is not None:
-            return launcher.idle(streams, PATIENCE_NS)
+            return not self._gave_up() and launcher.idle(streams)
         query = self.api.cu.cuStreamQuery
         return any(not any(int(query(handle)[0]) for handle in streams) for _ in range(SPIN_COUNT))
+
+    def _gave_up(self) -> bool:
+        """Say whether the launcher has waited for what the record at hand waits for."""
+        launcher = self.client.launcher
+        return launcher is not None and launcher.outcome.ended == GAVE_UP
 
     def _query(self, status: int, name: str) -> bytes:
         if status:

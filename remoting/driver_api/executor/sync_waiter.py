@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from gpupool.remoting.driver_api.executor.api import EVENT_DISABLE_TIMING, Api
 from gpupool.remoting.driver_api.executor.memory.mirrors import Mirror, Write
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer, Staging
+from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
+from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
 
 THREADS_MAX = 256
 SPIN_COUNT = 12
@@ -33,8 +35,16 @@ class Replies(Protocol):
         """Answer a request."""
         ...
 
+    def waited(self, request: int, status: int, body: bytes, waited_ns: int) -> None:
+        """Answer a request that took ``waited_ns``."""
+        ...
+
     def data(self, download: int, bulk: memoryview, *, replies: bool = False) -> None:
         """Deliver the bytes of a download; ``replies``: this thread replies to a request next."""
+        ...
+
+    def answers(self, answers: bytes, *, replies: bool = False) -> None:
+        """Deliver downloads that are answers already; ``replies`` as above."""
         ...
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
@@ -76,22 +86,22 @@ class Download:
 class Freeing:
     """Counts the frees under way, because CUDA waits for the GPU before it frees."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Shared) -> None:
         self.pending = 0
-        self._keeping = 0
+        self._shared = shared
         self._changed = threading.Condition()
 
     def begin(self, *, keeps: bool = False) -> None:
         """Note that something is being freed; ``keeps``: by a call that others wait for in CUDA."""
         with self._changed:
             self.pending += 1
-            self._keeping += keeps
+            self._shared.keeping += keeps
 
     def end(self, *, keeps: bool = False) -> None:
         """Note that it is free."""
         with self._changed:
             self.pending -= 1
-            self._keeping -= keeps
+            self._shared.keeping -= keeps
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -107,7 +117,7 @@ class Freeing:
         for the function, and keep what the function waits for, such as its managed memory.
         """
         with self._changed:
-            while self._keeping:
+            while self._shared.keeping:
                 self._changed.wait()
 
 
@@ -131,7 +141,9 @@ class Waiter:
         self._staging_lock = threading.Lock()
         self.staging = Staging(api)
         self._events: dict[int, list[int]] = {}
-        self.freeing = Freeing()
+        self.shared = Shared()
+        self.launcher: Launcher | None = None
+        self.freeing = Freeing(self.shared)
         self.when_broken: list[Callable[[int], None]] = []
         """Told of an error after which nothing that was queued is executed any more."""
         self.after: list[Callable[[], None]] = []
@@ -210,6 +222,7 @@ class Waiter:
         """Remember bytes that go out before the next synchronisation that covers them ends."""
         with self._download_lock:
             self._downloads.append(download)
+            self.shared.large = len(self._downloads)
             self.held += download.size
 
     def push(self, *, replies: bool = False) -> None:
@@ -226,9 +239,15 @@ class Waiter:
         """Send the downloads that are done, and nothing else: it waits for no lock of an area."""
         if self.mirrors:
             self._push_mirrors()
-        if not self._downloads:
+        if not self._downloads and not self.shared.small:
             return
         with self._download_lock:
+            # Those came first, see native/downloads.c.
+            if self.launcher is not None and self.shared.small:
+                count, answers = self.launcher.take_downloads()
+                if count:
+                    self._replies.answers(answers, replies=replies)
+                    self.launcher.downloads_sent(count)
             ready: list[Download] = []
             left: list[Download] = []
             for entry in self._downloads:  # an error comes before anything is sent
@@ -239,6 +258,7 @@ class Waiter:
                 self.held -= entry.size
             # Not before: another thread that finds none here answers at once.
             self._downloads = left
+            self.shared.large = len(left)
 
     def _push_mirrors(self) -> None:
         with self._download_lock:
@@ -279,6 +299,8 @@ class Waiter:
         """Wait for all downloads, and send them."""
         with self._download_lock:
             waiting = list(self._downloads)
+        if self.launcher is not None and self.shared.small:
+            self.launcher.await_downloads()
         for entry in waiting:
             self._api.runtime.eventSynchronize(entry.buffer.event)
         self.push()
@@ -302,6 +324,18 @@ class Waiter:
             finish()
         else:
             self.start(device, finish)
+
+    def end(self, outcome: Outcome) -> None:
+        """Answer a request whose wait the launcher has made."""
+        status, body = outcome.status, b""
+        try:
+            if not status:
+                self.push(replies=True)
+                body = bytes(outcome.body)[: outcome.body_size]
+        except self._api.errors as error:
+            status, body = self._api.status_of(error), b""
+        self._replies.waited(outcome.request, status, body, outcome.waited_ns)
+        self.heard(status)
 
     def guarded(self, request: int, job: Callable[[], Any]) -> Callable[[], None]:
         """Return ``job`` followed by the reply, of the bytes that it gives, or that it failed."""

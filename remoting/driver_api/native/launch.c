@@ -1,59 +1,23 @@
 // The frequent records of one frame, issued without Python between them: launches, fills, small copies,
-// events that are recorded and waited for.
+// events that are recorded and waited for, graphs, host functions that no stream waits for;
+// and waits that are over soon.
 //
 // The worker hands over the records of a frame. Those at its start that are of these kinds, and name
 // functions, streams and events that it has told us of, are issued; everything else is left to it, what
 // is malformed too. So this decides nothing, and the worker can do without it.
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "launcher.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "generated_layouts.h"
 #include "generated_records.h"
 
-#define EXPORT __attribute__((visibility("default")))
-#define ABI 3
-#define NOT_READY 600
+#define ABI 5
+#define ASKED 1        // in the flags of a record: somebody waits for its answer
 #define COOPERATIVE 2  // in the flags of a launch
 #define ATTRIBUTES_MAX 32
 #define ATTRIBUTE_SIZE 72
-
-typedef int launch_kernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                          void *stream, void **parameters, void **extra);
-
-// As cuda.h has it.
-struct config {
-    uint32_t grid[3], block[3], shared;
-    void *stream;
-    const void *attributes;
-    uint32_t count;
-};
-
-// What is called, in the order of ISSUED in launcher.py; NULL where the driver does not have it.
-struct driver {
-    launch_kernel *launch;
-    int (*launch_together)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                           void *stream, void **parameters);
-    int (*launch_ex)(const struct config *config, void *function, void **parameters, void **extra);
-    int (*record)(void *event, void *stream);
-    int (*wait)(void *stream, void *event, unsigned flags);
-    int (*copy_in)(uint64_t target, const void *source, size_t size, void *stream);
-    int (*copy)(uint64_t target, uint64_t source, size_t size, void *stream);
-    int (*fill8)(uint64_t target, unsigned char value, size_t count, void *stream);
-    int (*fill32)(uint64_t target, unsigned value, size_t count, void *stream);
-    int (*query)(void *stream);
-};
-
-// The head of a record, as the shim's wire/send.c writes it.
-struct head {
-    uint16_t op, flags;
-    uint32_t size;
-};
 
 // Of a launch, with its fields.
 struct launch {
@@ -61,25 +25,6 @@ struct launch {
     struct gp_launch_record fields;
 };
 _Static_assert(sizeof(struct launch) == 8 + sizeof(struct gp_launch_record), "as it travels");
-
-struct entry {
-    uint64_t id;  // 0: free
-    uint64_t handle;
-    unsigned char *bytes;  // of the parameters
-    void **pointers;
-    uint32_t length;
-};
-
-// Open addressing; a power of two, at most half full. Numbers are never used again.
-struct table {
-    struct entry *entries;
-    size_t room, used;
-};
-
-struct launcher {
-    struct driver driver;
-    struct table functions, streams, events;
-};
 
 static size_t place(const struct table *table, uint64_t id) {
     size_t at = (size_t)(id * 0x9e3779b97f4a7c15u >> 20) & (table->room - 1);
@@ -89,7 +34,7 @@ static size_t place(const struct table *table, uint64_t id) {
     return at;
 }
 
-static struct entry *find(const struct table *table, uint64_t id) {
+struct entry *find(const struct table *table, uint64_t id) {
     if (table->room == 0) return NULL;
     struct entry *entry = &table->entries[place(table, id)];
     return entry->id == id && id != 0 ? entry : NULL;
@@ -135,40 +80,60 @@ EXPORT int gpupool_launcher_abi(void) { return ABI; }
 
 EXPORT struct launcher *gpupool_launcher_new(void *const *called) {
     struct launcher *made = calloc(1, sizeof *made);
-    if (made != NULL) memcpy(&made->driver, called, sizeof made->driver);
+    if (made == NULL) return NULL;
+    memcpy(&made->driver, called, sizeof made->driver);
+    made->connection = -1;
+    made->plain = true;
     return made;
 }
 
 EXPORT int gpupool_launcher_function(struct launcher *launcher, uint64_t id, uint64_t handle,
-                                     unsigned char *bytes, void **pointers, uint32_t length) {
-    return put(&launcher->functions, (struct entry){id, handle, bytes, pointers, length});
+                                     unsigned char *bytes, void **pointers, uint32_t length, int kernel) {
+    return put(&launcher->functions, (struct entry){id, handle, bytes, pointers, length, kernel != 0});
 }
 
-EXPORT int gpupool_launcher_stream(struct launcher *launcher, uint64_t id, uint64_t handle) {
-    return put(&launcher->streams, (struct entry){.id = id, .handle = handle});
+// The table of a kind of objects, as client_state.py names it; NULL for kinds that no record here names.
+static struct table *table_of(struct launcher *launcher, int kind) {
+    switch (kind) {
+        case 's': return &launcher->streams;
+        case 'e': return &launcher->events;
+        case 'x': return &launcher->executables;
+        case 'n': return &launcher->nodes;
+        case 'c': return &launcher->contexts;
+        default: return NULL;
+    }
 }
 
-EXPORT int gpupool_launcher_event(struct launcher *launcher, uint64_t id, uint64_t handle) {
-    return put(&launcher->events, (struct entry){.id = id, .handle = handle});
+EXPORT int gpupool_launcher_keep(struct launcher *launcher, int kind, uint64_t id, uint64_t handle) {
+    struct table *table = table_of(launcher, kind);
+    return table != NULL && put(table, (struct entry){.id = id, .handle = handle});
 }
 
-EXPORT void gpupool_launcher_end_stream(struct launcher *launcher, uint64_t id) {
-    take_out(&launcher->streams, id);
+EXPORT void gpupool_launcher_end(struct launcher *launcher, int kind, uint64_t id) {
+    struct table *table = table_of(launcher, kind);
+    if (table != NULL) take_out(table, id);
 }
 
-EXPORT void gpupool_launcher_end_event(struct launcher *launcher, uint64_t id) {
-    take_out(&launcher->events, id);
+EXPORT void gpupool_launcher_select(struct launcher *launcher, uint64_t device, int plain) {
+    launcher->device = device;
+    launcher->plain = plain != 0;
 }
 
-static bool get(const struct table *table, uint64_t id, void **handle) {
+EXPORT void gpupool_launcher_share(struct launcher *launcher, struct shared *shared, int connection) {
+    launcher->shared = shared;
+    launcher->connection = connection;
+}
+
+EXPORT void gpupool_launcher_tell(struct launcher *launcher, struct turns *turns) {
+    launcher->turns = turns;
+}
+
+bool get(const struct table *table, uint64_t id, void **handle) {
     const struct entry *entry = find(table, id);
     if (entry == NULL) return false;
     *handle = (void *)(uintptr_t)entry->handle;
     return true;
 }
-
-// Each of these issues a record of `size` bytes behind its head, and returns whether it did; the
-// driver's answer is in status.
 
 static bool issue_launch(const struct launcher *launcher, const unsigned char *at, struct head head,
                          int *status) {
@@ -251,50 +216,38 @@ static bool issue_other(const struct launcher *launcher, const unsigned char *at
             if (!get(&launcher->streams, word[3], &stream)) return false;
             *status = driver->fill32(word[0], (unsigned)word[1], word[2], stream);
             return true;
+        case GP_GRAPH_SET:
+        case GP_GRAPH_LAUNCH: return issue_graph(launcher, at, head, status);
+        case GP_DOWNLOAD: return issue_download(launcher, at, head, status);
+        case GP_HOST_CALL: return issue_host_call(launcher, at, head, status);
         default: return false;
     }
 }
 
-static int64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-// Whether all of these streams of the driver come to an end within so many nanoseconds. Not where one
-// has failed either, as the caller will find.
-EXPORT int gpupool_launcher_idle(const struct launcher *launcher, const uint64_t *streams, size_t count,
-                                 int64_t patience_ns) {
-    if (launcher->driver.query == NULL) return 0;
-    int64_t until = now_ns() + patience_ns;
-    for (size_t at = 0; at < count;) {
-        int status = launcher->driver.query((void *)(uintptr_t)streams[at]);
-        if (status == 0) {
-            at++;
-        } else if (status != NOT_READY || now_ns() > until) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 // Issue what lies at `at`, and so on; return where the first record lies that was not issued, or whose
-// call failed with outcome[0]; outcome[1] records were issued.
+// call failed with outcome->status; or what is behind one that waited, and is over. `alone`: no other
+// frame has come.
 EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsigned char *frame,
-                                   size_t at, size_t end, int outcome[2]) {
-    outcome[0] = outcome[1] = 0;
+                                   size_t at, size_t end, int alone, struct outcome *outcome) {
+    *outcome = (struct outcome){0};
     while (end - at >= sizeof(struct head)) {
         struct head head;
         memcpy(&head, frame + at, sizeof head);
         if (head.size & 7 || head.size > end - at || head.size < sizeof head) break;
         const unsigned char *fields = frame + at + sizeof head;
+        if (head.flags == ASKED) {
+            bool last = alone && head.size == end - at;
+            if (!wait_soon(launcher, fields, head, last, outcome)) break;
+            outcome->issued++;
+            return at + head.size;
+        }
         bool launches = head.op == GP_LAUNCH || head.op == GP_LAUNCH_EX;
         if (head.flags != 0 && !(launches && head.flags == COOPERATIVE)) break;
-        bool issued = launches ? issue_launch(launcher, fields, head, &outcome[0])
-                               : issue_other(launcher, fields, head, &outcome[0]);
+        bool issued = launches ? issue_launch(launcher, fields, head, &outcome->status)
+                               : issue_other(launcher, fields, head, &outcome->status);
         if (!issued) break;
-        outcome[1]++;
-        if (outcome[0] != 0) break;
+        outcome->issued++;
+        if (outcome->status != 0) break;
         at += head.size;
     }
     return at;

@@ -51,6 +51,7 @@ class HostReader:
         memory = self._memory()
         network = self._network()
         disk = self._disk()
+        limits = self._cgroup()
         pids = [(name, pid) for name, each in processes.items() for pid in each]
         return HostTelemetry(
             cpu_busy=self._cpu_busy(),
@@ -65,6 +66,9 @@ class HostReader:
             cpu_s=self._cpu_seconds(pids),
             descriptors=self._descriptors(),
             descriptors_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            disk_read_only=self._read_only(),
+            network_mtu=self._mtu(),
+            **limits,
         )
 
     def _text(self, *names: str) -> str:
@@ -109,6 +113,37 @@ class HostReader:
             return None
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
+    def _read_only(self) -> bool:
+        with suppress(OSError):
+            return bool(os.statvfs(self._folder).f_flag & os.ST_RDONLY)
+        return False
+
+    def _mtu(self) -> int | None:
+        with suppress(OSError, ValueError):
+            if self._interface:
+                path = self._sys / "class" / "net" / self._interface / "mtu"
+                return int(path.read_text())
+        return None
+
+    def _cgroup(self) -> dict[str, int]:
+        """Return what the server's cgroup holds of memory and processes, where it is limited."""
+        line = next((x for x in self._text("self", "cgroup").splitlines() if x[:3] == "0::"), "")
+        if not line:
+            return {}
+        folder = self._sys / "fs" / "cgroup" / line[3:].lstrip("/")
+
+        def number(name: str) -> int | None:
+            with suppress(OSError, ValueError):  # without a limit it says "max"
+                return int((folder / name).read_text())
+            return None
+
+        found: dict[str, int | None] = {}
+        if (limit := number("memory.max")) is not None and (used := number("memory.current")):
+            found |= {"memory_limit": limit, "memory_charged": max(0, used - _pages(folder))}
+        if (most := number("pids.max")) is not None:
+            found |= {"pids_max": most, "pids": number("pids.current")}
+        return {name: value for name, value in found.items() if value is not None}
+
     def _resident(self, pids: Iterable[tuple[str, int]]) -> dict[str, int]:
         found: dict[str, int] = {}
         for name, pid in pids:
@@ -140,3 +175,13 @@ class HostReader:
         with suppress(OSError):
             return sum(1 for _ in (self._proc / "self" / "fd").iterdir())
         return None
+
+
+def _pages(folder: Path) -> int:
+    """Return the bytes of a cgroup that are pages of files, which the kernel takes back."""
+    with suppress(OSError, ValueError):
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file":
+                return int(value)
+    return 0

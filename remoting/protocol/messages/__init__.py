@@ -13,6 +13,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  Cancel, AwaitGpus, Attach, Release       Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
+                 RunChecks                                ChecksDone
                  Subscribe                                Done
     orders       CreateToken, RevokeToken, RenewToken     Done
                  EndLease
@@ -34,6 +35,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
 
 from gpupool.remoting.protocol.messages.admin_messages import (
     AuditNow,
+    ChecksDone,
     GetAudit,
     GetHistory,
     GetTelemetry,
@@ -41,6 +43,7 @@ from gpupool.remoting.protocol.messages.admin_messages import (
     GetView,
     HistoryIs,
     ListTokens,
+    RunChecks,
     Subscribe,
     TelemetryNow,
     Tokens,

@@ -8,7 +8,7 @@ from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
-from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.telemetry import Finding, Telemetry
 from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
@@ -121,6 +121,18 @@ class GetUsage(Call):
     """
 
     query: RecordQuery
+
+
+@message(180)
+class ChecksDone(Answer):
+    """What the answering server has found by testing its links and its idle GPUs now."""
+
+    findings: tuple[Finding, ...]
+
+
+@message(102, answered_by=ChecksDone, rights=Rights.OPERATOR)
+class RunChecks(Call):
+    """Have a server test its links and its idle GPUs; it takes some seconds."""
 
 
 @message(179)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from gpupool.monitoring.health.device_memory import SelfTest
 from gpupool.monitoring.health.health_monitor import HealthMonitor
 from gpupool.monitoring.health.readings import ObserverReadings, Readings
 from gpupool.pool.model import commands as c
@@ -80,15 +81,34 @@ class Machine:
                 remapped_rows={"pending": 0, "failed": 0},
                 pcie_replays=0,
                 nvlink_errors=0,
+                nvlinks_up=18,
+                pcie_width=16,
+                pcie_width_max=16,
+                pcie_generation=5,
+                pcie_generation_max=5,
                 recovery_action=0,
             )
             for gpu in GPUS
         }
         self.host: HostTelemetry | None = HostTelemetry(
-            disk_total=1000 * GIB, disk_free=500 * GIB, descriptors=100, descriptors_max=1024
+            disk_total=1000 * GIB,
+            disk_free=500 * GIB,
+            descriptors=100,
+            descriptors_max=1024,
+            network_mtu=9000,
+            memory_charged=GIB,
+            memory_limit=4 * GIB,
+            pids=50,
+            pids_max=500,
         )
         self.consensus: ConsensusTelemetry | None = ConsensusTelemetry(
-            link_rtt_s={B: 0.0003, C: 0.0003}, clock_offset_s={B: 0.0, C: 0.0}
+            link_rtt_s={B: 0.0003, C: 0.0003},
+            clock_offset_s={B: 0.0, C: 0.0},
+            journal_bytes=10 * GIB // 1024,
+            snapshot_bytes=GIB // 1024,
+            link_mtu={B: 9000, C: 9000},
+            link_sent={B: 100_000, C: 100_000},
+            link_resent={B: 3, C: 3},
         )
         self.histograms = empty_histograms()
         self.counters: dict[str, int] = {}
@@ -107,6 +127,9 @@ class Machine:
         )
         self.certificates = {"server": 300 * 86400.0, "ca": 3000 * 86400.0}
         self.observer = ObserverReadings()
+        self.gpus_before: int | None = len(GPUS)
+        self.errors_a_second: dict[GpuId, float] = {}
+        self.tests = {gpu: SelfTest(0, 10.0, 10.2) for gpu in GPUS}
 
     def failed(self, text: str) -> None:
         raise AssertionError(text)
@@ -133,6 +156,9 @@ class Machine:
             health=self.health,
             certificates=self.certificates,
             observer=self.observer,
+            gpus_before=self.gpus_before,
+            errors_a_second=self.errors_a_second,
+            tests=self.tests,
         )
 
     def second(self) -> tuple[Finding, ...]:

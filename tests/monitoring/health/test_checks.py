@@ -10,6 +10,7 @@ import pytest
 from tests.monitoring.health.healthy_pool import DAY_MS, GIB, GPUS, START_MS, A, B, C, Machine
 
 from gpupool.monitoring.health import check_table
+from gpupool.monitoring.health.device_memory import DeviceMemory, SelfTest
 from gpupool.monitoring.health.finding_tracker import FindingTracker
 from gpupool.monitoring.health.health_monitor import SIGNS
 from gpupool.monitoring.health.readings import ObserverReadings, Result
@@ -25,7 +26,14 @@ from gpupool.pool.model.state import (
     Waiting,
     with_changes,
 )
-from gpupool.pool.telemetry import HISTOGRAMS, ConsensusTelemetry, Health, Histogram, HostTelemetry
+from gpupool.pool.telemetry import (
+    HISTOGRAMS,
+    ConsensusTelemetry,
+    GpuTelemetry,
+    Health,
+    Histogram,
+    HostTelemetry,
+)
 
 WARN, FAIL = Health.WARN, Health.FAIL
 Change = Callable[[Machine], None]
@@ -100,6 +108,10 @@ def attribute(**changes: Any) -> Change:
     return apply
 
 
+def self_test(test: SelfTest) -> Change:
+    return attribute(tests={GPUS[3]: test})
+
+
 def token(left_ms: int) -> Change:
     def change(state: PoolState) -> PoolState:
         known = state.tokens[TokenId("root")]
@@ -150,6 +162,17 @@ CASES = [
     Case("throttle", FAIL, gpu(throttled_s={"hw_thermal": 400.0}), None),
     Case("pcie", WARN, gpu(pcie_replays=11), None),
     Case("nvlink", WARN, gpu(nvlink_errors=1), None),
+    Case("pcie-link", WARN, gpu(pcie_width=8), gpu(pcie_width=16)),
+    Case("pcie-link", WARN, gpu(pcie_generation=3), gpu(pcie_generation=5)),
+    Case("nvlink", FAIL, gpu(nvlinks_up=16), gpu(nvlinks_up=18)),
+    Case("self-test", WARN, self_test(SelfTest(9, 8.0, 10.0)), self_test(SelfTest(9, 9.9, 10.0))),
+    Case(
+        "self-test",
+        FAIL,
+        self_test(SelfTest(9, 9.0, 9.0, "it computed wrongly")),
+        self_test(SelfTest(9, 9.0, 9.0)),
+    ),
+    Case("gpu-count", WARN, attribute(gpus_before=9), attribute(gpus_before=8)),
     Case("foreign-use", WARN, gpu_of_table(memory_foreign=8 * GIB), gpu_of_table(memory_foreign=0)),
     Case(
         "drained", WARN, gpu_of_table(drain_reason="auto: thermal"), gpu_of_table(drain_reason="")
@@ -160,6 +183,21 @@ CASES = [
     Case("disk", FAIL, slow_calls("raft_fsync_duration_seconds", 2.0, 30), None),
     Case("descriptors", WARN, host(descriptors=850), host(descriptors=100)),
     Case("descriptors", FAIL, host(descriptors=1000), host(descriptors=100)),
+    Case("disk", FAIL, host(disk_read_only=True), host(disk_read_only=False)),
+    Case("memory", WARN, host(memory_charged=7 * GIB // 2), host(memory_charged=GIB)),
+    Case("memory", FAIL, host(memory_charged=4 * GIB), host(memory_charged=GIB)),
+    Case("processes", WARN, host(pids=420), host(pids=50)),
+    Case("processes", FAIL, host(pids=499), host(pids=50)),
+    Case(
+        "link-loss",
+        WARN,
+        consensus(link_sent={B: 200_000}, link_resent={B: 400}),
+        consensus(link_resent={B: 3}),
+    ),
+    Case("mtu", WARN, consensus(link_mtu={B: 1500}), consensus(link_mtu={B: 9000})),
+    Case("mtu", FAIL, consensus(link_stalls_s={B: 6.0}), consensus(link_stalls_s={})),
+    Case("journal", WARN, consensus(journal_bytes=GIB), consensus(journal_bytes=GIB // 512)),
+    Case("versions", FAIL, consensus(link_versions={B: 4}), consensus(link_versions={})),
     Case("event-loop", WARN, attribute(loop_lag_s=0.2), attribute(loop_lag_s=0.0)),
     Case("event-loop", FAIL, attribute(loop_lag_s=1.5), attribute(loop_lag_s=0.0)),
     Case("link", FAIL, health(connected=(C,)), health(connected=(B, C))),
@@ -181,6 +219,12 @@ CASES = [
         "history",
         FAIL,
         attribute(observer=ObserverReadings(problem="damaged")),
+        attribute(observer=ObserverReadings()),
+    ),
+    Case(
+        "history",
+        WARN,
+        attribute(observer=ObserverReadings(problem="no room is left", capped=True)),
         attribute(observer=ObserverReadings()),
     ),
     Case("history", WARN, attribute(observer=ObserverReadings(dropped=3)), None, 100),
@@ -226,7 +270,7 @@ def test_found_in_time_and_gone_after_the_cure(case: Case) -> None:
 
 
 def test_every_check_has_a_case() -> None:
-    elsewhere = {"repeated-xid", "clock"}
+    elsewhere = {"repeated-xid", "clock", "link-speed"}  # the last in test_pool_health
     assert {case.check for case in CASES} | elsewhere == {c.name for c in check_table.CHECKS}
     for check in check_table.CHECKS:
         statuses = {case.status for case in CASES if case.check == check.name}
@@ -252,6 +296,45 @@ def test_a_server_that_starts_looks_for_the_others_first() -> None:
     health(leader=None, majority_age_s=99.0)(machine)
     assert machine.run(5) == ()
     assert machine.seconds_until("quorum") <= 4
+
+
+def test_corrected_errors_beside_those_of_a_month() -> None:
+    machine = Machine()
+    machine.errors_a_second = {GPUS[3]: 0.01, GPUS[4]: 1.0}
+    machine.run(30)
+    for number in (3, 4):
+        machine.change_gpu(number, ecc_corrected=100)
+    assert machine.seconds_until("ecc") <= 12  # an hour of this start is not needed
+    assert [each.subject for each in machine.monitor.findings] == [GPUS[3]]
+
+
+def test_an_idle_gpu_lets_its_pcie_link_rest() -> None:
+    machine = Machine()
+    machine.change_gpu(utilization=0.0, pcie_width=1, pcie_generation=1)
+    assert machine.run(100) == ()
+
+
+def test_what_is_remembered_of_gpus_outlives_a_start() -> None:
+    memory, day = DeviceMemory(), 86_400_000
+    assert memory.gpu_count is None
+    at = START_MS
+    for number in range(40):
+        at = START_MS + number * day
+        memory.note_errors([GpuTelemetry(GPUS[0], 0, ecc_corrected=24 * number)], at)
+        if number < 2:
+            assert not memory.errors_a_second(at)
+    memory.note_test(GPUS[0], 5, 10.0, "")
+    memory.note_test(GPUS[0], 6, 9.0, "it computed wrongly")
+    memory.note_test(GPUS[0], 7, 9.0, "")
+    again = DeviceMemory(memory.text(8))
+    assert again.gpu_count == 8
+    assert again.errors_a_second(at) == {GPUS[0]: 24 / 86_400}
+    assert again.tests() == {GPUS[0]: SelfTest(7, 9.0, 10.0, right_in_a_row=1)}
+    # A driver that was loaded anew counts from 0.
+    again.note_errors([GpuTelemetry(GPUS[0], 0, ecc_corrected=0)], at)
+    assert again.errors_a_second(at + day) == {GPUS[0]: 24 / 86_400}
+    for damaged in ("{", "[]", '{"gpus": "x"}', '{"gpus": 1, "devices": {"a": 1}}'):
+        assert DeviceMemory(damaged).gpu_count is None
 
 
 def test_elections_in_an_hour() -> None:

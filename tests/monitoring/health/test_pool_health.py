@@ -6,7 +6,7 @@ from tests.cli.conftest import pool, server
 
 from gpupool.monitoring.health.pool_health import line, merged, nagios
 from gpupool.pool.model.ids import Milliseconds, ServerId
-from gpupool.pool.telemetry import Finding, Health, Telemetry
+from gpupool.pool.telemetry import Finding, Health, HostTelemetry, Telemetry
 from gpupool.pool.view import ALARM
 
 VIEW = pool(server(0, ()), server(1, ()), server(2, ()))
@@ -52,6 +52,19 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     assert shown((), ()) == [(VIEW.servers[2].name, "answer", FAIL)]
     lost = finding("silent", FAIL, VIEW.servers[2].name)
     assert shown((lost,), (lost,)) == [("", "silent", FAIL)]
+
+
+def test_an_interface_that_is_slower_than_most_servers() -> None:
+    said = telemetry((), (), ())
+    speeds = dict(zip(said, (25_000, 25_000, 1000), strict=True))
+    said = {
+        server: replace(each, host=HostTelemetry(network_speed=speeds[server]))
+        for server, each in said.items()
+    }
+    [row] = merged(VIEW, said).findings
+    assert (row.server, row.finding.check) == (VIEW.servers[2].name, "link-speed")
+    del said[IDS[0]]
+    assert [r.finding.check for r in merged(VIEW, said).findings] == ["answer"]
 
 
 def test_alarms_of_the_view_fail() -> None:

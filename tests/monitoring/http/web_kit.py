@@ -39,6 +39,7 @@ class Web:
         self.http = HttpDoor(theirs, self._folder, ask=self.link.asked, say=self.said.append)
         nursery.start_soon(self.http.run)
         nursery.start_soon(self.link.run, ours, self._say)
+        self.link.ca_pem = lambda: lab.authority.certificate_pem
         self.link.check_token = lab.servers[0].controller.check_token
         key, csr = create_key_and_csr(next(iter(lab.state.servers)))
         (server, *_) = lab.state.servers.values()

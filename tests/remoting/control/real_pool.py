@@ -191,7 +191,7 @@ class RealServer:
         removed = self.id in state.removed
         if self.id in state.servers or removed:
             self.replicated_log.set_servers(tuple(state.servers), removed=removed)
-            self.replicated_log.reconcile_voters(state.voters())
+            self.replicated_log.reconcile_voters(state.voters(), stopgaps=state.witnesses())
 
     async def commit(self, command: Command) -> None:
         """Commit a command by way of this server."""

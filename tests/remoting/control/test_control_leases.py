@@ -15,13 +15,14 @@ from gpupool.pool.errors import (
     UnreachableError,
 )
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.ids import Incarnation, RequestId
 from gpupool.pool.model.state import Placement, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.client.session_answer import OpenedSession
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.reconciler import LaterStartError
 
 Clock = trio.testing.MockClock
 
@@ -461,6 +462,26 @@ async def test_a_restarted_server_frees_what_it_held(
         await cluster.add(int(node.id, 16), 1, incarnation=2)
         await trio.sleep(1)
         assert cluster.granted() == 0
+
+
+async def test_a_server_stops_when_the_pool_knows_a_later_start_of_it(
+    autojump_clock: Clock,
+) -> None:
+    """Seed 56: a copy of a server was taken for its restart, and the original waited for ever."""
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            cluster = Cluster(nursery)
+            await cluster.start([1, 1, 1])
+            copy = cluster.state.servers[cluster.nodes[1].id]
+            gpus = tuple(copy.gpus.values())
+            later = Incarnation(2)
+            cluster.commit(commands.ServerUp(copy.id, later, "elsewhere:7470", "", "", "", gpus))
+            await trio.sleep(5)
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await live()
+    assert raised.group_contains(LaterStartError, match="start 2 at elsewhere:7470")
 
 
 async def test_an_operator_ends_a_lease(autojump_clock: Clock, nursery: trio.Nursery) -> None:

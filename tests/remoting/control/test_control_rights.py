@@ -58,6 +58,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.GetAudit(),
         m.GetUsage(RecordQuery()),
         m.GetHistory(HistoryQuery("pool", "granted")),
+        m.RunChecks(),
         m.GetPolicy(),
         m.GetPolicyHistory(),
         m.CheckPolicy("ada"),

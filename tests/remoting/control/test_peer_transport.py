@@ -21,9 +21,11 @@ from tests.remoting.control.control_kit import (
     until,
 )
 
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport import peer_link
 from gpupool.remoting.transport import peer_transport as links_module
 from gpupool.remoting.transport.peer_dial import proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -193,7 +195,7 @@ async def test_a_peer_that_reads_nothing_has_a_bounded_queue(
     await trio.sleep(1)
     frame = bytes(1024 * 1024)
     accepted = sum(network.links[A].send(B, frame) for _ in range(100))
-    assert accepted == links_module.QUEUE_SIZE_MAX // len(frame) - 1
+    assert accepted == peer_link.QUEUE_SIZE_MAX // len(frame) - 1
 
 
 def offset_s(clock: VirtualClock, sample: ClockSample | None) -> float:
@@ -293,9 +295,34 @@ async def test_servers_of_another_version_are_told_apart_once(
     assert network.logs[A].events == []
     [said] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert said == (
-        f"server {B} has another version of gpupool: it speaks version 99 of the links, "
-        f"this server {links_module.VERSION}; install the same version on both"
+        f"server {B} has another version of gpupool: it has version 99 of the formats, "
+        f"this server {VERSION}; upgrade the older one"
     )
+
+
+@pytest.mark.parametrize(("version", "up"), [(-2, False), (-1, True), (1, True), (2, False)])
+async def test_servers_link_to_the_versions_beside_their_own(
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    version: int,
+    up: bool,
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    near, far = trio.testing.memory_stream_pair()
+    nursery.start_soon(network.links[A].accept, far, B)
+    await near.send_all(struct.pack(">IBHQ", 10, 1, VERSION + version, 0))
+    await trio.sleep(1)
+    assert (network.logs[A].events == [("connected", B)]) is up
+    assert (network.links[A].connected() == (B,)) is up
+    if not up:
+        return
+    unknown = max(peer_link.Kind) + 1
+    await near.send_all(struct.pack(">IB", 0, unknown))
+    await trio.sleep(1)
+    assert (network.links[A].connected() == (B,)) is (version > 0), "only newer servers may"
 
 
 async def test_real_tls_proves_both_sides(tmp_path: Path) -> None:

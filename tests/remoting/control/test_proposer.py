@@ -5,11 +5,12 @@ from random import Random
 
 import pytest
 
+from gpupool.pool.model import formats
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.commands import Tick, unwrap
+from gpupool.pool.model.commands import NAMES, Tick, unwrap
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.results import RefusalKind, Result, refuse
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import PoolState, Server
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import (
@@ -51,6 +52,7 @@ class Bench:
             rng=Random(1),
             table_clock=TableClock(lambda: self.state, self_id=ServerId("s"), clock=self.clock),
             emit=self.attempts.append,
+            formats=lambda: self.state.formats(),
         )
         self.proposer.propose(Tick(), self.decisions.append, timeout_s=timeout_s, bounded=bounded)
 
@@ -181,3 +183,27 @@ def test_a_command_that_the_leaders_clocks_forbid_is_refused_for_good() -> None:
     assert decision.result == Result(ok=False, kind="clock", why=refusal.reason)
     assert not decision.uncertain
     assert bench.clock.now < 101.0
+
+
+def test_a_command_waits_for_the_oldest_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not know a command would have to stop when it is committed."""
+    monkeypatch.setattr(formats, "SINCE", {NAMES[Tick]: 7})
+    bench = Bench()
+    assert not bench.attempts
+    assert not bench.decisions, "never from within propose"
+    bench.wake()
+    [decision] = bench.decisions
+    assert decision.result is not None
+    assert decision.result.why == "it needs version 7 on all servers, and the oldest has 5"
+    assert not decision.uncertain
+
+    old, new = (Server(ServerId(name), name, "h:1", voter=True) for name in "ab")
+    for versions, version in (((7, 6), 6), ((7, 7), 7)):
+        servers = (replace(s, formats=v) for s, v in zip((old, new), versions, strict=True))
+        bench.state = replace(
+            bench.state, servers=type(bench.state.servers)({s.id: s for s in servers})
+        )
+        assert bench.state.formats() == version
+        bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=2.0)
+        bench.proposer.poll()
+        assert len(bench.attempts) == (version == 7)

@@ -20,7 +20,8 @@ from test_cuda_door import MEMORY, ScriptedStream
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.driver_api.executor import executor
 from gpupool.remoting.driver_api.executor.api import Api
-from gpupool.remoting.driver_api.executor.client_state import Client, Function, HandlerGroup
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError
 from gpupool.remoting.driver_api.executor.serve import Session

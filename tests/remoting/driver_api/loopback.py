@@ -58,7 +58,7 @@ def uuid_of(place: int, ordinal: int) -> str:
 def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
-    from stand_ins import LinksInVain, LyingStream, SharingBudget, TappedStream
+    from stand_ins import Counts, LinksInVain, LyingStream, SharingBudget, TappedStream
 
     from gpupool.remoting.devices.base import Budget, DeviceSpec
     from gpupool.remoting.driver_api.executor import contexts
@@ -127,6 +127,8 @@ def run_worker(arguments: argparse.Namespace) -> None:
     links = LinksInVain() if arguments.links else None
     if arguments.tap:
         stream = TappedStream(stream, Path(arguments.tap) / f"{arguments.place}-{os.getpid()}")
+    if arguments.count:
+        stream = Counts(stream, Path(arguments.count))
     if arguments.lie >= 0:
         stream = LyingStream(stream, arguments.lie)
     profile = os.environ.get("LOOPBACK_PROFILE")
@@ -261,6 +263,7 @@ class LoopbackAgent:
             *(["--share", self.arguments.share] if self.arguments.share else []),
             *(["--links"] if self.arguments.links else []),
             *(["--tap", self.arguments.tap] if self.arguments.tap else []),
+            *(["--count", self.arguments.count] if self.arguments.count else []),
             *(["--old"] if self.arguments.old else []),
             *(["--no-launcher"] if self.arguments.no_launcher else []),
             *("--lie", str(self.arguments.lie)),
@@ -330,6 +333,7 @@ def main() -> int:
     parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--no-launcher", action="store_true", help="launch by Python alone")
     parser.add_argument("--tap", default="", help="a folder for the bytes that workers receive")
+    parser.add_argument("--count", default="", help="a file for what the worker did in Python")
     parser.add_argument("--share", default="", help="a folder for what processes share")
     parser.add_argument("--lie", type=int, default=-1, help="which false answers workers give")
     parser.add_argument("--links", action="store_true", help="between servers, which break")

@@ -1,14 +1,19 @@
 """What stands around a worker in tests: a tap on its line, and what its host would do for it."""
 
 import contextlib
+import json
 import os
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpupool.remoting.devices.base import Budget
+from gpupool.remoting.driver_api.executor import executor
 from gpupool.remoting.driver_api.executor.reader import Stream
+from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.peer_links import Peer, PeerLostError
 
@@ -30,6 +35,50 @@ class TappedStream:
 
     def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
         """Send everything."""
+        self.stream.send_buffers(buffers)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self.stream.close()
+
+
+class Counts:
+    """A stream whose end writes to a file how often the worker's Python did what.
+
+    Received and sent: system calls, at least. Records, by their names: those that it executed.
+    """
+
+    def __init__(self, stream: Stream, path: Path) -> None:
+        self.stream = stream
+        self.calls = 0
+        self.tally = Tally()
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        names = {number: name for name, number in NUMBERS.items()}
+        names |= {number: name for number, (name, _, _) in table.CALLS.items()}
+        add = executor.Executor._add  # pyright: ignore[reportPrivateUsage]
+        counts = self.counts
+
+        def counting(self: executor.Executor, op: int, handler: Callable[[int], None]) -> None:
+            def counted(flags: int) -> None:
+                counts[names[op]] += 1
+                handler(flags)
+
+            add(self, op, counted)
+
+        executor.Executor._add = counting  # pyright: ignore[reportPrivateUsage]
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive some bytes."""
+        count = self.stream.recv_into(buffer)
+        self.counts["received"] += 1
+        if not count:
+            self.path.write_text(json.dumps(self.counts))
+        return count
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        """Send everything."""
+        self.counts["sent"] += 1
         self.stream.send_buffers(buffers)
 
     def close(self) -> None:

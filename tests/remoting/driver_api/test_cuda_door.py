@@ -467,7 +467,7 @@ def test_answers_that_somebody_waits_for_are_counted_with_their_time() -> None:
     session.began[5] = time.perf_counter_ns() - 3_000_000
     session.reply(5, 0, b"body")
     session.reply(6, 0)  # nobody has begun it
-    session.host(5, 0, 1)
+    session.host([(5, 0, 1)])
     assert stream.tally.waits == 1
     assert 3_000_000 <= stream.tally.wait_ns < 3_000_000_000
     assert session.began == {}

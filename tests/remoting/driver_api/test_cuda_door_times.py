@@ -14,6 +14,8 @@ from golden import NAMES, Run, tapped
 from test_cuda_door import HERE, KERNELS, compiled, run
 from test_cuda_door_calls import natively
 
+from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC
+
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 
 
@@ -51,10 +53,15 @@ def test_functions_that_only_tell(wish: str, library: Path, tmp_path: Path) -> N
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)], check=True)
     program = [str(compiled("tellers", tmp_path, library)), IMAGE, str(plugin)]
     (tmp_path / "native").mkdir()
+    (tmp_path / "taps").mkdir()
     with Control(tmp_path / "native") as control:
         expected = natively(control, program)
     assert expected == "told 50, sum 50\nresults right\n"
     with Control(tmp_path) as control:
         more = {"GPUPOOL_HOST_FUNCTIONS": wish} if wish else None
-        done = run(library, control, program, more=more)
+        done = run(library, control, program, "--tap", str(tmp_path / "taps"), more=more)
         assert (done.stdout, done.stderr) == (expected, "")
+    (tap,) = (tmp_path / "taps").iterdir()
+    frames = tap.read_bytes().count(FRAME_MAGIC.to_bytes(4, "little"))
+    # Each was sent in a frame of its own: 470. A machine with other things to do needs more.
+    assert wish or frames < 300

@@ -40,9 +40,22 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetClockInfo": 1980,
     "nvmlDeviceGetTemperatureThreshold": 92,
+    "nvmlDeviceGetCurrPcieLinkWidth": 8,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 4,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetNvLinkState": 1,
     "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
     "nvmlDeviceRegisterEvents": None,
 }
+LINKS = {
+    "nvlinks_up": 18,
+    "pcie_width": 8,
+    "pcie_width_max": 16,
+    "pcie_generation": 4,
+    "pcie_generation_max": 5,
+}
+"""What these answers make of a GPU's links."""
 
 
 class FakeBinding:

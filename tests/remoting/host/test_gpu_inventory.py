@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from fake_binding import ANSWERS, FakeBinding, install
+from fake_binding import ANSWERS, LINKS, FakeBinding, install
 from fake_nvml import IDLE, FakeNvml, device
 from host_kit import GIB, HERE, SERVER, HostKit, MakeHost, unix_address, until
 from trio.testing import MockClock
@@ -367,7 +367,7 @@ def test_adapter_reads_devices_and_samples(binding: FakeBinding) -> None:
         row_remap_failed=False,
         exclusive=True,
         shares={8: 0.12},
-        slow=SlowReadings(power_limit_w=700.0, sm_clock_hz=1.98e9, shutdown_c=92),
+        slow=SlowReadings(power_limit_w=700.0, sm_clock_hz=1.98e9, shutdown_c=92, **LINKS),
     )
     assert nvml.sample("GPU-0").computing == frozenset()  # the same readings are not news
     binding.xids = [("GPU-0", 79), ("GPU-0", 13)]

@@ -4,14 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_binding import FakeBinding, install
+from fake_binding import LINKS, FakeBinding, install
 from fake_nvml import IDLE, FakeNvml, device
 from host_kit import SERVER
 
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.devices import slow_readings
 from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
-from gpupool.remoting.devices.slow_readings import SlowReadings, read_by_others, throttle_fields
+from gpupool.remoting.devices.slow_readings import (
+    PCIE_READINGS,
+    SlowReadings,
+    read_by_others,
+    throttle_fields,
+)
 from gpupool.remoting.host.inventory import Inventory, OwnUse
 from gpupool.remoting.host.measuring.gpu_shares import GpuUse, Process, lease_shares
 
@@ -80,6 +85,7 @@ def test_fields_become_readings_in_units_without_prefix(binding: FakeBinding) ->
         pcie_replays=5,
         nvlink_errors=7,
         recovery_action=1,
+        **LINKS,
     )
 
 
@@ -100,7 +106,7 @@ def test_each_slow_reading_may_be_missing(binding: FakeBinding) -> None:
         (
             *("nvmlDeviceGetFieldValues", "nvmlDeviceGetEnforcedPowerLimit"),
             *("nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperatureThreshold"),
-            "nvmlGpmQueryDeviceSupport",
+            *("nvmlGpmQueryDeviceSupport", "nvmlDeviceGetNvLinkState", *PCIE_READINGS.values()),
         ),
         3,
     )

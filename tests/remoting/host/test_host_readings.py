@@ -58,6 +58,27 @@ def test_readings_are_those_of_the_files(tmp_path: Path) -> None:
     assert reader.read({}).cpu_busy == 0.3
 
 
+def test_limits_of_the_servers_unit(tmp_path: Path) -> None:
+    proc, sys = fake_proc(tmp_path / "proc"), tmp_path / "sys"
+    (proc / "self" / "cgroup").write_text("0::/system.slice/gpupool.service\n")
+    unit = sys / "fs/cgroup/system.slice/gpupool.service"
+    unit.mkdir(parents=True)
+    reader = HostReader(tmp_path, "eth0", proc=proc, sys=sys)
+    for name, text in (("memory.max", "max"), ("memory.current", "9000"), ("pids.max", "max")):
+        (unit / name).write_text(text + "\n")
+    found = reader.read({})
+    assert found.memory_limit is found.memory_charged is found.pids is found.pids_max is None
+    assert not found.disk_read_only
+    for name, text in (
+        *(("memory.max", "20000"), ("memory.stat", "anon 4000\ninactive_file 3000")),
+        *(("pids.max", "100"), ("pids.current", "42")),
+    ):
+        (unit / name).write_text(text + "\n")
+    found = reader.read({})
+    assert (found.memory_charged, found.memory_limit) == (6000, 20000)
+    assert (found.pids, found.pids_max) == (42, 100)
+
+
 def test_time_of_processors_never_falls(tmp_path: Path) -> None:
     proc = fake_proc(tmp_path / "proc")
     reader = HostReader(tmp_path, "", proc=proc)

@@ -9,6 +9,7 @@ checker that must notice.
 
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tests.simulations.mutations.patching import patched
@@ -23,10 +24,12 @@ from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.table_comparison import TableComparison
 from gpupool.pool import table_clock
 from gpupool.pool.model.ids import Plain, ServerId
+from gpupool.pool.model.state import with_changes
 from gpupool.remoting.server import lease_service, service_context
 from gpupool.remoting.server.actions import Action
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.service_context import Client
+from gpupool.simulations.cluster.watched_tables import WatchedMachine
 
 INFINITE = float("inf")
 
@@ -192,6 +195,30 @@ def latest_clock_believed() -> AbstractContextManager[None]:
         return max(walls) if len(walls) >= voter_count // 2 + 1 else None
 
     return patched(table_clock, "majority_time", majority_time)
+
+
+def row_flips_in_memory() -> AbstractContextManager[None]:
+    """Let a bit of the second server's table flip, which nobody is told of."""
+    original = WatchedMachine.apply
+
+    def apply(self: WatchedMachine, index: int, command: Plain) -> Plain:
+        result = original(self, index, command)
+        if self._server == "s2" and index % 40 == 0:
+            acts = self.state.acts
+            first = replace(acts[0], text="flipped")
+            self.state = with_changes(self.state, acts=(first, *acts[1:]))
+        return result
+
+    return patched(WatchedMachine, "apply", apply)
+
+
+def whole_tables_not_compared() -> AbstractContextManager[None]:
+    """Let servers pass over the hashes of each other's tables."""
+
+    def on_whole_hash(self: TableComparison, peer: ServerId, message: Message) -> None:
+        pass
+
+    return patched(TableComparison, "on_whole_hash", on_whole_hash)
 
 
 def hash_not_begun_anew() -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 
-ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign")
+ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit")
 
 Broken = Callable[[], AbstractContextManager[None]]
 
@@ -25,12 +25,12 @@ class Mutation:
     def options(self, seed: int) -> Options:
         """Return a run of the swarm in which the broken rule matters.
 
-        The CA is exchanged, and GPUs are drained, in runs that are about it: in all others it only
-        moves what happens.
+        The CA is exchanged, GPUs are drained, and whole tables are hashed, in runs that are about
+        it: in all others it only moves what happens.
         """
         drawn = swarm(seed)
         faults = tuple(each for each in drawn.faults if each[0] not in ONLY_WHERE_MEANT)
-        return self.tune(replace(drawn, faults=faults + self.faults))
+        return self.tune(replace(drawn, faults=faults + self.faults, hash_s=0.0))
 
 
 def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:

@@ -125,5 +125,20 @@ NEWER = (
         (("kill", 1.0),),
         lambda options: replace(short(12.0, 1.0)(options), snapshot_entries=40),
     ),
+    Mutation(
+        "row-flips-in-memory",
+        "no-crash",
+        "a bit of one server's table flips, on which no result depends",
+        broken_promises.row_flips_in_memory,
+        tune=lambda options: replace(short(8.0, 1.0)(options), clients=6, hash_s=2.0),
+    ),
+    Mutation(
+        "whole-tables-not-compared",
+        "flips-found",
+        "a server passes over the hashes of the others' tables",
+        broken_promises.whole_tables_not_compared,
+        (("bit", 2.0),),
+        lambda options: replace(short(6.0, 6.0)(options), hash_s=2.0),
+    ),
 )
 """Broken builds of the mechanisms that came after the audit of November 2026."""

@@ -19,6 +19,7 @@ from gpupool.remoting.driver_api.executor.graphs.graphs import Allocation, Graph
 from gpupool.remoting.driver_api.executor.graphs.node_params import (
     ALLOCATE,
     FREE,
+    KERNEL,
     PARAMS_SIZE,
     Translator,
 )
@@ -124,6 +125,7 @@ class GraphLaunches(HandlerGroup):
             return None
         self.client.keep("x", number, found.value)
         self._executables[number] = made
+        self._issue(number)
         # A kernel that launches it must be given this very handle.
         return WORDS[2].pack(0, found.value if flags & FOR_KERNELS else 0)
 
@@ -144,6 +146,7 @@ class GraphLaunches(HandlerGroup):
     def _destroy(self, number: int) -> None:
         handle = self.objects["x"].pop(number)
         made = self._executables.pop(number)
+        self.client.end_issuing("x", number)
         self._slots.forget(number)
         self._direct.call("cuGraphExecDestroy", handle)
         gone: list[Allocation] = []
@@ -187,6 +190,16 @@ class GraphLaunches(HandlerGroup):
         if made.left or made.foreign:
             self._note(made, self.streams[stream])
 
+    def _issue(self, number: int) -> None:
+        """Have the launcher launch and change an executable graph that nothing is noted of then."""
+        made, launcher = self._executables[number], self.client.launcher
+        if launcher is None:
+            return
+        if made.left or made.foreign:
+            launcher.end("x", number)
+        else:
+            launcher.keep("x", number, self._handle(number))
+
     def _note(self, made: Executable, stream: int) -> None:
         allocations = self.client.allocations
         for one in made.left:
@@ -209,6 +222,8 @@ class GraphLaunches(HandlerGroup):
         if executable:
             name = "cuGraphExecNodeSetParams"
             self._direct.call(name, self._handle(executable), handle, pointer)
+            if params.kind == KERNEL:
+                self._graphs.issue(node)
         else:
             self._direct.call("cuGraphNodeSetParams", handle, pointer)
 
@@ -234,6 +249,7 @@ class GraphLaunches(HandlerGroup):
         self._release((now if status else made).allocations)
         if not status:
             made.allocations, made.left, made.foreign = now.allocations, now.left, now.foreign
+            self._issue(executable)
         result, node, other = UPDATE.unpack(info.raw)
         numbers = [self._graphs.number(graph, handle) for handle in (node, other)]
         body = WORDS[3].pack(result & 0xFFFFFFFF, *numbers)

@@ -81,6 +81,7 @@ class Graphs(HandlerGroup):
         self._translator = translator
         self.nodes: dict[int, Node] = {}
         self.known: dict[int, Graph] = {}
+        self._issued: set[int] = set()  # nodes that the launcher knows
         self._begun: set[int] = set()  # graphs that a capture has made, and not yet ended
         self._with_memory = False  # some node of some graph allocates or frees
         self.methods = {
@@ -163,16 +164,28 @@ class Graphs(HandlerGroup):
     def _forget(self, graph: int) -> None:
         """Drop the numbers of a graph's nodes and of the graphs within them."""
         for number in self.known.pop(graph, Graph()).numbers.values():
+            self._end_issuing(number)
             for child in self.nodes.pop(number).children:
                 self._forget(child)
         self.objects["g"].pop(graph, None)
+
+    def issue(self, number: int) -> None:
+        """Have the launcher change a node, which was changed before: mostly the same ones are."""
+        if self.client.launcher is not None and number not in self._issued:
+            self._issued.add(number)
+            self.client.launcher.keep("n", number, self.nodes[number].handle)
+
+    def _end_issuing(self, number: int) -> None:
+        if number in self._issued:
+            self._issued.discard(number)
+            self.client.end_issuing("n", number)
 
     # --- capture ----------------------------------------------------------------------------------
 
     def _begin_capture(self, stream: int, _mode: int, graph: int) -> None:
         # Other modes forbid calls to other threads; here all calls come from this one.
         self.api.runtime.streamBeginCapture(self.streams[stream], CAPTURE_RELAXED)
-        self.client.captures.add(stream)
+        self.client.begin_capture(stream)
         self._keep_graph(graph, self._captured(stream)[1])
         self._begun.add(graph)
 
@@ -185,18 +198,18 @@ class Graphs(HandlerGroup):
             "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
             CAPTURE_RELAXED,
         )  # fmt: skip
-        self.client.captures.add(stream)
+        self.client.begin_capture(stream)
 
     def _end_capture(self, stream: int, number: int) -> bytes | None:
         own = number in self._begun
         self._begun.discard(number)
-        self.client.captures.discard(stream)
+        self.client.end_capture(stream)
         try:
             graph = int(self.api.runtime.streamEndCapture(self.streams[stream]))
         except self.api.errors:
             if own:
                 self._forget(number)
-            self.client.failed = (0, 0)  # this error tells of the spoiled capture
+            self.client.forget_failure()  # this error tells of the spoiled capture
             raise
         if self.objects["g"].get(number) != graph:
             raise RemoteProtocolError("a capture that ends in another graph")
@@ -354,6 +367,7 @@ class Graphs(HandlerGroup):
         node = self.nodes[number]
         self._direct.call("cuGraphDestroyNode", node.handle)
         del self.nodes[number]
+        self._end_issuing(number)
         del self.known[node.graph].numbers[node.handle]
         for child in node.children:
             self._forget(child)

@@ -93,7 +93,10 @@ class Translator:
         device = self._client.index(word - 1)
         if device not in self._contexts:
             ordinal = self._client.ordinals[device]
-            self._contexts[device] = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
+            made = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
+            self._contexts[device] = made
+            if self._client.launcher is not None:
+                self._client.launcher.keep("c", device + 1, made)
         return self._contexts[device]
 
     # --- to CUDA ----------------------------------------------------------------------------------

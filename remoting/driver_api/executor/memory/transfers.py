@@ -7,6 +7,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
+    EVENT_DISABLE_TIMING,
     HOST_TO_DEVICE,
     INVALID_HANDLE,
     INVALID_VALUE,
@@ -19,6 +20,7 @@ from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
     Buffer,
     downloaded,
 )
+from gpupool.remoting.driver_api.executor.modules.launcher import SLOT_SIZE, SLOTS, Launcher
 from gpupool.remoting.driver_api.executor.sync_waiter import Download
 
 DOWNLOAD_SIZE_MAX = 64 << 20
@@ -34,6 +36,7 @@ class Transfers(HandlerGroup):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
+        self._slots: Buffer | None = None  # that the launcher has
         self.methods = {
             "COPY_IN": self._copy_in,
             "DOWNLOAD": self._download,
@@ -92,10 +95,19 @@ class Transfers(HandlerGroup):
         device, handle = self.client.device, self.streams[stream]
         if size > DOWNLOAD_SIZE_MAX or self.waiter.held + size > DOWNLOADS_HELD_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuMemcpyDtoHAsync")
+        if size <= SLOT_SIZE and self._slots is None and self.client.launcher is not None:
+            self._begin_small(device, self.client.launcher)
         buffer = self.waiter.take(device, size)
         self.api.copy(buffer.address, source, size, DEVICE_TO_HOST, handle)
         self.api.record(buffer.event, handle)
         self.waiter.download(Download(number, device, buffer, size))
+
+    def _begin_small(self, device: int, launcher: Launcher) -> None:
+        """Have the launcher take small downloads: of the first device that has one."""
+        self._slots = self.waiter.staging.make(SLOTS * SLOT_SIZE)
+        make = self.api.runtime.eventCreateWithFlags
+        events = [make(EVENT_DISABLE_TIMING) for _ in range(SLOTS)]
+        launcher.begin_downloads(device, self._slots.address, events)
 
     def _copy_out(self, source: int, size: int, stream: int) -> None:
         request, device, handle = self.client.request, self.client.device, self.streams[stream]

@@ -9,10 +9,10 @@ from gpupool.remoting.driver_api.executor.client_state import (
     OBJECTS_MAX,
     WORDS,
     Client,
-    Function,
     HandlerGroup,
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.schema.records import BY_NAME, LAUNCH_ATTRIBUTE_SIZE
 
 LAUNCH = BY_NAME["LAUNCH"].struct
@@ -76,7 +76,7 @@ class Kernels(HandlerGroup):
         made = prepare(handle, parameters, kernel=kernel)
         self.client.functions[number] = made
         if self.client.launcher is not None:
-            self.client.launcher.function(number, handle, made.values, made.pointers, made.size)
+            self.client.launcher.function(number, made)
         flat = [value for pair in parameters for value in pair]
         return struct.pack(f"<II{len(flat)}I", len(parameters), 0, *flat)
 

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor.api import CudaError
+from gpupool.remoting.driver_api.executor.modules.function import Function
+from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 
-ABI = 3
+ABI = 5
 
 CALLED = (
     "cuLaunchKernel",
@@ -21,8 +25,17 @@ CALLED = (
     "cuMemsetD8Async",
     "cuMemsetD32Async",
     "cuStreamQuery",
+    "cuGraphExecNodeSetParams",
+    "cuGraphLaunch",
+    "cuStreamAddCallback",
+    "cuMemcpyDtoHAsync_v2",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventElapsedTime_v2 cuEventElapsedTime",
 )
-"""What it calls, in the order of its ``struct driver``."""
+"""What it calls, in the order of its ``struct driver``; of several names, the first there is."""
 
 FILLS_AND_COPIES = ("cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemsetD32Async")
 
@@ -33,17 +46,29 @@ ISSUED = frozenset(
         table.RECORD_EVENT,
         table.WAIT_EVENT,
         table.COPY_IN,
+        table.DOWNLOAD,
+        NUMBERS["GRAPH_SET"],
+        NUMBERS["GRAPH_LAUNCH"],
+        NUMBERS["HOST_CALL"],
         *(op for op, (name, _, _) in table.CALLS.items() if name in FILLS_AND_COPIES),
     }
 )
 """The records that it may issue."""
 
+WAITED = frozenset({table.SYNC_STREAM, table.SYNC_DEVICE, table.SYNC_EVENT, NUMBERS["END_EVENT"]})
+"""Those that it may wait for."""
+
+SLOTS, SLOT_SIZE = 64, 4096
+"""Of the pinned memory for small downloads."""
+
+ANSWER_SIZE = 32
+
 
 class Launcher:
     """Issues the frequent records at the start of a frame's records.
 
-    The caller tells it of every function, stream and event that records may name, and keeps the
-    memory alive to which a function's addresses point.
+    The caller tells it of every object that records may name, and keeps the memory alive to which
+    a function's addresses point.
     """
 
     @classmethod
@@ -68,58 +93,128 @@ class Launcher:
         addresses = (pointer * len(called))(*called)
         self._self = ctypes.c_void_p(library.gpupool_launcher_new(addresses))
         self._function = library.gpupool_launcher_function
-        self._function.argtypes = [pointer, wide, wide, wide, wide, narrow]
-        self._stream = library.gpupool_launcher_stream
-        self._stream.argtypes = [pointer, wide, wide]
-        self._end_stream = library.gpupool_launcher_end_stream
-        self._end_stream.argtypes = [pointer, wide]
-        self._event = library.gpupool_launcher_event
-        self._event.argtypes = [pointer, wide, wide]
-        self._end_event = library.gpupool_launcher_end_event
-        self._end_event.argtypes = [pointer, wide]
+        self._function.argtypes = [pointer, wide, wide, wide, wide, narrow, ctypes.c_int]
+        self._keep = library.gpupool_launcher_keep
+        self._keep.argtypes = [pointer, ctypes.c_int, wide, wide]
+        self._end = library.gpupool_launcher_end
+        self._end.argtypes = [pointer, ctypes.c_int, wide]
+        self._select = library.gpupool_launcher_select
+        self._select.argtypes = [pointer, wide, ctypes.c_int]
+        self._share = library.gpupool_launcher_share
+        self._share.argtypes = [pointer, pointer, ctypes.c_int]
+        self._tell = library.gpupool_launcher_tell
+        self._tell.argtypes = [pointer, pointer]
         self._run: Any = library.gpupool_launcher_run
-        self._run.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t, pointer]
+        size = ctypes.c_size_t
+        self._run.argtypes = [pointer, pointer, size, size, ctypes.c_int, pointer]
         self._run.restype = ctypes.c_size_t
         self._idle: Any = library.gpupool_launcher_idle
-        self._idle.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_int64]
-        self._outcome = (ctypes.c_int * 2)()
-        self._outcome_address = ctypes.addressof(self._outcome)
+        self._idle.argtypes = [pointer, pointer, size]
+        self.outcome = Outcome()
+        """Of the last run."""
+        self._outcome_address = ctypes.addressof(self.outcome)
+        self._take = library.gpupool_downloads_take
+        self._take.argtypes, self._take.restype = [pointer] * 4, size
+        self._sent = library.gpupool_downloads_sent
+        self._sent.argtypes = [pointer, narrow]
+        self._begin = library.gpupool_downloads_begin
+        self._begin.argtypes = [pointer, wide, pointer, pointer]
+        self._await = library.gpupool_downloads_await
+        self._await.argtypes = [pointer]
+        self._taken = memoryview(bytearray(SLOTS * (SLOT_SIZE + ANSWER_SIZE)))
+        self._taken_address = ctypes.addressof(ctypes.c_char.from_buffer(self._taken))
 
-    def function(self, number: int, handle: int, values: int, pointers: int, size: int) -> None:
-        """Tell of a kernel: where its parameters' bytes lie, and what points to each of them."""
-        self._function(self._self, number, handle, values, pointers, size)
+    def function(self, number: int, function: Function) -> None:
+        """Tell of a kernel with all that a launch needs."""
+        where = function.values, function.pointers, function.size, function.kernel
+        self._function(self._self, number, function.handle, *where)
 
-    def stream(self, number: int, handle: int) -> None:
-        """Tell of a stream."""
-        self._stream(self._self, number, handle)
+    def keep(self, kind: str, number: int, handle: int) -> None:
+        """Tell of an object: a stream s, an event e, a graph's node n, an executable graph x.
 
-    def end_stream(self, number: int) -> None:
-        """Issue nothing more on a stream."""
-        self._end_stream(self._self, number)
+        Or of a context c, under the number of its device, counted from one.
+        """
+        self._keep(self._self, ord(kind), number, handle)
 
-    def event(self, number: int, handle: int) -> None:
-        """Tell of an event."""
-        self._event(self._self, number, handle)
+    def end(self, kind: str, number: int) -> None:
+        """Have an object named no more; harmless if it never was."""
+        self._end(self._self, ord(kind), number)
 
-    def end_event(self, number: int) -> None:
-        """Record an event no more."""
-        self._end_event(self._self, number)
+    def select(self, device: int, *, plain: bool) -> None:
+        """Tell which device is current; ``plain``: its own context is, and no green one."""
+        self._select(self._self, device, plain)
 
-    def idle(self, streams: Sequence[int], patience_ns: int) -> bool:
+    def share(self, shared: Shared, connection: int) -> None:
+        """Look at ``shared`` from now on.
+
+        Args:
+            shared: what both sides look at.
+            connection: a descriptor that the client's bytes come to; -1 if that is not known.
+        """
+        self._share(self._self, ctypes.addressof(shared), connection)
+        self._shared = shared
+
+    def tell(self, turns: ctypes.c_void_p) -> None:
+        """Give host functions that keep no stream to the driver from now on."""
+        self._tell(self._self, turns)
+
+    def idle(self, streams: Sequence[int]) -> bool:
         """Say whether all these streams of the driver come to an end soon; False: not known."""
         handles = (ctypes.c_uint64 * len(streams))(*streams)
-        return bool(self._idle(self._self, handles, len(streams), patience_ns))
+        return bool(self._idle(self._self, handles, len(streams)))
 
-    def run(self, frame: int, start: int, end: int) -> tuple[int, int, int]:
-        """Issue; return where the first record lies that was not, a CUresult, and a count."""
-        at = self._run(self._self, frame, start, end, self._outcome_address)
-        return at, self._outcome[0], self._outcome[1]
+    def run(self, frame: int, start: int, end: int, *, alone: bool) -> int:
+        """Issue; return where the first record lies that was not, or failed, with the ``outcome``.
+
+        It ends behind a wait that is over. ``alone``: no other frame has come yet.
+        """
+        return int(self._run(self._self, frame, start, end, alone, self._outcome_address))
+
+    # --- small downloads --------------------------------------------------------------------------
+
+    def begin_downloads(self, device: int, address: int, events: Sequence[int]) -> None:
+        """Take small downloads of a device from now on.
+
+        Args:
+            device: in the client's order.
+            address: of pinned memory of ``SLOTS`` times ``SLOT_SIZE`` bytes, which stays.
+            events: of the device, as many.
+        """
+        self._begin(self._self, device, address, (ctypes.c_uint64 * SLOTS)(*events))
+
+    def take_downloads(self) -> tuple[int, bytes]:
+        """Return how many are over, and their answers; called by one thread at a time.
+
+        Raises:
+            CudaError: when one has failed; then none is taken.
+        """
+        count, status = ctypes.c_uint32(0), ctypes.c_int(0)
+        where = self._taken_address, ctypes.addressof(count), ctypes.addressof(status)
+        size = self._take(self._self, *where)
+        if status.value:
+            raise CudaError(status.value, "cuEventQuery")
+        return count.value, bytes(self._taken[:size])
+
+    def downloads_sent(self, count: int) -> None:
+        """Note that so many of those that were taken are on their way."""
+        self._sent(self._self, count)
+
+    def await_downloads(self) -> None:
+        """Wait for all that were asked for.
+
+        Raises:
+            CudaError: when one has failed.
+        """
+        status = int(self._await(self._self))
+        if status:
+            raise CudaError(status, "cuEventSynchronize")
 
 
-def _address(library: ctypes.CDLL, name: str) -> int:
+def _address(library: ctypes.CDLL, names: str) -> int:
     """Return where a function is, 0 for one that the library does not have."""
-    try:
-        function = library[name]
-    except AttributeError:
-        return 0
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    for name in names.split():
+        try:
+            return ctypes.cast(library[name], ctypes.c_void_p).value or 0
+        except AttributeError:
+            continue
+    return 0

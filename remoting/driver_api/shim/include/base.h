@@ -98,6 +98,7 @@ struct gp_handle {
     uint64_t place;          // stream: the position of the line up to which it is known to have come;
                              // event: that of its record, 0 where none is known
     uint64_t copied;         // stream: the position up to which it has nothing but copies behind `clean`
+    uint64_t downloaded;     // stream: the position of the last download to pinned memory, 0 for none
     uint64_t begun;          // event: how many records of it were made
     uint64_t timed;          // event: the record, counted by `begun`, for which `elapsed` is known
     uint32_t elapsed;        // event: the time since the one before, as CUDA's float

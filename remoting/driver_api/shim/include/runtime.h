@@ -79,6 +79,7 @@ bool gp_keeps_managed(void);
 
 // tellers.c: whether a host function does nothing but tell threads that a stream has come to it
 bool gp_only_tells(void (*function)(void *));
+bool gp_tell_is_urgent(const struct gp_handle *stream, uint64_t position);  // of its record: send it now
 
 // host_node.c: host nodes of graphs, by the number by which the worker calls one
 #define GP_NODE_NUMBER (1ULL << 62)

@@ -296,6 +296,7 @@ static int read_async(void *target, uint64_t source, size_t size, void *stream) 
             source += part;
             size -= part;
         }
+        __atomic_store_n(&handle->downloaded, gp_position(), __ATOMIC_RELAXED);
         // What the worker has no room for is waited for.
         return copy_out(target, source, size, handle->id);
     }

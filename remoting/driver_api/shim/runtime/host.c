@@ -422,6 +422,7 @@ static int add(struct call call, struct gp_handle *stream) {
     bool waits = (call.function != NULL || call.callback != NULL) && !call.tells;
     // Known here before the worker hears of it, and in the line's order.
     unsigned char *at = gp_open_host_call();
+    uint64_t position = gp_opened_position();
     call.id = gp_new_id();
     pthread_mutex_lock(&lock);
     call.mark = queue->sent;
@@ -436,7 +437,7 @@ static int add(struct call call, struct gp_handle *stream) {
     pthread_mutex_unlock(&lock);
     gp_fill_host_call(at, stream->id, call.id, waits);
     gp_close();
-    if (call.tells) gp_flush();  // somebody waits for it, most likely
+    if (call.tells && gp_tell_is_urgent(stream, position)) gp_flush();
     return GP_SUCCESS;
 }
 

@@ -10,8 +10,11 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define KNOWN_MAX 16
+#define TELL_PAUSE_NS 40000
+#define NEAR 4  // records
 
 // The libraries that JAX's plugins for CUDA put XLA in.
 static const char *const LIBRARIES[] = {"xla_cuda_plugin.so"};
@@ -51,4 +54,19 @@ bool gp_only_tells(void (*function)(void *)) {
     bool tells = known[at].tells;
     pthread_mutex_unlock(&lock);
     return tells;
+}
+
+// Somebody waits for a function that only tells, most likely for that behind a download, whose bytes that
+// thread needs. Of others there may be many in a row; so close to one that was sent at once, the next goes
+// with what else there is, soon after.
+bool gp_tell_is_urgent(const struct gp_handle *stream, uint64_t position) {
+    static int64_t sent;
+    uint64_t downloaded = __atomic_load_n(&stream->downloaded, __ATOMIC_RELAXED);
+    if (downloaded != 0 && position - downloaded <= NEAR) return true;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    int64_t now = (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+    if (now - __atomic_load_n(&sent, __ATOMIC_RELAXED) < TELL_PAUSE_NS) return false;
+    __atomic_store_n(&sent, now, __ATOMIC_RELAXED);
+    return true;
 }

@@ -9,7 +9,7 @@ int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventQuer
 int cuEventSynchronize(void *), cuStreamQuery(void *), cuStreamWaitEvent(void *, void *, unsigned);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 
-enum { ROUNDS = 50 };
+enum { ROUNDS = 50, MANY = 400 };
 
 static void *increment;
 static void (*tell)(void *), (*tell_late)(void *);
@@ -76,6 +76,11 @@ int main(int count, char **arguments) {
     CHECK(cuLaunchHostFunc(NULL, tell_late, &told));
     CHECK(cuMemcpyDtoH_v2(&sum, memory, 4));
     NEED(told == ROUNDS + 5);
+
+    // Many in a row, of which none is waited for.
+    for (int at = 0; at < MANY; at++) CHECK(cuLaunchHostFunc(stream, tell, &told));
+    CHECK(cuStreamSynchronize(stream));
+    NEED(told == ROUNDS + 5 + MANY);
     puts("results right");
     return 0;
 }

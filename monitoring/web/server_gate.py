@@ -1,0 +1,185 @@
+"""Who may use the page of a server: the holder of a token, for as long as the token is good.
+
+A browser logs in with a token, or with a key that ``gpupool web --on`` got for one. It gets a
+cookie, and a second secret that it sends with every order. Sessions are in memory alone: twelve
+hours, one hour without a request, and no longer than the **server** finds the token good, which is
+asked with every request. The token stays in memory for the connections of ``LentSource``.
+"""
+
+import hashlib
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from gpupool.monitoring.http.token_checks import Judgement
+from gpupool.monitoring.web.gate import (
+    ORDER_HEADER,
+    Entry,
+    NoEntry,
+    cookie_of,
+    equal,
+    is_own_origin,
+)
+from gpupool.monitoring.web.lent_source import LentSource
+from gpupool.monitoring.web.pool_source import PoolSource
+from gpupool.pool.errors import AuthenticationError, UnreachableError, UsageError
+
+SESSION_S, IDLE_S = 12 * 3600.0, 3600.0
+SESSIONS_MAX = 64
+KEY_S, KEYS_MAX = 60.0, 64
+MINUTE_S = 60.0
+TRIES_EACH, TRIES_ALL = 5, 60
+"""Wrong log-ins in a minute: of one address, and of all."""
+
+COOKIE = "__Host-gpupool"
+COOKIE_RULES = "Path=/; Secure; HttpOnly; SameSite=Strict"
+
+Judge = Callable[[str, int], Awaitable[Judgement]]
+Lend = Callable[[str, Judgement], LentSource]
+
+
+@dataclass(slots=True)
+class _Session:
+    text: str  # the token
+    order_secret: str
+    source: LentSource
+    began: float
+    used: float
+
+
+class ServerGate:
+    """Lets in who has a token."""
+
+    entry = "token"
+    hint = "log in with a token"
+
+    def __init__(self, judge: Judge, lend: Lend, clock: Callable[[], float]) -> None:
+        """Make it.
+
+        Args:
+            judge: returns the server's word on a token that came over a connection.
+            lend: returns the pool by a token.
+            clock: tells the time of sessions.
+        """
+        self._judge = judge
+        self._lend = lend
+        self._clock = clock
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._keys: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._tries: deque[tuple[float, str]] = deque()
+
+    def host_is_ours(self, host: str) -> bool:
+        """Return True for any name: a browser checks the certificate's, and sends it its cookie."""
+        return bool(host)
+
+    async def enter(self, request: Request, given: Mapping[str, object]) -> Entry | NoEntry:
+        """Let a browser in by a token or a key."""
+        if ORDER_HEADER not in request.headers or not is_own_origin(request, "https"):
+            return NoEntry(AuthenticationError("another site's page has asked"), 403)
+        address = _address(request)
+        if not self._may_try(address):
+            return NoEntry(AuthenticationError("too many wrong log-ins; wait a minute"), 429)
+        text = str(given.get("token", "")).strip()
+        if key := str(given.get("key", "")):
+            text, until = self._keys.pop(_digest(key), ("", 0.0))
+            if self._clock() > until:
+                text = ""
+        if not text:
+            self._tries.append((self._clock(), address))
+            wrong = "this address was used already, or is older than a minute"
+            what = wrong if key else "this is no token"
+            return NoEntry(AuthenticationError(what, hint=self.hint))
+        judgement = await self._judge(text, request.state.connection)
+        if not judgement.kind:
+            if judgement.status != 503:
+                self._tries.append((self._clock(), address))
+            return NoEntry(AuthenticationError(judgement.why), judgement.status)
+        value, secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        now = self._clock()
+        self._drop_old(now)
+        while len(self._sessions) >= SESSIONS_MAX:
+            self._sessions.popitem(last=False)  # the one that was not used for the longest time
+        source = self._source_of(text) or self._lend(text, judgement)
+        self._sessions[_digest(value)] = _Session(text, secret, source, now, now)
+        return Entry(f"{COOKIE}={value}; {COOKIE_RULES}", secret)
+
+    async def invite(self, request: Request) -> str | NoEntry:
+        """Return a key for who shows a token, as ``gpupool web --on`` does."""
+        kind, _, text = request.headers.get("authorization", "").partition(" ")
+        address = _address(request)
+        if kind.lower() != "bearer" or not text.strip():
+            return NoEntry(UsageError("this takes a token: Authorization: Bearer gpupool-..."), 401)
+        if not self._may_try(address):
+            return NoEntry(AuthenticationError("too many wrong log-ins; wait a minute"), 429)
+        judgement = await self._judge(text.strip(), request.state.connection)
+        if not judgement.kind:
+            self._tries.append((self._clock(), address))
+            return NoEntry(AuthenticationError(judgement.why), judgement.status)
+        key = secrets.token_urlsafe(32)
+        self._keys[_digest(key)] = text.strip(), self._clock() + KEY_S
+        if len(self._keys) > KEYS_MAX:
+            self._keys.popitem(last=False)
+        return key
+
+    def leave(self, request: Request) -> str:
+        """Forget the session."""
+        self._sessions.pop(_digest(cookie_of(request, COOKIE)), None)
+        return f"{COOKIE}=; {COOKIE_RULES}; Max-Age=0"
+
+    async def source(self, request: Request) -> PoolSource | None:
+        """Return the pool for one whose cookie and token are good.
+
+        Raises:
+            UnreachableError: when the server cannot judge the token now.
+        """
+        digest = _digest(cookie_of(request, COOKIE))
+        self._drop_old(self._clock())
+        session = self._sessions.get(digest)
+        if session is None:
+            return None
+        judgement = await self._judge(session.text, request.state.connection)
+        if judgement.status == 503 and not judgement.kind:
+            raise UnreachableError("the log-in cannot be checked now", why=judgement.why)
+        if not judgement.kind:
+            self._sessions.pop(digest, None)
+            return None
+        if digest in self._sessions:
+            session.used = self._clock()
+            self._sessions.move_to_end(digest)
+        await session.source.look()
+        return session.source
+
+    def may_order(self, request: Request) -> bool:
+        """Return whether the page's own secret came as well, and from the page's origin."""
+        session = self._sessions.get(_digest(cookie_of(request, COOKIE)))
+        given = request.headers.get(ORDER_HEADER, "")
+        known = session is not None and equal(session.order_secret, given)
+        return known and is_own_origin(request, "https")
+
+    def _source_of(self, text: str) -> LentSource | None:
+        """Return what a session of the same token uses: one set of connections is enough."""
+        return next((each.source for each in self._sessions.values() if each.text == text), None)
+
+    def _drop_old(self, now: float) -> None:
+        for digest, session in list(self._sessions.items()):
+            if now - session.began > SESSION_S or now - session.used > IDLE_S:
+                del self._sessions[digest]
+
+    def _may_try(self, address: str) -> bool:
+        now = self._clock()
+        while self._tries and now - self._tries[0][0] > MINUTE_S:
+            self._tries.popleft()
+        own = sum(1 for _, each in self._tries if each == address)
+        return own < TRIES_EACH and len(self._tries) < TRIES_ALL
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+def _digest(value: str) -> bytes:
+    """Return what a secret is looked up by, so that looking tells nothing of its bytes."""
+    return hashlib.sha256(value.encode(errors="replace")).digest()

@@ -1,0 +1,40 @@
+"""The version of all that servers read from one another, and the rule by which versions differ.
+
+It covers the frames of the links, Raft's messages, the table's commands, and the effects of
+``apply``. It lets a pool be upgraded server by server: servers link to those of the version before
+and after their own, and the pool speaks the lowest version of all its servers.
+
+What has come with a version is used from then on:
+
+- A command that is newer than the pool's version is refused before it is proposed (``SINCE``).
+- So is the use of a new field of an older command: it keeps its default, which is not written,
+  until ``PoolState.formats`` has reached the field's version. ``apply`` itself reads new fields as
+  they come, and changes its effects by nothing else.
+- Frames and messages of a kind that the other side does not know are dropped there.
+
+Once the last server is upgraded, none can go back: the table may have what it cannot read.
+"""
+
+from collections.abc import Mapping
+
+VERSION = 6
+"""Of this program. It grows by one with a release that changes any of the above."""
+
+BEFORE_VERSIONS = 5
+"""Of a server whose program does not say: it links to its own version alone."""
+
+SINCE: Mapping[str, int] = {}
+"""The version with which each command came, by its name; all others are older than versions."""
+
+
+def can_link(other: int) -> bool:
+    """Return whether a server links to one of the version ``other``."""
+    return abs(other - VERSION) <= 1
+
+
+def objection(command: str, formats: int) -> str:
+    """Return why a pool of the version ``formats`` cannot take a command; empty when it can."""
+    since = SINCE.get(command, 0)
+    if since <= formats:
+        return ""
+    return f"it needs version {since} on all servers, and the oldest has {formats}"

@@ -1,0 +1,130 @@
+"""One connection between two servers: its frames' kinds, what waits to be sent, its measurements.
+
+A push is a question for the clock with many bytes behind it, which its receiver passes over: the
+answer says that they have arrived. Answers come in the order of the questions.
+"""
+
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import trio
+
+from gpupool.pool.model.formats import VERSION
+from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.protocol.framing import frame_bytes
+from gpupool.remoting.transport.link_clock import LinkClock
+
+QUEUE_SIZE_MAX = 32 * 1024 * 1024
+QUEUE_COUNT_MAX = 16_384
+"""A peer that reads nothing may make us keep this much; then Raft is told that it is gone."""
+
+WRITE_SIZE_MAX = 256 * 1024
+"""Small frames are sent together up to here: one TLS record each would cost more than Raft."""
+
+ASKS_MAX = 64
+PUSH_SIZE_MAX = 1 << 20
+
+_INFO = struct.Struct("=60x I 36x I 32x I")
+"""``struct tcp_info``, which Linux only ever appends to: path MTU, retransmits, segments sent."""
+
+
+class Kind(IntEnum):
+    """What a frame between peers carries."""
+
+    RAFT = 0
+    GREETING = 1
+    KEY_ASK = 2
+    KEY_GIVE = 3
+    REMOVED = 4  # the receiver is not a member of the pool any more
+    CLOCK_ASK = 5
+    CLOCK_GIVE = 6
+    CERTIFICATE_ASK = 7
+    CERTIFICATE_GIVE = 8  # empty when the asked server does not sign it
+    NEXT_KEY_GIVE = 9  # a CA that nobody trusts yet: its certificate and its key
+    NEXT_KEY_KEPT = 10  # the SHA-256 of that certificate: its key is on the disk
+    WEB_ASK = 11  # a request for the certificate of its observer
+    WEB_GIVE = 12  # empty when the asked server does not sign it
+
+
+@dataclass(eq=False, slots=True)
+class PeerLink:
+    """One live connection."""
+
+    peer: ServerId
+    stream: trio.abc.Stream
+    clock: LinkClock
+    queue: deque[bytes] = field(default_factory=deque[bytes])
+    queue_size: int = 0
+    more: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    greeted: bool = False
+    version: int = VERSION  # of the other side
+    asks: deque[int] = field(default_factory=lambda: deque[int](maxlen=ASKS_MAX))
+    """The bytes behind each question that is not answered yet; 0: only the clock was asked for."""
+    pushed_at: float | None = None  # trio's time; None: no push is under way
+    arrived: trio.Event = field(default_factory=trio.Event)  # the push that is under way
+
+    def put(self, data: bytes) -> bool:
+        """Queue frames; False when they are too many for a peer that reads nothing."""
+        if len(self.queue) >= QUEUE_COUNT_MAX or self.queue_size + len(data) > QUEUE_SIZE_MAX:
+            return False
+        self.queue.append(data)
+        self.queue_size += len(data)
+        self.more.set()
+        return True
+
+    def take(self) -> bytes:
+        """Return what to write next: small frames together, a large one alone."""
+        parts: list[bytes] = []
+        size = 0
+        while self.queue and (not parts or size + len(self.queue[0]) <= WRITE_SIZE_MAX):
+            parts.append(self.queue.popleft())
+            size += len(parts[-1])
+        self.queue_size -= size
+        return b"".join(parts)
+
+    def push(self, size: int) -> bool:
+        """Send so many bytes, whose arrival the peer confirms; False when one is under way."""
+        if self.pushed_at is not None or not self.greeted or len(self.asks) >= ASKS_MAX:
+            return False
+        if not self.put(frame_bytes(Kind.CLOCK_ASK, bytes(size), size_max=PUSH_SIZE_MAX)):
+            return False
+        self.asks.append(size)
+        self.pushed_at, self.arrived = trio.current_time(), trio.Event()
+        return True
+
+    def answered(self) -> bool:
+        """Take an answer; return whether it is that of a push, which has arrived."""
+        if not (self.asks and self.asks.popleft()):
+            return False
+        self.pushed_at = None
+        self.arrived.set()
+        return True
+
+    def path(self) -> "LinkPath | None":
+        """Ask the kernel about this connection; None where it does not say."""
+        stream = self.stream
+        while not isinstance(stream, trio.SocketStream):
+            stream = getattr(stream, "transport_stream", None)
+            if stream is None:
+                return None
+        option = getattr(socket, "TCP_INFO", None)
+        if option is None or stream.socket.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        try:
+            data = stream.socket.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
+        except OSError:
+            return None
+        return LinkPath(*_INFO.unpack(data)) if len(data) == _INFO.size else None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPath:
+    """What the kernel knows of a link."""
+
+    mtu: int  # bytes, of the whole path
+    resent: int  # segments sent again since the link came up
+    sent: int  # segments
