@@ -141,10 +141,10 @@ def sentences_of(tree: ast.Module, kinds: dict[str, Kind]) -> Iterator[tuple[str
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     for scope in scopes:
-        known = {**everywhere, **assigned(list(ast.walk(scope)))}
-        for call in ast.walk(scope):
-            if not isinstance(call, ast.Call) or named(call.func) not in kinds:
-                continue
+        nodes = list(ast.walk(scope))
+        calls = [each for each in nodes if isinstance(each, ast.Call) and named(each.func) in kinds]
+        known = {**everywhere, **assigned(nodes)} if calls else {}
+        for call in calls:
             given = dict(zip(PARTS, call.args, strict=False))
             given |= {word.arg: word.value for word in call.keywords if word.arg in PARTS}
             if "what" not in given:
