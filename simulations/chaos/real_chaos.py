@@ -196,7 +196,7 @@ class Chaos:
         self._start(first)
         log = self._folder / f"{first.name}.log"
         with trio.fail_after(START_S):
-            while "is listening" not in log.read_text(encoding="utf-8"):
+            while not re.search(r"The pool's new tokens are in \S+;", log.read_text("utf-8")):
                 if not first.alive:
                     raise GpupoolError("the first server ended", why=log.read_text()[-300:])
                 await trio.sleep(0.1)

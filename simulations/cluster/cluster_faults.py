@@ -199,6 +199,7 @@ class ClusterFaults:
         else:
             disk.rot(random)
         if what != "old-copy":
+            self._environment.checkers.promises.forgot(server)
             cluster.rotten.add(server)
             self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.discard, server))
         cluster.restart_later(server, 0.05 + 0.5 * random.random())
@@ -282,6 +283,7 @@ class ClusterFaults:
         cluster.end_process(process)
         self._environment.machines[server].disk.restore(image)
         self._environment.checkers.leaders.forgot(process.server)
+        self._environment.checkers.promises.forgot(server)
         cluster.restart_later(server, 0.1)
 
     def disk(self, server: str, what: str, for_s: float) -> None:

@@ -22,6 +22,7 @@ from gpupool.simulations.checkers.policy_checkers import (
     PolicyHolds,
 )
 from gpupool.simulations.checkers.policy_oracle import RulesInForce
+from gpupool.simulations.checkers.promise_checker import PromisesDurable
 from gpupool.simulations.checkers.safety_checkers import (
     AnswersInTime,
     DeadClientsLeave,
@@ -52,6 +53,7 @@ class Checkers:
         self.failures = failures
         self.logs = LogsAgree(failures, empty)
         self.leaders = OneLeader(failures)
+        self.promises = PromisesDurable(failures)
         self.table = TableSound(failures)
         self.memory = MemoryTruth(failures)
         self.dead_clients = DeadClientsLeave(failures)

@@ -131,6 +131,9 @@ class ServerProcess(Process):
         machine.incarnation = type(machine.incarnation)(machine.incarnation + 1)
         environment.trace.note(self.machine, "start", f"incarnation {machine.incarnation}")
         storage = Storage(machine.disk, create=self._create)
+        if self._create:
+            environment.checkers.promises.forgot(machine.name)
+        environment.checkers.promises.started(machine.name, storage.journal)
         if self._first:
             bootstrap(storage, self.server)
             self.ca.files.keys.add(FIRST_CA)
@@ -145,7 +148,7 @@ class ServerProcess(Process):
             is_removed=lambda peer: peer in self.table.state.removed,
             trusts=self.ca.trusts,
             clock=machine.clock,
-            sends=partial(environment.checkers.sizes.frame, machine.name),
+            sends=self._sends,
         )
         self.table_clock = TableClock(
             lambda: self.table.state,
@@ -175,6 +178,11 @@ class ServerProcess(Process):
         environment.network.listen(self, self._accept)
         self.replicated_log.start()
         self.host.sweep(partial(self._guard, self._serve))
+
+    def _sends(self, frame: bytes) -> None:
+        checkers = self._environment.checkers
+        checkers.sizes.frame(self.machine, frame)
+        checkers.promises.sent(self.machine, frame)
 
     def _serve(self) -> None:
         """Begin to answer clients; no worker of a former incarnation lives any more."""

@@ -7,7 +7,7 @@ checker that must notice.
 # pyright: reportPrivateUsage=false
 # A broken build replaces private functions.
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from tests.simulations.mutations.patching import patched
 
 from gpupool.consensus import promises, recovery
 from gpupool.consensus.core.raft_log import RaftLog
+from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.promises import Promises
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.peer_memory import PeerMemory
@@ -219,6 +220,19 @@ def whole_tables_not_compared() -> AbstractContextManager[None]:
         pass
 
     return patched(TableComparison, "on_whole_hash", on_whole_hash)
+
+
+def acknowledges_before_sync() -> AbstractContextManager[None]:
+    """Let all messages of a server leave while its disk works, votes and answers too."""
+    original = PeerFrames.take_early
+
+    def take_early(
+        self: PeerFrames, may_leave: Callable[[Message], bool]
+    ) -> list[tuple[ServerId, bytes]]:
+        del may_leave
+        return original(self, lambda _message: True)
+
+    return patched(PeerFrames, "take_early", take_early)
 
 
 def hash_not_begun_anew() -> AbstractContextManager[None]:

@@ -126,6 +126,14 @@ NEWER = (
         lambda options: replace(short(12.0, 1.0)(options), snapshot_entries=40),
     ),
     Mutation(
+        "acknowledges-before-sync",
+        "promises-durable",
+        "votes and answers leave before what they tell of is on the disk",
+        broken_promises.acknowledges_before_sync,
+        (("torn", 1.0), ("power", 1.0)),
+        lambda options: replace(short(8.0, 1.0)(options), clients=6, sync_s=0.005),
+    ),
+    Mutation(
         "row-flips-in-memory",
         "no-crash",
         "a bit of one server's table flips, on which no result depends",
