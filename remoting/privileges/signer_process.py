@@ -24,10 +24,10 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges import ownership, unprivileged
 from gpupool.remoting.protocol import signer_messages as m
+from gpupool.remoting.protocol.sealed_key import is_sealed, open_plain, unseal
 from gpupool.remoting.transport.ca_bundle import certificates_of, keys_of
 from gpupool.remoting.transport.ca_vault import CaVault
 from gpupool.remoting.transport.pki import Authority
-from gpupool.remoting.transport.sealed_key import is_sealed, open_plain, unseal
 from gpupool.remoting.worker import sandbox, syscall_filter
 
 SECRET, RECORD = "signer.key", "signer-record.jsonl"

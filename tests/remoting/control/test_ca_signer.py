@@ -22,6 +22,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
+from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.transport import ca_vault
 from gpupool.remoting.transport.ca_bundle import belongs, keys_of
 from gpupool.remoting.transport.ca_vault import CaVault, make_request
@@ -32,7 +33,6 @@ from gpupool.remoting.transport.pki import (
     create_key_and_csr,
     sign_server,
 )
-from gpupool.remoting.transport.sealed_key import is_sealed, public_of
 
 A, B = ServerId("a" * 12), ServerId("b" * 12)
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
