@@ -44,6 +44,16 @@ def test_readme_names_the_two_commands_and_files_that_exist() -> None:
         assert (ROOT / path).exists(), f"README links to {path}"
 
 
+def test_every_test_that_the_security_page_names_exists() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in files.values())
+    known = {*files, *re.findall(r"^ *(?:async )?def (test_\w+)", sources, re.MULTILINE)}
+    named = set(re.findall(r"\btest_\w+(?:\.py)?", text))
+    assert len(named) > 40
+    assert named <= known, named - known
+
+
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n != "help"])
 def test_every_command_has_a_help_text(name: str) -> None:
     assert f"## gpupool {name}\n" in reference()

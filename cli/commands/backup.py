@@ -20,8 +20,9 @@ def backup(credentials: str | None, file: str) -> None:
     """Write policy, tokens, labels, history and audit of the pool to FILE.
 
     Of tokens the pool has hashes only, and so has the backup. The key of the cluster CA is not in
-    it: copy ca.pem and ca.key from a server's state directory to a safe place, once. An existing
-    FILE is replaced once the new one is complete; "-" is standard output. Operators only.
+    it: copy ca.pem, ca.key and signer.key from a server's state directory to a safe place, once.
+    An existing FILE is replaced once the new one is complete; "-" is standard output. Operators
+    only.
     """
     from gpupool.cli.lib.files import write_private
 

@@ -89,8 +89,8 @@ if TYPE_CHECKING:
 @click.option(
     "--ca",
     type=click.Path(file_okay=False, exists=True),
-    help="Of a new pool: a folder with ca.pem and ca.key of a former pool, whose tokens then hold "
-    'again after "gpupool restore".',
+    help="Of a new pool: a folder with ca.pem, ca.key and signer.key of a former pool, whose "
+    'tokens then hold again after "gpupool restore".',
 )
 @click.option(
     "--operator-token",

@@ -24,10 +24,10 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges import ownership, unprivileged
 from gpupool.remoting.protocol import signer_messages as m
+from gpupool.remoting.protocol.sealed_key import is_sealed, public_of, unseal
 from gpupool.remoting.transport.ca_bundle import certificates_of, keys_of
 from gpupool.remoting.transport.ca_vault import CaVault
 from gpupool.remoting.transport.pki import Authority
-from gpupool.remoting.transport.sealed_key import is_sealed, open_plain, unseal
 from gpupool.remoting.worker import sandbox, syscall_filter
 
 SECRET, RECORD = "signer.key", "signer-record.jsonl"
@@ -65,7 +65,7 @@ def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
         given=_given(folders.own),
         record=_recorder(folders, say),
     )
-    _seal_files(folders.state, vault)
+    _seal_files(folders.state, vault, say)
     os.close(folders.state)
     _confine(folders.own)
     sock.sendall(m.encode(m.Made((vault.public(),))))
@@ -176,25 +176,45 @@ def open_key(folder: Path, key_pem: bytes) -> bytes:
     """
     if not is_sealed(key_pem):
         return key_pem
-    apart = folder / ownership.KEEPER / SECRET
-    path = apart if apart.exists() else folder / SECRET
-    data = path.read_bytes()
-    if len(data) != _SECRET_SIZE:
-        raise AuthenticationError(f"{path} is damaged")
-    return unseal(key_pem, X25519PrivateKey.from_private_bytes(data)).pem()
+    places = [folder / ownership.KEEPER / SECRET, folder / SECRET]
+    for path in [each for each in places if each.exists()] or places[1:]:
+        data = path.read_bytes()
+        with contextlib.suppress(ValueError, AuthenticationError):
+            return unseal(key_pem, X25519PrivateKey.from_private_bytes(data)).pem()
+    raise AuthenticationError("the CA's key is sealed to another signer")
 
 
-def _seal_files(state: int, vault: CaVault) -> None:
-    """Seal the keys that an older build has left in the clear."""
+def _seal_files(state: int, vault: CaVault, say: Say) -> None:
+    """Seal the keys that an older build has left in the clear, or another signer of this server.
+
+    Where this server is started as root and then not, or the other way round, the secret is
+    another. A key that cannot be opened is put aside: a voter then asks another one for it.
+    """
     voucher = b""
     for name in KEY_FILES:
         data, status = _read(state, name)
-        plain = [each for each in keys_of(data) if not is_sealed(each)]
-        for key in plain[:1]:
-            with contextlib.suppress(AuthenticationError):  # the server says what is wrong with it
-                sealed = b"".join(certificates_of(data)) + vault.keep(key, voucher)
-                voucher = open_plain(key).public
-                _replace(state, name, sealed, status)
+        for key in keys_of(data)[:1]:
+            try:
+                kept = _keep(state, vault, key, voucher)
+                voucher = public_of(key)
+            except AuthenticationError as error:
+                say(f"{name} is put aside: {error}")
+                os.rename(name, f"{name}.aside", src_dir_fd=state, dst_dir_fd=state)
+                continue
+            if kept != key:
+                _replace(state, name, b"".join(certificates_of(data)) + kept, status)
+
+
+def _keep(state: int, vault: CaVault, key: bytes, voucher: bytes) -> bytes:
+    try:
+        return vault.keep(key, voucher)
+    except AuthenticationError:
+        for place in (SECRET, f"{ownership.KEEPER}/{SECRET}"):
+            with contextlib.suppress(OSError, ValueError, AuthenticationError):
+                secret = X25519PrivateKey.from_private_bytes(_read(state, place)[0])
+                opened = unseal(key, secret)
+                return vault.keep(opened.pem(), opened.voucher)
+        raise
 
 
 def _given(own: int) -> dict[str, bytes]:

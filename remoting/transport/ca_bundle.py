@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gpupool.pool.errors import AuthenticationError
-from gpupool.remoting.transport.sealed_key import LABEL, public_bytes, public_of
+from gpupool.remoting.protocol.sealed_key import LABEL, public_bytes, public_of
 
 _BEGINS, _ENDS = b"-----BEGIN ", b"-----END "
 FINGERPRINT_SIZE_MIN = 16

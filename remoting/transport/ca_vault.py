@@ -21,6 +21,15 @@ from gpupool.pool.model import codec
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.protocol import framing
+from gpupool.remoting.protocol.sealed_key import (
+    X25519_SIZE,
+    OpenKey,
+    is_sealed,
+    open_plain,
+    public_bytes,
+    seal,
+    unseal,
+)
 from gpupool.remoting.transport.pki import (
     CSR_SIZE_MAX,
     SERVER_VALID,
@@ -29,15 +38,6 @@ from gpupool.remoting.transport.pki import (
     create_ca,
     server_name,
     sign_server,
-)
-from gpupool.remoting.transport.sealed_key import (
-    X25519_SIZE,
-    OpenKey,
-    is_sealed,
-    open_plain,
-    public_bytes,
-    seal,
-    unseal,
 )
 from gpupool.remoting.transport.web_signing import sign_web
 

@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.transport.sealed_key import public_bytes, public_of
+from gpupool.remoting.protocol.sealed_key import public_bytes, public_of
 
 CONTROL_NAME = "control.gpupool"
 SERVER_SUFFIX = ".server.gpupool"

@@ -6,6 +6,7 @@ clients wrote about their leases, what the servers answered, and their journals 
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket

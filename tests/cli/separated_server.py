@@ -127,6 +127,17 @@ async def _waits(pid: int) -> bool:
     return True
 
 
+def harm_the_signer(signer: int, state: Path) -> dict[str, str]:
+    """Try to get at the secret that opens the CA's key."""
+    return {
+        "read the signer's secret": outcome((state / "keeper" / "signer.key").read_bytes),
+        "change its record": outcome((state / "keeper" / "signer-record.jsonl").unlink),
+        "read its memory": outcome(lambda: Path(f"/proc/{signer}/mem").open("rb")),
+        "trace it": outcome(lambda: call("ptrace", PTRACE_ATTACH, signer, None, None)),
+        "kill it": outcome(lambda: os.kill(signer, signal.SIGKILL)),
+    }
+
+
 def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, str]:
     """Try what takes privileges."""
     return {
@@ -191,6 +202,8 @@ async def run(separated: Separated, secret: Path) -> dict[str, object]:
         pid, _pidfd, directory, _control = await start(keeper, 1)
         found["claims"] = await keeper.confinement(1)
         found["harm"] = harm(pid, directory, keeper_pid, secret)
+        signer, state_dir = separated.signer().pid, separated.options.state_dir
+        found["harm to the signer"] = harm_the_signer(signer, state_dir)
         found["asked"] = await against_the_keeper(keeper)
         found["stay root"] = await say_who(keeper, 2, 9, -1)
         found["another's user"] = await say_who(keeper, 3, 9, 52_333)

@@ -46,6 +46,12 @@ def test_it_reaches_neither_roots_files_nor_workers_nor_its_keeper(found: dict[s
     assert {name: how for name, how in harm.items() if how not in REFUSED} == {}
 
 
+def test_it_does_not_get_at_the_signers_secret(found: dict[str, Any]) -> None:
+    harm = found["harm to the signer"]
+    assert len(harm) == 5
+    assert {name: how for name, how in harm.items() if how not in REFUSED} == {}
+
+
 def test_its_workers_are_confined_as_those_of_root(found: dict[str, Any]) -> None:
     assert {"own-uid", "no-new-privileges", "not-dumpable"} <= set(found["claims"])
 

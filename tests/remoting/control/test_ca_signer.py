@@ -21,7 +21,8 @@ from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges.remote_vault import RemoteVault
-from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
+from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders, open_key
+from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.transport import ca_vault
 from gpupool.remoting.transport.ca_bundle import belongs, keys_of
 from gpupool.remoting.transport.ca_vault import CaVault, make_request
@@ -32,7 +33,6 @@ from gpupool.remoting.transport.pki import (
     create_key_and_csr,
     sign_server,
 )
-from gpupool.remoting.transport.sealed_key import is_sealed, public_of
 
 A, B = ServerId("a" * 12), ServerId("b" * 12)
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -156,6 +156,33 @@ def test_keys_of_an_older_build_are_sealed_at_the_start(signer: RemoteVault, sta
         signer.keep(given)
     entry = json.loads((state / RECORD).read_text())
     assert (entry["what"], entry["server"]) == ("gave the CA's key", A)
+
+
+def test_a_start_under_another_user_finds_the_key_or_puts_it_aside(state: Path) -> None:
+    apart = state / "keeper"
+    apart.mkdir()
+    plain = (state / "ca.key").read_bytes()
+
+    def start(own: Path) -> bytes:
+        folders = [os.open(each, os.O_RDONLY | os.O_DIRECTORY) for each in (own, state)]
+        fork_signer(SignerFolders(*folders), LOG, None).end()
+        for each in folders:
+            os.close(each)
+        return (state / "ca.key").read_bytes() if (state / "ca.key").exists() else b""
+
+    first, second = start(state), start(apart)
+    assert first != second
+    assert public_of(first) == public_of(second) == public_of(plain)
+    third = start(state)
+    assert third != second
+    assert scalar(read_authority_of(state)) == scalar(plain)
+    (state / SECRET).unlink()
+    assert start(state) == b""
+    assert (state / "ca.key.aside").read_bytes() == third
+
+
+def read_authority_of(state: Path) -> bytes:
+    return open_key(state, (state / "ca.key").read_bytes())
 
 
 def test_the_key_is_given_to_one_vault_of_a_server_of_the_ca() -> None:

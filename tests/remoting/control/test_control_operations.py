@@ -24,11 +24,11 @@ from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server import admin_service, controller
 from gpupool.remoting.transport.ca_vault import make_request
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
-from gpupool.remoting.transport.sealed_key import is_sealed, public_of
 
 Clock = trio.testing.MockClock
 

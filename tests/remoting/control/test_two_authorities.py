@@ -21,6 +21,7 @@ from gpupool.remoting.client.server_connections import Connections, ServerConnec
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
+from gpupool.remoting.protocol.sealed_key import public_of
 from gpupool.remoting.protocol.token_text import TokenText
 from gpupool.remoting.transport.ca_bundle import ders_of, numbers_of, shows_one_of
 from gpupool.remoting.transport.ca_exchange import CaExchange
@@ -41,7 +42,6 @@ from gpupool.remoting.transport.pki import (
     fingerprint,
     sign_server,
 )
-from gpupool.remoting.transport.sealed_key import public_of
 
 LOG = logging.getLogger("test")
 A, B = ServerId("a" * 12), ServerId("b" * 12)
