@@ -8,22 +8,41 @@ import click
 from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import say
+from gpupool.cli.lib.paths import state_dir
 from gpupool.pool.errors import UsageError
 
 FILE_SIZE_MAX = 64 << 20
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("file", required=False, type=click.Path(dir_okay=False, allow_dash=True))
+@click.option(
+    "--history",
+    type=click.Path(file_okay=False),
+    help="Copy the accounts and the history of the server here to this folder.",
+)
+@click.option("--state-dir", "folder", type=click.Path(file_okay=False), help="Of the server here.")
 @pool_options
-def backup(credentials: str | None, file: str) -> None:
+def backup(
+    credentials: str | None, file: str | None, history: str | None, folder: str | None
+) -> None:
     """Write policy, tokens, labels, history and audit of the pool to FILE.
 
     Of tokens the pool has hashes only, and so has the backup. The key of the cluster CA is not in
     it: copy ca.pem, ca.key and signer.key from a server's state directory to a safe place, once.
     An existing FILE is replaced once the new one is complete; "-" is standard output. Operators
     only.
+
+    With --history, usage.db and history.db of the server on this machine are copied, while it runs
+    on; no pool is asked. The accounts of one server suffice, its history is its own. "gpupool usage
+    --file" reads a copy of usage.db.
     """
+    if (file is None) == (history is None):
+        raise UsageError("what is to be backed up?", hint="give FILE, or --history DIR")
+    if history is not None:
+        _copy_history(Path(folder) if folder else state_dir(), Path(history))
+        return
+    assert file is not None
     from gpupool.cli.lib.files import write_private
 
     async def ask() -> bytes:
@@ -36,6 +55,14 @@ def backup(credentials: str | None, file: str) -> None:
         return
     write_private(Path(file), data)
     say(f"gpupool: {len(data) / 1024:.0f} KiB written to {file}")
+
+
+def _copy_history(folder: Path, to: Path) -> None:
+    """Copy the databases of a server by SQLite's online backup, each whole or not at all."""
+    from gpupool.monitoring.database_copy import copy_databases
+
+    for path in copy_databases(folder / "monitoring", to):
+        say(f"gpupool: {path.stat().st_size / 1024:.0f} KiB written to {path}")
 
 
 @click.command()

@@ -112,8 +112,16 @@ class HealthRounds:
                 gate = partial(_gate, machine, self._files.identity.server, health)
                 log = logging.getLogger("gpupool.alerts")
                 nursery.start_soon(AlertLink(settings, gate, log).run)
-            nursery.start_soon(self._tests.run)
+            nursery.start_soon(self._keep_testing, self._tests)
             await self._rounds(nursery, controller, machine, health)
+
+    async def _keep_testing(self, tests: ServerTests) -> None:
+        while True:
+            try:
+                await tests.run()
+            except Exception:  # noqa: BLE001 - seeing must never stop a server that grants
+                self._log.exception("the GPUs could not be tested")
+            await trio.sleep(DEVICES_EVERY_S)
 
     async def answer(self, query: ObserverQuery) -> ObserverPage:
         """Answer what a client asks of this server beside its table."""

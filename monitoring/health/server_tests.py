@@ -14,6 +14,9 @@ from gpupool.pool.telemetry import Finding, Health, Telemetry
 from gpupool.remoting.protocol.worker_messages import GpuChecked
 from gpupool.remoting.transport.peer_link import PeerLink
 
+EMULATED_AFTER_S = 600.0
+"""Pools of emulated GPUs to try something are mostly gone by then, and have better things to do."""
+
 FIRST_AFTER_S, LOOK_EVERY_S, WATCH_EVERY_S = 60.0, 10.0, 0.5
 TEST_S, QUICK_TEST_S = 5.0, 1.0
 ASKED_S = 22.0
@@ -74,10 +77,12 @@ class ServerTests:
 
     async def run(self) -> None:
         """Test each GPU that is due, one at a time, until cancelled."""
+        began = trio.current_time()
         await trio.sleep(FIRST_AFTER_S)
         while True:
+            late = trio.current_time() - began >= EMULATED_AFTER_S
             gpu = self._plan.next(
-                self._gpus(),
+                [each for each in self._gpus() if late or not each.emulated],
                 self._held(),
                 self._devices.tests(),
                 at=self._now_ms(),

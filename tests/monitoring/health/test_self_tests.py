@@ -11,7 +11,12 @@ from trio.testing import MockClock, memory_stream_pair
 
 from gpupool.monitoring.health.device_memory import DeviceMemory, SelfTest
 from gpupool.monitoring.health.self_test_rules import QUIET_S, WEEK_MS, SelfTestPlan
-from gpupool.monitoring.health.server_tests import FIRST_AFTER_S, TEST_S, ServerTests
+from gpupool.monitoring.health.server_tests import (
+    EMULATED_AFTER_S,
+    FIRST_AFTER_S,
+    TEST_S,
+    ServerTests,
+)
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Lease, Partition, PartStatus, with_changes
@@ -158,6 +163,21 @@ async def test_all_gpus_are_tested_after_a_minute_and_held_ones_later(
         assert bench.tested == [*GPUS[1:], GPUS[0]]
         nursery.cancel_scope.cancel()
     assert bench.devices.tests()[GPUS[0]].passes_a_second == 10.0
+
+
+async def test_emulated_gpus_are_tested_later(autojump_clock: MockClock) -> None:
+    bench = Bench()
+    mine = bench.state.servers[A]
+    gpus = {each.id: replace(each, emulated=True) for each in list(mine.gpus.values())[:1]}
+    servers = bench.state.servers.set(A, with_changes(mine, gpus=gpus))
+    bench.state = with_changes(bench.state, servers=servers)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.tests.run)
+        await trio.sleep(EMULATED_AFTER_S - 1)
+        assert bench.tested == []
+        await trio.sleep(30)
+        assert bench.tested == [GPUS[0]]
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_is_told_at_once(autojump_clock: MockClock) -> None:
