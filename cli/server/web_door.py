@@ -9,7 +9,6 @@ from gpupool.monitoring.http.web_link import WebLink
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.transport.ca_bundle import bundle_of
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
 from gpupool.remoting.transport.web_certificate import WebCertificate, WebCertificates
@@ -47,7 +46,7 @@ class WebParts:
         if options is None or link is None:
             return  # the others' observers are signed for all the same
         link.check_token = server.controller.check_token
-        link.ca_pem = lambda: bundle_of(server.ca_key.trusted)
+        link.ca_pem = lambda: b"".join(server.ca_key.trusted)
 
         def changed(certificate: WebCertificate) -> None:
             setup = WebSetup(

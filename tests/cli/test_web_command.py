@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import signal
+import ssl
 from urllib.parse import urlsplit
 
 from tests.cli.conftest import LivePool
@@ -41,3 +42,23 @@ def test_the_page_tells_of_the_pool_to_who_has_the_key(live_pool: LivePool) -> N
     _, last_words = process.communicate(timeout=10)
     assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
     assert "Traceback" not in last_words and "wrong" not in last_words
+
+
+def test_a_servers_own_page_is_opened_by_the_stored_token(live_pool: LivePool) -> None:
+    server = live_pool.view()["servers"][0]["name"]
+    done = live_pool.run("web", "--on", server, "--no-browser")
+    found = re.search(r"https://(\S+):(\d+)/#key=(\S+)", done.stderr)
+    assert found is not None, done.stderr
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(found[1], int(found[2]), timeout=20, context=context)
+    body = json.dumps({"key": found[3]})
+    connection.request("POST", "/api/v1/login", body=body, headers={"x-gpupool": ""})
+    answer = connection.getresponse()
+    cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
+    assert answer.status == 200 and answer.read()
+    connection.request("GET", "/api/v1/live", headers={"cookie": cookie})
+    told = json.loads(connection.getresponse().read())
+    names = sorted(told["tables"]["servers"]["cols"]["name"])
+    assert names == sorted(each["name"] for each in live_pool.view()["servers"])
+    connection.close()

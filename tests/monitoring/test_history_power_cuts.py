@@ -99,7 +99,7 @@ def _next(last: int, before: int) -> int:
 
 
 def test_power_cuts_leave_a_file_that_is_whole(tmp_path: Path) -> None:
-    cut_power(tmp_path, 4, seed=1)
+    cut_power(tmp_path, 3, seed=1)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def check(pieces: list[bytes]) -> None:
     assert found is None or int(found[1]) in (100, 200, 400, 413, 431, 501, 505), answer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(PIECES)
 def test_fuzzed_requests_are_answered_or_refused(pieces: list[bytes]) -> None:
     check(pieces)

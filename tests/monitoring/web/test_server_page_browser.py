@@ -72,8 +72,12 @@ def page(lab: Lab) -> Iterator[Any]:
 
 def test_a_person_logs_in_orders_and_logs_out(lab: Lab, page: Any) -> None:
     trouble: list[str] = []
-    page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("dialog", lambda dialog: trouble.append(f"a script ran: {dialog.message}"))
+
+    def wrong(what: Any) -> None:
+        trouble.append(str(what))
+
+    page.on("pageerror", wrong)
+    page.on("dialog", wrong)
     origin = f"https://127.0.0.1:{lab.port}"
     page.goto(f"{origin}/servers")
     page.wait_for_selector("h1 >> text=Log in to the pool")
