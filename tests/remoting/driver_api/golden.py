@@ -83,6 +83,7 @@ RUNS = (
     Run("queries", "queries", devices=2),
     Run("tensors", "tensors"),
     Run("times", "times", (IMAGE,)),
+    Run("collectives", "collectives"),
 )
 
 

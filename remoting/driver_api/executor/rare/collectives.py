@@ -4,6 +4,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
@@ -207,7 +208,7 @@ class Collectives(HandlerGroup):
                 known.failed = known.failed or error.result
 
 
-def _unpacked(layout: struct.Struct, data: bytes) -> tuple[bytes | int, ...]:
+def _unpacked(layout: struct.Struct, data: bytes) -> tuple[Any, ...]:
     if len(data) != layout.size:
         raise RemoteProtocolError("malformed call of NCCL")
     return layout.unpack(data)

@@ -2,8 +2,8 @@
 
 import contextlib
 import ctypes
-import importlib.util
 import os
+import sys
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -57,10 +57,9 @@ class Config(ctypes.Structure):
 def find_library() -> list[str]:
     """Return where NCCL may be, in the order in which to try: named, of a wheel, the system's."""
     found = [os.environ.get("GPUPOOL_NCCL", "")]
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("nvidia.nccl")
-        places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        found += [str(Path(place) / "lib" / LIBRARY) for place in places]
+    # Not by import: another package may have taken the name "nvidia" for a folder of its own.
+    wheels = (Path(place) / "nvidia" / "nccl" / "lib" / LIBRARY for place in sys.path)
+    found += [str(path) for path in wheels if path.exists()]
     return [*filter(None, found), LIBRARY]
 
 

@@ -1,7 +1,16 @@
-"""One process with a rank on each of two servers, by NCCL's interface. No argument."""
+"""One process with a rank on each of two servers, by NCCL's interface.
 
+With "lose", the second server's worker is ended after the first collective.
+"""
+
+import contextlib
 import ctypes
+import os
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 FLOAT, SUM, SCALED = 7, 0, 5
 COUNT = 1000
@@ -57,6 +66,54 @@ def show(name: str, ranks: list[Rank]) -> None:
     print(name, *(value for rank in ranks for value in rank.get()), flush=True)
 
 
+def split(ranks: list[Rank]) -> None:
+    """Split the communicator: the ranks in another order, then the first one alone."""
+    made = [ctypes.c_void_p() for _ in ranks]
+    for colors, keys in (((0, 0), (1, 0)), ((0, -1), (0, 0))):
+
+        def one(at: int, color: int, key: int) -> None:
+            words = (ranks[at].comm, color, key, ctypes.byref(made[at]), None)
+            good(nccl.ncclCommSplit(*words))
+
+        threads = [
+            threading.Thread(target=one, args=(at, *wish))
+            for at, wish in enumerate(zip(colors, keys, strict=True))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rank, count = ctypes.c_int(), ctypes.c_int()
+        for comm in made:
+            if not comm.value:
+                print("split none")
+                continue
+            good(nccl.ncclCommUserRank(comm, ctypes.byref(rank)))
+            good(nccl.ncclCommCount(comm, ctypes.byref(count)))
+            print("split", rank.value, count.value)
+            good(nccl.ncclCommAbort(comm))
+
+
+def lose(ranks: list[Rank]) -> None:
+    """End the second server's worker, and print when both ranks hear of it."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            place = words[words.index(b"--place") + 1] if b"--place" in words else b""
+            if int(parent) == os.getppid() and place == b"1":
+                os.kill(int(process.name), signal.SIGKILL)
+    state, started = ctypes.c_int(), time.monotonic()
+    for rank in reversed(ranks):
+        while state.value == 0 and time.monotonic() - started < 5:
+            good(nccl.ncclCommGetAsyncError(rank.comm, ctypes.byref(state)))
+            time.sleep(0.01)
+        print("state", state.value)
+        state.value = 0
+    for rank in ranks:
+        print("abort", nccl.ncclCommAbort(rank.comm))
+
+
 def main() -> None:
     version, count = ctypes.c_int(), ctypes.c_int()
     good(cuda.cuInit(0))
@@ -79,6 +136,10 @@ def main() -> None:
         show(name, ranks)
 
     each("ncclAllReduce", SUM)
+    if "lose" in sys.argv:
+        lose(ranks)
+        return
+    split(ranks)
     each("ncclBroadcast", 1)
     each("ncclReduce", SUM, 0)
     each("ncclAllGather")
