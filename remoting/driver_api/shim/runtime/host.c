@@ -20,6 +20,8 @@
 // Entries of a stream's queue behind the oldest pending function. An H200's driver (580) blocks its
 // caller at 1,021 launches, copies or events.
 #define AHEAD_MAX 400
+// Functions that run in one turn beside the first.
+#define FOLLOW_MAX 200
 // Announced functions that have not run. A worker announces one for each stream and waits.
 #define ARRIVALS_MAX 65536
 // Bytes that the worker may have to put aside to find an answer. It takes 512 MiB (reader.py), of which
@@ -36,6 +38,10 @@ struct call {
     void (*callback)(void *stream, int status, void *);  // cuStreamAddCallback
     void *data, *stream;
     bool tells;  // the stream does not wait for it
+    unsigned follows;  // how many before it, of which the worker knows the first: it runs behind these
+    bool closed;   // none can follow any more
+    const struct gp_handle *in;  // its stream, by its number
+    uint64_t stream_id, position;  // of its record on the line; of one that follows, of the first's
     uint64_t mark, size_mark;  // of sent and sent_size, when it was posted
     struct call *next;
 };
@@ -164,11 +170,30 @@ static void note_run(struct queue *queue, int64_t since) {
     pthread_mutex_unlock(&lock);
 }
 
+// The one that follows a function; or none, and then none will.
+static bool next_in_turn(struct queue *queue, uint64_t id, struct call *found) {
+    pthread_mutex_lock(&lock);
+    struct call *at = queue->pending;
+    while (at != NULL && at->id != id) at = at->next;
+    bool follows = at != NULL && at->next != NULL && at->next->follows > 0;
+    if (follows) *found = *at->next;
+    if (at != NULL && !follows) at->closed = true;
+    pthread_mutex_unlock(&lock);
+    return follows;
+}
+
 static void answer(struct queue *queue, const struct arrival *arrival) {
-    struct call call;
+    struct call call, next;
+    uint64_t last = arrival->id;
     if (find(queue, arrival->id, &call)) {
         note_run(queue, now_ns());
         run(&call, arrival->status);
+        while (!(last & GP_NODE_NUMBER) && next_in_turn(queue, last, &next)) {
+            take_out(queue, last);
+            last = next.id;
+            note_run(queue, now_ns());
+            run(&next, arrival->status);
+        }
         note_run(queue, 0);
     }
     if (arrival->ticket != 0) {
@@ -176,7 +201,7 @@ static void answer(struct queue *queue, const struct arrival *arrival) {
         gp_post_host_done(arrival->ticket);
         gp_flush();
     }
-    if (!(arrival->id & GP_NODE_NUMBER)) take_out(queue, arrival->id);
+    if (!(last & GP_NODE_NUMBER)) take_out(queue, last);
 }
 
 static struct arrival *next_arrival(struct queue *queue) {
@@ -409,6 +434,31 @@ static int start(struct queue *queue) {
     return failed ? GP_OUT_OF_MEMORY : GP_SUCCESS;
 }
 
+// Let a function follow the last one, where nothing lies between the two: then one turn is enough for both,
+// and the worker need not hear of it.
+static bool follow(struct queue *queue, struct call *made, struct gp_handle *stream) {
+    uint64_t position = gp_position();
+    pthread_mutex_lock(&lock);
+    struct call *last = queue->pending;
+    while (last != NULL && last->next != NULL) last = last->next;
+    bool follows = last != NULL && last->in == stream && last->stream_id == stream->id && !last->closed &&
+                   last->position == position && last->follows < FOLLOW_MAX && made->in != NULL;
+    if (follows) {
+        made->id = gp_new_id();
+        made->follows = last->follows + 1;
+        made->position = position;
+        made->mark = last->mark;
+        made->size_mark = last->size_mark;
+        *queue->pending_end = made;
+        queue->pending_end = &made->next;
+        __atomic_fetch_add(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&gp_hosts_holding, 1, __ATOMIC_RELAXED);
+        set_after(stream, made->id);
+    }
+    pthread_mutex_unlock(&lock);
+    return follows;
+}
+
 static int add(struct call call, struct gp_handle *stream) {
     struct call *made = malloc(sizeof *made);
     if (made == NULL) return GP_OUT_OF_MEMORY;
@@ -418,11 +468,15 @@ static int add(struct call call, struct gp_handle *stream) {
         free(made);
         return status;
     }
-    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     bool waits = (call.function != NULL || call.callback != NULL) && !call.tells;
+    if (waits) call.in = stream;
+    call.stream_id = stream->id;
+    *made = call;
+    if (follow(queue, made, stream)) return GP_SUCCESS;
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     // Known here before the worker hears of it, and in the line's order.
     unsigned char *at = gp_open_host_call();
-    uint64_t position = gp_opened_position();
+    call.position = gp_opened_position();
     call.id = gp_new_id();
     pthread_mutex_lock(&lock);
     call.mark = queue->sent;
@@ -437,7 +491,7 @@ static int add(struct call call, struct gp_handle *stream) {
     pthread_mutex_unlock(&lock);
     gp_fill_host_call(at, stream->id, call.id, waits);
     gp_close();
-    if (call.tells && gp_tell_is_urgent(stream, position)) gp_flush();
+    if (call.tells && gp_tell_is_urgent(stream, call.position)) gp_flush();
     return GP_SUCCESS;
 }
 
