@@ -62,3 +62,15 @@ def test_waits_and_small_downloads(library: Path, tmp_path: Path) -> None:
     # A machine that has other things to do may take longer than is waited.
     assert sum(counts[f"SYNC_{what}"] for what in ("STREAM", "DEVICE", "EVENT")) <= 130
     assert counts["END_EVENT"] <= 25
+
+
+def test_host_functions_in_a_row(library: Path, tmp_path: Path) -> None:
+    """They have one turn, where nothing lies between them: 70 turns, and 1,570 before."""
+    words = [str(compiled("rows", tmp_path, library)), IMAGE]
+    (tmp_path / "native").mkdir()
+    with Control(tmp_path / "native") as control:
+        assert natively(control, words) == "results right\n"
+    counts = counted(library, tmp_path, *words)
+    # Some come when the one before them has run already.
+    assert counts["HOST_DONE"] <= 500
+    assert counts["HOST_CALL"] == counts["HOST_DONE"]
