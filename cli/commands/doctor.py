@@ -103,7 +103,7 @@ async def examine(given: str | None, *, servers: bool = False) -> tuple[list[Fin
 
 async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, list[Finding]]:
     from gpupool.remoting.protocol.addresses import parse_address
-    from gpupool.remoting.transport.certificate_renewal import CERTIFICATE_OF
+    from gpupool.remoting.transport.authority.certificate_renewal import CERTIFICATE_OF
 
     view: PoolView | None = None
     findings: list[Finding] = []
@@ -229,7 +229,7 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
 
     from gpupool.remoting.protocol import messages as m
     from gpupool.remoting.protocol.sessions import WORKERS_HAVE, WORKERS_LACK
-    from gpupool.remoting.transport.certificate_renewal import CERTIFICATE_OF
+    from gpupool.remoting.transport.authority.certificate_renewal import CERTIFICATE_OF
 
     answer: m.Message | None = None
     try:

@@ -263,7 +263,7 @@ def _web_options(
 ) -> "WebOptions | None":
     """Return the options of HTTPS; None for none."""
     from gpupool.cli.server.join_options import WebOptions
-    from gpupool.remoting.transport.web_certificate import SiteFiles
+    from gpupool.remoting.transport.authority.web_certificate import SiteFiles
 
     if bool(web_cert) is not bool(web_key):
         raise UsageError("--web-cert and --web-key go together")

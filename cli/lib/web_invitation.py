@@ -74,7 +74,7 @@ def ask_key(address: Address, text: str, ca_pem: str) -> str:
 def token_text(credentials: Credentials, ca_pem: str, address: Address) -> str:
     """Return the token of stored credentials as text again; its kind is the server's to know."""
     from gpupool.pool.model.state import TokenKind
-    from gpupool.remoting.transport.ca_bundle import newest_of
+    from gpupool.remoting.transport.authority.ca_bundle import newest_of
     from gpupool.remoting.transport.pki import fingerprint
 
     ca_sha256 = fingerprint(newest_of(ca_pem.encode()))

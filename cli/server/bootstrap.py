@@ -26,7 +26,7 @@ from gpupool.remoting.protocol.token_text import (
     new_token,
 )
 from gpupool.remoting.server.committer import Committer
-from gpupool.remoting.transport.ca_bundle import newest_of
+from gpupool.remoting.transport.authority.ca_bundle import newest_of
 from gpupool.remoting.transport.pki import fingerprint
 
 FIRST_COMMIT_S = 10.0

@@ -32,11 +32,7 @@ from gpupool.cli.server.find_gpus import find_gpus
 from gpupool.cli.server.health_rounds import HealthRounds
 from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.cli.server.lease_lines import LeaseLines
-from gpupool.cli.server.listen_address import (
-    ANYWHERE,
-    advertised_address,
-    open_listeners,
-)
+from gpupool.cli.server.listen_address import ANYWHERE, advertised_address, open_listeners
 from gpupool.cli.server.measuring import measure, processes_of
 from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
@@ -69,7 +65,7 @@ from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.transport.certificate_renewal import ServerCertificates
+from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng

@@ -32,8 +32,8 @@ from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.privileges.signer_process import SECRET, open_key
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
-from gpupool.remoting.transport.ca_bundle import oldest_of
-from gpupool.remoting.transport.ca_vault import CaVaultPort
+from gpupool.remoting.transport.authority.ca_bundle import oldest_of
+from gpupool.remoting.transport.authority.ca_vault import CaVaultPort
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
     Authority,

@@ -37,7 +37,7 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import has_quorum
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.transport.ca_bundle import newest_of
+from gpupool.remoting.transport.authority.ca_bundle import newest_of
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
 

@@ -8,8 +8,8 @@ from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport.authority.web_certificate import SiteFiles
 from gpupool.remoting.transport.pki import Authority
-from gpupool.remoting.transport.web_certificate import SiteFiles
 
 
 @dataclass(frozen=True, slots=True)

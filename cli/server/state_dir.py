@@ -18,7 +18,7 @@ from typing import Any, cast
 from gpupool.cli.lib.files import replace_file
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.remoting.transport.ca_bundle import certificates_of, issuer_of, keys_of
+from gpupool.remoting.transport.authority.ca_bundle import certificates_of, issuer_of, keys_of
 from gpupool.remoting.transport.pki import Authority, Identity
 
 IDENTITY = "identity.json"
@@ -196,7 +196,7 @@ class StateDir:
         has_next = bool(self.read(NEXT_CERTIFICATE)) and len(certificates_of(usual.ca_pem)) > 1
         return usual, self.tls_identity(NEXT_CERTIFICATE) if has_next else None
 
-    # --- the CA, as ``remoting.transport.ca_store`` has it ---------------------------------------
+    # --- the CA, as ``transport.authority.ca_store`` has it ------------------------------------
 
     def next_authority(self) -> Authority | None:
         """Return the CA that ``keep_next`` has kept last."""

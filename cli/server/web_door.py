@@ -9,9 +9,9 @@ from gpupool.monitoring.http.web_link import WebLink
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.transport.authority.web_certificate import WebCertificate, WebCertificates
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import validity_of
-from gpupool.remoting.transport.web_certificate import WebCertificate, WebCertificates
 
 
 class WebParts:

@@ -21,7 +21,7 @@ from gpupool.remoting.client.server_connections import CALL_TIMEOUT_S, ServerCon
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import parse_token
-from gpupool.remoting.transport.ca_bundle import member_with
+from gpupool.remoting.transport.authority.ca_bundle import member_with
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls, first_contact, worst
 from gpupool.remoting.transport.pki import fingerprint
 

@@ -53,7 +53,7 @@ from gpupool.remoting.protocol.token_text import (
     hash_secret,
     new_token,
 )
-from gpupool.remoting.transport.ca_bundle import newest_of
+from gpupool.remoting.transport.authority.ca_bundle import newest_of
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls
 from gpupool.remoting.transport.pki import fingerprint
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng

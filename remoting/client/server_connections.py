@@ -21,7 +21,7 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameTooLargeError
-from gpupool.remoting.transport.ca_bundle import ders_of, shows_one_of
+from gpupool.remoting.transport.authority.ca_bundle import ders_of, shows_one_of
 from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream

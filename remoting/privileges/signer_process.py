@@ -25,8 +25,8 @@ from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges import ownership, unprivileged
 from gpupool.remoting.protocol import signer_messages as m
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of, unseal
-from gpupool.remoting.transport.ca_bundle import certificates_of, keys_of
-from gpupool.remoting.transport.ca_vault import CaVault
+from gpupool.remoting.transport.authority.ca_bundle import certificates_of, keys_of
+from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.pki import Authority
 from gpupool.remoting.worker import sandbox, syscall_filter
 

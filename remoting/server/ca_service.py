@@ -10,7 +10,7 @@ from gpupool.pool.transitions.authorities import fingerprint_of, short_name
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.actions import MakeCa
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
-from gpupool.remoting.transport.ca_store import NextCa
+from gpupool.remoting.transport.authority.ca_store import NextCa
 
 
 class CaService:

@@ -54,10 +54,10 @@ from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.router import Router, WebDoor
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
-from gpupool.remoting.transport.ca_exchange import CaExchange
-from gpupool.remoting.transport.ca_key import CaKey
-from gpupool.remoting.transport.ca_vault import CaVault
-from gpupool.remoting.transport.certificate_renewal import Renewal, ServerCertificates
+from gpupool.remoting.transport.authority.ca_exchange import CaExchange
+from gpupool.remoting.transport.authority.ca_key import CaKey
+from gpupool.remoting.transport.authority.ca_vault import CaVault
+from gpupool.remoting.transport.authority.certificate_renewal import Renewal, ServerCertificates
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import PeerTransport

@@ -101,7 +101,7 @@ from gpupool.remoting.server.service_context import (
 )
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.server.wait_queue import WaitQueue
-from gpupool.remoting.transport.ca_store import NextCa
+from gpupool.remoting.transport.authority.ca_store import NextCa
 
 #: Calls of one connection that may be under way; further ones are refused.
 CALL_COUNT_MAX = 64

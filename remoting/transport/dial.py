@@ -17,7 +17,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText
-from gpupool.remoting.transport.ca_bundle import certificates_of, member_with
+from gpupool.remoting.transport.authority.ca_bundle import certificates_of, member_with
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.pki import (

@@ -6,7 +6,7 @@ import trio
 
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.addresses import Address
-from gpupool.remoting.transport.ca_bundle import newest_of, number_of
+from gpupool.remoting.transport.authority.ca_bundle import newest_of, number_of
 from gpupool.remoting.transport.pki import (
     TlsContexts,
     newest_server_name,

@@ -31,7 +31,7 @@ from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
-from gpupool.remoting.transport.ca_bundle import shows_one_of
+from gpupool.remoting.transport.authority.ca_bundle import shows_one_of
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.link_clock import (
     CLOCK_EVERY_S,

@@ -1,4 +1,4 @@
-"""The CA of one server process: its rules are those of ``remoting.transport.ca_exchange``.
+"""The CA of one server process: its rules are those of ``transport.authority.ca_exchange``.
 
 The messages of an exchange take a moment here, and reach whom this server has a link with.
 """
@@ -13,8 +13,8 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on
 from gpupool.remoting.server.actions import Action
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.transport.ca_exchange import STRANGERS_AFTER_S
-from gpupool.remoting.transport.ca_store import NextCa
+from gpupool.remoting.transport.authority.ca_exchange import STRANGERS_AFTER_S
+from gpupool.remoting.transport.authority.ca_store import NextCa
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.cluster.watched_tables import WatchedMachine

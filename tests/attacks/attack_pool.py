@@ -107,7 +107,7 @@ class Pool:
 
     servers: Servers
     folder: Path
-    programs: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    programs: list["subprocess.Popen[bytes]"] = field(default_factory=list["subprocess.Popen[bytes]"])
 
     def credentials(self, user: str) -> Credentials:
         return load_credentials(self.folder / f"{user}.json")
@@ -119,7 +119,7 @@ class Pool:
     async def start(self) -> None:
         """Start the servers, log the users in, and start the programs."""
         await self.servers.create()
-        operator = load_credentials(self.servers.env["GPUPOOL_CREDENTIALS"])
+        operator = load_credentials(Path(self.servers.env["GPUPOOL_CREDENTIALS"]))
         async with connect_pool(operator) as pool:
             await whole(pool, self.servers)
             for user in ("ada", "mallory"):

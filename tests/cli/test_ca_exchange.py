@@ -24,7 +24,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import save_credentials
 from gpupool.remoting.client.enrolment import login
-from gpupool.remoting.transport.ca_bundle import certificates_of, keys_of
+from gpupool.remoting.transport.authority.ca_bundle import certificates_of, keys_of
 from gpupool.remoting.transport.pki import (
     CONTROL_NAME,
     Authority,

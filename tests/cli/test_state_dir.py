@@ -23,7 +23,7 @@ from gpupool.cli.server.state_dir import (
 )
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.transport.ca_bundle import issuer_of
+from gpupool.remoting.transport.authority.ca_bundle import issuer_of
 from gpupool.remoting.transport.pki import (
     control_context,
     create_ca,

@@ -32,8 +32,8 @@ from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token
+from gpupool.remoting.transport.authority.web_signing import sign_web
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr
-from gpupool.remoting.transport.web_signing import sign_web
 
 ROOT = Path(__file__).parents[3]
 TEXT = format_token(

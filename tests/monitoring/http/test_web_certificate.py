@@ -20,8 +20,15 @@ from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState, Server
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.transport.ca_key import CaKey
-from gpupool.remoting.transport.ca_vault import CaVault
+from gpupool.remoting.transport.authority.ca_key import CaKey
+from gpupool.remoting.transport.authority.ca_vault import CaVault
+from gpupool.remoting.transport.authority.web_certificate import (
+    ANSWER_TIMEOUT_S,
+    SiteFiles,
+    WebCertificate,
+    WebCertificates,
+)
+from gpupool.remoting.transport.authority.web_signing import sign_web
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -30,13 +37,6 @@ from gpupool.remoting.transport.pki import (
     create_key_and_csr,
     sign_server,
 )
-from gpupool.remoting.transport.web_certificate import (
-    ANSWER_TIMEOUT_S,
-    SiteFiles,
-    WebCertificate,
-    WebCertificates,
-)
-from gpupool.remoting.transport.web_signing import sign_web
 
 DAY_S = 86_400
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -209,7 +209,7 @@ async def test_a_sites_own_is_read_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("FILES_READ_EVERY_S", "RETRIED_AFTER_S"):
-        monkeypatch.setattr(f"gpupool.remoting.transport.web_certificate.{name}", 0.01)
+        monkeypatch.setattr(f"gpupool.remoting.transport.authority.web_certificate.{name}", 0.01)
     files = SiteFiles(tmp_path / "web.pem", tmp_path / "web.key")
     files.certificate.write_bytes(b"one")
     files.key.write_bytes(b"key")

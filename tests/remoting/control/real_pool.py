@@ -31,7 +31,10 @@ from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_s
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.software import Software
-from gpupool.remoting.transport.certificate_renewal import RenewalSettings, ServerCertificates
+from gpupool.remoting.transport.authority.certificate_renewal import (
+    RenewalSettings,
+    ServerCertificates,
+)
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,

@@ -23,9 +23,9 @@ from gpupool.pool.model.state import Server
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders, open_key
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
-from gpupool.remoting.transport import ca_vault
-from gpupool.remoting.transport.ca_bundle import belongs, keys_of
-from gpupool.remoting.transport.ca_vault import CaVault, make_request
+from gpupool.remoting.transport.authority import ca_vault
+from gpupool.remoting.transport.authority.ca_bundle import belongs, keys_of
+from gpupool.remoting.transport.authority.ca_vault import CaVault, make_request
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
     Authority,

@@ -16,7 +16,7 @@ from tests.remoting.control.test_peer_transport import A, B, C, MemoryNetwork
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Request
 from gpupool.remoting.client.pool_client import connect_pool
-from gpupool.remoting.transport.certificate_renewal import (
+from gpupool.remoting.transport.authority.certificate_renewal import (
     CertificateTime,
     Renewal,
     RenewalSettings,

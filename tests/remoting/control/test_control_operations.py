@@ -27,7 +27,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server import admin_service, controller
-from gpupool.remoting.transport.ca_vault import make_request
+from gpupool.remoting.transport.authority.ca_vault import make_request
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
 
 Clock = trio.testing.MockClock

@@ -23,10 +23,10 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.sealed_key import public_of
 from gpupool.remoting.protocol.token_text import TokenText
-from gpupool.remoting.transport.ca_bundle import ders_of, numbers_of, shows_one_of
-from gpupool.remoting.transport.ca_exchange import CaExchange
-from gpupool.remoting.transport.ca_key import CaKey
-from gpupool.remoting.transport.ca_vault import CaVault
+from gpupool.remoting.transport.authority.ca_bundle import ders_of, numbers_of, shows_one_of
+from gpupool.remoting.transport.authority.ca_exchange import CaExchange
+from gpupool.remoting.transport.authority.ca_key import CaKey
+from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.dial import Greeting, fetch_ca
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_dial import TlsDialler

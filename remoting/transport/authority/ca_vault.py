@@ -30,6 +30,7 @@ from gpupool.remoting.protocol.sealed_key import (
     seal,
     unseal,
 )
+from gpupool.remoting.transport.authority.web_signing import sign_web
 from gpupool.remoting.transport.pki import (
     CSR_SIZE_MAX,
     SERVER_VALID,
@@ -39,7 +40,6 @@ from gpupool.remoting.transport.pki import (
     server_name,
     sign_server,
 )
-from gpupool.remoting.transport.web_signing import sign_web
 
 SERVER_ID_SIZE_MAX = 64
 _CONTEXT = b"gpupool request for the CA's key 1"

@@ -16,7 +16,7 @@ from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, short_name
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.transport.ca_bundle import (
+from gpupool.remoting.transport.authority.ca_bundle import (
     belongs,
     bundle_of,
     certificates_of,
@@ -27,8 +27,8 @@ from gpupool.remoting.transport.ca_bundle import (
     number_of,
     numbers_of,
 )
-from gpupool.remoting.transport.ca_key import CaKey
-from gpupool.remoting.transport.ca_store import CaStore, NextCa
+from gpupool.remoting.transport.authority.ca_key import CaKey
+from gpupool.remoting.transport.authority.ca_store import CaStore, NextCa
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,

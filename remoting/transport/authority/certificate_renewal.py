@@ -25,14 +25,14 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.policy.admission import duration_text
-from gpupool.remoting.transport.ca_bundle import (
+from gpupool.remoting.transport.authority.ca_bundle import (
     certificates_of,
     issuer_of,
     newest_of,
     number_of,
 )
-from gpupool.remoting.transport.ca_store import CaStore
-from gpupool.remoting.transport.ca_vault import CaVaultPort
+from gpupool.remoting.transport.authority.ca_store import CaStore
+from gpupool.remoting.transport.authority.ca_vault import CaVaultPort
 from gpupool.remoting.transport.failures import explain
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,

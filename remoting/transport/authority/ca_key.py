@@ -14,8 +14,8 @@ from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.transport.ca_bundle import belongs, certificates_of, keys_of
-from gpupool.remoting.transport.ca_vault import CaVaultPort, make_request
+from gpupool.remoting.transport.authority.ca_bundle import belongs, certificates_of, keys_of
+from gpupool.remoting.transport.authority.ca_vault import CaVaultPort, make_request
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
     Authority,

@@ -17,7 +17,7 @@ import trio
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
-from gpupool.remoting.transport.ca_key import CaKey
+from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 
 RENEWED_BEFORE_MS = 30 * 86_400_000
