@@ -38,8 +38,6 @@ CASES = {
     "fsdp": (["fsdp"], 120.0, False),
     "torchrun": (["ddp", "--short"], 120.0, True),
 }
-MARGIN = {"reduce": 0.9, "ddp": 0.95}
-"""Of the native figure, how much must be reached."""
 
 
 def command(words: list[str], torchrun: bool) -> list[str]:
