@@ -1,5 +1,6 @@
 """Starts the signer, the process that alone can open the CA's key, before the server listens."""
 
+import contextlib
 import logging
 import os
 import socket
@@ -8,6 +9,8 @@ from gpupool.cli.server.login_writer import LoginWriter
 from gpupool.remoting.privileges import signer_process
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import SignerFolders
+
+STDERR = 2
 
 
 def fork_signer(
@@ -34,6 +37,7 @@ def fork_signer(
             ours.close()
             if login_writer is not None:
                 login_writer.hang_up()
+            _close_others({theirs.fileno(), folders.own, folders.state})
             signer_process.serve(theirs, folders, log.info)
             code = 0
         except OSError as error:
@@ -42,3 +46,11 @@ def fork_signer(
             os._exit(code)
     theirs.close()
     return RemoteVault(ours, pid)
+
+
+def _close_others(needed: set[int]) -> None:
+    """Close what the server has open: its lock on the state directory would outlive it."""
+    for name in os.listdir("/dev/fd"):
+        if (number := int(name)) > STDERR and number not in needed:
+            with contextlib.suppress(OSError):  # of the listing itself
+                os.close(number)

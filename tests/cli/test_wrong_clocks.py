@@ -19,11 +19,16 @@ DAYS = 400
 
 WRONG_CLOCK = """
 import os, time
-_right_ns = time.time_ns
+_right_ns, _days = time.time_ns, 0
 
 def _wrong_ns():
-    with open(os.environ["WRONG_CLOCK_FILE"]) as file:
-        return _right_ns() + int(file.read()) * 86_400 * 10**9
+    global _days
+    try:
+        with open(os.environ["WRONG_CLOCK_FILE"]) as file:
+            _days = int(file.read())
+    except PermissionError:
+        pass  # a confined process: it has the error of its start
+    return _right_ns() + _days * 86_400 * 10**9
 
 if "WRONG_CLOCK_FILE" in os.environ:
     time.time_ns = _wrong_ns
