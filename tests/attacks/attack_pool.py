@@ -107,7 +107,9 @@ class Pool:
 
     servers: Servers
     folder: Path
-    programs: list["subprocess.Popen[bytes]"] = field(default_factory=list["subprocess.Popen[bytes]"])
+    programs: list["subprocess.Popen[bytes]"] = field(
+        default_factory=list["subprocess.Popen[bytes]"]
+    )
 
     def credentials(self, user: str) -> Credentials:
         return load_credentials(self.folder / f"{user}.json")

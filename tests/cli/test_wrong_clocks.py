@@ -193,6 +193,7 @@ def test_one_wrong_clock_of_three_is_named_and_moves_nothing(skewed: SkewedPool)
     assert skewed.can_log_in("alice", alice)
 
 
+@pytest.mark.slow  # the simulator's wrong clocks have it by default, and the test before this one
 def test_a_majority_of_wrong_clocks_is_mended_by_order(skewed: SkewedPool) -> None:
     skewed.start()
     alice = skewed.token("alice")
