@@ -84,6 +84,7 @@ class Observer:
         self._sampled = trio.Event()
         self._keeping = trio.CapacityLimiter(1)
         self._written = trio.Event()
+        self._has_accounts = trio.Event()  # the file is made, or cannot be
         self._sending = trio.Lock()
         self._asking = trio.Semaphore(QUERY_COUNT_MAX)
         self._readers = trio.CapacityLimiter(READERS)
@@ -169,10 +170,12 @@ class Observer:
         while True:
             self._written = trio.Event()
             await trio.to_thread.run_sync(self._writer.step, limiter=self._writing)
+            self._has_accounts.set()
             with trio.move_on_after(IMPORT_EVERY_S):
                 await self._written.wait()
 
     async def _answer(self, asked: Asked) -> None:
+        await self._has_accounts.wait()
         try:
             page = await trio.to_thread.run_sync(
                 partial(answer, self._folder, asked.query, PAGE_SIZE_MAX), limiter=self._readers

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sqlite3
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,10 @@ from tests.monitoring.records import record, write
 
 from gpupool.cli.server.lease_file import monitoring_folder
 from gpupool.monitoring import observer_link
+from gpupool.monitoring.frames import Answered, Asked, frame_reader, from_frame, to_frame
+from gpupool.monitoring.observer import Observer
 from gpupool.monitoring.observer_link import AWAY, ObserverLink
+from gpupool.monitoring.record_writer import RecordWriter
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
@@ -70,6 +74,33 @@ def test_it_imports_and_answers_and_ends_with_its_server(tmp_path: Path) -> None
     pid = trio.run(main)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_question_waits_until_there_are_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that asked while the file was being made had a failed check of its history."""
+    step = RecordWriter.step
+
+    def slow(writer: RecordWriter) -> None:
+        (tmp_path / FILE_NAME).touch()
+        time.sleep(0.1)
+        step(writer)
+
+    monkeypatch.setattr(RecordWriter, "step", slow)
+    near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
+    async with near, far, trio.open_nursery() as nursery:
+        nursery.start_soon(Observer(far, tmp_path).run)
+        await near.send_all(to_frame(Asked(1, EVERYTHING)))
+        reader, found = frame_reader(), list[RecordPage]()
+        with trio.fail_after(10):
+            while not found:
+                reader.feed(await near.receive_some())
+                found += [
+                    m.page for f in reader.frames() if isinstance(m := from_frame(f), Answered)
+                ]
+        nursery.cancel_scope.cancel()
+    assert found[0].problem == ""
 
 
 def test_while_it_is_away_the_table_answers(tmp_path: Path) -> None:

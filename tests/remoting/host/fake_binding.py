@@ -48,7 +48,7 @@ ANSWERS: dict[str, Any] = {
     "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
     "nvmlDeviceRegisterEvents": None,
 }
-LINKS = {
+LINKS: dict[str, Any] = {
     "nvlinks_up": 18,
     "pcie_width": 8,
     "pcie_width_max": 16,
