@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.pieces import Field, fields_of
+from gpupool.pool.model.pieces import Field
 from gpupool.pool.model.state import Act, PoolState, with_changes
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.run_context import Environment
@@ -72,7 +72,11 @@ class WatchedMachine(PoolMachine):
 
     def snapshot_fields(self) -> list[Field]:
         """Return the table of this moment, as it should be: what is on a disk may rot there."""
-        return fields_of(self._right(self.state))
+        state, self.state = self.state, self._right(self.state)
+        try:
+            return super().snapshot_fields()
+        finally:
+            self.state = state
 
     def snapshot(self) -> Plain:
         """Return the table as plain values: made once for all servers that have the same."""
