@@ -25,6 +25,7 @@ int main(int count, char **arguments) {
     CHECK(cuModuleGetFunction(&increment, module, "increment"));
     CHECK(cuMemAlloc_v2(&memory, 4096));
     CHECK(cuMemsetD8_v2(memory, 0, 4096));
+    CHECK(cuCtxSynchronize());  // a fill returns early, and streams of flag 1 do not wait for it
     CHECK(cuMemAllocHost_v2((void **)&host, 64));
     CHECK(cuStreamCreate(&compute, 1));
     for (int at = 0; at < 2; at++) CHECK(cuStreamCreate(&others[at], 1));

@@ -47,6 +47,8 @@ static void between_streams(uint64_t where) {
     NEED(cuStreamQuery(waiting) == NOT_READY);
     CHECK(cuStreamBatchMemOp_v2(writing, 2, write, 0));
     CHECK(cuStreamSynchronize(waiting));
+    // Its second condition held before, so it waits for the first write only.
+    CHECK(cuStreamSynchronize(writing));
 }
 
 static void by_the_program(uint32_t *pinned) {
