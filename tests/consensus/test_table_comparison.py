@@ -147,9 +147,12 @@ def test_whole_tables_agree_through_starts_and_snapshots() -> None:
         for round_ in range(2):
             name = world.names[1 + 2 * round_]  # a voter, and one without a vote
             world.crash(name)
-            commit(world, 70, first=100 * round_)
+            world.run_until(lambda: world.leader() is not None)  # it may have led
+            commit(world, 70, first=200 * round_)
             world.boot(name)
-            commit(world, 35, first=100 * round_ + 70)
+            world.run(1.0)  # it catches up
+            commit(world, 65, first=200 * round_ + 70)
+        world.run(2.0)
         assert all(health(world, name) == () for name in world.names)
         for name in world.names:
             known = world.node(name)._comparison._hashes  # pyright: ignore[reportPrivateUsage]
