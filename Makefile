@@ -71,7 +71,7 @@ lint: $(VENV)/installed-dev
 
 # Two processes, each with a pool of its own: most tests wait for others or use one core.
 tests: $(VENV)/installed-dev
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 test: lint
 	@$(MAKE) --no-print-directory tests
