@@ -69,7 +69,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/python packaging/site/error_sentences.py --check
 	$(BIN)/python packaging/site/prose.py
 
-# Two processes, each with a pool of its own: most tests wait for others or use one core.
+# Three processes, each with a pool of its own: most tests wait for others or use one core.
 tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 3 --dist worksteal
 

@@ -106,9 +106,8 @@ def check_logins(folder: Path) -> None:
     async def use(pool: Pool) -> None:
         request = Request(pool.new_request_id(), 1, 0.5, program="golden")
         async with await pool.allocate(request, wait_s=20) as hold:
-            # Any server may answer, and another one than the granting one hears of it a moment later.
-            with trio.fail_after(20):
-                while hold.lease not in [each.id for each in (await pool.view()).leases]:
+            with trio.fail_after(20):  # any server may answer, and hears of it a moment later
+                while hold.lease not in {each.id for each in (await pool.view()).leases}:  # noqa: ASYNC110
                     await trio.sleep(0.05)
 
     async def look_only(pool: Pool) -> None:
