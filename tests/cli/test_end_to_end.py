@@ -192,12 +192,16 @@ def test_picture(live_pool: Any, tmp_path: Path) -> None:
 # --- running --------------------------------------------------------------------------------------
 
 
+def nothing_granted(pool: dict[str, Any]) -> bool:
+    return all(gpu["memory_granted"] == 0 for each in pool["servers"] for gpu in each["gpus"])
+
+
 def test_a_program_runs_on_two_half_gpus(live_pool: Any) -> None:
     done = live_pool.run("run", "-n", "2", "-p", "0.5", *python(TWO_HALVES))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("good 2 ")
     assert done.stderr == ""  # no terminal: not a word of ours
-    live_pool.wait_until(lambda _: live_pool.granted() == 0)  # another server hears of it later
+    live_pool.wait_until(nothing_granted)  # another server hears of it later
 
 
 def test_the_program_starts_within_300_ms_of_its_grant(live_pool: Any) -> None:
@@ -222,7 +226,7 @@ def test_the_exit_code_is_the_programs(live_pool: Any, code: int) -> None:
 def test_dies_of_the_programs_signal(live_pool: Any) -> None:
     done = live_pool.run("run", "-p", "0.1", "--", "sh", "-c", "kill -SEGV $$")
     assert done.returncode == -signal.SIGSEGV
-    live_pool.wait_until(lambda _: live_pool.granted() == 0)
+    live_pool.wait_until(nothing_granted)
 
 
 def test_environment_of_the_program(live_pool: Any) -> None:
