@@ -19,7 +19,7 @@ ANSWER_TIMEOUT_S = 1.0
 
 
 class RemoteVault:
-    """Implements ``transport.ca_vault.CaVaultPort``."""
+    """Implements ``transport.authority.ca_vault.CaVaultPort``, whose docstrings hold here too."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         """Talk over ``sock``, a packet socket, to the signer ``pid``, which is our child.
