@@ -17,6 +17,11 @@ CHUNK_BYTES = 64 * 1024
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
+LOOK_COUNT = 5
+"""The kernel's table of sockets is read in pieces: where others open and close theirs, a row can be
+missed."""
+
+
 class FaultProxy:
     """All proxies of one run. A pair names the source and the target of a direction."""
 
@@ -87,10 +92,11 @@ class FaultProxy:
 
     def _source(self, stream: trio.SocketStream) -> str:
         port = stream.socket.getpeername()[1]
-        inode = _inode_of_port(port)
-        for pid in _pids_with(inode) if inode else ():
-            if (name := self._name_of_pid(pid)) is not None:
-                return name
+        for _ in range(LOOK_COUNT):
+            inode = _inode_of_port(port)
+            for pid in _pids_with(inode) if inode else ():
+                if (name := self._name_of_pid(pid)) is not None:
+                    return name
         return "stranger"
 
 

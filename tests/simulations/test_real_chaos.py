@@ -54,6 +54,22 @@ async def test_proxy_holds_new_connections_back(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
+async def test_proxy_looks_again_for_a_client_that_it_missed(nursery: trio.Nursery) -> None:
+    """On a busy machine a client was taken for a stranger, and nothing was cut off from it."""
+    listeners = await nursery.start(trio.serve_tcp, echo, 0)
+    port = listeners[0].socket.getsockname()[1]
+    names = iter([None, "me"])
+    proxy = FaultProxy(lambda _pid: next(names, None))
+    proxy.cut("me", "server")
+    front = await nursery.start(proxy.serve, "server", lambda: port)
+    async with await trio.open_tcp_stream("127.0.0.1", front) as stream:
+        await stream.send_all(b"1")
+        with trio.move_on_after(0.1) as waited:
+            await stream.receive_some(10)
+        assert waited.cancelled_caught
+    nursery.cancel_scope.cancel()
+
+
 @pytest.mark.slow
 async def test_real_processes_keep_the_rules() -> None:
     chaos = Chaos(5, servers=3, clients=3, duration_s=20.0, say=lambda _text: None)
