@@ -27,7 +27,7 @@ def test_a_product_in_an_order_is_written_to_its_output(cp: Any, order: str) -> 
 
 def test_a_product_over_named_axes(cp: Any) -> None:
     a, b = np.arange(24.0).reshape(2, 3, 4), np.arange(30.0).reshape(3, 2, 5)
-    axes = [(0, 2), (1, 2), (2, 0)]
+    axes: Any = [(0, 2), (1, 2), (2, 0)]
     a, b = a.transpose(0, 1, 2), b[:, :, :5].repeat(2, 1)  # (3, 4, 5)
     wanted = np.matmul(a, b, axes=axes)
     made = cp.matmul(cp.asarray(a), cp.asarray(b), axes=axes)
@@ -185,7 +185,8 @@ def test_an_ellipsis_over_no_axis_separates_indices(cp: Any) -> None:
 def test_an_array_like_another_keeps_the_order_of_its_axes(cp: Any) -> None:
     host = np.zeros((2, 3, 4)).swapaxes(0, 1)
     device = cp.zeros((2, 3, 4)).swapaxes(0, 1)
-    for order in "CFAK":
+    orders: tuple[Any, ...] = ("C", "F", "A", "K")
+    for order in orders:
         wanted = np.empty_like(host, order=order, shape=(4, 2, 3)).strides
         assert cp.empty_like(device, order=order, shape=(4, 2, 3)).strides == wanted
 
