@@ -26,10 +26,17 @@ _PYTHON_SCALARS = (int, float, bool, complex)
 class Flags:
     """Memory layout of an array; see `numpy.ndarray.flags`."""
 
+    __slots__ = ("c_contiguous", "f_contiguous", "owndata")
+    c_contiguous: bool
+    f_contiguous: bool
+    owndata: bool
+
     def __init__(self, c: bool, f: bool, own: bool) -> None:
-        self.c_contiguous = c
-        self.f_contiguous = f
-        self.owndata = own
+        for name, value in zip(self.__slots__, (c, f, own)):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"attribute {name!r} of cupy.ndarray.flags is not writable")
 
     @property
     def forc(self) -> bool:

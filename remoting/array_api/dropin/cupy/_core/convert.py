@@ -51,12 +51,22 @@ def array(
     return made
 
 
+def foreign_memory(obj: Any) -> str:
+    """Return why an object of another library cannot be taken by its memory on a GPU."""
+    return (
+        f"{type(obj).__module__}.{type(obj).__qualname__} holds GPU memory of this process, and "
+        "the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
+    )
+
+
 def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
     if copy is False:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
     host = np.array(obj, dtype=dtype, copy=None if _COPY_NONE else False, order=letter, ndmin=ndmin)  # type: ignore[call-overload]
-    dtype_of(host.dtype)
+    if host.dtype.hasobject and hasattr(obj, "__cuda_array_interface__"):
+        raise TypeError(foreign_memory(obj))
+    dtype_of(host.dtype.newbyteorder("="))
     if order == "A":
         flags = host.flags
         host = np.asarray(host, order="F" if flags.f_contiguous and not flags.c_contiguous else "C")

@@ -63,9 +63,7 @@ def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Met
     if letter == "A" or (letter == "K" and shape is not None and len(lengths) != meta.ndim):
         letter = "F" if f and not c else "C"
     if letter == "K":
-        if shape is None:
-            return keep_order(meta, kind)
-        letter = "F" if f and not c else "C"
+        return keep_order(meta, kind, lengths)
     return fresh(kind, lengths, letter)
 
 

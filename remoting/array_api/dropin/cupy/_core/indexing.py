@@ -14,6 +14,8 @@ from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
 _FULL = slice(None)
+_NOTHING = object()
+"""Stands for an Ellipsis over no axis."""
 _INT = struct.Struct("<q").pack
 _HANDLE = struct.Struct("<Q").pack
 _FLOAT = struct.Struct("<d").pack
@@ -150,7 +152,7 @@ def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
 
 
 def _consumed(item: Any) -> int:
-    if item is None or item is Ellipsis:
+    if item is None or item is Ellipsis or item is _NOTHING:
         return 0
     if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
         return item._meta.ndim  # type: ignore[attr-defined]
@@ -168,7 +170,8 @@ def _expanded(meta: Meta, items: tuple[Any, ...]) -> list[Any]:
         if item is Ellipsis:
             if any(other is Ellipsis for other in items[at + 1 :]):
                 raise IndexError("an index can only have a single ellipsis ('...')")
-            return [*items[:at], *fill, *items[at + 1 :]]
+            # One that stands for no axis still separates the arrays at its sides.
+            return [*items[:at], *(fill or [_NOTHING]), *items[at + 1 :]]
     return [*items, *fill]
 
 
@@ -209,6 +212,8 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
     for item in expanded:
         if item is None:
             shape.append(1)
+        elif item is _NOTHING:
+            continue
         elif isinstance(item, slice):
             shape.append(len(range(*item.indices(meta.shape[axis]))))
             axis += 1

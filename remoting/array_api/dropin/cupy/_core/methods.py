@@ -84,16 +84,18 @@ class Methods:
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
 
     def ravel(self, order: str = "C") -> Any:
-        """Return the elements in one dimension, as a view where that is possible."""
+        """Return the elements in one dimension, as a view where that is contiguous."""
         letter = arguments.normalize_order(order)
-        c, f = self._meta.contiguity
+        meta = self._meta
+        source: Any = self
         if letter == "K":
-            if not (c or f):
-                raise NotImplementedError("ravel with order='K' is not yet implemented.")
-            letter = "C" if c else "F"
+            steps = meta.strides
+            source = self.transpose(sorted(range(meta.ndim), key=lambda at: -abs(steps[at])))
+            letter = "C"
         if letter == "A":
-            letter = "F" if f and not c else "C"
-        return self.reshape(-1, order=letter)
+            letter = "F" if meta.contiguity == (False, True) else "C"
+        made = source.reshape(-1, order=letter)
+        return made if made._meta.contiguity[0] else made.copy()
 
     def flatten(self, order: str = "C") -> Any:
         """Return a copy in one dimension."""

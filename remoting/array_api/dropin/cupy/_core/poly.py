@@ -49,9 +49,14 @@ def polysub(a1: Any, a2: Any) -> Any:
     return _result(_padded(first, size) - _padded(second, size), a1, a2)
 
 
+def _without_zeros(coefficients: Any) -> Any:
+    left = FUNCTIONS["trim_zeros"](coefficients, "f")
+    return left if left.size else convert.array([0.0], coefficients.dtype)
+
+
 def polymul(a1: Any, a2: Any) -> Any:
-    """Return the product of two polynomials."""
-    first, second = _coefficients(a1), _coefficients(a2)
+    """Return the product of two polynomials, without zeros before the first coefficient."""
+    first, second = _without_zeros(_coefficients(a1)), _without_zeros(_coefficients(a2))
     return _result(FUNCTIONS["convolve"](first, second), a1, a2)
 
 

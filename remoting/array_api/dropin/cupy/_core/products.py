@@ -1,5 +1,7 @@
 """Matrix and tensor products."""
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 
@@ -55,10 +57,12 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     if len(args) != 2:
         raise TypeError(f"matmul() takes 2 arrays, but {len(args)} were given")
     a, b = need(args[0], "x1"), need(args[1], "x2")
+    if kwargs.keys() & {"axes", "axis", "keepdims", "order"}:
+        return _matmul_laid_out(a, b, out, **kwargs)
     shape = _matmul_shape(a.shape, b.shape)
     keywords = {key: value for key, value in kwargs.items() if _matters(key, value)}
-    if set(keywords) - {"dtype", "casting"}:
-        return make.lazy("matmul", (a, b), keywords)
+    if unknown := keywords.keys() - {"dtype", "casting"}:
+        raise TypeError(f"matmul() got an unexpected keyword argument {min(unknown)!r}")
     kind = arguments.dtype_of(keywords["dtype"]) if "dtype" in keywords else _result(a, b)
     if out is not None:
         if need(out, "out").shape != shape:
@@ -71,6 +75,73 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         plan = Plan("matmul", ("h", "h"), (), "QQ", (looks,))
         make.remember(_matmuls, (a._meta, b._meta), plan)
     return make.forward("matmul", (a, b), keywords, looks)
+
+
+def _matmul_laid_out(
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    axes: Any = None,
+    axis: Any = None,
+    keepdims: bool = False,
+    order: str = "K",
+    **keywords: Any,
+) -> Any:
+    """Return the matrix product over axes and in an order that are named.
+
+    CuPy transposes views of the operands and of the result, and so does this.
+    """
+    if axis is not None:
+        raise ValueError(
+            "`axis` can be used only, if there is a single shared core dimension, but 3 are "
+            "present in the signature (n?,k),(k,m?)->(n?,m?)"
+        )
+    if keepdims:
+        raise ValueError("`keepdims` can only be used for scalar outputs")
+    letter = arguments.normalize_order(order)
+    if letter == "A":
+        strict = all(each._meta.contiguity == (False, True) for each in (a, b))
+        letter = "F" if strict else "C"
+    turns: list[Any] = [None, None, None]
+    if axes is not None:
+        if not isinstance(axes, list):
+            raise ValueError("`axes` has to be of type list")
+        if len(axes) != 3:
+            raise ValueError(
+                "The number of `axes` entries is not equal to the number of input and output "
+                "arguments. Outputs may only be omitted if they are all scalar."
+            )
+        turns[:2] = [_turned(one, each.ndim) for one, each in zip_strict(axes[:2], (a, b))]
+    first, second = (
+        each if turn is None else each.transpose(turn)
+        for each, turn in zip_strict((a, b), turns[:2])
+    )
+    shape = _matmul_shape(first.shape, second.shape)
+    cores = (first.ndim > 1) + (second.ndim > 1)
+    if axes is not None:
+        turns[2] = _turned(axes[2], len(shape), cores)
+    turn = turns[2] or tuple(range(len(shape)))
+    if out is None:
+        kind = keywords.get("dtype")
+        kind = _result(a, b) if kind is None else arguments.dtype_of(kind)
+        lengths = tuple(shape[turn.index(at)] for at in range(len(shape)))
+        out = make.empty(lengths, kind, order="F" if letter == "F" else "C")
+    matmul(first, second, out=need(out, "out").transpose(turn), **keywords)
+    return out
+
+
+def _turned(axes: Any, ndim: int, cores: int | None = None) -> tuple[int, ...] | None:
+    """Return the order of axes that brings those of one matrix to the end; None if it is so."""
+    cores = min(ndim, 2) if cores is None else cores
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    if len(given) != cores:
+        raise np.exceptions.AxisError(
+            f"{len(given)} axes of a matrix were given, but it has {cores}"
+        )
+    places = arguments.axes_of(given, ndim)
+    order = (*(at for at in range(ndim) if at not in places), *places)
+    return None if order == tuple(range(ndim)) else order
 
 
 def _operator(a: Any, b: Any) -> Any:
@@ -259,6 +330,34 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
     return (*(sizes[x] for x in before), *(spread if dots else ()), *(sizes[x] for x in after))
 
 
+def _einsum_strides(text: str, array: Any) -> tuple[int, ...] | None:
+    """Return the strides of a result that is a view of its only operand; None if it is none.
+
+    Where nothing is summed, NumPy and CuPy return a view in the operand's dtype, through which a
+    program may write: axes in another order, and diagonals.
+    """
+    left, arrow, right = text.partition("->")
+    before, dots, after = left.partition("...")
+    middle = array.ndim - len(before) - len(after)
+    # Axes behind the ellipsis get names that no subscript has.
+    names = [*before, *range(middle), *after]
+    steps: dict[Any, int] = {}
+    lengths: dict[Any, int] = {}
+    for name, length, step in zip_strict(names, array.shape, array.strides):
+        if lengths.setdefault(name, length) != length:
+            return None
+        steps[name] = steps.get(name, 0) + step
+    if not arrow:
+        right = "..." + "".join(
+            sorted(x for x in steps if isinstance(x, str) and left.count(x) == 1)
+        )
+    before, dots, after = right.partition("...")
+    wanted = [*before, *(range(middle) if dots else ()), *after]
+    if len(wanted) != len(steps):
+        return None
+    return tuple(steps[name] for name in wanted)
+
+
 def einsum(*operands: Any, **kwargs: Any) -> Any:
     """Evaluate the Einstein summation of arrays."""
     text, arrays = _einsum_plain(operands)
@@ -268,10 +367,10 @@ def einsum(*operands: Any, **kwargs: Any) -> Any:
         raise TypeError(f"Did not understand the following kwargs: {sorted(kwargs)}")
     arrays = [convert.asarray(item) for item in arrays]
     shape = _einsum_shape(text, arrays)
-    left, _, right = text.partition("->")
-    if len(arrays) == 1 and dtype is None and left.isalpha() and sorted(left) == sorted(set(right)):
-        # Only the order of axes changes, which is a view, in NumPy and in CuPy.
-        return arrays[0].transpose([left.index(letter) for letter in right])
+    if len(arrays) == 1:
+        steps = _einsum_strides(text, arrays[0])
+        if steps is not None:
+            return make.as_strided(arrays[0], shape, steps)
     kind = (
         np.result_type(*[a.dtype for a in arrays]) if dtype is None else arguments.dtype_of(dtype)
     )

@@ -215,7 +215,8 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     if out is not None:
         array._session.call(name, (array, q), {**keywords, "out": out})
         return out
-    if method != "linear":
+    if method != "linear" or not arguments.is_scalar(q):
+        # The type depends on that of the points, by rules of the worker's library.
         return make.lazy(name, (array, q), keywords)
     return make.forward(name, (array, q), keywords, fresh(floating(array.dtype), shape))
 

@@ -33,7 +33,7 @@ def argsort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
         raise ValueError(f"kind can only be None or 'stable', got {kind}")
     if axis is None:
         array, axis = array.ravel(), -1
-    at = arguments.axis_of(axis, array.ndim) if array.ndim else 0
+    at = arguments.axis_of(axis, array.ndim or 1)
     return make.forward("argsort", (array, at), {}, fresh(_INT64, array.shape or (1,)))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import across, arguments, make, transfers
+from cupy._core.dispatch import across, arguments, make
 from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
@@ -84,13 +84,30 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) ->
         _copy_to(target, src, casting, where)
 
 
+def _cast_scalar(value: Any, kind: np.dtype[Any], casting: str) -> Any:
+    """Return a number of the host as the target's type, where NumPy's rule allows; else as it is.
+
+    A number of NumPy has a type that the rule judges; a number of Python fits where NumPy says so.
+    """
+    if type(value) in (bool, int, float, complex):
+        held = np.empty((), kind)
+        np.copyto(held, value, casting=casting)  # type: ignore[arg-type]
+        return held[()]
+    if not isinstance(value, np.generic):
+        return arguments.operand(value)
+    if not np.can_cast(value.dtype, kind, casting):  # type: ignore[arg-type]
+        raise TypeError(f"Cannot cast {value.dtype} to {kind} in {casting} casting mode")
+    return value.astype(kind)
+
+
 def _copy_to(target: Any, src: Any, casting: str, where: Any) -> None:
     if isinstance(src, np.ndarray):
-        src = src.item() if src.ndim == 0 else transfers.upload(src, target._session)
-    source = src if arguments.is_scalar(src) else arguments.operand(src)
-    kind = arguments.operand_type(source)
-    if isinstance(kind, np.dtype) and not np.can_cast(kind, target.dtype, casting):  # type: ignore[arg-type]
-        raise TypeError(f"Cannot cast {kind} to {target.dtype} in {casting} casting mode")
+        if src.size != 1:
+            raise ValueError("non-scalar numpy.ndarray cannot be used for copyto")
+        src = src.reshape(())[()]
+    source = _cast_scalar(src, target.dtype, casting)
+    if is_array(source) and not np.can_cast(source.dtype, target.dtype, casting):  # type: ignore[arg-type]
+        raise TypeError(f"Cannot cast {source.dtype} to {target.dtype} in {casting} casting mode")
     if is_array(source) and source._session is not target._session:
         if where is None and across.fill(target, source):
             return

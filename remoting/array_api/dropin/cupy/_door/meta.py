@@ -121,18 +121,22 @@ def of_view(view: np.ndarray[Any, Any]) -> Meta:
     return intern(view.dtype, view.shape, view.strides)
 
 
-def keep_order(meta: Meta, dtype: np.dtype[Any]) -> Meta:
-    """Return the `Meta` of a copy that keeps the order of axes in memory (NumPy's order K)."""
+def keep_order(meta: Meta, dtype: np.dtype[Any], shape: Shape | None = None) -> Meta:
+    """Return the `Meta` of a copy that keeps the order of axes in memory (NumPy's order K).
+
+    ``shape`` is that of the copy, of as many axes; by default that of the original.
+    """
+    lengths = meta.shape if shape is None else shape
     c, f = meta.contiguity
     if c or f:
-        return fresh(dtype, meta.shape, "C" if c else "F")
+        return fresh(dtype, lengths, "C" if c else "F")
     axes = sorted(range(meta.ndim), key=lambda axis: -abs(meta.strides[axis]))
     strides = [0] * meta.ndim
     step = dtype.itemsize
     for axis in reversed(axes):
         strides[axis] = step
-        step *= meta.shape[axis]
-    return intern(dtype, meta.shape, tuple(strides))
+        step *= lengths[axis]
+    return intern(dtype, lengths, tuple(strides))
 
 
 def reshaped(meta: Meta, shape: Shape, order: str) -> tuple[Meta, bool]:

@@ -64,6 +64,11 @@ def _complex(kind: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.complex64) if kind.char in "efF" else np.dtype(np.complex128)
 
 
+def _real(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of a real result over one axis: CuPy and NumPy keep float16."""
+    return np.result_type(np.dtype(kind.char.lower()) if kind.kind == "c" else kind, 1.0)
+
+
 def _norm(norm: Any) -> None:
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f'Invalid norm value {norm}, should be "backward", "ortho", or "forward".')
@@ -87,7 +92,7 @@ def _one(name: str) -> Any:
             length = length // 2 + 1
         kind = _complex(array.dtype)
         if name in ("irfft", "hfft"):
-            kind = np.dtype(kind.char.lower())
+            kind = _real(array.dtype)
         shape = (*array.shape[:at], length, *array.shape[at + 1 :])
         return make.forward(f"fft.{name}", (array, n, axis, norm), {}, fresh(kind, shape))
 
@@ -109,17 +114,16 @@ def _many(name: str, default: Any) -> Any:
             if s is not None and s[index] is not None:
                 shape[at] = _checked(s[index])
         if not places:
-            return (
-                array.astype(_complex(array.dtype))
-                if name[0] != "r"
-                else make.ask(f"fft.{name}", array, s, axes, norm)
-            )
+            if name in ("fft2", "ifft2", "fftn", "ifftn"):
+                return array  # as CuPy does
+            raise IndexError("at least one axis must be given")
         last = places[-1]
         kind = _complex(array.dtype)
         if name.startswith("rfft"):
             shape[last] = shape[last] // 2 + 1
         elif name.startswith("irfft"):
-            kind = np.dtype(kind.char.lower())
+            one = axes is not None and len(places) == 1
+            kind = _real(array.dtype) if one else np.dtype(kind.char.lower())
             if s is None or s[-1] is None:
                 shape[last] = _checked((array.shape[last] - 1) * 2)
         return make.forward(f"fft.{name}", (array, s, axes, norm), {}, fresh(kind, tuple(shape)))

@@ -186,7 +186,7 @@ def pinv(a: Any, rcond: Any = 1e-15) -> Any:
     """Return the pseudo-inverse."""
     need(a)
     shape = (*a.shape[:-2], a.shape[-1], a.shape[-2])
-    kind = _kind(a) if a.size else a.dtype
+    kind = a.dtype if 0 in a.shape[-2:] else _kind(a)
     return make.forward("linalg.pinv", (a, rcond), {}, fresh(kind, shape))
 
 

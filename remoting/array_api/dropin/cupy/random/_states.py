@@ -146,8 +146,9 @@ class RandomState(_Source):
         if high is None:
             low, high = 0, low
         kind = arguments.dtype_of(dtype)
-        if isinstance(low, int) and isinstance(high, int) and low >= high:
-            raise ValueError("low >= high")
+        if arguments.is_scalar(low) and arguments.is_scalar(high):
+            low, high = int(low), int(high)
+            _check_range(low, high - 1, kind)
         values = [_value(low), _value(high)]
         return self._draw("randint", values, _shape(size, values), kind)
 
@@ -207,6 +208,20 @@ class RandomState(_Source):
         centre, spread = convert.asarray(mean), convert.asarray(cov)
         shape = (*_shape(size, []), *centre.shape)
         return self._draw("multivariate_normal", [centre, spread], shape, arguments.dtype_of(dtype))
+
+
+def _check_range(low: int, last: int, kind: np.dtype[Any]) -> None:
+    """Raise where a type of integers does not have all numbers from ``low`` to ``last``."""
+    if low > last:
+        raise ValueError("low >= high")
+    if kind.kind == "b":
+        least, most = 0, 1
+    else:
+        least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    if low < least:
+        raise ValueError(f"low is out of bounds for {kind.name}")
+    if last > most:
+        raise ValueError(f"high is out of bounds for {kind.name}")
 
 
 def _seed(seed: Any) -> Any:

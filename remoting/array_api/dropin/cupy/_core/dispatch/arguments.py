@@ -19,12 +19,15 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     """Return a dtype that devices compute with.
 
     Raises:
-        ValueError: objects, text, dates and structures stay on the host.
+        ValueError: objects, text, dates and structures stay on the host, and no device computes
+            with numbers in the other order of bytes.
     """
     made = np.dtype(dtype)
     if made.char not in SUPPORTED:
         raise ValueError(f"Unsupported dtype {made}")
-    return made if made.isnative else made.newbyteorder("=")
+    if not made.isnative:
+        raise ValueError(f"Unsupported dtype {made} with big-endian byte-order")
+    return made
 
 
 def is_scalar(value: Any) -> bool:

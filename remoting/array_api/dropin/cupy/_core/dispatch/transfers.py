@@ -21,13 +21,17 @@ SHARED_MIN = 256 << 10
 def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
     """Send a host array; nothing waits for its arrival."""
     session = session or pool.current()
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     kind = dtype_of(array.dtype)
-    if array.dtype != kind:
-        array = array.astype(kind)
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         array = np.ascontiguousarray(array)
     order = "C" if array.flags.c_contiguous else "F"
+    if array.flags.f_contiguous and array.strides == fresh(kind, array.shape, "F").strides:
+        order = "F"  # both, but for axes of length 1, whose strides programs can see
+    if order == "F" and fresh(kind, array.shape) is fresh(kind, array.shape, "F"):
+        order = "C"
     meta = fresh(kind, array.shape, order)
     flat = array.reshape(-1, order=order).view(np.uint8)  # type: ignore[call-overload]
     if session.shared is not None and flat.nbytes >= SHARED_MIN:
