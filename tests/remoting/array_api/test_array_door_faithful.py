@@ -194,3 +194,35 @@ def test_an_array_like_another_keeps_the_order_of_its_axes(cp: Any) -> None:
 def test_the_inverse_of_an_empty_matrix_has_its_type(cp: Any) -> None:
     assert cp.linalg.pinv(cp.empty((2, 0, 3), "i4")).dtype == np.int32
     assert cp.linalg.pinv(cp.empty((0, 2, 3), "i4")).dtype == np.float64
+
+
+def test_integers_compare_with_numbers_beyond_their_type(cp: Any) -> None:
+    a = cp.arange(3)
+    assert (a > -(2**63) - 100).get().all()
+    assert not (a == 2**70).get().any()
+    assert (a.astype("u1") < 2**70).get().all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda xp, _a: xp.linalg.cond([[1.0, 0], [0, 2]]),
+        lambda xp, _a: xp.resize(3, (2,)),
+        lambda xp, a: xp.delete(a, []),
+        lambda xp, a: xp.clip(a, None, None),
+        lambda xp, a: xp.histogram(a, bins=np.array([0.0, 2, 5]))[0],
+        lambda xp, _a: xp.sort(xp.roots(xp.poly1d([2, -1, -2]))),
+        lambda xp, _a: xp.array(3.0).take(0, axis=0),
+        lambda xp, _a: xp.random.choice(0, size=0),
+    ],
+)
+def test_what_cupy_takes_is_taken(cp: Any, call: Any) -> None:
+    wanted, made = (call(xp, xp.arange(5.0)) for xp in (np, cp))
+    assert made.get().tolist() == pytest.approx(np.asarray(wanted).tolist())
+
+
+def test_distributions_of_kernels_have_any_type(cp: Any) -> None:
+    assert cp.random.beta(1.0, 2.0, size=3, dtype="f2").get().dtype == np.float16
+    assert cp.random.noncentral_f(3.0, 4.0, 1.0, size=3, dtype="i4").get().dtype == np.int32
+    with pytest.raises(TypeError, match="only supports float32 and float64"):
+        cp.random.normal(size=3, dtype="f2")

@@ -29,9 +29,14 @@ _FLOAT64 = np.dtype(np.float64)
 
 def _arrays(value: Any) -> Any:
     """Upload host arrays and lists among the arguments of a function that takes them."""
-    if isinstance(value, (np.ndarray, list)):
+    if isinstance(value, (np.ndarray, list)) or hasattr(value, "__cupy_get_ndarray__"):
         return convert.asarray(value)
     return value
+
+
+def _host(value: Any) -> Any:
+    """Upload an array of the host, as CuPy does for bins, weights and the like."""
+    return convert.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 def _lazy(name: str, uploads: int = 0) -> Any:
@@ -39,7 +44,7 @@ def _lazy(name: str, uploads: int = 0) -> Any:
 
     def function(*args: Any, **kwargs: Any) -> Any:
         made = tuple(_arrays(arg) if at < uploads else arg for at, arg in enumerate(args))
-        return make.lazy(name, made, kwargs)
+        return make.lazy(name, made, {key: _host(value) for key, value in kwargs.items()})
 
     return function
 
@@ -48,8 +53,8 @@ def _asked(name: str, uploads: int = 0) -> Any:
     """Make a function whose result has a structure that depends on its arguments."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        made = tuple(_arrays(arg) if at < uploads else arg for at, arg in enumerate(args))
-        return make.ask(name, *made, **kwargs)
+        made = tuple(_arrays(arg) if at < uploads else _host(arg) for at, arg in enumerate(args))
+        return make.ask(name, *made, **{key: _host(value) for key, value in kwargs.items()})
 
     return function
 

@@ -365,7 +365,7 @@ def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
 
 def resize(a: Any, new_shape: Any) -> Any:
     """Return the elements repeated or cut to a shape."""
-    array = need(a)
+    array = convert.asarray(a)
     shape = arguments.shape_of(new_shape)
     size = int(np.prod(shape, dtype=np.int64)) if shape else 1
     if array.size == size:
@@ -380,7 +380,9 @@ def delete(arr: Any, indices: Any, axis: Any = None) -> Any:
     """Return the array without the slices at ``indices``."""
     array = need(arr)
     if not isinstance(indices, (int, slice)):
-        indices = convert.asarray(indices)
+        given = convert.asarray(indices)
+        # An empty list means no indices, not an empty mask.
+        indices = given if given.size or isinstance(indices, np.ndarray) else given.astype(int)
     return make.lazy("delete", (array, indices, axis), {})
 
 

@@ -23,6 +23,7 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
     if axis is None:
         shape = inserted
     else:
+        array = array if array.ndim else array.ravel()
         at = arguments.axis_of(axis, array.ndim)
         shape = array.shape[:at] + inserted + array.shape[at + 1 :]
         axis = at
@@ -187,7 +188,7 @@ def unravel_index(indices: Any, dims: Any, order: str = "C") -> Any:
     """Return flat indices as coordinates."""
     array = convert.asarray(indices)
     if order not in ("C", "F"):
-        raise TypeError("order not understood")
+        raise ValueError("order not understood")
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"indices of {array.dtype!r} cannot be cast to int64 according to the rule 'same_kind'"

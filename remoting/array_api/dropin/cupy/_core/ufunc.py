@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from typing import Any, Union
@@ -371,8 +372,10 @@ class ufunc:
                     limits = np.iinfo(wanted)
                     if not limits.min <= item <= limits.max:
                         raise OverflowError(f"Python integer {item} out of bounds for {wanted}")
-                elif wanted.kind in "fc" and not -(1 << 63) <= item < 1 << 64:
-                    made.append(float(item))
+                elif not -(1 << 63) <= item < 1 << 64:
+                    # No integer of an array is as large, so infinity compares as this does.
+                    beyond = math.inf if item > 0 else -math.inf
+                    made.append(float(item) if wanted.kind in "fc" else beyond)
                     continue
             made.append(item)
         return tuple(made)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.linalg import LinAlgError as LinAlgError
 
+from cupy._core import convert as _convert
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import need
@@ -208,7 +209,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 def cond(x: Any, p: Any = None) -> Any:
     """Return the condition number."""
-    return make.lazy("linalg.cond", (need(x, "x"), p), {})
+    return make.lazy("linalg.cond", (_convert.asarray(x), p), {})
 
 
 def matrix_rank(M: Any, tol: Any = None) -> Any:

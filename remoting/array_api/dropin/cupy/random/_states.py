@@ -55,6 +55,22 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+_OF_ANY_TYPE = frozenset(
+    [
+        "beta",
+        "chisquare",
+        "f",
+        "gamma",
+        "noncentral_chisquare",
+        "noncentral_f",
+        "standard_gamma",
+        "standard_t",
+        "vonmises",
+    ]
+)
+"""CuPy draws these by kernels that write numbers of any type; the others are drawn by cuRAND."""
+
+
 def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str, Any]:
     if len(args) > len(names):
         raise TypeError(f"{name}() takes at most {len(names)} arguments ({len(args)} given)")
@@ -93,7 +109,7 @@ def _distribution(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
         size, dtype = bound.pop("size"), arguments.dtype_of(bound.pop("dtype"))
-        if default is float and dtype.char not in "fd":
+        if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE:
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
         values = [_value(value) for value in bound.values()]
         return self._draw(name, values, _shape(size, values), dtype)
@@ -159,12 +175,14 @@ class RandomState(_Source):
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         """Draw elements of an array, or integers below a number."""
         source: Any = a if isinstance(a, int) else convert.asarray(a)
-        if isinstance(a, int) and a <= 0:
+        shape = _shape(size, [])
+        if isinstance(a, int) and (a < 0 or (a == 0 and 0 not in shape)):
             raise ValueError("a must be greater than or equal to 0")
         if not isinstance(a, int) and source.ndim != 1:
             raise ValueError("a must be 1-dimensional or an integer")
         weights = None if p is None else convert.asarray(p)
-        shape = _shape(size, [])
+        if isinstance(a, int) and a == 0:
+            return make.empty(shape, np.int64)
         kind = np.dtype(np.int64) if isinstance(a, int) else source.dtype
         args = (self, source, shape, bool(replace), weights)
         return make.forward("random.choice", args, {}, fresh(kind, shape))
