@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from gpupool.cli.lib.paths import runtime_dir
 from gpupool.cli.run.agent import SOCKET_PATH_LENGTH_MAX
@@ -108,10 +108,7 @@ class RecordFile:
         """
         self.path = folder / f"{record.lease}-{record.cluster_id[:12]}.json"
         self.record = record
-        # The record of a lease of that name that has ended may be there still.
-        self._file = open(self.path, "a+", opener=_private)  # noqa: SIM115 - kept for its lock
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # readers hold it for a moment
-        self._write()
+        self._file = self._write()
 
     def vanished(self) -> bool:
         """Return whether the file was removed, as systemd does at a user's last logout."""
@@ -124,18 +121,30 @@ class RecordFile:
         """Write why the lease has ended, and release the lock."""
         self.record = record
         with contextlib.suppress(OSError):
-            self._write()
+            self._write().close()
         self._file.close()
 
     def close(self) -> None:
         """Release the lock on a file that has vanished."""
         self._file.close()
 
-    def _write(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump(asdict(self.record), self._file)
-        self._file.flush()
+    def _write(self) -> BinaryIO:
+        """Put a file with the record in the place of the former one; return it open and locked.
+
+        Another process may read at any moment. It finds one of the two, and each is whole.
+        """
+        made = self.path.with_suffix(".new")
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = os.fdopen(_private(str(made), flags), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(asdict(self.record)).encode())
+            file.flush()
+            made.replace(self.path)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
 
 def _private(path: str, flags: int) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
@@ -76,6 +77,24 @@ def test_a_killed_holder_leaves_no_socket(runtime: Path) -> None:
     assert not sock.exists()
 
 
+def test_a_record_that_is_written_can_be_read_all_the_time() -> None:
+    """A program was told that nobody holds its lease, just when the holder wrote that it ended."""
+    RecordFile(holder_dir(), RECORD).close()
+    long, short = replace(RECORD, text="x" * 5000), RECORD
+    written = threading.Event()
+
+    def write() -> None:
+        for at in range(2000):
+            RecordFile(holder_dir(), short if at % 2 else long).close()
+        written.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not written.is_set():
+        assert len(held_leases()) == 1
+    writer.join()
+
+
 def test_records_of_the_past_are_forgotten(runtime: Path) -> None:
     for number in range(ENDED_COUNT_MAX + 5):
         record = replace(RECORD, lease=f"{number:04x}")
@@ -135,11 +154,15 @@ def test_nobody_elses_records_are_believed(runtime: Path) -> None:
 def test_a_link_in_place_of_a_record_is_not_followed(runtime: Path, tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text(json.dumps(asdict(RECORD)))
-    (holder_dir() / "7f3a-c0ffee00c0ff.json").symlink_to(target)
+    path = holder_dir() / "7f3a-c0ffee00c0ff.json"
+    path.symlink_to(target)
     assert held_leases() == []
+    RecordFile(holder_dir(), replace(RECORD, text="new")).close()
+    assert not path.is_symlink()
+    path.with_suffix(".new").symlink_to(target)
     with pytest.raises(OSError, match="symbolic links"):
         RecordFile(holder_dir(), RECORD)
-    assert target.read_text()
+    assert target.read_text() == json.dumps(asdict(RECORD))
 
 
 @given(
