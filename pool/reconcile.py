@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.model.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
+from gpupool.pool.model.state import WAITING_LAPSE_MS, PartStatus, PoolState, Server, ServerStatus
 from gpupool.pool.policy import lease_ends
 
 UNREACHABLE_AFTER_S = 10.0
@@ -21,6 +21,21 @@ REACHABLE_WITHIN_S = 2.0
 
 UNATTACHED_MAX_S = 10.0
 """A lease whose client opened no connection to us for so long is nobody's, and ends."""
+
+
+STOPPING = "it is being stopped"
+"""The reason of a drain that a server proposes of itself, and takes back when it starts again."""
+
+
+def is_drained_by_stop(server: Server | None, incarnation: Incarnation) -> bool | None:
+    """Say whether a server is drained because its former process stopped; None: not known yet.
+
+    A server that starts has the table of its last snapshot. The drain may have come after that,
+    so nothing is known before the table has this start of the server.
+    """
+    if server is None or server.incarnation < incarnation:
+        return None
+    return server.drain_reason == STOPPING
 
 
 @dataclass(frozen=True, slots=True)

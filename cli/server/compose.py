@@ -54,8 +54,9 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
-from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import LeaseRecord, PartStatus, PoolState
+from gpupool.pool.reconcile import STOPPING, is_drained_by_stop
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -69,9 +70,6 @@ from gpupool.remoting.transport.authority.certificate_renewal import ServerCerti
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
-
-STOPPING = "it is being stopped"
-"""The reason of a drain that a server proposes of itself, and takes back when it starts again."""
 
 HAND_OVER_S = 1.0
 LAST_COMMANDS_S = 2.0
@@ -167,7 +165,7 @@ class _Server:
         """Run until told to stop; everything is down when this returns."""
         if self._separated.keeper is not None:
             self._log.info("this server runs as user %d, and its keeper as root", os.geteuid())
-        incarnation = self._state.next_incarnation()
+        self._incarnation = self._state.next_incarnation()
         inventory = await find_gpus(self._options, self._identity, self._log)
         contexts = TlsContexts(*self._state.tls_identities())
         storage = open_storage(self._state.path)
@@ -206,7 +204,7 @@ class _Server:
             identity=contexts.identity,
             authority=self._authority(contexts.identity.ca_pem),
             links=links,
-            incarnation=incarnation,
+            incarnation=self._incarnation,
             software=await describe(self._address, inventory, self._options),
             clock=self._clock,
             rng=self._rng,
@@ -292,7 +290,7 @@ class _Server:
                         self.machine,
                         self._state,
                     )
-                nursery.start_soon(self._undo_stopping, replicated_log)
+                nursery.start_soon(self._undo_stopping, replicated_log, self._incarnation)
                 nursery.start_soon(self._remove_former, replicated_log)
                 nursery.start_soon(self._stop_when_removed, links, storage)
                 await stop.wait()
@@ -427,13 +425,14 @@ class _Server:
             if lease.parts.get(me, PartStatus.FREED) is not PartStatus.FREED
         ]
 
-    async def _undo_stopping(self, replicated_log: RaftDriver) -> None:
+    async def _undo_stopping(self, replicated_log: RaftDriver, mine: Incarnation) -> None:
         """Take back the drain with which this server's former process ended."""
         while True:
             server = self.machine.state.servers.get(self._identity.server)
-            if server is not None and server.drain_reason != STOPPING:
+            drained = is_drained_by_stop(server, mine)
+            if drained is False:
                 return
-            if server is not None:
+            if server is not None and drained:
                 command = DrainServer(server.id, None, "the server itself")
                 await self._commit(replicated_log, command)
             await trio.sleep(0.5)

@@ -10,8 +10,16 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Filter, Operator, Partition, PoolState, Request, ServerStatus
-from gpupool.pool.reconcile import plan_host, plan_leader
+from gpupool.pool.model.state import (
+    Filter,
+    Operator,
+    Partition,
+    PoolState,
+    Request,
+    Server,
+    ServerStatus,
+)
+from gpupool.pool.reconcile import STOPPING, is_drained_by_stop, plan_host, plan_leader
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
@@ -365,3 +373,16 @@ def test_snapshots_are_decoded_strictly(change: dict[str, object]) -> None:
         decode(
             PoolState, {key: value for key, value in plain.items() if key != "servers"} | {"": 1}
         )
+
+
+def test_a_server_that_starts_does_not_believe_an_old_table() -> None:
+    """One stayed drained for good: its snapshot was older than the drain of its former process."""
+    mine = Incarnation(4)
+    former = Server(ServerId("s"), "s", "", voter=True, incarnation=Incarnation(3))
+    assert is_drained_by_stop(None, mine) is None
+    assert is_drained_by_stop(former, mine) is None
+    assert is_drained_by_stop(replace(former, drain_reason=STOPPING), mine) is None
+    started = replace(former, incarnation=mine)
+    assert is_drained_by_stop(replace(started, drain_reason=STOPPING), mine) is True
+    assert is_drained_by_stop(replace(started, drain_reason="by order"), mine) is False
+    assert is_drained_by_stop(started, mine) is False
