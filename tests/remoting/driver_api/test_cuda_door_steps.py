@@ -60,8 +60,8 @@ def test_waits_and_small_downloads(library: Path, tmp_path: Path) -> None:
     counts = counted(library, tmp_path, *words)
     assert counts["DOWNLOAD"] <= 120  # what is too large, and what is behind it; of 353
     # A machine that has other things to do may take longer than is waited.
-    assert sum(counts[f"SYNC_{what}"] for what in ("STREAM", "DEVICE", "EVENT")) <= 130
-    assert counts["END_EVENT"] <= 25
+    waits = ("SYNC_STREAM", "SYNC_DEVICE", "SYNC_EVENT", "END_EVENT")
+    assert sum(counts[what] for what in waits) <= 155
 
 
 def test_host_functions_in_a_row(library: Path, tmp_path: Path) -> None:
