@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
 }
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
-DROPIN_MAY_IMPORT = {"numpy", "cupy"}
+DROPIN_MAY_IMPORT = {"numpy", "cupy", "cupyx"}
 MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 PROTOCOL = "remoting/protocol"

@@ -8,6 +8,11 @@ import importlib
 import sys
 from typing import Any
 
+_SCIPY = (
+    *("fft", "fftpack", "interpolate", "linalg", "ndimage", "optimize", "signal", "signal.windows"),
+    *("sparse", "sparse.csgraph", "sparse.linalg", "spatial", "spatial.distance", "special"),
+    "stats",
+)
 MODULES = (
     "cupy",
     "cupy.linalg",
@@ -21,6 +26,7 @@ MODULES = (
     "cupy.polynomial.polynomial",
     "cupy.polynomial.polyutils",
     "cupyx",
+    *(f"cupyx.scipy.{name}" for name in _SCIPY),
 )
 CLASSES = (
     "cupy.ndarray",
@@ -72,7 +78,7 @@ def main() -> None:
                 out.write(line + "\n")
                 line = "       "
             line += " " + name
-        out.write(line + '\n    """,\n')
+        out.write(line.rstrip() + '\n    """,\n')
     out.write("}\n")
 
 

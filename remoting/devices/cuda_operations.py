@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
     FFT,
@@ -235,4 +236,5 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[name] = getattr(cupy, name)
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
+    table |= real_extensions()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.emulated_random import random_operations
+from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
 
 Operation = Callable[..., Any]
@@ -298,7 +299,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": _transform(name) for name in FFT}
-    table |= random_operations()
+    table |= random_operations() | emulated_extensions()
     table |= _cuda(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),

@@ -1,0 +1,58 @@
+"""Functions of `cupyx.scipy` that the worker's own CuPy runs whole: one call crosses.
+
+Their names are in the table of the worker too; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cupy._core import convert as _convert
+from cupy._core.dispatch import make as _make
+from cupy._core.dispatch.arguments import is_array as _is_array
+from cupy._door import absent as _absent
+
+_OUTPUTS = ("out", "output")
+"""Keywords by which a program names the array that takes the result."""
+
+
+def _operand(value: Any) -> Any:
+    """Upload an array of the host among the arguments, as these functions do in CuPy."""
+    return _convert.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _function(path: str, name: str, *, one: bool) -> Any:
+    operation = f"{path}.{name}"
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        given = tuple(_operand(value) for value in args)
+        keywords = {key: _operand(value) for key, value in kwargs.items()}
+        for key in _OUTPUTS:
+            if _is_array(keywords.get(key)):
+                _make.in_place(operation, given, keywords)
+                return keywords[key]
+        if one:
+            return _make.lazy(operation, given, keywords)
+        return _make.ask(operation, *given, **keywords)
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = path
+    function.__doc__ = f"Run `{operation}` of the server's CuPy."
+    return function
+
+
+def fill(module: dict[str, Any], one: str, several: str = "") -> None:
+    """Fill a module with functions, and with the advice about the names that it lacks.
+
+    Args:
+        module: its ``globals()``.
+        one: names of the functions whose result is one array; nothing waits for these.
+        several: of those with another result, which is known when the worker has answered.
+    """
+    path = module["__name__"]
+    for names, alone in ((one, True), (several, False)):
+        for name in names.split():
+            module[name] = _function(path, name, one=alone)
+    module["__all__"] = sorted([*one.split(), *several.split()])
+    module["__getattr__"] = _absent.lookup(path)

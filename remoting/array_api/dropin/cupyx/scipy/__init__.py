@@ -1,0 +1,15 @@
+"""CuPy's counterpart of SciPy; the sub-packages are imported by their names."""
+
+from importlib import import_module as _import
+from typing import Any
+
+import cupy as _cupy
+from cupy._door import absent as _absent
+
+
+def get_array_module(*args: Any) -> Any:
+    """Return `cupyx.scipy` if any argument is on a device, otherwise `scipy`."""
+    return _import(__name__ if _cupy.get_array_module(*args) is _cupy else "scipy")
+
+
+__getattr__ = _absent.lookup(__name__)

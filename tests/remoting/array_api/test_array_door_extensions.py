@@ -1,0 +1,91 @@
+"""`cupyx.scipy`: whole functions that the worker's CuPy runs, here SciPy on an emulated GPU."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpupool.remoting.devices import extensions
+from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.extension_names import EXTENSIONS
+
+pytest.importorskip("scipy")
+
+HOST = np.random.RandomState(3).rand(12, 12)
+
+
+def of(cp: Any, path: str) -> Any:
+    """Return a sub-package of the drop-in, which the fixture has imported."""
+    del cp
+    return importlib.import_module(f"cupyx.{path}")
+
+
+@pytest.mark.parametrize("path", sorted(EXTENSIONS))
+def test_both_ends_know_the_same_names(cp: Any, path: str) -> None:
+    assert of(cp, path).__all__ == sorted(EXTENSIONS[path])
+    assert len(set(EXTENSIONS[path])) == len(EXTENSIONS[path])
+
+
+@pytest.mark.parametrize(
+    ("path", "call"),
+    [
+        ("scipy.ndimage", lambda m, a: m.gaussian_filter(a, 2)),
+        ("scipy.ndimage", lambda m, a: m.convolve(a, np.ones((3, 3)), mode="wrap")),
+        ("scipy.ndimage", lambda m, a: m.label(a > 0.5)),
+        ("scipy.ndimage", lambda m, a: m.sum_labels(a)),
+        ("scipy.ndimage", lambda m, a: m.center_of_mass(a)),
+        ("scipy.signal", lambda m, a: m.convolve(a, a, mode="same")),
+        ("scipy.signal", lambda m, _a: m.butter(4, 0.2)),
+        ("scipy.signal", lambda m, a: m.find_peaks(a.ravel())[0]),
+        ("scipy.signal", lambda m, a: m.stft(a.ravel(), nperseg=32)),
+        ("scipy.signal.windows", lambda m, _a: m.hann(9)),
+        ("scipy.special", lambda m, a: m.erf(a)),
+        ("scipy.special", lambda m, a: m.sici(a)),
+        ("scipy.fft", lambda m, a: m.dctn(a, norm="ortho")),
+        ("scipy.fft", lambda m, _a: m.next_fast_len(97)),
+        ("scipy.linalg", lambda m, a: m.lu(a)),
+        ("scipy.linalg", lambda m, a: m.solve_triangular(a, a[0], lower=True)),
+        ("scipy.stats", lambda m, a: m.zscore(a)),
+        ("scipy.interpolate", lambda m, a: m.krogh_interpolate(a[0], a[1], a[2])),
+    ],
+)
+def test_a_function_gives_what_scipy_gives(cp: Any, path: str, call: Any) -> None:
+    wanted = call(importlib.import_module(path), HOST)
+    made = call(of(cp, path), cp.asarray(HOST))
+    pairs = zip(made, wanted, strict=True) if isinstance(wanted, tuple) else [(made, wanted)]
+    for one, other in pairs:
+        assert np.allclose(cp.asnumpy(one), other)
+
+
+def test_a_result_is_written_where_the_program_says(cp: Any) -> None:
+    ndimage = of(cp, "scipy.ndimage")
+    out = cp.zeros_like(cp.asarray(HOST))
+    assert ndimage.uniform_filter(cp.asarray(HOST), 3, output=out) is out
+    assert float(out.sum()) > 0
+
+
+def test_what_is_absent_says_what_to_do(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AttributeError, match="door cuda"):
+        of(cp, "scipy.signal").ShortTimeFFT  # noqa: B018 - the look is the test
+    with pytest.raises(ModuleNotFoundError, match="door cuda"):
+        of(cp, "scipy.sparse")
+    with pytest.raises(TypeError, match="function"):
+        of(cp, "scipy.ndimage").gaussian_filter(cp.ones(3), lambda x: x)
+
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(extensions.importlib, "import_module", missing)
+    with pytest.raises(UnsupportedError, match="by SciPy, which its server lacks"):
+        extensions.emulated_extensions()["cupyx.scipy.special.erf"](1.0)
+
+
+def test_the_package_follows_its_arguments(cp: Any) -> None:
+    scipy = of(cp, "scipy")
+    assert scipy.get_array_module(cp.ones(1)) is scipy
+    assert scipy.get_array_module(np.ones(1)) is importlib.import_module("scipy")
