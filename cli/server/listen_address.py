@@ -1,6 +1,7 @@
 """Where a server listens, and the address, speed and software that it advertises to others."""
 
 import socket
+from contextlib import suppress
 from dataclasses import replace
 
 import trio
@@ -14,6 +15,12 @@ from gpupool.remoting.protocol.token_text import parse_token
 ANYWHERE = Address("0.0.0.0", PORT_DEFAULT)  # noqa: S104 - a server is there to be reached
 
 
+BACKLOG = 4096
+"""Connections that the kernel holds until they are accepted: its own bound is that by default."""
+SILENT_S = 10
+"""How long the kernel itself holds connections that say nothing, at no cost of the server's."""
+
+
 async def open_listeners(listen: Address) -> list[trio.SocketListener]:
     """Listen, with the same port on every address that the host's name stands for.
 
@@ -21,7 +28,10 @@ async def open_listeners(listen: Address) -> list[trio.SocketListener]:
         GpupoolError: when that is not possible.
     """
     try:
-        return await trio.open_tcp_listeners(listen.port, host=listen.host, backlog=1024)
+        listeners = await trio.open_tcp_listeners(listen.port, host=listen.host, backlog=BACKLOG)
+        for listener in listeners:
+            _defer_silent(listener)
+        return listeners
     except OSError as error:
         why = error.strerror or str(error)
         hint = "choose another address with --listen"
@@ -29,6 +39,13 @@ async def open_listeners(listen: Address) -> list[trio.SocketListener]:
             why = "the port is in use"
             hint = "is a server running here already? --listen chooses another port"
         raise GpupoolError(f"cannot listen on {listen}", why=why, hint=hint) from error
+
+
+def _defer_silent(listener: trio.SocketListener) -> None:
+    """Have the kernel hold new connections until they say something: clients always speak first."""
+    if hasattr(socket, "TCP_DEFER_ACCEPT"):
+        with suppress(OSError):
+            listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
 
 
 def advertised_address(options: JoinOptions, listen: Address) -> str:

@@ -43,6 +43,7 @@ class WebLink:
         self._open: dict[int, _Connection] = {}
         self._proven = 0
         self._door: socket.socket | None = None
+        self._sending = trio.Lock()  # two tasks must not wait for one socket
         self._say: Say = lambda _message: False
         self._setup: WebSetup | None = None
         self.check_token: Callable[[str], Token] = _nobody
@@ -67,7 +68,8 @@ class WebLink:
         self._open[number] = connection
         try:
             with trio.fail_after(HAND_OVER_S):
-                await _send_descriptor(self._door, number, stream.socket.fileno())
+                async with self._sending:
+                    await _send_descriptor(self._door, number, stream.socket.fileno())
             connection.scope.deadline = trio.current_time() + UNPROVEN_S
             with connection.scope:
                 await connection.ended.wait()

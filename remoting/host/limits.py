@@ -23,3 +23,7 @@ class HostLimits:
     #: GPUs' memory.
     host_memory: int = 16 * 1024 * MIB
     host_memory_each: int = 1024 * MIB
+    #: Bytes of files on this server that a lease's workers may have, and which part of the file
+    #: system at most: compiled kernels and images take some hundred MiB.
+    files: int = 16 * 1024 * MIB
+    files_part: float = 1 / 8

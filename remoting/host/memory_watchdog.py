@@ -1,20 +1,24 @@
-"""Compares the memory use of workers with their leases' limits, and kills those far over them.
+"""Compares the use of memory and disk by workers with their leases' limits, and kills those over.
 
 NVML reports the GPU memory of each process. Memory beyond a worker's reservations is charged to its
-lease as overhead, such as CUDA contexts. The kernel reports the host memory of each worker.
+lease as overhead, such as CUDA contexts. The kernel reports the host memory of each worker, and
+their keeper the files that they have left.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 import trio
 
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, OwnUse
 from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
-from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 
 class MemoryWatchdog:
@@ -28,6 +32,7 @@ class MemoryWatchdog:
         limits: HostLimits,
         *,
         note_use: Callable[[WorkerHandle], None],
+        files_of: Callable[[], Awaitable[keeper_messages.Files]],
     ) -> None:
         """Prepare; nothing is sampled yet.
 
@@ -37,12 +42,14 @@ class MemoryWatchdog:
             workers: all live workers by number, as the worker pool keeps them.
             limits: bounds, and the interval of samples.
             note_use: called for each worker that was seen computing.
+            files_of: measures the workers' files.
         """
         self._inventory = inventory
         self._budget = budget
         self._workers = workers
         self._limits = limits
         self._note_use = note_use
+        self._files_of = files_of
         self._machine = host_memory.machine_memory()
 
     async def run(self) -> None:
@@ -52,6 +59,14 @@ class MemoryWatchdog:
             self._reconcile()
             self._watch_host_memory()
             await trio.sleep(self._limits.sample_interval_s)
+
+    async def run_for_files(self) -> None:
+        """Look at the workers' files until cancelled."""
+        while True:
+            await trio.sleep(self._limits.sample_interval_s)
+            if any(worker.lease is not None for worker in self._workers.values()):
+                with suppress(GpupoolError):  # It could not be measured this time.
+                    self._watch_files(await self._files_of())
 
     async def measure_contexts(self, worker: WorkerHandle) -> None:
         """Charge the memory of the worker's contexts, while it has allocated nothing else."""
@@ -137,3 +152,20 @@ class MemoryWatchdog:
                     f"its lease used {used // MIB} MiB of this server's memory, "
                     f"and may have {may // MIB} MiB"
                 )
+
+    def _watch_files(self, files: keeper_messages.Files) -> None:
+        """Kill the workers of a lease whose files take too much of this server's disk."""
+        may = min(self._limits.files, int(files.whole * self._limits.files_part))
+        found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
+        for number, size in files.sizes.items():
+            worker = self._workers.get(number)
+            if worker is not None and worker.lease is not None:
+                found.setdefault(worker.lease, []).append((size, worker))
+        for each in found.values():
+            used = sum(size for size, _ in each)
+            if used <= may:
+                continue
+            much = f"{used // MIB} MiB" if used < UNSEEN_SIZE else "too many to be counted"
+            max(each, key=lambda one: one[0])[1].kill(
+                f"the files of its lease take {much} on this server, and may take {may // MIB} MiB"
+            )

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpupool
+from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.users import UID_BASE, UID_COUNT, UidPool
+from gpupool.remoting.protocol import worker_messages
 
 ENVIRONMENT_PASSED = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH"),
@@ -267,3 +270,47 @@ def give_contents(directory: Path, uid: int) -> None:
 def give_directory(directory: Path, uid: int) -> None:
     """Let ``uid`` enter and change a worker's directory; root writes nothing there from now on."""
     os.chown(directory, uid, uid, follow_symlinks=False)
+
+
+# --- the line between a worker and who started it ------------------------------------------------
+
+
+def send(
+    line: socket.socket, message: worker_messages.HostMessage, descriptor: int | None = None
+) -> None:
+    """Send one message over a worker's line, whose buffer holds all that is ever sent there.
+
+    Raises:
+        GpupoolError: when it takes none.
+    """
+    data = worker_messages.encode(message)
+    descriptors = [] if descriptor is None else [descriptor]
+    line.setblocking(False)
+    try:
+        sent = socket.send_fds(line, [data], descriptors)
+    except OSError as error:
+        raise GpupoolError("the worker takes no messages", why=str(error)) from error
+    if sent != len(data):
+        raise GpupoolError("the worker takes no messages", why="its socket is full")
+
+
+def ready_of(line: socket.socket, timeout_s: float) -> worker_messages.Ready:
+    """Wait for a worker to say over its line that it is ready.
+
+    Raises:
+        GpupoolError: when it does not.
+    """
+    reader = worker_messages.frame_reader()
+    line.settimeout(timeout_s)
+    try:
+        while (frame := reader.next()) is None:
+            data = line.recv(worker_messages.MESSAGE_SIZE_MAX)
+            if not data:
+                raise GpupoolError("a worker is not ready", why="it has ended")
+            reader.feed(data)
+    except OSError as error:
+        raise GpupoolError("a worker is not ready", why=str(error)) from error
+    message = worker_messages.decode_from_worker(frame)
+    if not isinstance(message, worker_messages.Ready):
+        raise GpupoolError("a worker is not ready", why=f"it said {type(message).__name__}")
+    return message

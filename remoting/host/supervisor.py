@@ -146,7 +146,12 @@ class HostSupervisor:
             log=log,
         )
         self.watchdog = MemoryWatchdog(
-            inventory, self.budget, self.worker_pool.workers, self._limits, note_use=self._note_use
+            inventory,
+            self.budget,
+            self.worker_pool.workers,
+            self._limits,
+            note_use=self._note_use,
+            files_of=keeper.files,
         )
         self._opener = SessionOpener(
             inventory, self.budget, self.worker_pool, self._limits, note_use=self._note_use
@@ -160,6 +165,7 @@ class HostSupervisor:
                 self._nursery = nursery
                 await nursery.start(self.worker_pool.run)
                 nursery.start_soon(self.watchdog.run)
+                nursery.start_soon(self.watchdog.run_for_files)
                 if listener is not None:
                     self._opener.unix_path = str(self._runtime_dir / SOCKET_NAME)
                     nursery.start_soon(serve_unix_listener, listener, self.hand_over, self._log)

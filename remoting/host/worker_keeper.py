@@ -27,6 +27,7 @@ from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.host.lease_cgroups import LeaseCgroups, WorkerGroup
+from gpupool.remoting.host.measuring.worker_files import Place, WorkerFiles, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.users import LeaseUser, LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.protocol import keeper_messages, worker_messages
@@ -90,13 +91,14 @@ class WorkerKeeper:
         self.workers: dict[int, KeptWorker] = {}
         self._settings = settings
         self._log = log
-        self._lock, self._record_lock = threading.Lock(), threading.Lock()
+        self._lock, self._record_lock, self._files_lock = (threading.Lock() for _ in range(3))
         self._uids = UidPool()
         self._users = LeaseUsers(self._uids)
         self._isolation = spawn.Isolation(False, "not chosen yet")
         self._confinement = Confinement(settings.confine)
         self._groups: LeaseCgroups | None = None
         self._directory: Path | None = None
+        self._files: WorkerFiles | None = None
         self._cuda = False
         self._kernels: KernelCache | None = None
         self._images: KernelCache | None = None
@@ -128,6 +130,7 @@ class WorkerKeeper:
         self._directory = spawn.make_worker_directories(
             self._settings.base, self._log, own_uid=isolation.own_uid
         )
+        self._files = WorkerFiles(self._directory)
         self._record()
         expose = tuple(str(path) for path in isolation.expose) if isolation.own_uid else ()
         return keeper_messages.Opened(isolation.own_uid, isolation.reason, expose, killed)
@@ -191,8 +194,8 @@ class WorkerKeeper:
         self._record()
         if self._groups is not None:
             worker.group = self._groups.hold(worker.process.pid)
-        _send(worker, self._confinement.message())
-        _send(worker, self._start_message(worker))
+        spawn.send(worker.line, self._confinement.message())
+        spawn.send(worker.line, self._start_message(worker))
 
     def confinement(self, number: int) -> tuple[str, ...]:
         """Return what holds for a worker that has said that it is ready.
@@ -203,7 +206,7 @@ class WorkerKeeper:
         worker = self._of(number)
         if worker.ready:
             return worker.holds
-        ready = _ready_of(worker)
+        ready = spawn.ready_of(worker.line, READY_TIMEOUT_S)
         groups = self._groups if worker.group else None
         worker.holds = self._confinement.complete(ready.confinement, worker.process.pid, groups)
         worker.ready = True
@@ -243,9 +246,9 @@ class WorkerKeeper:
             return keeper_messages.AssignedUser(-1, ())
         spawn.give_directory(worker.directory, worker.uid)
         if worker.user.network >= 0:
-            _send(worker, worker_messages.JoinNetwork(), worker.user.network)
+            spawn.send(worker.line, worker_messages.JoinNetwork(), worker.user.network)
         groups = self._isolation.groups
-        _send(worker, worker_messages.Become(worker.uid, groups))
+        spawn.send(worker.line, worker_messages.Become(worker.uid, groups))
         return keeper_messages.AssignedUser(worker.uid, groups)
 
     def bury(self, number: int) -> bool:
@@ -275,6 +278,15 @@ class WorkerKeeper:
         except StorageError as error:
             self._log(str(error))  # A record too many does no harm: it names a dead process.
         return out_of_memory
+
+    def files(self) -> keeper_messages.Files:
+        """Return how much of the disk the files of assigned workers take."""
+        if self._files is None:
+            return keeper_messages.Files({}, 0)
+        with self._lock:
+            workers = [worker for worker in self.workers.values() if worker.assigned]
+        with self._files_lock:
+            return keeper_messages.Files(*self._files.measure([_place(each) for each in workers]))
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""
@@ -363,36 +375,12 @@ def _label(worker: KeptWorker) -> str:
     return f"worker {worker.process.pid}"
 
 
-def _send(
-    worker: KeptWorker, message: worker_messages.HostMessage, descriptor: int | None = None
-) -> None:
-    """Send one message over a worker's line, whose buffer holds all that is ever sent there."""
-    data = worker_messages.encode(message)
-    descriptors = [] if descriptor is None else [descriptor]
-    worker.line.setblocking(False)
-    try:
-        sent = socket.send_fds(worker.line, [data], descriptors)
-    except OSError as error:
-        raise GpupoolError("the worker takes no messages", why=str(error)) from error
-    if sent != len(data):
-        raise GpupoolError("the worker takes no messages", why="its socket is full")
-
-
-def _ready_of(worker: KeptWorker) -> worker_messages.Ready:
-    reader = worker_messages.frame_reader()
-    worker.line.settimeout(READY_TIMEOUT_S)
-    try:
-        while (frame := reader.next()) is None:
-            data = worker.line.recv(worker_messages.MESSAGE_SIZE_MAX)
-            if not data:
-                raise GpupoolError("a worker is not ready", why="it has ended")
-            reader.feed(data)
-    except OSError as error:
-        raise GpupoolError("a worker is not ready", why=str(error)) from error
-    message = worker_messages.decode_from_worker(frame)
-    if not isinstance(message, worker_messages.Ready):
-        raise GpupoolError("a worker is not ready", why=f"it said {type(message).__name__}")
-    return message
+def _place(worker: KeptWorker) -> Place:
+    user, pid = worker.user, worker.process.pid
+    # The memory that a lease's workers share is counted once, for the first of them.
+    is_first = user is not None and pid == min(user.running, default=pid)
+    memory = (user.memory,) if user is not None and user.memory is not None and is_first else ()
+    return Place(worker.number, (worker.directory, *memory), lambda: family_of(pid))
 
 
 # --- as the host calls it -----------------------------------------------------------------------
@@ -437,6 +425,10 @@ class Keeper(Protocol):
 
     async def bury(self, number: int) -> bool:
         """Kill and remove what a worker has left; return whether it ran out of memory."""
+        ...
+
+    async def files(self) -> keeper_messages.Files:
+        """Return how much of the disk the files of workers take."""
         ...
 
     async def close(self) -> None:
@@ -488,6 +480,10 @@ class OwnKeeper:
     async def bury(self, number: int) -> bool:
         """Kill and remove what a worker has left."""
         return await _on_thread(lambda: self.keeper.bury(number))
+
+    async def files(self) -> keeper_messages.Files:
+        """Return how much of the disk the files of workers take."""
+        return await _on_thread(self.keeper.files)
 
     async def close(self) -> None:
         """Remove the directories of all workers."""

@@ -148,6 +148,8 @@ class _Server:
                 )
             case keeper_messages.BuryWorker():
                 return keeper_messages.Buried(keeper.bury(request.worker))
+            case keeper_messages.MeasureFiles():
+                return keeper.files()
             case keeper_messages.Close():
                 keeper.close()
             case _:

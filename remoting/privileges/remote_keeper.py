@@ -103,6 +103,10 @@ class RemoteKeeper:
         request = keeper_messages.BuryWorker(number)
         return (await self._ask(request, keeper_messages.Buried)).out_of_memory
 
+    async def files(self) -> keeper_messages.Files:
+        """Return how much of the disk the files of workers take."""
+        return await self._ask(keeper_messages.MeasureFiles(), keeper_messages.Files)
+
     async def close(self) -> None:
         """Remove the directories of all workers."""
         await self._ask(keeper_messages.Close(), keeper_messages.Done)

@@ -86,6 +86,11 @@ class BuryWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureFiles:
+    """Measure the files of the workers that are assigned."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Remove the directories of all workers; the last call."""
 
@@ -142,6 +147,14 @@ class Buried:
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """What workers take of this server's disk."""
+
+    sizes: dict[int, int]  # bytes, by worker
+    whole: int  # bytes of the file system
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """It is done."""
 
@@ -165,16 +178,17 @@ Request = (
     | AssignWorker
     | BuryWorker
     | Close
+    | MeasureFiles
 )
-Answer = Opened | Started | Reaped | Confinement | AssignedUser | Buried | Done | Failed
+Answer = Opened | Started | Reaped | Confinement | AssignedUser | Buried | Done | Failed | Files
 
 # The position is the kind. Both ends are always of the same build.
 _REQUESTS: tuple[type[Any], ...] = (
     *(Open, StartWorker, KillWorker, ReapWorker, ConfineWorker),
-    *(AskConfinement, AssignWorker, BuryWorker, Close),
+    *(AskConfinement, AssignWorker, BuryWorker, Close, MeasureFiles),
 )
 _ANSWERS: tuple[type[Any], ...] = (
-    *(Opened, Started, Reaped, Confinement, AssignedUser, Buried, Done, Failed),
+    *(Opened, Started, Reaped, Confinement, AssignedUser, Buried, Done, Failed, Files),
 )
 _KIND_OF = {kind: number for kinds in (_REQUESTS, _ANSWERS) for number, kind in enumerate(kinds)}
 

@@ -15,7 +15,6 @@ own certificate, whose settings the links share. Before ``serve``, the host must
 every worker of an earlier incarnation.
 """
 
-import errno
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,6 +48,7 @@ from gpupool.remoting.server.actions import (
 )
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
+from gpupool.remoting.server.lobby import Lobby
 from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.router import Router, WebDoor
@@ -63,10 +63,7 @@ from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
 
-ACCEPT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 CLOCKS_EVERY_S = 1.0
-ACCEPT_PAUSE_S = 0.1
-"""What trio's own server does when the process is out of descriptors: wait, and go on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -236,9 +233,10 @@ class ControlServer:
                     self._links.take_certificate = self._renewal.answered
                     self._renewal.renewed = self._renewed
                     nursery.start_soon(self._renewal.run)
-                for listener in listeners:
-                    assert router is not None
-                    nursery.start_soon(self._accept, listener, router, nursery)
+                if router is not None:
+                    limit_s = self._settings.unauthenticated_timeout_s
+                    lobby = Lobby(router, nursery, timeout_s=limit_s, log=self._rate_limited_log)
+                    nursery.start_soon(lobby.run, listeners)
                 task_status.started()
                 await self._tick()
             finally:
@@ -426,21 +424,6 @@ class ControlServer:
             serve_client=self.serve_stream,
             web=self._web,
         )
-
-    async def _accept(
-        self, listener: trio.SocketListener, router: Router, nursery: trio.Nursery
-    ) -> None:
-        async with listener:
-            while True:
-                try:
-                    stream = await listener.accept()
-                except OSError as error:
-                    if error.errno not in ACCEPT_ERRORS:
-                        raise
-                    self._rate_limited_log.say(f"cannot accept a connection: {error}")
-                    await trio.sleep(ACCEPT_PAUSE_S)
-                else:
-                    nursery.start_soon(router.route, stream)
 
     async def serve_stream(
         self, stream: trio.abc.Stream, who: str, proven: Callable[[], None] = lambda: None

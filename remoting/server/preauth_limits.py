@@ -12,7 +12,9 @@ out. So a new connection always gets in, and an old one goes for it when there i
 
 TLS handshakes cost processor time (0.2 ms each here), so unknown addresses start at most
 ``handshakes_per_s`` together, and each one gets its turn: start-time fair queueing, after Goyal,
-Vin and Cheng (1996). Pure: ``router`` has the sockets and the waiting.
+Vin and Cheng (1996). TLS costs memory, too, until its connection has proven itself: when
+``tls_count_max`` of unknown addresses have some, the next one ends the oldest of the address with
+the most. Pure: ``lobby`` and ``router`` have the sockets and the waiting.
 """
 
 import heapq
@@ -54,18 +56,72 @@ class Place:
     stage: Stage = Stage.SILENT
 
 
+class _Crowd:
+    """The places of some networks, oldest first; knows the network with the most of them."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._networks: dict[str, dict[Place, None]] = {}
+        self._by_count: dict[int, dict[str, None]] = {}
+        self._most = 0
+
+    def of(self, network: str) -> dict[Place, None]:
+        return self._networks.get(network, {})
+
+    def add(self, place: Place) -> None:
+        places = self._networks.setdefault(place.network, {})
+        places[place] = None
+        self.size += 1
+        self._move(place.network, len(places) - 1, len(places))
+        self._most = max(self._most, len(places))
+
+    def remove(self, place: Place) -> None:
+        """Remove a place, if it is here."""
+        places = self._networks.get(place.network, {})
+        if place not in places:
+            return
+        del places[place]
+        self.size -= 1
+        self._move(place.network, len(places) + 1, len(places))
+        if self._most not in self._by_count:
+            self._most -= 1  # where that network is now
+        if not places:
+            del self._networks[place.network]
+
+    def busiest(self, newcomer: str) -> dict[Place, None]:
+        """Return the places of the busiest network: the newcomer's, if no other has more."""
+        mine = self.of(newcomer)
+        if len(mine) == self._most:
+            return mine
+        return self._networks[next(iter(self._by_count[self._most]))]
+
+    def _move(self, network: str, before: int, after: int) -> None:
+        if before:
+            del self._by_count[before][network]
+            if not self._by_count[before]:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, {})[network] = None
+
+
 class PreauthLimits:
     """The places of one port; see the module."""
 
     def __init__(
-        self, clock: Clock, *, total: int, per_address: int, handshakes_per_s: float
+        self,
+        clock: Clock,
+        *,
+        total: int,
+        per_address: int,
+        handshakes_per_s: float,
+        tls_count_max: int,
     ) -> None:
         self._clock = clock
         self._total = total
         self._per_address = per_address
         self._interval_s = 1 / handshakes_per_s
-        self._networks: dict[str, dict[Place, None]] = {}  # oldest first
-        self._counted = 0
+        self._tls_count_max = tls_count_max
+        self._all, self._unknown, self._with_tls = _Crowd(), _Crowd(), _Crowd()
         self._proven: OrderedDict[str, float] = OrderedDict()
         self._waiting: list[tuple[float, int, Place, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -82,24 +138,20 @@ class PreauthLimits:
         """
         network = network_of(address)
         place = Place(network, not self._is_known(network), evict)
-        mine = self._networks.get(network, {})
+        mine = self._all.of(network)
         if len(mine) >= self._per_address * (1 if place.counted else KNOWN_FACTOR):
             self._evict(mine)
-        elif place.counted and self._counted >= self._total:
-            self._evict(max(self._networks.values(), key=_counted))
-        self._networks.setdefault(network, {})[place] = None
-        self._counted += place.counted
+        elif place.counted and self._unknown.size >= self._total:
+            self._evict(self._unknown.busiest(network))
+        self._all.add(place)
+        if place.counted:
+            self._unknown.add(place)
         return place
 
     def leave(self, place: Place) -> None:
         """Give a place back; does nothing for one that was given back before."""
-        places = self._networks.get(place.network, {})
-        if place not in places:
-            return
-        del places[place]
-        self._counted -= place.counted
-        if not places:
-            del self._networks[place.network]
+        for crowd in (self._all, self._unknown, self._with_tls):
+            crowd.remove(place)
 
     def prove(self, place: Place) -> None:
         """Give a place back: its connection has proven itself, and its address is known now."""
@@ -132,7 +184,7 @@ class PreauthLimits:
         while self._waiting and self._next_at <= now:
             tag, _, place, go = heapq.heappop(self._waiting)
             self._virtual = max(self._virtual, tag - 1.0)
-            if place in self._networks.get(place.network, {}):
+            if place in self._unknown.of(place.network):
                 self._next_at += self._interval_s
                 go()
         if not self._waiting:
@@ -141,6 +193,14 @@ class PreauthLimits:
             return float("inf")
         return self._next_at
 
+    def take_tls(self, place: Place) -> None:
+        """Note that a connection gets TLS in this process; another one may be evicted for it."""
+        if not place.counted:
+            return
+        if self._with_tls.size >= self._tls_count_max:
+            self._evict(self._with_tls.busiest(place.network))
+        self._with_tls.add(place)
+
     # --- internals -------------------------------------------------------------------------------
 
     def _is_known(self, network: str) -> bool:
@@ -148,13 +208,13 @@ class PreauthLimits:
         return proven_at is not None and self._clock.monotonic() - proven_at < REMEMBERED_S
 
     def _evict(self, places: dict[Place, None]) -> None:
-        victim = min(places, key=lambda place: (not place.counted, place.stage))
+        victim = min(places, key=_standing)
         self.leave(victim)
         victim.evict()
 
 
-def _counted(places: dict[Place, None]) -> int:
-    return sum(place.counted for place in places)
+def _standing(place: Place) -> tuple[bool, Stage]:
+    return not place.counted, place.stage
 
 
 def network_of(address: str) -> str:

@@ -1,15 +1,16 @@
 """Routes each new connection of the one port by its first bytes, read without taking them.
 
+``lobby`` has the connections that have not said what they want, or wait for their turn.
+
 A TLS ClientHello is read by OpenSSL itself, up to the server name in it; nothing is answered. So
 the descriptor can still be handed to a worker, whose own TLS then starts from the first byte.
 """
 
 import re
-import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol, cast
 
@@ -43,8 +44,6 @@ PLAIN_MAGIC = b"gpupool\x01"
 SESSION_SIZE = 16
 RECORD_HEADER_SIZE = 5
 RECORD_COUNT_MAX = 2
-SHORT_OF_MEMORY_S = 0.05
-"""A kernel without memory for a socket's buffer wakes its reader early (tcp_data_ready)."""
 _SESSION_NAME = re.compile(r"[0-9a-f]{32}")
 _SERVER_NAME = re.compile(r"[0-9a-z]{1,32}")
 
@@ -202,6 +201,13 @@ class Opening:
         self._end = 0  # of the records that were parsed
         self._records = 0
 
+    def has_record(self, data: bytes) -> bool:
+        """Return whether ``data`` begins with a whole TLS record, whose parsing costs time."""
+        header = data[:RECORD_HEADER_SIZE]
+        if len(header) < RECORD_HEADER_SIZE or header[0] != TLS_RECORD:
+            return False
+        return len(data) >= RECORD_HEADER_SIZE + int.from_bytes(header[3:], "big")
+
     def route(self, data: bytes) -> Route | None:
         """Return where a connection wants to go that begins with ``data``; None: not known yet.
 
@@ -225,46 +231,20 @@ class Opening:
         return route(data[:end])
 
 
-async def peek_route(stream: trio.SocketStream) -> Route | None:
-    """Wait for enough bytes to route ``stream``; None when it closed before. Takes none of them.
+@dataclass(eq=False, slots=True)
+class Admitted:
+    """A connection that said what it wants, and whose turn has come."""
 
-    Bytes that were peeked at keep a socket readable; so the kernel is told how many to wait for.
-    The caller sets the deadline.
-
-    Raises:
-        RemoteProtocolError: when it is not one of ours within ``PEEK_SIZE_MAX`` bytes.
-        OSError: when the connection failed.
-    """
-    peeked, opening = stream.socket, Opening()
-    try:
-        while True:
-            peeked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, opening.needed)
-            await trio.lowlevel.wait_readable(peeked)
-            data = await peeked.recv(PEEK_SIZE_MAX, trio.socket.MSG_PEEK)
-            has_woken_early = len(data) < opening.needed
-            while len(data) >= opening.needed:
-                if (found := opening.route(data)) is not None:
-                    return found
-            if not data or _has_hung_up(peeked):
-                return None
-            if has_woken_early:
-                await trio.sleep(SHORT_OF_MEMORY_S)
-    finally:
-        peeked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-
-
-def _has_hung_up(peeked: trio.socket.SocketType) -> bool:
-    """Return whether the other end has closed: no byte follows those that were peeked at."""
-    poll = select.poll()
-    poll.register(peeked.fileno(), select.POLLRDHUP)
-    return bool(poll.poll(0))
+    stream: trio.SocketStream
+    wanted: Route
+    place: Place
+    who: str
+    deadline: float  # of its handshake
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled to evict it
 
 
 class Router:
-    """Sends each new connection of a listener to the part that serves it.
-
-    It also limits the connections that have not proven anything yet, in number and in time.
-    """
+    """Sends each connection to the part that serves it, once its opening is known."""
 
     def __init__(
         self,
@@ -291,11 +271,12 @@ class Router:
         self._client_count = client_count
         self._serve_client = serve_client
         self._web = web
-        self._limits = PreauthLimits(
+        self.limits = PreauthLimits(
             clock,
             total=settings.unauthenticated_count_max,
             per_address=settings.unauthenticated_per_address_max,
             handshakes_per_s=settings.handshakes_per_s,
+            tls_count_max=settings.unauthenticated_tls_count_max,
         )
         self._requested = trio.Event()
 
@@ -303,82 +284,73 @@ class Router:
         """Start the handshakes of unknown addresses as their turns come; never returns."""
         while True:
             self._requested = trio.Event()
-            with trio.move_on_at(_trio_time(self._limits.release(), self._clock)):
+            with trio.move_on_at(_trio_time(self.limits.release(), self._clock)):
                 await self._requested.wait()
 
-    async def route(self, stream: trio.SocketStream) -> None:
+    def request_turn(self, place: Place, go: Callable[[], None]) -> None:
+        """Have ``go`` called when a connection may begin its handshake: here, or later."""
+        self.limits.request_handshake(place, go)
+        self._requested.set()
+
+    def check(self, wanted: Route) -> None:
+        """Refuse a connection that can get nowhere before anything is done for it.
+
+        Raises:
+            RemoteProtocolError: when it wants what this server has not.
+        """
+        if isinstance(wanted, ToWeb) and self._web is None:
+            why = f"it asks for {wanted.name[:80]!r}"
+            raise RemoteProtocolError("not a gpupool connection", why=why)
+        if isinstance(wanted, ToPlainHttp) and self._web is None:
+            why = f"it begins with {_shown(wanted.opening)}"
+            raise RemoteProtocolError("not a gpupool connection", why=why)
+        if (
+            isinstance(wanted, ToControl)
+            and self._client_count() >= self._settings.client_count_max
+        ):
+            raise RemoteProtocolError("too many clients")
+        if isinstance(wanted, ToServer) and wanted.server != self._self_id:
+            raise RemoteProtocolError("it looks for another server", why=wanted.server)
+
+    async def serve(self, admitted: Admitted) -> None:
         """Serve one connection until it ends."""
-        who, evicted = _who(stream), trio.CancelScope()
-        place = self._limits.enter(_address(stream), evicted.cancel)
+        who = admitted.who
         try:
-            with evicted:
-                await self._route(stream, place, who)
-            if evicted.cancelled_caught:
+            with admitted.scope:
+                await self._serve(admitted)
+            if admitted.scope.cancelled_caught:
                 self._log.say(f"refused {who}: too many connections that have proven nothing")
         except GONE as error:
             self._log.say(f"refused {who}: {explain(error)}")
         finally:
-            stream.socket.close()  # does nothing to a descriptor that was handed over
-            self._limits.leave(place)
+            admitted.stream.socket.close()  # does nothing to a descriptor that was handed over
+            self.limits.leave(admitted.place)
 
-    async def _route(self, stream: trio.SocketStream, place: Place, who: str) -> None:
-        with trio.fail_after(self._settings.unauthenticated_timeout_s):
-            wanted = await peek_route(stream)
-            tls = await self._secure(stream, wanted, place)
-        match wanted:
-            case ToSession():
-                self._limits.leave(place)
-                await self._hand_over(wanted.session, stream, who)
-            case ToControl() if tls is not None:
+    async def _serve(self, admitted: Admitted) -> None:
+        stream, place, who = admitted.stream, admitted.place, admitted.who
+        match admitted.wanted:
+            case ToSession(session):
+                self.limits.leave(place)
+                await self._hand_over(session, stream, who)
+            case ToControl(newest):
+                tune(stream.socket, timeout_s=self._settings.client_timeout_s)
+                tls = await _shake_hands(admitted, self._contexts.control(newest=newest))
                 place.stage = Stage.GREETING
-                await self._serve_client(tls, who, lambda: self._limits.prove(place))
-            case ToServer() if tls is not None:
+                try:
+                    await self._serve_client(tls, who, lambda: self.limits.prove(place))
+                finally:
+                    _free(tls)
+            case ToServer(_, newest):
+                tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
+                tls = await _shake_hands(admitted, self._contexts.peer_server(newest=newest))
                 await self._serve_peer(tls, place, who)
-            case ToWeb() if self._web is not None:
-                await self._web.serve(stream, lambda: self._limits.prove(place))
+            case ToWeb():
+                assert self._web is not None
+                await self._web.serve(stream, lambda: self.limits.prove(place))
             case ToPlainHttp():
                 with trio.move_on_after(PLAIN_ANSWER_S):
                     await _say_https(stream)
                 await trio.aclose_forcefully(stream)
-            case _:
-                await trio.aclose_forcefully(stream)
-
-    async def _secure(
-        self, stream: trio.SocketStream, wanted: Route | None, place: Place
-    ) -> "trio.SSLStream[trio.SocketStream] | None":
-        if isinstance(wanted, ToWeb):
-            if self._web is None:
-                why = f"it asks for {wanted.name[:80]!r}"
-                raise RemoteProtocolError("not a gpupool connection", why=why)
-            await self._wait_turn(place)
-            return None
-        if isinstance(wanted, ToPlainHttp) and self._web is None:
-            why = f"it begins with {_shown(wanted.opening)}"
-            raise RemoteProtocolError("not a gpupool connection", why=why)
-        if isinstance(wanted, ToControl):
-            if self._client_count() >= self._settings.client_count_max:
-                raise RemoteProtocolError("too many clients")
-            tune(stream.socket, timeout_s=self._settings.client_timeout_s)
-            context = self._contexts.control(newest=wanted.newest)
-        elif isinstance(wanted, ToServer):
-            if wanted.server != self._self_id:
-                raise RemoteProtocolError("it looks for another server", why=wanted.server)
-            tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-            context = self._contexts.peer_server(newest=wanted.newest)
-        else:
-            return None
-        await self._wait_turn(place)
-        tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-        await tls.do_handshake()
-        return tls
-
-    async def _wait_turn(self, place: Place) -> None:
-        """Wait until this connection may begin its handshake."""
-        turn = trio.Event()
-        self._limits.request_handshake(place, turn.set)
-        if not turn.is_set():
-            self._requested.set()
-            await turn.wait()
 
     async def _serve_peer(
         self, stream: "trio.SSLStream[trio.SocketStream]", place: Place, who: str
@@ -389,7 +361,7 @@ class Router:
             self._log.say(f"refused {who}: its certificate names no server")
             await trio.aclose_forcefully(stream)
             return
-        self._limits.prove(place)
+        self.limits.prove(place)
         if peer in self._machine.state.removed and not self._links.wants(peer):
             await self._links.reject(stream, peer)
         else:
@@ -419,25 +391,38 @@ async def _say_https(stream: trio.SocketStream) -> None:
         pass
 
 
+async def _shake_hands(
+    admitted: Admitted, context: ssl.SSLContext
+) -> "trio.SSLStream[trio.SocketStream]":
+    tls = trio.SSLStream(admitted.stream, context, server_side=True, https_compatible=True)
+    try:
+        with trio.fail_at(admitted.deadline):
+            await tls.do_handshake()
+    except BaseException:
+        _free(tls)
+        raise
+    return tls
+
+
+def _free(tls: "trio.SSLStream[trio.SocketStream]") -> None:
+    """Free the memory of a TLS connection that has ended.
+
+    trio's stream refers to itself. Without this, 50 KiB would wait for the garbage collector, and
+    those of a flood with them.
+    """
+    vars(tls).clear()
+
+
 def _trio_time(monotonic: float, clock: Clock) -> float:
     return trio.current_time() + max(0.0, monotonic - clock.monotonic())
 
 
-def _address(stream: trio.SocketStream) -> str:
-    try:
-        name: object = stream.socket.getpeername()
-    except OSError:
-        return ""
-    return str(cast("tuple[object, ...]", name)[0]) if isinstance(name, tuple) else ""
-
-
-def _who(stream: trio.SocketStream) -> str:
-    """Return the other end's address, for logs."""
-    try:
-        name = stream.socket.getpeername()
-    except OSError:
-        return "a client that has gone"
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a local client"
+def caller(address: object) -> str:
+    """Return the other end's address as accept() tells it, for logs."""
+    if not isinstance(address, tuple):
+        return "a local client"
+    host, port, *_ = cast("tuple[object, ...]", address)
+    return f"{host}:{port}"
 
 
 def _shown(data: bytes) -> str:

@@ -43,6 +43,10 @@ class ServerSettings:
     #: TLS handshakes of unknown addresses that begin in a second: each costs 0.2 ms.
     handshakes_per_s: float = 400.0
 
+    #: TLS of unknown addresses that have proven nothing: each takes 50 to 150 KiB. When there is
+    #: more, the oldest one of the busiest address goes; the next ones wait without TLS.
+    unauthenticated_tls_count_max: int = 128
+
     client_count_max: int = 10_000
 
     #: Messages that wait for one client to read; beyond it, the server hangs up.

@@ -1,6 +1,6 @@
 """Attack a pool of three real servers, and measure what its users notice.
 
-    python tests/attacks/attack_pool.py [--seconds 60] [--only silent,drip] [--csv FILE]
+    python tests/attacks/attack_pool.py [--seconds 60] [--only silent,drip] [--quiet] [--csv FILE]
 
 The pool's users ask for GPUs, log in and ping all the time, and run 20 programs: first without an
 attack, and then during each one. An attack passes when no server was silent for longer than 1 s, no
@@ -12,16 +12,20 @@ machine. Code in a worker tries to kill all processes: try it in a process names
 import argparse
 import contextlib
 import os
+import select
 import selectors
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import trio
@@ -297,6 +301,28 @@ def silent(ports: list[int], seconds: float) -> int:
     return Strangers(ports, 10_000, lambda _one: True).run(seconds)
 
 
+def elsewhere(_ports: list[int], seconds: float) -> int:
+    """Do as ``silent`` does to ports that are nobody's: what it costs the machine alone."""
+    doors = [socket.create_server(("127.0.0.1", 0), backlog=4096) for _ in range(SERVER_COUNT)]
+    ports = [int(door.getsockname()[1]) for door in doors]
+    child = os.fork()
+    if child == 0:
+        for door in doors:
+            door.setblocking(False)
+        held = deque[socket.socket]()
+        while True:
+            for door in select.select(doors, [], [])[0]:
+                with contextlib.suppress(OSError):
+                    held.append(door.accept()[0])
+                if len(held) > SERVER_COUNT * 1024:
+                    held.popleft().close()
+    try:
+        return silent(ports, seconds)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def one_byte(ports: list[int], seconds: float) -> int:
     """Hold connections with one byte of a TLS record, which was polled for before."""
     return Strangers(ports, 2_000, lambda one: one.send(b"\x16") == 1).run(seconds)
@@ -386,7 +412,8 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
 
 
 STRANGERS = {
-    each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes, slow_https)
+    each.__name__: each
+    for each in (silent, elsewhere, one_byte, forgetful, drip, handshakes, slow_https)
 }
 USERS = ("drafts", "subscriptions")
 ATTACKS = (*STRANGERS, *USERS, *WORKERS_CODE)
@@ -460,8 +487,13 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
     return not wrong
 
 
-async def run(folder: Path, kinds: list[str], seconds: float, results: Results) -> bool:
-    """Run each attack for its share of the time; return whether the pool held in all."""
+async def run(
+    folder: Path, kinds: list[str], seconds: float, results: Results, *, quiet: bool
+) -> bool:
+    """Run each attack for its share of the time; return whether the pool held in all.
+
+    ``quiet``: whether each follows as much time without one.
+    """
     servers = Servers(folder, SERVER_COUNT, GPUS, (str(HERE / "hostile_join.py"),))
     path = (str(HERE.parent / "remoting" / "host"), os.environ.get("PYTHONPATH"))
     servers.env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -469,7 +501,8 @@ async def run(folder: Path, kinds: list[str], seconds: float, results: Results) 
     held = True
     try:
         await pool.start()
-        for kind in ("", *kinds, ""):
+        in_turns = chain.from_iterable(("", kind) for kind in kinds) if quiet else ("", *kinds)
+        for kind in (*in_turns, ""):
             noticed = await measure(pool, kind, seconds)
             held = show(kind, noticed, results) and held
         for line in pool.end_programs():
@@ -486,6 +519,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
     parser.add_argument("--only", default=",".join(ATTACKS))
+    parser.add_argument("--quiet", action="store_true", help="as much time without any before each")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     add_options(parser)
@@ -496,7 +530,8 @@ def main() -> int:
     results = Results.of("attack_pool.py", options)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         kinds = [kind for kind in options.only.split(",") if kind]
-        return 0 if trio.run(run, Path(name), kinds, options.seconds, results) else 1
+        attacks = partial(run, Path(name), kinds, options.seconds, results, quiet=options.quiet)
+        return 0 if trio.run(attacks) else 1
 
 
 if __name__ == "__main__":

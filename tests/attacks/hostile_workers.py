@@ -49,7 +49,6 @@ while True:
 FILES = (
     """
 import os
-here = os.getcwd()
 while True:
     os.mkdir("d"); os.chdir("d")
 """,
@@ -138,7 +137,9 @@ async def hostile_workers(folder: Path, seconds: float, kind: str) -> int:
     """Take leases and run code in their workers; return how often it was run."""
     credentials = load_credentials(folder / "mallory.json")
     ports = (folder / "ports").read_text().split()
-    codes = [f"PORTS = ({', '.join(ports)},)\n{code}" for code in WORKERS_CODE[kind]]
+    # A worker's own directory is all that it may write in.
+    before = f"import os\nos.chdir(os.environ['TMPDIR'])\nPORTS = ({', '.join(ports)},)\n"
+    codes = [before + code for code in WORKERS_CODE[kind]]
     tried = count()
 
     async def one(first: int) -> None:

@@ -24,8 +24,11 @@ class _Slow:
 class SlowClients:
     """The connections; one that ends is opened again."""
 
-    def __init__(self, ports: list[int]) -> None:
-        self.ports = ports
+    def __init__(
+        self, ports: list[int], count: int = CONNECTION_COUNT, name: str = "gpu-1"
+    ) -> None:
+        """Ask for ``name``: by default one that is not the pool's own, as browsers do."""
+        self.ports, self.count, self.name = ports, count, name
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.context.check_hostname, self.context.verify_mode = False, ssl.CERT_NONE
         self.selector = selectors.DefaultSelector()
@@ -33,13 +36,13 @@ class SlowClients:
         self.opened = self.held = 0
 
     def open(self) -> None:
-        """Connect, as a browser does, by a name that is not the pool's own."""
+        """Connect, as a browser does."""
         plain = socket.socket()
         plain.setblocking(False)
         plain.bind((f"127.0.2.{1 + self.opened % SOURCE_COUNT}", 0))
         plain.connect_ex(("127.0.0.1", self.ports[self.opened % len(self.ports)]))
         tls = self.context.wrap_socket(
-            plain, server_hostname="gpu-1", do_handshake_on_connect=False
+            plain, server_hostname=self.name, do_handshake_on_connect=False
         )
         self.selector.register(tls, selectors.EVENT_WRITE, _Slow(tls))
         self.opened += 1
@@ -82,7 +85,7 @@ class SlowClients:
         began = time.monotonic()
         while (now := time.monotonic()) < began + seconds:
             allowed = int((now - began + 1) * OPEN_PER_S)
-            while self.held < CONNECTION_COUNT and self.opened < allowed:
+            while self.held < self.count and self.opened < allowed:
                 self.open()
             for key, _events in self.selector.select(0.05):
                 slow: _Slow = key.data

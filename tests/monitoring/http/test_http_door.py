@@ -1,21 +1,24 @@
 """HTTPS on the one port: who gets in, who gets what, and what strangers cannot do."""
 
 import json
+import socket
 import ssl
 import zlib
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from tests.monitoring.http.web_kit import Web, a_sample, descriptor_count, eventually, get, served
 from tests.remoting.control.control_cluster import request, token_id
 from tests.remoting.control.test_control_trust import start_lab
 
 from gpupool.monitoring.http import token_checks, web_link
+from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds
-from gpupool.pool.model.state import TokenKind
+from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.server.preauth_limits import KNOWN_FACTOR
 from gpupool.remoting.server.router import HTTPS_ONLY, ToPlainHttp, ToWeb, route
@@ -219,6 +222,38 @@ async def test_when_nobody_takes_them_connections_are_refused(tmp_path: Path) ->
             await web.open()
         async with connect_pool(lab.credentials()) as pool:
             assert len((await pool.view()).servers) == 1
+
+
+async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two strangers who wait for a full socket were an error that ended the server."""
+    monkeypatch.setattr(web_link, "HAND_OVER_S", 0.05)
+    link = web_link.WebLink(PoolState)
+    link.set_up(WebSetup(b"", b""))
+    door, observers = link.pair()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    refused = trio.Event()
+
+    async def connect() -> None:
+        ours, theirs = socket.socketpair()
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
+        with ours, stream.socket:
+            try:
+                await link.serve(stream, lambda: None)
+            except trio.TooSlowError:
+                refused.set()
+
+    with observers, trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run, door, lambda _message: True)
+            await trio.testing.wait_all_tasks_blocked()
+            async with trio.open_nursery() as strangers:
+                for _ in range(64):
+                    strangers.start_soon(connect)
+                await refused.wait()
+                strangers.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_flood_of_wrong_tokens_keeps_no_scraper_out(tmp_path: Path) -> None:

@@ -29,10 +29,16 @@ class Clock:
 class Port:
     """Limits on virtual time; remembers which connections were evicted."""
 
-    def __init__(self, *, total: int = 8, per_address: int = 4, rate: float = 10.0) -> None:
+    def __init__(
+        self, *, total: int = 8, per_address: int = 4, rate: float = 10.0, tls: int = 1000
+    ) -> None:
         self.clock = Clock()
         self.limits = PreauthLimits(
-            self.clock, total=total, per_address=per_address, handshakes_per_s=rate
+            self.clock,
+            total=total,
+            per_address=per_address,
+            handshakes_per_s=rate,
+            tls_count_max=tls,
         )
         self.evicted: list[str] = []
         self.places: dict[str, Place] = {}
@@ -43,7 +49,11 @@ class Port:
         return self.places[name]
 
     def handshake(self, name: str) -> None:
-        self.limits.request_handshake(self.places[name], lambda: self.started.append(name))
+        def go() -> None:
+            self.started.append(name)
+            self.limits.take_tls(self.places[name])
+
+        self.limits.request_handshake(self.places[name], go)
 
 
 def test_an_address_loses_its_own_oldest_connection() -> None:
@@ -103,6 +113,37 @@ def test_handshakes_of_a_known_address_wait_for_nothing() -> None:
     port.enter("again", "192.0.2.1")
     port.handshake("again")
     assert port.started == ["again"]
+
+
+def test_the_busiest_address_loses_its_tls_for_the_next_turn() -> None:
+    port = Port(total=1000, per_address=100, tls=3, rate=1000.0)
+    for name in ("a0", "b0", "a1", "new"):
+        port.enter(name, f"10.0.0.{name[0]}")
+        port.handshake(name)
+    port.clock.now += 1
+    port.limits.release()
+    assert port.started == ["a0", "b0", "new", "a1"]  # in turns
+    assert port.evicted == ["a0"]
+    for number in range(50):
+        port.enter(f"b{number + 1}", "10.0.0.b")
+        port.handshake(f"b{number + 1}")
+        port.places[f"b{number + 1}"].stage = Stage.GREETING
+    port.clock.now += 1
+    port.limits.release()
+    assert {"new", "a1"}.isdisjoint(port.evicted)
+    assert len(port.evicted) == 51
+
+
+def test_who_proves_himself_makes_room_for_tls() -> None:
+    port = Port(tls=2, rate=1000.0)
+    for name in ("a", "b", "c", "d"):
+        port.enter(name, f"10.0.0.{name}")
+        port.handshake(name)
+        port.clock.now += 1
+        port.limits.release()
+        port.limits.prove(port.places[name])
+    assert port.started == ["a", "b", "c", "d"]
+    assert not port.evicted
 
 
 def test_who_has_left_gets_no_turn() -> None:

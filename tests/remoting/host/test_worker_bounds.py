@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -14,6 +15,8 @@ from test_worker_reach import attack
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import host_memory, lease_cgroups, orphan_reaper, users
 from gpupool.remoting.host.lease_cgroups import LeaseCgroups, own_group
+from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.measuring import worker_files
 
 MIB, GIB = 1 << 20, 1 << 30
 MOUNTS = (
@@ -61,6 +64,77 @@ async def test_a_worker_writes_no_endless_file(make_host: MakeHost) -> None:
     code = "os.truncate(os.memfd_create('x'), {size})\nanswer = 'made'"
     assert await attack(client, code.format(size=1 << 30)) == "made"
     assert await attack(client, code.format(size=1 << 40)) == "EFBIG"
+
+
+FILL = "os.chdir(os.environ['TMPDIR'])\nwith open('f', 'wb') as out: out.write(bytes({size}))\n"
+
+
+async def test_a_worker_is_killed_whose_files_take_too_much(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could fill the file system of the workers' directories, which ends all other workers."""
+    deletes = os.geteuid() == 0  # who else cannot see what a worker holds open
+    monkeypatch.setattr(worker_files, "GROWTH_MIN", 0)
+    kit = await make_host(limits=HostLimits(files=8 * MIB, sample_interval_s=0.05))
+    client, _ = await kit.connect(kit.lease())
+    assert await attack(client, FILL.format(size=4 * MIB) + "answer = 'written'") == "written"
+    for _ in range(3):  # it is measured and lives
+        await trio.sleep(0.05)
+        assert await client.ask(b"e", b"here") == b"here"
+    code = (
+        "import os\nkept = os.open('g', os.O_RDWR | os.O_CREAT)\n"
+        f"os.write(kept, bytes({6 * MIB}))\n" + "os.unlink('g')\n" * deletes + "answer = ''"
+    )
+    await client.send(b"x", code.encode())
+    await kit.logged("the files of its lease take 10 MiB on this server, and may take 8 MiB")
+
+
+def test_what_is_nested_or_numerous_beyond_all_use_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "large").write_bytes(bytes(MIB))
+    plain = tmp_path / "plain"
+    for number in range(40):
+        (plain / f"d{number}").mkdir(parents=True)
+    (plain / "file").write_bytes(bytes(MIB))
+    (plain / "link").symlink_to(tmp_path / "elsewhere")
+    (plain / "same").hardlink_to(plain / "file")
+    assert MIB <= worker_files.size_of(plain) <= MIB + 50 * worker_files.ENTRY_SIZE
+    assert worker_files.size_of(tmp_path / "missing") == 0
+    monkeypatch.setattr(worker_files, "ENTRY_COUNT_MAX", 41)
+    assert worker_files.size_of(plain) >= worker_files.UNSEEN_SIZE
+    deep = tmp_path / "deep"
+    deep.joinpath(*["d"] * (worker_files.DEPTH_MAX + 1)).mkdir(parents=True)
+    assert worker_files.size_of(deep) >= worker_files.UNSEEN_SIZE
+
+
+def test_nothing_is_walked_while_the_disk_hardly_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[Path] = []
+
+    def size_of(path: Path) -> int:
+        walked.append(path)
+        return 5
+
+    used = 100
+
+    def statvfs(_path: Path) -> SimpleNamespace:
+        return SimpleNamespace(
+            f_blocks=10_000, f_bfree=10_000 - used, f_frsize=MIB, f_files=9, f_ffree=9
+        )
+
+    monkeypatch.setattr(worker_files, "size_of", size_of)
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    files = worker_files.WorkerFiles(tmp_path)
+    place = worker_files.Place(3, (tmp_path,), lambda: ())
+    for used, walks in ((100, 1), (163, 1), (164, 2), (10, 2), (73, 2), (74, 3)):
+        assert files.measure([place]) == ({3: 5}, 10_000 * MIB)
+        assert len(walked) == walks, used
+    for _ in range(worker_files.WALKS_SKIPPED_MAX + 1):
+        files.measure([place])
+    assert len(walked) == 4
 
 
 # --- control groups -----------------------------------------------------------------------------

@@ -1,0 +1,213 @@
+"""Accepts connections, and holds each one until it has said what it wants and its turn has come.
+
+A stranger must cost little, and most of them never say anything. So a connection that waits here
+has no task, no stream and no TLS: it is a socket, a place among the limits and an entry of one
+epoll, whose readiness one task awaits for all of them. A TLS opening is parsed when its turn has
+come, so strangers have none parsed that nobody would go on with. Connections are accepted and
+heard in small batches, so that the server's other tasks have their turns in between.
+
+Bytes are only peeked at. The kernel is told how many to wait for (``SO_RCVLOWAT``), and tells of
+new ones and of the other end's end (edge-triggered), so nothing is polled.
+"""
+
+import errno
+import os
+import select
+import socket
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.server.preauth_limits import Place
+from gpupool.remoting.server.router import (
+    PEEK_SIZE_MAX,
+    Admitted,
+    Opening,
+    Route,
+    Router,
+    ToControl,
+    ToServer,
+    caller,
+)
+from gpupool.remoting.transport.failures import RateLimitedLog, explain
+
+BATCH = 16
+"""Connections that are accepted, or heard, before other tasks have their turn: 0.5 ms of them."""
+
+SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+ACCEPT_PAUSE_S = 0.1
+"""What trio's own server does when the process is out of descriptors: wait, and go on."""
+
+OWN_FAULTS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
+"""Errors of accept() that are not the new connection's."""
+
+
+@dataclass(eq=False, slots=True)
+class _Guest:
+    """One connection that waits."""
+
+    sock: socket.socket
+    address: tuple[object, ...] | str
+    deadline: float
+    place: Place
+    opening: Opening = field(default_factory=Opening)
+    waits: bool = False  # for its turn
+    has_turn: bool = False
+    low_mark: int = 1
+
+
+class Lobby:
+    """The connections of one port that wait; see the module."""
+
+    def __init__(
+        self, router: Router, nursery: trio.Nursery, *, timeout_s: float, log: RateLimitedLog
+    ) -> None:
+        """Prepare; connections whose turn has come are served in ``nursery``."""
+        self._router, self._limits = router, router.limits
+        self._nursery = nursery
+        self._timeout_s = timeout_s
+        self._log = log
+        self._epoll = select.epoll()
+        self._guests: OrderedDict[int, _Guest] = OrderedDict()  # by descriptor, oldest first
+
+    async def run(self, listeners: Sequence[trio.SocketListener]) -> None:
+        """Accept connections until cancelled; closes the listeners."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hear)
+                nursery.start_soon(self._expire)
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener)
+        finally:
+            for guest in self._guests.values():
+                guest.sock.close()
+            self._epoll.close()
+
+    # --- in --------------------------------------------------------------------------------------
+
+    async def _accept(self, listener: trio.SocketListener) -> None:
+        descriptor = os.dup(listener.socket.fileno())
+        async with listener:
+            with socket.socket(fileno=descriptor) as door:
+                door.setblocking(False)
+                while True:
+                    await trio.lowlevel.wait_readable(listener.socket)
+                    try:
+                        for _ in range(BATCH):
+                            self._enter(*door.accept())
+                    except BlockingIOError:
+                        continue
+                    except OSError as error:
+                        if error.errno in OWN_FAULTS:
+                            raise
+                        if error.errno in SHORT_OF:
+                            self._log.say(f"cannot accept a connection: {error}")
+                            await trio.sleep(ACCEPT_PAUSE_S)
+
+    def _enter(self, sock: socket.socket, address: tuple[object, ...] | str) -> None:
+        descriptor = sock.fileno()
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        place = self._limits.enter(host, partial(self._evict, descriptor))
+        deadline = trio.current_time() + self._timeout_s
+        self._guests[descriptor] = _Guest(sock, address, deadline, place)
+        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+
+    async def _hear(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            for descriptor, events in self._epoll.poll(0, BATCH):
+                guest = self._guests.get(descriptor)
+                if guest is not None:
+                    self._hear_one(guest, events)
+
+    def _hear_one(self, guest: _Guest, events: int) -> None:
+        has_ended = bool(events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR))
+        if guest.waits:
+            if has_ended:
+                self._remove(guest)
+            return
+        try:
+            data = guest.sock.recv(PEEK_SIZE_MAX, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            data = b""
+        except OSError as error:
+            self._refuse(guest, explain(error))
+            return
+        if not guest.has_turn and guest.opening.has_record(data):
+            guest.waits = True
+            self._router.request_turn(guest.place, partial(self._take_turn, guest))
+        elif not self._route(guest, data) and has_ended:
+            self._remove(guest)
+
+    def _take_turn(self, guest: _Guest) -> None:
+        guest.waits, guest.has_turn = False, True
+        self._hear_one(guest, 0)
+
+    def _route(self, guest: _Guest, data: bytes) -> bool:
+        """Admit or refuse a connection that begins with ``data``; False: it is not known yet."""
+        try:
+            while data and len(data) >= guest.opening.needed:
+                if (wanted := guest.opening.route(data)) is not None:
+                    self._router.check(wanted)
+                    self._admit(guest, wanted)
+                    return True
+            if guest.low_mark != guest.opening.needed:
+                self._set_low_mark(guest, guest.opening.needed)
+        except (RemoteProtocolError, OSError) as error:
+            self._refuse(guest, explain(error))
+            return True
+        return False
+
+    def _set_low_mark(self, guest: _Guest, size: int) -> None:
+        # The kernel tells at once of what is there already.
+        guest.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+        guest.low_mark = size
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def _admit(self, guest: _Guest, wanted: Route) -> None:
+        """Give a connection a task of its own."""
+        if isinstance(wanted, ToControl | ToServer):
+            self._limits.take_tls(guest.place)
+        del self._guests[guest.sock.fileno()]
+        self._epoll.unregister(guest.sock.fileno())
+        try:
+            if guest.low_mark != 1:
+                self._set_low_mark(guest, 1)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(guest.sock))
+        except OSError as error:
+            guest.sock.close()
+            self._limits.leave(guest.place)
+            self._log.say(f"refused {caller(guest.address)}: {explain(error)}")
+            return
+        admitted = Admitted(stream, wanted, guest.place, caller(guest.address), guest.deadline)
+        guest.place.evict = admitted.scope.cancel
+        self._nursery.start_soon(self._router.serve, admitted)
+
+    async def _expire(self) -> None:
+        """Refuse those who take too long; all have the same time, so the oldest is the first."""
+        while True:
+            wake_at = trio.current_time() + self._timeout_s
+            while self._guests:
+                oldest = next(iter(self._guests.values()))
+                if oldest.deadline > trio.current_time():
+                    wake_at = oldest.deadline
+                    break
+                self._refuse(oldest, explain(trio.TooSlowError()))
+            await trio.sleep_until(wake_at)
+
+    def _evict(self, descriptor: int) -> None:
+        self._refuse(self._guests[descriptor], "too many connections that have proven nothing")
+
+    def _refuse(self, guest: _Guest, why: str) -> None:
+        self._log.say(f"refused {caller(guest.address)}: {why}")
+        self._remove(guest)
+
+    def _remove(self, guest: _Guest) -> None:
+        del self._guests[guest.sock.fileno()]
+        guest.sock.close()  # which takes it out of the epoll
+        self._limits.leave(guest.place)
