@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.record_query import ClassSum, GroupSum, RecordQuery
-from gpupool.pool.view import LeaseView, PoolView
+from gpupool.pool.view import LeaseView, PoolView, visible
 
 if TYPE_CHECKING:
     from gpupool.remoting.client.usage_query import UsageAnswer
@@ -231,6 +231,17 @@ def table(report: Report) -> list[tuple[str, ...]]:
         cells = (NONE, f"{gpu_hours:.2f}", f"{gib_hours:.1f}", NONE, NONE, UNKNOWN, UNKNOWN, NONE)
         lines.append((f"others of class {name}" if name else "others", *cells))
     return lines
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table as text: the first column to the left, figures to the right."""
+    shown = [tuple(visible(word) for word in line) for line in lines]
+    widths = [max(len(line[at]) for line in shown) for at in range(len(shown[0]))]
+    found: list[str] = []
+    for name, *cells in shown:
+        columns = [word.rjust(w) for word, w in zip(cells, widths[1:], strict=True)]
+        found.append("  ".join([name.ljust(widths[0]), *columns]).rstrip())
+    return found
 
 
 def waste_table(report: Report) -> list[tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Commands that show the pool: ``status``, ``gpus``, ``leases`` and ``top``."""
 
+import os
 import sys
 
 import click
@@ -9,20 +10,20 @@ from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
 from gpupool.cli.lib.output import print_json, say, stdout_console
 from gpupool.cli.lib.rows import (
     PoolSnapshot,
+    all_lease_rows,
     gpu_counts,
     gpu_rows,
-    lease_rows,
     server_rows,
     waiting_rows,
 )
 from gpupool.cli.lib.values import DURATION, FILTER, size_text
 from gpupool.cli.tui.screen import quorum_counts
-from gpupool.pool.errors import ExitCode, StorageError
+from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 from gpupool.pool.view import ALARM
 
-SVG_WIDTH, SVG_HEIGHT = 130, 34
+SVG_WIDTH, SVG_HEIGHT = 150, 34
 
 
 def problems(snapshot: PoolSnapshot) -> list[str]:
@@ -58,7 +59,7 @@ def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -
     glyphs = Glyphs(ascii=in_ascii)
     _print_summary(snapshot)
     print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs)
-    leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
+    leases = all_lease_rows(snapshot)
     if leases:
         stdout_console().print()
         print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs)
@@ -157,7 +158,7 @@ def leases(
             leases=[] if only_waiting else snapshot.view.leases, waiting=snapshot.view.waiting
         )
         return
-    rows = [*([] if only_waiting else lease_rows(snapshot)), *waiting_rows(snapshot)]
+    rows = waiting_rows(snapshot) if only_waiting else all_lease_rows(snapshot)
     print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii))
 
 
@@ -176,6 +177,16 @@ def leases(
     type=click.Path(dir_okay=False, writable=True),
     help="Write one frame as a picture, after looking for two intervals, and exit.",
 )
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write all that is shown to this file as well, for a report of a bug.",
+)
+@click.option(
+    "--replay",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Show what such a file has, without a pool.",
+)
 @view_options
 def top(
     credentials: str | None,
@@ -186,12 +197,19 @@ def top(
     interval: float,
     readonly: bool,
     export_svg: str | None,
+    record: str | None,
+    replay: str | None,
 ) -> int | None:
     """Watch the pool: servers, GPUs, leases, who waits for what. "?" shows the keys.
 
-    On a pipe it prints one plain table and exits.
+    On a pipe it prints one plain table and exits. A recording has the names of users, programs and
+    servers, and is compressed with gzip.
     """
-    glyphs = Glyphs(ascii=in_ascii)
+    glyphs = Glyphs(ascii=in_ascii, blocks=os.environ.get("TERM") == "linux")
+    live = sys.stdout.isatty() and sys.stdin.isatty()
+    if (record or replay) and (once or as_json or not live or (record and replay)):
+        hint = "use one of them, in a terminal, without --once and --json"
+        raise UsageError("--record and --replay are of the live view", hint=hint)
     if as_json:
         snapshot = fetch_snapshot(credentials)
         print_json(pool=snapshot.view, telemetry=list(snapshot.telemetry.values()))
@@ -204,17 +222,17 @@ def top(
 
         print_frame(fetch_snapshot(credentials), glyphs, wide=wide)
         return None
-    if once or not sys.stdout.isatty() or not sys.stdin.isatty():
+    if once or not live:
         snapshot = fetch_snapshot(credentials)
         print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs, live=True)
-        leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
+        leases = all_lease_rows(snapshot)
         if leases:
             click.echo()
             print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs, live=False)
         return None
-    from gpupool.cli.tui.live_view import watch
+    from gpupool.cli.tui.live_view import Options, watch
 
-    return watch(credentials, glyphs, wide=wide, interval_s=interval, readonly=readonly)
+    return watch(credentials, glyphs, Options(wide, interval, readonly, record, replay))
 
 
 def _export(credentials: str | None, path: str, interval_s: float, glyphs: Glyphs) -> None:

@@ -35,9 +35,10 @@ NOT_KNOWN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Which characters draw bars and frames: block characters, or ASCII alone."""
+    """Which characters draw: block characters and braille, blocks without it, or ASCII alone."""
 
     ascii: bool = False
+    blocks: bool = False  # no braille, as on the console of Linux
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A snapshot of the pool, and its servers, GPUs and leases as rows; pure, for ``top`` and lists."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, overload
 
 from gpupool.cli.lib.values import size_text
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
@@ -9,6 +10,7 @@ from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry, Telemetry
 from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView, WaitingView
 
+T = TypeVar("T")
 STALE_AFTER_S = 5.0
 """A server's own measurements older than this are shown dimmed, with their age."""
 
@@ -90,6 +92,14 @@ class PoolSnapshot:
         default_factory=dict[tuple[GpuId, str], tuple[tuple[int, float], ...]]
     )
     trouble: str = ""  # why nothing newer arrives
+    #: Of each lease on each of its servers.
+    session_rates: Mapping[tuple[ServerId, LeaseId], Rate] = field(
+        default_factory=dict[tuple[ServerId, LeaseId], Rate]
+    )
+    #: The last hour of the whole pool, by name: a Unix second and a share each.
+    pool_trend: Mapping[str, tuple[tuple[int, float], ...]] = field(
+        default_factory=dict[str, tuple[tuple[int, float], ...]]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,25 +265,64 @@ def gpu_rows(snapshot: PoolSnapshot, server: ServerId | None = None) -> list[Gpu
     return rows
 
 
-def lease_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
-    """Return leases, the oldest first."""
-    models = {gpu.id: short_model(gpu.name) for s in snapshot.view.servers for gpu in s.gpus}
-    names = {server.id: server.name for server in snapshot.view.servers}
-    sessions: dict[LeaseId, list[SessionTelemetry]] = {}
+class LazyRows(Sequence[T]):
+    """Rows that are made when they are looked at: a screen shows few of many thousands."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count = count
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._make(at) for at in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return self._make(index % self._count)
+
+
+def sessions_of(snapshot: PoolSnapshot) -> dict[LeaseId, dict[ServerId, SessionTelemetry]]:
+    """Return what the servers say of each lease's sessions now; what is old is left out."""
+    found: dict[LeaseId, dict[ServerId, SessionTelemetry]] = {}
     for server, telemetry in snapshot.telemetry.items():
         if snapshot.telemetry_age_s.get(server, 0.0) > STALE_AFTER_S:
             continue  # what it said is not so now
         for session in telemetry.sessions:
-            sessions.setdefault(session.lease, []).append(session)
-    return [
-        _lease_row(lease, snapshot, models, names, sessions.get(lease.id, ()))
-        for lease in snapshot.view.leases
-    ]
+            found.setdefault(session.lease, {})[server] = session
+    return found
+
+
+def lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
+    """Return leases, the oldest first."""
+    models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
+    names = {server.id: server.name for server in snapshot.view.servers}
+    sessions, leases = sessions_of(snapshot), snapshot.view.leases
+
+    def make(at: int) -> LeaseRow:
+        told = tuple(sessions.get(leases[at].id, {}).values())
+        return _lease_row(leases[at], snapshot, models, names, told)
+
+    return LazyRows(len(leases), make)
 
 
 def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
     """Return requests that wait, the next to be served first."""
     return [_waiting_row(each, snapshot.view) for each in snapshot.view.waiting]
+
+
+def all_lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
+    """Return leases, then requests that wait."""
+    held, waiting = lease_rows(snapshot), waiting_rows(snapshot)
+    return LazyRows(
+        len(held) + len(waiting),
+        lambda at: held[at] if at < len(held) else waiting[at - len(held)],
+    )
 
 
 def _lease_row(
@@ -285,7 +334,8 @@ def _lease_row(
 ) -> LeaseRow:
     groups: dict[tuple[str, str], int] = {}
     for part in lease.partitions:
-        key = (models.get(part.gpu, "GPU"), names.get(part.server, part.server))
+        model = short_model(models[part.gpu]) if part.gpu in models else "GPU"
+        key = (model, names.get(part.server, part.server))
         groups[key] = groups.get(key, 0) + 1
     gpus = ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
     return LeaseRow(

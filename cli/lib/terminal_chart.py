@@ -16,6 +16,9 @@ Point = tuple[int, float]
 DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 """The dots of a braille character by column, from below."""
 
+BLOCKS = "▁▂▃▄▅▆▇█"
+"""The lowest is a zero, which differs from a gap."""
+
 AXIS_WIDTH = 8
 DAY_S = 86_400
 
@@ -52,10 +55,19 @@ def chart(title: str, unit: str, points: Sequence[Point], frame: Frame) -> list[
 
 
 def sparkline(
-    points: Sequence[Point], span: tuple[int, int], width: int, top: float, *, in_ascii: bool
+    points: Sequence[Point],
+    span: tuple[int, int],
+    width: int,
+    top: float,
+    *,
+    in_ascii: bool,
+    in_blocks: bool = False,
 ) -> str:
-    """Return one line of ``width`` characters: dots up to ``top``, or a digit from 0 to 9 each."""
+    """Return one line of ``width`` characters, up to ``top``: dots, blocks, or digits 0 to 9."""
     frame = Frame(*span)
+    if in_blocks and not in_ascii:
+        levels = (None if v is None else _level(v, top, 7) for v in _columns(points, frame, width))
+        return "".join(" " if level is None else BLOCKS[level] for level in levels)
     if not in_ascii:
         columns = _columns(points, frame, 2 * width)
         return _braille_row([None if v is None else _level(v, top, 4) for v in columns], 0, width)

@@ -62,6 +62,8 @@ class Collector:
         for telemetry in update.telemetry.values():
             if telemetry is not self.telemetry.get(telemetry.server):
                 self._take_telemetry(telemetry, now)
+        fresh = (each for s, each in self.telemetry.items() if s not in self.silent)
+        self.trends.take_pool(update.view, fresh)
         for server in [each for each in self.telemetry if each not in members]:
             del self.telemetry[server], self.telemetry_at[server]
             self.ping_s.pop(server, None)
@@ -120,6 +122,8 @@ class Collector:
             ping_s=dict(self.ping_s),
             silent=self.silent,
             rates=rates,
-            trends=dict(self.trends.points),
+            trends=dict(self.trends.gpus.points),
             trouble=self.trouble,
+            session_rates=dict(self._rates),
+            pool_trend=dict(self.trends.pool.points),
         )

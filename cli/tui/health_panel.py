@@ -1,5 +1,8 @@
 """The health panel of the live view: what ``gpupool health`` says, from what is at hand. Pure."""
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from rich.text import Text
 
 from gpupool.cli.lib.columns import Glyphs
@@ -8,12 +11,15 @@ from gpupool.cli.lib.values import duration_text
 from gpupool.pool.telemetry import Health
 from gpupool.pool.view import visible
 
+if TYPE_CHECKING:
+    from gpupool.monitoring.health.pool_health import PoolFinding, PoolHealth
+
 STYLES = {Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 
-def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
+def health_of(snapshot: PoolSnapshot) -> "PoolHealth":
     """Return the merged findings; what a server said that does not answer now is left out."""
-    from gpupool.monitoring.health.pool_health import line, merged  # only where it is shown
+    from gpupool.monitoring.health.pool_health import merged  # only where it is shown
 
     fresh = {
         server: telemetry
@@ -21,14 +27,27 @@ def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
         if server not in snapshot.silent
         and snapshot.telemetry_age_s.get(server, 0.0) <= STALE_AFTER_S
     }
-    health = merged(snapshot.view, fresh)
+    return merged(snapshot.view, fresh)
+
+
+def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
+    """Return what is wrong with the pool."""
+    health = health_of(snapshot)
     verdict = "not healthy" if health.count(Health.FAIL) else "healthy"
     counts = f"{health.count(Health.FAIL)} fail, {health.count(Health.WARN)} warn"
     answer = f"{health.answered} of {health.servers} servers answer"
     lines = [Text(f" Health: {verdict}; {counts}; {answer}", "bold"), Text("")]
-    for row in health.findings:
+    return [*lines, *finding_lines(health.findings, health.at, glyphs)]
+
+
+def finding_lines(rows: "Iterable[PoolFinding]", at: int, glyphs: Glyphs) -> list[Text]:
+    """Return findings with their hints."""
+    from gpupool.monitoring.health.pool_health import line
+
+    lines: list[Text] = []
+    for row in rows:
         finding = row.finding
-        ago = duration_text(max(0.0, (health.at - finding.since) / 1000))
+        ago = duration_text(max(0.0, (at - finding.since) / 1000))
         text = Text.assemble(
             (f" {finding.status.name.lower():<5}", STYLES.get(finding.status, "")),
             f" {_shown(finding.check, glyphs):<14} {_shown(line(row), glyphs)} (for {ago})",

@@ -1,4 +1,4 @@
-"""Keys of the live view: bytes to names, names to actions, and the help made of the same table."""
+"""Keys of the live view: names to actions, and the help made of the same table."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -10,7 +10,23 @@ FIGURES = ("busy", "sm", "memory", "power", "temperature")
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 FILTER_LENGTH_MAX = 60
 PAGE = 10
-MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -PAGE, "pagedown": PAGE}
+WHEEL = 3
+MOVES = {
+    "up": -1,
+    "k": -1,
+    "down": 1,
+    "j": 1,
+    "pageup": -PAGE,
+    "pagedown": PAGE,
+    "wheelup": -WHEEL,
+    "wheeldown": WHEEL,
+}
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+SPANS_S = (15 * MINUTE_S, HOUR_S, 6 * HOUR_S, DAY_S, 7 * DAY_S, 30 * DAY_S)
+"""What the charts of a detail show."""
+
+Chosen = tuple[str, str]
+"""What a detail is of: server, gpu, lease or waiting, and its id."""
 
 
 class Action(Enum):
@@ -29,8 +45,14 @@ class Mode(Enum):
     FILTER = "filter"
     JSON = "json"
     HEALTH = "health"
+    DETAIL = "detail"
+    TREE = "tree"
+    USAGE = "usage"
     DRAIN = "drain"  # the reason is being typed
     UNDRAIN = "undrain"  # y or n
+
+
+OVERLAYS = (Mode.HELP, Mode.JSON, Mode.HEALTH, Mode.DETAIL, Mode.TREE, Mode.USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,7 @@ class Key:
     does: str
     footer: str = ""  # how the footer calls it; empty when it is not there
     write: bool = False  # changes the pool: off under --readonly
+    lesser: bool = False  # not in the footer of a narrow screen
 
 
 KEYS: tuple[Key, ...] = (
@@ -48,19 +71,30 @@ KEYS: tuple[Key, ...] = (
     Key(("?", "h"), "this help", "help"),
     Key(("up", "k", "down", "j"), "move"),
     Key(("pageup", "pagedown", "home", "end"), "move far"),
-    Key(("enter",), "open: the GPUs of a server, the leases of a GPU"),
+    Key(("enter",), "this server, GPU or lease alone, with charts", "detail"),
+    Key(("[", "]"), "there: charts of less time, of more (15 min to 30 days)"),
+    Key(("right", "left"), "the GPUs of a server, the leases of a GPU; back"),
     Key(("esc",), "back; clears a filter"),
-    Key(("1", "2", "3", "tab"), "servers, GPUs, leases", "panel"),
+    Key(("1", "2", "3", "tab"), "servers, GPUs, leases", "panel", lesser=True),
     Key(("/",), "filter by words", "filter"),
-    Key(("s", "S"), "sort by the next column; reverse", "sort"),
+    Key(("s", "S"), "sort by the next column; reverse", "sort", lesser=True),
     Key(("e",), "only what is wrong"),
     Key(("w",), "wide columns"),
     Key(("g",), "what GPUs' lines show: busy, SM activity, memory, power, temperature", "graph"),
-    Key(("p",), "pause", "pause"),
+    Key(("p",), "pause", "pause", lesser=True),
     Key(("+", "-"), "slower, faster"),
-    Key(("d", "u"), "drain, undrain the chosen server (asks first)", "drain", write=True),
+    Key(
+        ("d", "u"),
+        "drain, undrain the chosen server (asks first)",
+        "drain",
+        write=True,
+        lesser=True,
+    ),
+    Key(("t",), "a tree: users, their leases, the sessions of these", "tree"),
     Key(("H",), "what is wrong with the pool, as gpupool health says it", "health"),
+    Key(("U",), "who used what in the last 7 days, as gpupool usage says it", "usage"),
     Key(("y",), "this row as JSON"),
+    Key(("m",), "the mouse: a click chooses and opens, the wheel moves; off and on"),
 )
 
 
@@ -83,7 +117,15 @@ class UiState:
     scroll: int = 0  # lines of the help or the JSON above the screen
     all_servers: bool = False  # the GPU panel shows every server's
     figure: str = FIGURES[0]
+    detail: Chosen = ("", "")
+    span_index: int = 0
+    mouse: bool = True
     message: str = ""
+
+    @property
+    def span_s(self) -> int:
+        """Return the seconds that the charts of a detail show."""
+        return SPANS_S[self.span_index]
 
     @property
     def panel_index(self) -> int:
@@ -107,6 +149,7 @@ class Extent:
 
     rows: tuple[int, int, int]
     columns: tuple[int, int, int]
+    chosen: Chosen | None = None  # the row under the cursor
 
 
 def press(ui: UiState, key: str, extent: Extent) -> tuple[UiState, Action | None]:
@@ -118,13 +161,22 @@ def press(ui: UiState, key: str, extent: Extent) -> tuple[UiState, Action | None
         return _press_filter(ui, key), None
     if ui.mode in (Mode.DRAIN, Mode.UNDRAIN):
         return _press_prompt(ui, key)
-    if ui.mode in (Mode.HELP, Mode.JSON, Mode.HEALTH):
-        if key in MOVES:
-            return replace(ui, scroll=max(0, ui.scroll + MOVES[key])), None
-        return replace(ui, mode=Mode.BROWSE, scroll=0), Action.QUIT if key == "q" else None
+    if ui.mode in OVERLAYS:
+        return _press_overlay(ui, key)
     if key == "q":
         return ui, Action.QUIT
     return _browse(ui, key, extent), None
+
+
+def _press_overlay(ui: UiState, key: str) -> tuple[UiState, Action | None]:
+    if key in MOVES:
+        return replace(ui, scroll=max(0, ui.scroll + MOVES[key])), None
+    if key in ("[", "]") and ui.mode is Mode.DETAIL:
+        index = ui.span_index + (1 if key == "]" else -1)
+        return replace(ui, span_index=min(len(SPANS_S) - 1, max(0, index))), None
+    if key.startswith("row:"):
+        return ui, None  # a click into a text
+    return replace(ui, mode=Mode.BROWSE, scroll=0), Action.QUIT if key == "q" else None
 
 
 def _browse(ui: UiState, key: str, extent: Extent) -> UiState:
@@ -140,8 +192,12 @@ def _browse(ui: UiState, key: str, extent: Extent) -> UiState:
             return replace(ui, panel=PANELS[int(key) - 1], all_servers=False)
         case "tab":
             return replace(ui, panel=PANELS[(ui.panel_index + 1) % len(PANELS)])
-        case "enter":
+        case "enter" if extent.chosen is not None:
+            return replace(ui, mode=Mode.DETAIL, detail=extent.chosen)
+        case "right":
             return replace(ui, panel=PANELS[min(ui.panel_index + 1, 2)], all_servers=False)
+        case "left":
+            return replace(ui, panel=PANELS[max(ui.panel_index - 1, 0)], all_servers=False)
         case "esc":
             return replace(ui, filter="") if ui.filter else replace(ui, panel=PANELS[0])
         case "?" | "h":
@@ -152,8 +208,18 @@ def _browse(ui: UiState, key: str, extent: Extent) -> UiState:
             return _next_sort(ui, extent)
         case "S":
             return replace(ui, reverse=not ui.reverse)
+        case _ if key.startswith("row:"):
+            return _click(ui, key, extent)
         case _:
             return _toggle(ui, key)
+
+
+def _click(ui: UiState, key: str, extent: Extent) -> UiState:
+    """Choose the row of ``row:PANEL:NUMBER``; open it where it is chosen already."""
+    panel, row = (int(each) for each in key.split(":")[1:])
+    if (panel, row) == (ui.panel_index, ui.cursor) and extent.chosen is not None:
+        return replace(ui, mode=Mode.DETAIL, detail=extent.chosen)
+    return _select(replace(ui, panel=PANELS[panel]), min(row, max(0, extent.rows[panel] - 1)))
 
 
 def _toggle(ui: UiState, key: str) -> UiState:
@@ -172,8 +238,11 @@ def _toggle(ui: UiState, key: str) -> UiState:
         case "-":
             index = max(ui.interval_index - 1, 0)
             return replace(ui, interval_index=index, message=f"every {INTERVALS_S[index]:g} s")
-        case "H":
-            return replace(ui, mode=Mode.HEALTH)
+        case "H" | "t" | "U":
+            overlay = {"H": Mode.HEALTH, "t": Mode.TREE, "U": Mode.USAGE}[key]
+            return replace(ui, mode=overlay)
+        case "m":
+            return replace(ui, mouse=not ui.mouse, message=f"mouse {'off' if ui.mouse else 'on'}")
         case "y":
             return replace(ui, mode=Mode.JSON)
         case "d" | "u" if ui.readonly:
@@ -235,85 +304,3 @@ def _edit(text: str, key: str) -> str:
     if len(key) == 1 and key.isprintable() and len(text) < FILTER_LENGTH_MAX:
         return text + key
     return text
-
-
-# --- bytes of a terminal to names of keys ---------------------------------------------------------
-
-SEQUENCES = {
-    b"\x1b[A": "up",
-    b"\x1b[B": "down",
-    b"\x1b[C": "right",
-    b"\x1b[D": "left",
-    b"\x1bOA": "up",
-    b"\x1bOB": "down",
-    b"\x1b[H": "home",
-    b"\x1b[F": "end",
-    b"\x1bOH": "home",
-    b"\x1bOF": "end",
-    b"\x1b[1~": "home",
-    b"\x1b[4~": "end",
-    b"\x1b[5~": "pageup",
-    b"\x1b[6~": "pagedown",
-    b"\r": "enter",
-    b"\n": "enter",
-    b"\t": "tab",
-    b"\x7f": "backspace",
-    b"\x08": "backspace",
-    b"\x15": "ctrl-u",
-    b"\x03": "ctrl-c",
-}
-PENDING_MAX = 16
-
-
-def decode_keys(data: bytes, *, more: bool = False) -> tuple[list[str], bytes]:
-    """Return the names of the keys in ``data``, and the bytes of an unfinished one.
-
-    Args:
-        data: the bytes that the last call left over, then the new ones from the terminal.
-        more: whether the rest of an escape sequence may still come; if not, ESC is a key.
-    """
-    keys: list[str] = []
-    while data:
-        sequence = next((s for s in SEQUENCES if data.startswith(s)), b"")
-        if sequence:
-            keys.append(SEQUENCES[sequence])
-            data = data[len(sequence) :]
-        elif data[0] == 0x1B:
-            key, data = _escape(data, more)
-            if not key:
-                return keys, data
-            keys.append(key)
-        else:
-            key, data = _character(data, more)
-            if key is None:
-                return keys, data
-            if key:
-                keys.append(key)
-    return [key for key in keys if key != "unknown"], b""
-
-
-def _escape(data: bytes, more: bool) -> tuple[str, bytes]:
-    """Take one ESC, or an unknown sequence that begins with it, off ``data``."""
-    if len(data) == 1 or data[1:2] not in (b"[", b"O"):
-        if len(data) == 1 and more:
-            return "", data
-        return "esc", data[1:]
-    for index, byte in enumerate(data[2:PENDING_MAX], start=2):
-        if 0x40 <= byte <= 0x7E:
-            return "unknown", data[index + 1 :]
-    if more and len(data) < PENDING_MAX:
-        return "", data
-    return "esc", data[1:]
-
-
-def _character(data: bytes, more: bool) -> tuple[str | None, bytes]:
-    """Take one UTF-8 character off ``data``; None when it is not complete."""
-    for size in range(1, 5):
-        try:
-            text = data[:size].decode()
-        except UnicodeDecodeError:
-            continue
-        return (text if text.isprintable() else ""), data[size:]
-    if more and len(data) < 4:
-        return None, data
-    return "", data[1:]

@@ -2,34 +2,38 @@
 
 import io
 import os
+import re
 import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import trio
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gpupool import __version__
 from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.exits import die_of
 from gpupool.cli.lib.rows import PoolSnapshot
-from gpupool.cli.tui.collector import Collector
-from gpupool.cli.tui.keys import INTERVALS_S, Action, Extent, UiState, decode_keys, press
-from gpupool.cli.tui.screen import chosen_server, extent, render
-from gpupool.cli.tui.trends import SLOT_S, SLOTS
+from gpupool.cli.tui.fetching import fill, fill_pool, keep_answers, ping
+from gpupool.cli.tui.keys import INTERVALS_S, Action, UiState, press
+from gpupool.cli.tui.live_state import LiveView
+from gpupool.cli.tui.panels import chosen_server
+from gpupool.cli.tui.recording import Recorder, Recording
+from gpupool.cli.tui.screen import render
+from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.history_query import HistoryQuery
-from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.client.server_connections import ServerConnection
-from gpupool.remoting.protocol.messages import DrainServer, GetTelemetry
+from gpupool.remoting.protocol.messages import DrainServer
 
 FRAME_S = 0.25
 """A frame is drawn at most so often, and at least once a second, since ages grow."""
@@ -41,56 +45,34 @@ ESCAPE_S = 0.05
 PICTURE_S = 3.5
 """Long enough for rates to be known."""
 
-PING_EVERY_S = 5.0
-PING_COUNT_MAX = 64
-FILL_EVERY_S = 60.0
-"""So often a server is asked for its history again: it closes the gap before the first reading."""
-
-LOOK_S = 0.1
-"""So soon a server that has been chosen is asked for its history."""
+FONTS = re.compile(r"\s*@font-face \{[^}]*\}")
+"""A picture must not load anything from elsewhere: the reader's own fonts do."""
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class LiveView:
-    """The state of the live view, and the event that makes it draw again."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says of a live view."""
 
-    def __init__(self, glyphs: Glyphs, ui: UiState) -> None:
-        self.glyphs = glyphs
-        self.ui = ui
-        self.collector = Collector()
-        self.frozen: PoolSnapshot | None = None  # what a paused view keeps showing
-        self.changed = trio.Event()
-        self.ended_by = 0
-
-    def snapshot(self) -> PoolSnapshot | None:
-        """Return the snapshot to show now; while paused, the one of the pause."""
-        if self.ui.paused and self.frozen is not None:
-            return self.frozen
-        self.frozen = self.collector.snapshot(trio.current_time())
-        return self.frozen
-
-    def frame(self, width: int, height: int) -> Text:
-        """Return the frame to show now."""
-        return render(self.snapshot(), self.ui, width, height, self.glyphs)
-
-    def touch(self) -> None:
-        """Ask for a new frame."""
-        self.changed.set()
-
-    def message(self, text: str) -> None:
-        """Show a message until the next key."""
-        self.ui = replace(self.ui, message=text)
-        self.touch()
+    wide: bool = False
+    interval_s: float = 0.5
+    readonly: bool = False
+    record: str | None = None
+    replay: str | None = None
 
 
-def watch(
-    credentials: str | None, glyphs: Glyphs, *, wide: bool, interval_s: float, readonly: bool
-) -> int:
+def watch(credentials: str | None, glyphs: Glyphs, options: Options) -> int:
     """Show the live view until it is left; return the exit code."""
-    index = min(range(len(INTERVALS_S)), key=lambda at: abs(INTERVALS_S[at] - interval_s))
-    screen = LiveView(glyphs, UiState(wide=wide, readonly=readonly, interval_index=index))
-    run_async(partial(_watch, screen, credentials))
+    index = min(range(len(INTERVALS_S)), key=lambda at: abs(INTERVALS_S[at] - options.interval_s))
+    recorder = Recorder(Path(options.record), __version__) if options.record else None
+    readonly = options.readonly or options.replay is not None
+    ui = UiState(wide=options.wide, readonly=readonly, interval_index=index)
+    screen = LiveView(glyphs, ui, recorder)
+    if options.replay is not None:
+        run_async(partial(_replay, screen, Recording(Path(options.replay))))
+    else:
+        run_async(partial(_watch, screen, credentials))
     if screen.ended_by:
         die_of(screen.ended_by)
     return 0
@@ -99,28 +81,82 @@ def watch(
 async def _watch(screen: LiveView, credentials: str | None) -> None:
     # Before the screen is taken over: a failure to connect is an ordinary error.
     async with connected(credentials) as pool:
+        recorder = screen.recorder
+        if recorder is not None:
+            recorder.open(trio.current_time())
+        try:
+            await _show(screen, pool, (_collect, ping, fill, fill_pool, keep_answers))
+        finally:
+            if recorder is not None:
+                recorder.close()
+
+
+async def _replay(screen: LiveView, recording: Recording) -> None:
+    lines = recording.lines()
+    first = next(lines, None)  # a file that is none is an ordinary error as well
+    screen.answers.absent = "a recording has neither charts nor accounts"
+
+    async def play(screen: LiveView, _pool: Pool | None) -> None:
+        began, at = trio.current_time(), 0.0
+        line = first
+        while line is not None:
+            at, content = line
+            while screen.ui.paused:
+                await trio.sleep(FRAME_S)
+                began += FRAME_S
+            await trio.sleep_until(began + at)
+            recording.play(content, screen.collector, trio.current_time())
+            screen.touch()
+            line = next(lines, None)
+        screen.message("the recording is over")
+
+    await _show(screen, None, (play,))
+
+
+async def _show(screen: LiveView, pool: Pool | None, tasks: Sequence[Any]) -> None:
+    """Take over the terminal and run the tasks until the view is left."""
+    with (
+        trio.open_signal_receiver(*ENDINGS, signal.SIGWINCH, signal.SIGCONT) as signals,
+        cbreak(sys.stdin.fileno()) as enter_again,
+    ):
+        console = Console(highlight=False)
         with (
-            trio.open_signal_receiver(*ENDINGS, signal.SIGWINCH, signal.SIGCONT) as signals,
-            cbreak(sys.stdin.fileno()) as enter_again,
-        ):
-            console = Console(highlight=False)
-            with Live(
+            Live(
                 console=console,
                 screen=True,
                 auto_refresh=False,
                 redirect_stdout=False,
                 redirect_stderr=False,
-            ) as live:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_collect, screen, pool)
-                    nursery.start_soon(_ping, screen, pool)
-                    nursery.start_soon(_fill, screen, pool)
-                    nursery.start_soon(_draw, screen, live, console)
-                    nursery.start_soon(
-                        _take_signals, screen, signals, enter_again, nursery.cancel_scope
-                    )
-                    await _take_keys(screen, pool, nursery)
-                    nursery.cancel_scope.cancel()
+            ) as live,
+            _mouse(console) as set_mouse,
+        ):
+            async with trio.open_nursery() as nursery:
+                for task in tasks:
+                    nursery.start_soon(task, screen, pool)
+                nursery.start_soon(_draw, screen, live, console, set_mouse)
+                nursery.start_soon(
+                    _take_signals, screen, signals, enter_again, nursery.cancel_scope
+                )
+                await _take_keys(screen, pool, nursery, console)
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _mouse(console: Console) -> Generator[Callable[[bool], None]]:
+    """Let the terminal report clicks and the wheel, or not; it does not afterwards."""
+    now = False
+
+    def set_mouse(wanted: bool) -> None:
+        nonlocal now
+        if wanted is not now:
+            now = wanted
+            console.file.write(MOUSE_ON if wanted else MOUSE_OFF)
+            console.file.flush()
+
+    try:
+        yield set_mouse
+    finally:
+        set_mouse(False)
 
 
 @contextmanager
@@ -147,71 +183,21 @@ async def _collect(screen: LiveView, pool: Pool) -> None:
         interval_s = screen.ui.interval_s
         async with pool.subscribe(interval_s) as updates:
             async for update in updates:
-                screen.collector.take(update, trio.current_time())
+                now = trio.current_time()
+                screen.collector.take(update, now)
+                if screen.recorder is not None:
+                    screen.recorder.update(update, screen.collector.ping_s, now)
                 if not screen.ui.paused:
                     screen.touch()
                 if screen.ui.interval_s != interval_s:
                     break
 
 
-async def _ping(screen: LiveView, pool: Pool) -> None:
-    """Measure now and then how long each server takes to answer."""
-
-    async def measure(connection: ServerConnection) -> None:
-        started = trio.current_time()
-        with suppress(GpupoolError):
-            await connection.call(GetTelemetry(), timeout_s=PING_EVERY_S)
-            screen.collector.ping_s[connection.server] = trio.current_time() - started
-
-    while True:
-        async with trio.open_nursery() as nursery:
-            for connection in list(pool.connections.by_server.values())[:PING_COUNT_MAX]:
-                nursery.start_soon(measure, connection)
-            await trio.sleep(PING_EVERY_S)
-
-
-async def _fill(screen: LiveView, pool: Pool) -> None:
-    """Fetch what the chosen server has kept of its GPUs, so that their lines begin full."""
-    trends, asked = screen.collector.trends, dict[tuple[ServerId, str], float]()
-    looked_at: UiState | None = None
-    while True:
-        view, ui, now = screen.collector.view, screen.ui, trio.current_time()
-        due = min(asked.values(), default=now) + FILL_EVERY_S <= now
-        if view is None or (ui is looked_at and not due):
-            await trio.sleep(LOOK_S)
-            continue
-        asked = {key: at for key, at in asked.items() if at + FILL_EVERY_S > now}
-        snapshot, looked_at = screen.snapshot(), ui
-        row = chosen_server(snapshot, ui, screen.glyphs) if snapshot is not None else None
-        if row is None:
-            looked_at = None
-            await trio.sleep(IDLE_FRAME_S)
-            continue
-        key = row.server.id, ui.figure
-        if key in asked and trends.follows(row.server.id):
-            continue
-        asked[key] = now
-        trends.follow(row.server.id)
-        with suppress(GpupoolError):
-            await _fill_one(screen, pool, *key, view.now)
-
-
-async def _fill_one(
-    screen: LiveView, pool: Pool, server: ServerId, figure: str, now_ms: int
+async def _draw(
+    screen: LiveView, live: Live, console: Console, set_mouse: Callable[[bool], None]
 ) -> None:
-    from gpupool.monitoring.history.history_report import metrics_of  # only where it is drawn
-
-    since = Milliseconds(now_ms - 1000 * SLOT_S * (SLOTS + 1))
-    until = Milliseconds(now_ms + 1000 * SLOT_S)
-    answer = await pool.history(HistoryQuery("server", figure, "", since, until), (server,))
-    for page in answer.pages.values():
-        if page.step_s == SLOT_S:
-            screen.collector.trends.fill(server, figure, page, metrics_of("gpu")[figure].scale)
-    screen.touch()
-
-
-async def _draw(screen: LiveView, live: Live, console: Console) -> None:
     while True:
+        set_mouse(screen.ui.mouse)
         screen.changed = trio.Event()
         width, height = console.size
         live.update(screen.frame(width, height), refresh=True)
@@ -236,7 +222,9 @@ async def _take_signals(
         screen.touch()
 
 
-async def _take_keys(screen: LiveView, pool: Pool, nursery: trio.Nursery) -> None:
+async def _take_keys(
+    screen: LiveView, pool: Pool | None, nursery: trio.Nursery, console: Console
+) -> None:
     """Read keys until the view is to be left."""
     descriptor = sys.stdin.fileno()
     pending = b""
@@ -251,17 +239,15 @@ async def _take_keys(screen: LiveView, pool: Pool, nursery: trio.Nursery) -> Non
                 return  # the terminal is gone
             keys, pending = decode_keys(pending + data, more=True)
         for key in keys:
-            screen.ui, action = press(screen.ui, key, _extent(screen))
+            if key.startswith("click:"):
+                key = screen.key_of_click(key, *console.size)
+            screen.ui, action = press(screen.ui, key, screen.extent())
+            screen.take_key()
             if action is Action.QUIT:
                 return
-            if action is not None:
+            if action is not None and pool is not None:
                 nursery.start_soon(_act, screen, pool, action)
         screen.touch()
-
-
-def _extent(screen: LiveView) -> Extent:
-    snapshot = screen.snapshot()
-    return extent(snapshot, screen.ui, screen.glyphs) if snapshot else Extent((0, 0, 0), (1, 1, 1))
 
 
 async def _act(screen: LiveView, pool: Pool, action: Action) -> None:
@@ -300,8 +286,8 @@ def picture(
     async def draw() -> Text:
         async with connected(credentials) as pool, trio.open_nursery() as nursery:
             nursery.start_soon(_collect, screen, pool)
-            nursery.start_soon(_ping, screen, pool)
-            nursery.start_soon(_fill, screen, pool)
+            for task in (ping, fill, fill_pool):
+                nursery.start_soon(task, screen, pool)
             await trio.sleep(max(PICTURE_S, 4 * interval_s))
             nursery.cancel_scope.cancel()
         return screen.frame(width, height)
@@ -317,4 +303,5 @@ def picture(
         highlight=False,
     )
     console.print(frame)
-    return console.export_svg(title="gpupool top", unique_id="gpupool-top")
+    svg = console.export_svg(title="gpupool top", unique_id="gpupool-top")
+    return FONTS.sub("", svg)

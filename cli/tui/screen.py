@@ -1,223 +1,106 @@
 """The live view as a pure function: from a snapshot, the user's choices and a size to text."""
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeVar
 
 from rich.text import Text
 
 from gpupool.cli.lib.columns import (
-    GPU_COLUMNS,
-    LEASE_COLUMNS,
     MEMORY_THRESHOLDS,
-    SERVER_COLUMNS,
     STATE_STYLES,
-    Cell,
-    Column,
     Glyphs,
     bar,
     cells_of,
-    chosen_columns,
     load_style,
-    matches,
 )
-from gpupool.cli.lib.output import to_plain
-from gpupool.cli.lib.rows import (
-    GpuRow,
-    LeaseRow,
-    PoolSnapshot,
-    ServerRow,
-    gpu_counts,
-    gpu_rows,
-    lease_rows,
-    server_rows,
-    waiting_rows,
-)
+from gpupool.cli.lib.rows import PoolSnapshot, gpu_counts
 from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.tui.answers import Answers
+from gpupool.cli.tui.detail import detail_lines
 from gpupool.cli.tui.health_panel import health_lines
-from gpupool.cli.tui.keys import KEYS, PANELS, Extent, Mode, UiState
-from gpupool.cli.tui.trends import trend_column
-from gpupool.pool.view import ALARM, PoolView
-
-R = TypeVar("R", ServerRow, GpuRow, LeaseRow)
+from gpupool.cli.tui.keys import KEYS, OVERLAYS, Key, Mode, UiState
+from gpupool.cli.tui.panels import Panel, chosen_row, is_stale, panels, row_json
+from gpupool.cli.tui.table_lines import table_lines
+from gpupool.cli.tui.tree import tree_lines
+from gpupool.cli.tui.trends import pool_line, trend_width
+from gpupool.pool.view import ALARM, PoolView, visible
 
 VIEW_STALE_AFTER_S = 5.0
 """A view older than this is dimmed as a whole: old numbers must not look new."""
 
 PANEL_HEIGHT_MIN = 3  # title, header, one row
-REASONS = ("REASON", "FAULT")
-"""Columns, the last ones of their lists, that say what is wrong."""
+POOL_LINE_HEIGHT_MIN = 20
+"""A screen of fewer lines has no line of the last hour."""
 
-KEPT = ("STATE", "SERVER", "GPU", "GPUS", "LEASE", "USER", *REASONS)
-"""Columns that stay where a reason needs room."""
-
-TITLES = {"servers": "1 Servers", "gpus": "2 GPUs", "leases": "3 Leases"}
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One list, sorted and filtered, not yet cut to what fits."""
-
-    name: str
-    title: str
-    headers: tuple[str, ...]
-    right: tuple[bool, ...]
-    columns: Sequence[Column[Any]]
-    rows: Sequence[ServerRow | GpuRow | LeaseRow]
-    sorted_by: int
-
-
-def panels(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> tuple[Panel, Panel, Panel]:
-    """Return the three lists in the order of their keys."""
-    servers = _panel(0, server_rows(snapshot), SERVER_COLUMNS, ui, glyphs)
-    classes = any(lease.user_class for lease in (*snapshot.view.leases, *snapshot.view.waiting))
-    chosen = _chosen_server(servers, ui)
-    everywhere = ui.all_servers or chosen is None
-    gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
-    where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
-    leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
-    trend = trend_column(snapshot, ui.figure)
-    gpu_columns = [trend if column.title == "UTIL" else column for column in GPU_COLUMNS]
-    return (
-        servers,
-        _panel(1, gpus, gpu_columns, ui, glyphs, where),
-        _panel(
-            2,
-            leases,
-            [c for c in LEASE_COLUMNS if classes or not c.classes],
-            ui,
-            glyphs,
-            f", {len(snapshot.view.waiting)} waiting",
-        ),
-    )
-
-
-def _panel(
-    index: int,
-    rows: Sequence[R],
-    columns: Sequence[Column[R]],
-    ui: UiState,
-    glyphs: Glyphs,
-    suffix: str = "",
-) -> Panel:
-    shown = chosen_columns(columns, wide=ui.wide, live=True)
-    total = len(rows)
-    if ui.only_wrong:
-        rows = [row for row in rows if row.wrong]
-    sort = ui.sort[index] if ui.sort[index] < len(shown) else -1
-    reverse = ui.reverse and PANELS[index] == ui.panel
-    if sort >= 0:
-        rows = sorted(rows, key=shown[sort].key, reverse=reverse)
-    elif reverse:
-        rows = list(reversed(rows))
-    if ui.filter and PANELS[index] == ui.panel:
-        cells = cells_of(shown, rows, glyphs)
-        rows = [row for row, line in zip(rows, cells, strict=True) if matches(line, ui.filter)]
-    count = str(total) if len(rows) == total else f"{len(rows)} of {total}"
-    name = PANELS[index]
-    return Panel(
-        name=name,
-        title=f"{TITLES[name]}{suffix} ({count})",
-        headers=tuple(column.title for column in shown),
-        right=tuple(column.right for column in shown),
-        columns=shown,
-        rows=rows,
-        sorted_by=sort,
-    )
-
-
-def _is_stale(row: ServerRow | GpuRow | LeaseRow) -> bool:
-    if isinstance(row, LeaseRow):
-        return row.state == "unreachable"
-    return row.stale if isinstance(row, ServerRow) else row.server.stale
-
-
-def _chosen_server(servers: Panel, ui: UiState) -> ServerRow | None:
-    if not servers.rows:
-        return None
-    row = servers.rows[min(ui.selected[0], len(servers.rows) - 1)]
-    return row if isinstance(row, ServerRow) else None
-
-
-def chosen_server(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> ServerRow | None:
-    """Return the server that the cursor of the first panel is on."""
-    return _chosen_server(panels(snapshot, ui, glyphs)[0], ui)
-
-
-def chosen_row(
-    snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs
-) -> ServerRow | GpuRow | LeaseRow | None:
-    """Return the row that the cursor is on."""
-    panel = panels(snapshot, ui, glyphs)[ui.panel_index]
-    return panel.rows[min(ui.cursor, len(panel.rows) - 1)] if panel.rows else None
-
-
-def row_json(row: ServerRow | GpuRow | LeaseRow) -> str:
-    """Return a row as indented JSON, exactly the fields that ``--json`` prints."""
-    match row:
-        case ServerRow():
-            body: dict[str, Any] = {"server": row.server, "telemetry": row.telemetry}
-        case GpuRow():
-            body = {"server": row.server.server.name, "gpu": row.gpu, "telemetry": row.telemetry}
-        case LeaseRow():
-            body = {"lease": row.source, "rate": row.rate, "figures": row.figures}
-    return json.dumps(to_plain(body), indent=2)
-
-
-def extent(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> Extent:
-    """Return how many rows and columns each list has now."""
-    first, second, third = panels(snapshot, ui, glyphs)
-    return Extent(
-        (len(first.rows), len(second.rows), len(third.rows)),
-        (len(first.headers), len(second.headers), len(third.headers)),
-    )
-
-
-# --- the frame ------------------------------------------------------------------------------------
+NO_ANSWERS = Answers()
 
 
 def render(
-    snapshot: PoolSnapshot | None, ui: UiState, width: int, height: int, glyphs: Glyphs
+    snapshot: PoolSnapshot | None,
+    ui: UiState,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    answers: Answers = NO_ANSWERS,
 ) -> Text:
     """Return exactly ``height`` lines of at most ``width`` columns."""
     if snapshot is None:
         lines = [Text(" gpupool", "bold"), Text(" asking the pool ...", "dim")]
-        return _frame(lines, ui, width, height, stale=False)
-    banner = _banner(snapshot, ui, glyphs)
-    stale = _stale(snapshot)
+        return _frame(lines, ui, width, height, glyphs)
+    banner = _banner(snapshot, ui, width, height, glyphs)
     body_height = max(0, height - len(banner) - 1)
-    if ui.mode is Mode.HELP:
-        body = _scrolled(_help(ui), ui.scroll, body_height)
-    elif ui.mode is Mode.HEALTH:
-        body = _scrolled(health_lines(snapshot, glyphs), ui.scroll, body_height)
-    elif ui.mode is Mode.JSON:
-        row = chosen_row(snapshot, ui, glyphs)
-        text = row_json(row) if row is not None else "{}"
-        body = _scrolled([Text(f" {line}") for line in text.splitlines()], ui.scroll, body_height)
+    if ui.mode in OVERLAYS:
+        body = _scrolled(_overlay(snapshot, ui, answers, width, glyphs), ui.scroll, body_height)
     else:
         body = _body(snapshot, ui, glyphs, width, body_height)
-    if stale:
+    if _stale(snapshot):
         for line in body:
             line.stylize("dim")
-    return _frame([*banner, *body[:body_height]], ui, width, height, stale=stale)
+    return _frame([*banner, *body[:body_height]], ui, width, height, glyphs)
 
 
-def _scrolled(lines: list[Text], scroll: int, height: int) -> list[Text]:
-    return lines[min(scroll, max(0, len(lines) - height)) :]
+def _overlay(
+    snapshot: PoolSnapshot, ui: UiState, answers: Answers, width: int, glyphs: Glyphs
+) -> Sequence[Text]:
+    match ui.mode:
+        case Mode.HEALTH:
+            return health_lines(snapshot, glyphs)
+        case Mode.TREE:
+            return tree_lines(snapshot, glyphs)
+        case Mode.USAGE:
+            return _usage(answers)
+        case Mode.DETAIL:
+            return detail_lines(snapshot, ui, answers, width, glyphs)
+        case Mode.JSON:
+            row = chosen_row(snapshot, ui, glyphs)
+            text = row_json(row) if row is not None else "{}"
+            return [Text(f" {line}") for line in text.splitlines()]
+        case _:
+            return _help(ui)
+
+
+def _usage(answers: Answers) -> list[Text]:
+    lines = [Text(" Usage of the last 7 days", "bold"), Text("")]
+    if not answers.usage:
+        return [*lines, Text(f" {answers.pending}", "dim")]
+    return [*lines, *(Text(f" {visible(line)}") for line in answers.usage)]
+
+
+def _scrolled(lines: Sequence[Text], scroll: int, height: int) -> list[Text]:
+    first = min(scroll, max(0, len(lines) - height))
+    return list(lines[first : first + height])
 
 
 def _stale(snapshot: PoolSnapshot) -> bool:
     return snapshot.view_age_s > VIEW_STALE_AFTER_S or not snapshot.view.raft.quorum
 
 
-def _frame(lines: list[Text], ui: UiState, width: int, height: int, *, stale: bool) -> Text:
+def _frame(lines: list[Text], ui: UiState, width: int, height: int, glyphs: Glyphs) -> Text:
     lines = lines[: max(0, height - 1)]
     lines += [Text("") for _ in range(height - 1 - len(lines))]
-    lines.append(_footer(ui))
+    lines.append(_footer(ui, width))
     for line in lines:
-        line.truncate(width, overflow="ellipsis")
+        line.truncate(width, overflow="crop" if glyphs.ascii else "ellipsis")
     frame = Text("\n", no_wrap=True, overflow="crop").join(lines)
     frame.end = ""
     return frame
@@ -230,7 +113,9 @@ def quorum_counts(view: PoolView) -> tuple[int, int]:
     return len(reached), len(voters)
 
 
-def _banner(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> list[Text]:
+def _banner(
+    snapshot: PoolSnapshot, ui: UiState, width: int, height: int, glyphs: Glyphs
+) -> list[Text]:
     view = snapshot.view
     reached, voters = quorum_counts(view)
     age = snapshot.view_age_s
@@ -248,7 +133,10 @@ def _banner(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> list[Text]:
     sentence = snapshot.trouble or next(iter(view.warnings), "") if _stale(snapshot) else ""
     if sentence:
         return [first, Text(f" {sentence}", "bold white on red")]
-    return [first, _memory_line(snapshot, glyphs)]
+    lines = [first, _memory_line(snapshot, glyphs)]
+    if height >= POOL_LINE_HEIGHT_MIN:
+        lines.append(Text(pool_line(snapshot, width, glyphs)))
+    return lines
 
 
 def _memory_line(snapshot: PoolSnapshot, glyphs: Glyphs) -> Text:
@@ -272,7 +160,7 @@ def _memory_line(snapshot: PoolSnapshot, glyphs: Glyphs) -> Text:
 def _body(
     snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs, width: int, height: int
 ) -> list[Text]:
-    all_panels = panels(snapshot, ui, glyphs)
+    all_panels = panels(snapshot, ui, glyphs, trend_width(width))
     heights = _heights([len(p.rows) for p in all_panels], ui.panel_index, height)
     lines: list[Text] = []
     for index, panel in enumerate(all_panels):
@@ -284,6 +172,28 @@ def _body(
         lines.append(_rule("Events", width, glyphs, focused=False))
         lines += _event_lines(snapshot.view, rest - 1)
     return lines
+
+
+def row_at(
+    snapshot: PoolSnapshot, ui: UiState, width: int, height: int, line: int, glyphs: Glyphs
+) -> str:
+    """Return the key ``row:PANEL:NUMBER`` of what a line of the frame shows; empty for no row."""
+    top = len(_banner(snapshot, ui, width, height, glyphs))
+    all_panels = panels(snapshot, ui, glyphs)
+    heights = _heights([len(p.rows) for p in all_panels], ui.panel_index, height - top - 1)
+    for index, panel in enumerate(all_panels):
+        at = line - top - 2  # below the title and the header
+        if 0 <= at < heights[index] - 2:
+            row = _first_shown(panel, ui.selected[index], heights[index]) + at
+            return f"row:{index}:{row}" if row < len(panel.rows) else ""
+        top += heights[index]
+    return ""
+
+
+def _first_shown(panel: Panel, cursor: int, height: int) -> int:
+    room, count = max(0, height - 2), len(panel.rows)
+    cursor = min(cursor, max(0, count - 1))
+    return min(max(0, cursor - room + 1), max(0, count - room))
 
 
 def _heights(counts: Sequence[int], focus: int, height: int) -> list[int]:
@@ -320,63 +230,21 @@ def _panel_lines(
     room = max(0, height - 2)
     count = len(panel.rows)
     cursor = min(cursor, max(0, count - 1))
-    start = min(max(0, cursor - room + 1), max(0, count - room))
+    start = _first_shown(panel, cursor, height)
     rows = panel.rows[start : start + room]
-    visible = range(start, start + len(rows))
+    numbers = range(start, start + len(rows))
     # Only what is shown is made into text: a pool may have thousands of rows.
-    cells = dict(zip(visible, cells_of(panel.columns, rows, glyphs), strict=True))
+    cells = cells_of(panel.columns, rows, glyphs)
     if count > room:
-        title += f", {start + 1}-{start + len(visible)} shown"
-    widths = [len(header) for header in panel.headers]
-    for row in visible:
-        for at, cell in enumerate(cells[row]):
-            widths[at] = max(widths[at], len(cell.text))
-    keep = _columns_that_fit(panel, cells.values(), widths, width)
-
-    def kept(line: Sequence[Cell]) -> Text:
-        return _line(
-            [line[at] for at in keep],
-            [widths[at] for at in keep],
-            [panel.right[at] for at in keep],
-        )
-
-    header = [Cell(text, "dim") for text in panel.headers]
-    lines = [_rule(title, width, glyphs, focused=focused), kept(header)]
-    for row in visible:
-        line = kept(cells[row])
-        if _is_stale(panel.rows[row]):
+        title += f", {start + 1}-{start + len(rows)} shown"
+    lines = table_lines(panel.columns, cells, width)
+    for row, line in zip(numbers, lines[1:], strict=True):
+        if is_stale(rows[row - start]):
             line.stylize("dim")
         if focused and row == cursor:
             line.pad_right(max(0, width - len(line.plain)))
             line.stylize("bold reverse")
-        lines.append(line)
-    return lines
-
-
-def _columns_that_fit(
-    panel: Panel, lines: Iterable[Sequence[Cell]], widths: Sequence[int], width: int
-) -> list[int]:
-    """Return the columns to show: where a reason is given, others give way to it."""
-    keep = list(range(len(panel.headers)))
-    last = keep[-1]
-    if panel.headers[last] not in REASONS or not any(line[last].text for line in lines):
-        return keep
-    for at in reversed(range(last)):
-        if sum(widths[each] + 2 for each in keep) <= width:
-            break
-        if panel.headers[at] not in KEPT:
-            keep.remove(at)
-    return keep
-
-
-def _line(cells: Sequence[Cell], widths: Sequence[int], right: Sequence[bool]) -> Text:
-    parts: list[tuple[str, str]] = [(" ", "")]
-    for at, cell in enumerate(cells):
-        pad = " " * (widths[at] - len(cell.text))
-        parts.append((pad, "") if right[at] else (cell.text, cell.style))
-        parts.append((cell.text, cell.style) if right[at] else (pad, ""))
-        parts.append(("  ", ""))
-    return Text.assemble(*parts, no_wrap=True)
+    return [_rule(title, width, glyphs, focused=focused), *lines]
 
 
 def _event_lines(view: PoolView, count: int) -> list[Text]:
@@ -410,12 +278,15 @@ def _help(ui: UiState) -> list[Text]:
         Text(
             " RTT, above 0.2 bound by latency. BUSY is GPUs, ~ an estimate; IDLE since it computed."
         ),
+        Text(
+            " Last hour: how busy all GPUs of the pool were, how much of their memory was granted."
+        ),
         Text(" Dim: old numbers. Any key goes back.", "dim"),
     ]
     return lines
 
 
-def _footer(ui: UiState) -> Text:
+def _footer(ui: UiState, width: int) -> Text:
     match ui.mode:
         case Mode.FILTER:
             return Text(f" filter: {ui.filter}_   Enter keeps it, Esc clears it", "bold")
@@ -424,18 +295,35 @@ def _footer(ui: UiState) -> Text:
             return Text(f" drain, because: {ui.typed}_   {hint}", "bold yellow")
         case Mode.UNDRAIN:
             return Text(" grant on this server again? y/n", "bold yellow")
-        case Mode.HELP | Mode.JSON | Mode.HEALTH:
+        case Mode.DETAIL:
+            return Text(" arrows scroll, [ ] less and more time, any other key goes back", "dim")
+        case _ if ui.mode in OVERLAYS:
             return Text(" arrows scroll, any other key goes back", "dim")
-        case Mode.BROWSE:
-            shown = [key for key in KEYS if key.footer and not (key.write and ui.readonly)]
-            line = Text(" ")
-            for key in shown:
-                line.append(key.keys[0], "bold")
-                line.append(f" {key.footer}  ", "dim")
-            if ui.filter:
-                line.append(f"  filter: {ui.filter}", "yellow")
-            if ui.only_wrong:
-                line.append("  only what is wrong", "yellow")
-            if ui.message:
-                line.append(f"  {ui.message}", "bold yellow")
-            return line
+        case _:
+            return _browse_footer(ui, width)
+
+
+def _browse_footer(ui: UiState, width: int) -> Text:
+    """Return what keys do, and what is chosen: on a narrow screen without the lesser keys."""
+    told = Text()
+    if ui.filter:
+        told.append(f"  filter: {ui.filter}", "yellow")
+    if ui.only_wrong:
+        told.append("  only what is wrong", "yellow")
+    if ui.message:
+        told.append(f"  {ui.message}", "bold yellow")
+    shown = [key for key in KEYS if key.footer and not (key.write and ui.readonly)]
+    line = _keys_line(shown)
+    if len(line) + len(told) > width:
+        line = _keys_line([key for key in shown if not key.lesser])
+    if len(line) + len(told) > width and told:
+        return Text.assemble(told, line)
+    return Text.assemble(line, told)
+
+
+def _keys_line(keys: Sequence[Key]) -> Text:
+    line = Text(" ")
+    for key in keys:
+        line.append(key.keys[0], "bold")
+        line.append(f" {key.footer}  ", "dim")
+    return line

@@ -1,4 +1,4 @@
-"""The last minutes of GPUs' figures, for the sparklines: from the history, then from live readings.
+"""The last minutes of figures, for the sparklines: from the history, then from live readings.
 
 Pure: values and times in, points out. Only servers that were looked at lately are followed, since
 a pool may have thousands of GPUs and a screen shows those of one server.
@@ -6,6 +6,7 @@ a pool may have thousands of GPUs and a screen shows those of one server.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from gpupool.cli.lib.columns import (
     NOT_KNOWN,
@@ -21,15 +22,22 @@ from gpupool.cli.lib.terminal_chart import Point, sparkline
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+from gpupool.pool.view import PoolView
 
 SLOT_S = 10
 """The step of the history's finest tier."""
 
-SLOTS = 40
-WIDTH = 20  # characters: two slots each
+TREND_WIDTH_MIN, TREND_WIDTH_MAX = 20, 60  # characters: two slots each
+OTHER_COLUMNS = 118
+"""What the other columns of GPUs need: a line gets the rest of the screen."""
+
+SLOTS = 2 * TREND_WIDTH_MAX
+POOL_SPAN_S = 3600
+POOL_SLOTS = POOL_SPAN_S // SLOT_S
 FOLLOWED_MAX = 8
 GIB = 1 << 30
 Points = tuple[Point, ...]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +79,61 @@ FIGURES: dict[str, Figure] = {
 
 
 @dataclass(slots=True)
-class Trends:
-    """The latest slots of the figures of the servers that are followed."""
+class Series(Generic[K]):
+    """The latest slots of figures; a slot's point is the mean of its readings."""
 
-    points: dict[tuple[GpuId, str], Points] = field(default_factory=dict[tuple[GpuId, str], Points])
-    _sums: dict[tuple[GpuId, str], tuple[float, int]] = field(
-        default_factory=dict[tuple[GpuId, str], tuple[float, int]]
-    )
-    """Of the last slot of each: what its point is the mean of."""
+    slots: int
+    points: dict[K, Points] = field(default_factory=dict[K, Points])
+    _sums: dict[K, tuple[float, int]] = field(default_factory=dict[K, tuple[float, int]])
+    """Of the last slot of each."""
+
+    def add(self, key: K, at_ms: int, value: float) -> None:
+        """Take one reading."""
+        slot = at_ms // 1000 // SLOT_S * SLOT_S
+        points = self.points.get(key, ())
+        total, count = 0.0, 0
+        if points and points[-1][0] >= slot:
+            if points[-1][0] > slot:
+                return  # a clock that went back
+            total, count = self._sums.get(key, (points[-1][1], 1))
+            points = points[:-1]
+        self._sums[key] = total + value, count + 1
+        self.points[key] = (*points, (slot, (total + value) / (count + 1)))[-self.slots :]
+
+    def fill(self, key: K, points: Iterable[Point]) -> None:
+        """Take what was kept; where both are known, that holds, but for the last slot.
+
+        That one may not be over: live readings go on with it.
+        """
+        merged = dict(self.points.get(key, ()))
+        last = max(merged, default=None)
+        merged |= {t: value for t, value in points if t != last}
+        if last is None or max(merged) != last:
+            self._sums.pop(key, None)
+        if merged:
+            self.points[key] = tuple(sorted(merged.items()))[-self.slots :]
+
+    def forget(self, key: K) -> None:
+        """Keep nothing of one figure."""
+        self.points.pop(key, None)
+        self._sums.pop(key, None)
+
+
+def _gpu_series() -> Series[tuple[GpuId, str]]:
+    return Series(SLOTS)
+
+
+def _pool_series() -> Series[str]:
+    return Series(POOL_SLOTS)
+
+
+@dataclass(slots=True)
+class Trends:
+    """The latest slots of the servers that are followed, and the last hour of the pool."""
+
+    gpus: Series[tuple[GpuId, str]] = field(default_factory=_gpu_series)
+    pool: Series[str] = field(default_factory=_pool_series)
+    """Shares of the pool's GPUs: how busy they are, and how much of their memory is granted."""
 
     _followed: dict[ServerId, set[GpuId]] = field(default_factory=dict[ServerId, set[GpuId]])
 
@@ -90,8 +145,7 @@ class Trends:
             oldest = next(iter(self._followed))
             for gpu in self._followed.pop(oldest):
                 for name in FIGURES:
-                    self.points.pop((gpu, name), None)
-                    self._sums.pop((gpu, name), None)
+                    self.gpus.forget((gpu, name))
 
     def follows(self, server: ServerId) -> bool:
         """Return whether the readings of a server are kept."""
@@ -102,24 +156,24 @@ class Trends:
         gpus = self._followed.get(telemetry.server)
         if gpus is None:
             return
-        slot = telemetry.at // 1000 // SLOT_S * SLOT_S
         for gpu in telemetry.gpus:
             gpus.add(gpu.gpu)
             for name, figure in FIGURES.items():
                 value = figure.read(gpu)
                 if value is not None:
-                    self._add((gpu.gpu, name), slot, value)
+                    self.gpus.add((gpu.gpu, name), telemetry.at, value)
 
-    def _add(self, key: tuple[GpuId, str], slot: int, value: float) -> None:
-        points = self.points.get(key, ())
-        total, count = 0.0, 0
-        if points and points[-1][0] >= slot:
-            if points[-1][0] > slot:
-                return  # a clock that went back
-            total, count = self._sums.get(key, (points[-1][1], 1))
-            points = points[:-1]
-        self._sums[key] = total + value, count + 1
-        self.points[key] = (*points, (slot, (total + value) / (count + 1)))[-SLOTS:]
+    def take_pool(self, view: PoolView, said: Iterable[Telemetry]) -> None:
+        """Take what the view and all servers say together."""
+        gpus = [gpu for server in view.servers for gpu in server.gpus]
+        capacity = sum(gpu.capacity for gpu in gpus)
+        if capacity:
+            granted = sum(gpu.memory_granted for gpu in gpus)
+            self.pool.add("granted", view.now, granted / capacity)
+        busy = [gpu.utilization for each in said for gpu in each.gpus]
+        known = [each for each in busy if each is not None]
+        if known:
+            self.pool.add("busy", view.now, sum(known) / len(known))
 
     def fill(self, server: ServerId, name: str, page: HistoryPage, scale: float) -> None:
         """Take what a server has kept; where both are known, the history's value holds.
@@ -136,17 +190,47 @@ class Trends:
         for series in page.series:
             gpu = GpuId(series.key)
             gpus.add(gpu)
-            merged = dict(self.points.get((gpu, name), ()))
-            last = max(merged, default=None)  # it may not be over: live readings go on with it
-            for t, total, count, *_ in series.points:
-                if count and t != last:
-                    merged[t] = total / count * scale
-            if last is None or max(merged, default=last) != last:
-                self._sums.pop((gpu, name), None)
-            self.points[gpu, name] = tuple(sorted(merged.items()))[-SLOTS:]
+            points = ((t, total / count * scale) for t, total, count, *_ in series.points if count)
+            self.gpus.fill((gpu, name), points)
+
+    def points_of(self, server: ServerId, name: str) -> dict[GpuId, Points]:
+        """Return what is known of one figure of a server's GPUs."""
+        gpus = self._followed.get(server, set[GpuId]())
+        return {gpu: self.gpus.points.get((gpu, name), ()) for gpu in sorted(gpus)}
+
+    def restore(self, server: ServerId, gpu: GpuId, name: str, points: Iterable[Point]) -> None:
+        """Take points of one GPU of a server that is followed."""
+        if server in self._followed:
+            self._followed[server].add(gpu)
+            self.gpus.fill((gpu, name), points)
+
+    def fill_pool(self, pages: Iterable[HistoryPage], granted: HistoryPage, held: int) -> None:
+        """Take the last hour of the pool from what its servers have kept.
+
+        Args:
+            pages: how busy the GPUs of each server were, in thousandths.
+            granted: how much memory was granted, in MiB, as one of them says.
+            held: the pool's memory now, in MiB.
+        """
+        busy: dict[int, tuple[float, int]] = {}
+        for page in pages:
+            for series in page.series:
+                for t, total, count, *_ in series.points:
+                    if count and page.step_s == SLOT_S:
+                        known, gpus = busy.get(t, (0.0, 0))
+                        busy[t] = known + total / count / 1000, gpus + 1
+        self.pool.fill("busy", ((t, total / gpus) for t, (total, gpus) in busy.items()))
+        for series in granted.series:
+            shares = [(t, total / count / held) for t, total, count, *_ in series.points if count]
+            self.pool.fill("granted", shares if held else ())
 
 
-def trend_column(snapshot: PoolSnapshot, name: str) -> Column[GpuRow]:
+def trend_width(width: int) -> int:
+    """Return how many characters of a screen a line gets."""
+    return max(TREND_WIDTH_MIN, min(TREND_WIDTH_MAX, width - OTHER_COLUMNS))
+
+
+def trend_column(snapshot: PoolSnapshot, name: str, width: int) -> Column[GpuRow]:
     """Return the column that shows how one figure of each GPU went, and its value now."""
     figure = FIGURES[name]
     now_s = int(snapshot.view.now / 1000 + snapshot.view_age_s)
@@ -165,14 +249,36 @@ def trend_column(snapshot: PoolSnapshot, name: str) -> Column[GpuRow]:
         points = trends.get((row.gpu.id, name), ())
         if points:
             top = figure.top(row, _largest(points))
-            frame = (until - SLOTS * SLOT_S, until)
-            drawn = sparkline(points, frame, WIDTH, top, in_ascii=glyphs.ascii)
+            frame = (until - 2 * width * SLOT_S, until)
+            drawn = sparkline(
+                points, frame, width, top, in_ascii=glyphs.ascii, in_blocks=glyphs.blocks
+            )
             return Cell(f"{drawn} {text}", style)
         if name == "busy" and value is not None:
             return Cell(f"{bar_of(value, 8, glyphs)} {text}", style)
         return Cell(text, style)
 
     return Column(figure.title, cell, lambda row: -(value_of(row) or 0.0), live=True)
+
+
+def pool_line(snapshot: PoolSnapshot, width: int, glyphs: Glyphs) -> str:
+    """Return how busy the pool was in the last hour and how much of it was granted."""
+    until = int(snapshot.view.now / 1000 + snapshot.view_age_s) // SLOT_S * SLOT_S + SLOT_S
+    across = max(8, min(TREND_WIDTH_MAX, (width - 42) // 2))
+    parts: list[str] = []
+    for name in ("busy", "granted"):
+        points = [each for each in snapshot.pool_trend.get(name, ()) if each[0] < until]
+        drawn = sparkline(
+            points,
+            (until - POOL_SPAN_S, until),
+            across,
+            1.0,
+            in_ascii=glyphs.ascii,
+            in_blocks=glyphs.blocks,
+        )
+        now = _percent(points[-1][1]) if points else f"{NOT_KNOWN:>4}"
+        parts.append(f"{name} {drawn} {now}")
+    return f" last hour  {'   '.join(parts)}"
 
 
 def _largest(points: Iterable[Point]) -> float:

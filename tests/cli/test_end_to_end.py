@@ -187,6 +187,7 @@ def test_picture(live_pool: Any, tmp_path: Path) -> None:
     path = tmp_path / "top.svg"
     assert live_pool.run("top", "--export-svg", str(path)).returncode == 0
     assert "<svg" in path.read_text()
+    assert "https://cdn" not in path.read_text()
 
 
 # --- running --------------------------------------------------------------------------------------

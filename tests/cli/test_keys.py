@@ -1,5 +1,7 @@
 """Keys: bytes become names, names change the state, and the help is the same table."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,15 +9,16 @@ from hypothesis import strategies as st
 from gpupool.cli.tui.keys import (
     INTERVALS_S,
     KEYS,
+    SPANS_S,
     Action,
     Extent,
     Mode,
     UiState,
-    decode_keys,
     press,
 )
+from gpupool.cli.tui.terminal_keys import decode_keys
 
-EXTENT = Extent((3, 4, 2), (5, 6, 7))
+EXTENT = Extent((3, 4, 2), (5, 6, 7), ("server", "c0ffee"))
 
 
 def typed(ui: UiState, *keys: str) -> tuple[UiState, Action | None]:
@@ -35,6 +38,9 @@ def typed(ui: UiState, *keys: str) -> tuple[UiState, Action | None]:
         (b"\x1b[5~\x1b[6~\x1b[H\x1b[F", ["pageup", "pagedown", "home", "end"]),
         (b"\r\x7f\x03", ["enter", "backspace", "ctrl-c"]),
         ("ä".encode(), ["ä"]),
+        (b"\x1b[<64;3;4Mj\x1b[<65;3;4M", ["wheelup", "j", "wheeldown"]),
+        (b"\x1b[<0;12;7M\x1b[<0;12;7m", ["click:11:6"]),  # pressed; that it is let go is no key
+        (b"\x1b[<2;12;7M\x1b[<0;0;7Mq", ["q"]),  # another button; no place
         (b"\x1b[200~q", ["q"]),  # an unknown sequence is no key, and eats nothing behind it
         (b"\x00\x01", []),
         (b"\xff", []),
@@ -75,9 +81,33 @@ def test_the_cursor_stays_on_the_list() -> None:
 
 def test_panels_and_back() -> None:
     assert typed(UiState(), "2")[0].panel == "gpus"
-    assert typed(UiState(), "enter", "enter", "enter")[0].panel == "leases"
+    assert typed(UiState(), "right", "right", "right")[0].panel == "leases"
+    assert typed(UiState(panel="leases"), "left", "left", "left")[0].panel == "servers"
     assert typed(UiState(), "tab", "tab", "tab")[0].panel == "servers"
     assert typed(UiState(), "3", "esc")[0].panel == "servers"
+
+
+def test_enter_opens_the_row_and_brackets_step_the_span() -> None:
+    ui, _ = typed(UiState(), "enter")
+    assert (ui.mode, ui.detail, ui.span_s) == (Mode.DETAIL, ("server", "c0ffee"), 900)
+    assert typed(ui, "]", "]", "]")[0].span_s == 86_400
+    assert typed(ui, *["]"] * 9)[0].span_s == SPANS_S[-1]
+    assert typed(ui, *["]"] * 9, *["["] * 9)[0].span_s == SPANS_S[0]
+    assert typed(ui, "]", "esc", "down", "enter")[0].span_s == 3600, "it stays chosen"
+    assert typed(ui, "q")[1] is Action.QUIT
+    nothing = Extent((0, 0, 0), (1, 1, 1))
+    assert press(UiState(), "enter", nothing) == (UiState(), None)
+
+
+def test_a_click_chooses_and_another_one_opens() -> None:
+    ui, _ = typed(UiState(), "row:1:2")
+    assert (ui.panel, ui.cursor, ui.mode) == ("gpus", 2, Mode.BROWSE)
+    assert typed(ui, "row:1:2")[0].mode is Mode.DETAIL
+    assert typed(ui, "row:0:99")[0].selected == (2, 0, 0)
+    assert typed(UiState(), "wheeldown")[0].cursor == 2
+    assert typed(UiState(mode=Mode.TREE), "wheeldown", "wheeldown", "wheelup")[0].scroll == 3
+    assert typed(UiState(mode=Mode.HELP), "row:0:1")[0].mode is Mode.HELP
+    assert not typed(UiState(), "m")[0].mouse
 
 
 def test_choosing_another_server_starts_at_its_first_gpu() -> None:
@@ -136,12 +166,18 @@ def test_every_key_of_the_table_does_something() -> None:
     start = UiState(selected=(1, 1, 1), filter="x", panel="gpus")
     for line in KEYS:
         for key in line.keys:
-            ui, action = press(start, key, Extent((30, 30, 30), (5, 6, 7)))
-            changed = (ui, action) != (start, None)
+            # The keys of charts are those of an open detail.
+            before = replace(start, mode=Mode.DETAIL, span_index=1) if key in "[]" else start
+            ui, action = press(before, key, Extent((30, 30, 30), (5, 6, 7), ("gpu", "GPU-0")))
+            changed = (ui, action) != (before, None)
             assert changed or key == "2", f"{key} does nothing"
 
 
-@given(st.lists(st.sampled_from([k for line in KEYS for k in line.keys] + ["x", "backspace"])))
+@given(
+    st.lists(
+        st.sampled_from([k for line in KEYS for k in line.keys] + ["x", "backspace", "row:1:9"])
+    )
+)
 def test_no_sequence_of_keys_leaves_the_lists(keys: list[str]) -> None:
     ui, _ = typed(UiState(), *keys)
     for cursor, rows in zip(ui.selected, EXTENT.rows, strict=True):

@@ -14,7 +14,8 @@ from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, Glyphs, bar, min
 from gpupool.cli.lib.listing import print_table
 from gpupool.cli.lib.rows import GpuCounts, PoolSnapshot, Rate, ServerRow, gpu_counts, gpu_rows
 from gpupool.cli.tui.keys import KEYS, Mode, UiState
-from gpupool.cli.tui.screen import chosen_row, extent, quorum_counts, render, row_json
+from gpupool.cli.tui.panels import chosen_row, extent, row_json
+from gpupool.cli.tui.screen import quorum_counts, render
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.telemetry import SessionTelemetry
 

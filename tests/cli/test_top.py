@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON
+
 TOP = [sys.executable, "-m", "gpupool.cli.main", "top"]
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 SHOW_CURSOR = "\x1b[?25h"
@@ -124,3 +126,31 @@ def test_once_prints_one_frame(live_pool: Any, terminal: Any) -> None:
     assert terminal.wait() == 0
     assert "1 Servers (3)" in terminal.plain
     assert ENTER_SCREEN not in terminal.text
+
+
+def test_details_tree_usage_and_a_recording_of_them(live_pool: Any, terminal: Any) -> None:
+    path = live_pool.folder / "top.gz"
+    opened(live_pool, terminal, "--record", str(path))
+    terminal.type(b"\r")
+    terminal.read_until("Server a", "Last 15 minutes", "GPUs (2)", "Findings and advice", "mean ")
+    terminal.type(b"]")
+    terminal.read_until("Last hour")
+    terminal.type(b"\x1b")
+    terminal.type(b"\x1b[<0;5;8M\x1b[<0;5;8m")  # the third server; then it is opened
+    terminal.type(b"\x1b[<0;5;8M")
+    terminal.read_until("Server c")
+    terminal.type(b"xt")
+    terminal.read_until("Users: ")
+    terminal.type(b"xU")
+    terminal.read_until("Usage of the last 7 days", "GPU-HOURS", "held while nothing ran")
+    terminal.type(b"q")
+    assert terminal.wait() == 0
+    assert terminal.text.rindex(MOUSE_OFF) > terminal.text.rindex(MOUSE_ON)
+    terminal.text = ""
+    env = live_pool.env | {"TERM": "linux", "GPUPOOL_CREDENTIALS": "/nowhere"}
+    terminal.spawn([*TOP, "--replay", str(path)], env=env)
+    terminal.read_until("gpupool lab", "1 Servers (3)", "the recording is over")
+    terminal.type(b"U")
+    terminal.read_until("a recording has neither")
+    terminal.type(b"q")
+    assert terminal.wait() == 0

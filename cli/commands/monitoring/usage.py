@@ -1,7 +1,5 @@
 """``gpupool usage``: who had how much of the pool, and for how long."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,33 +11,18 @@ from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.usage_asking import FoundUsage, ask_usage
 from gpupool.cli.lib.values import Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
-from gpupool.pool.history_query import HistoryQuery, SampleSum
-from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
-from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, KEYS, RecordQuery, Runs
-from gpupool.pool.view import PoolView, visible
+from gpupool.pool.history_query import SampleSum
+from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.record_query import FAR, KEYS, RecordQuery
+from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
     from gpupool.monitoring.usage_report import Report
-    from gpupool.remoting.client.history_answers import HistoryAnswer
-    from gpupool.remoting.client.pool_client import Pool
-    from gpupool.remoting.client.usage_query import UsageAnswer
 
 DEFAULT_SINCE = "30d"
-
-
-@dataclass(slots=True)
-class _Found:
-    """What is known of the asked range, and what is not."""
-
-    parts: list[LeaseRecord] = field(default_factory=list[LeaseRecord])  # of one lease
-    report: "Report | None" = None  # or of many
-    missing: Runs = ()
-    samples: list[SampleSum] = field(default_factory=list[SampleSum])
-    silent: dict[str, str] = field(default_factory=dict[str, str])
-    problems: list[str] = field(default_factory=list[str])
 
 
 @click.command()
@@ -128,7 +111,7 @@ def _check_forms(*, as_csv: bool, as_json: bool, parquet: str | None, lease: int
         require_pyarrow()
 
 
-def _read(path: Path, query: RecordQuery) -> _Found:
+def _read(path: Path, query: RecordQuery) -> FoundUsage:
     """Return what a copy of usage.db says."""
     import sqlite3
 
@@ -146,95 +129,22 @@ def _read(path: Path, query: RecordQuery) -> _Found:
     except sqlite3.Error as error:
         raise StorageError(f"cannot read {path}", why=str(error)) from error
     if query.lease:
-        return _Found(parts=list(page.records), missing=missing)
+        return FoundUsage(parts=list(page.records), missing=missing)
     within, nothing = Range(query.since, query.until), ((), frozenset[LeaseId]())
     report = make_report(page.groups, page.whole, nothing, (), query.by, within)
-    return _Found(report=report, missing=missing)
+    return FoundUsage(report=report, missing=missing)
 
 
-async def _ask(credentials: str | None, query: RecordQuery) -> _Found:
+async def _ask(credentials: str | None, query: RecordQuery) -> FoundUsage:
     async with connected(credentials) as pool:
-        # The view has all that is not over, and says how many records there are of the rest.
-        view = await pool.view()
-        records = replace(query, through=view.record_count)
-        if not view.record_count:
-            records = replace(query, count=0, through=0)
-        asked = HistoryQuery(
-            "sums",
-            query.by or "server",
-            str(query.lease) if query.lease else "",
-            since=query.since,
-            until=min(query.until, Milliseconds(view.now + 1)),
-        )
-        measured, answer = await _both(pool, asked, records)
-        user, operator = pool.user(), pool.is_operator()
-        return _put_together(view, answer, measured, query, user, operator=operator)
+        return await ask_usage(pool, query)
 
 
-async def _both(
-    pool: "Pool", asked: HistoryQuery, records: RecordQuery
-) -> "tuple[HistoryAnswer, UsageAnswer]":
-    """Ask both at once: each waits for servers that are dead."""
-    import trio
-
-    measured: list[HistoryAnswer] = []
-
-    async def ask() -> None:
-        measured.append(await pool.history(asked))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
-        answer = await pool.usage(records)
-    return measured[0], answer
-
-
-def _put_together(
-    view: PoolView,
-    answer: "UsageAnswer",
-    measured: "HistoryAnswer",
-    query: RecordQuery,
-    user: str,
-    *,
-    operator: bool,
-) -> _Found:
-    from gpupool.monitoring.usage_report import parts_of_lease, pool_report
-
-    viewer = None if operator else user
-    names = {each.id: each.name for each in view.servers}
-    found = _Found(
-        missing=answer.missing,
-        samples=[each for page in measured.pages.values() for each in page.sums],
-        silent={
-            _name(names, each): _contact(view, each, why)
-            for each, why in (measured.silent | answer.silent).items()
-        },
-        problems=[
-            f"server {_name(names, each)}: {page.problem}"
-            for each, page in (*answer.answered.items(), *measured.pages.items())
-            if page.problem
-        ],
-    )
-    if query.lease:
-        found.parts = parts_of_lease(view, answer, query, viewer)
-    else:
-        found.report = pool_report(view, answer, query, viewer, found.samples)
-    return found
-
-
-def _name(names: dict[ServerId, str], server: ServerId) -> str:
-    return names.get(server, server)
-
-
-def _contact(view: PoolView, server: ServerId, why: str) -> str:
-    from gpupool.monitoring.usage_report import when
-
-    since = next((each.silent_since for each in view.servers if each.id == server), 0)
-    return f"last contact {when(since)}" if since else why
-
-
-def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool, wasted: bool) -> None:
+def _show(
+    report: "Report", found: FoundUsage, *, as_csv: bool, as_json: bool, wasted: bool
+) -> None:
+    from gpupool.monitoring.usage_report import aligned, as_plain, table, waste_table
     from gpupool.monitoring.usage_report import as_csv as csv_of
-    from gpupool.monitoring.usage_report import as_plain, table, waste_table
 
     if as_json:
         print_json(
@@ -247,10 +157,11 @@ def _show(report: "Report", found: _Found, *, as_csv: bool, as_json: bool, waste
     elif as_csv:
         click.echo(csv_of(report).encode(), nl=False)
     else:
-        _print(waste_table(report) if wasted else table(report))
+        for line in aligned(waste_table(report) if wasted else table(report)):
+            click.echo(line)
 
 
-def _write_parquet(path: Path, report: "Report", found: _Found) -> None:
+def _write_parquet(path: Path, report: "Report", found: FoundUsage) -> None:
     from gpupool.cli.lib.files import write_private
     from gpupool.monitoring.parquet_file import parquet_of
 
@@ -265,15 +176,7 @@ def _write_parquet(path: Path, report: "Report", found: _Found) -> None:
     say(f"gpupool: {len(report.rows)} rows written to {path}")
 
 
-def _print(lines: Sequence[tuple[str, ...]]) -> None:
-    shown = [tuple(visible(word) for word in line) for line in lines]
-    widths = [max(len(line[at]) for line in shown) for at in range(len(shown[0]))]
-    for name, *cells in shown:
-        columns = [word.rjust(w) for word, w in zip(cells, widths[1:], strict=True)]
-        click.echo("  ".join([name.ljust(widths[0]), *columns]).rstrip())
-
-
-def _show_lease(lease: LeaseId, found: _Found, *, as_json: bool) -> None:
+def _show_lease(lease: LeaseId, found: FoundUsage, *, as_json: bool) -> None:
     from gpupool.monitoring.accounting import Range, total
     from gpupool.monitoring.history.sample_figures import figures_of
     from gpupool.monitoring.usage_report import lease_report, plain_row
@@ -291,7 +194,7 @@ def _show_lease(lease: LeaseId, found: _Found, *, as_json: bool) -> None:
         click.echo(visible(line))
 
 
-def _warn(found: _Found) -> None:
+def _warn(found: FoundUsage) -> None:
     for name, why in found.silent.items():
         say(f"gpupool: server {visible(name)} did not answer ({visible(why)})")
     for problem in found.problems:

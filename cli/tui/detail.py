@@ -1,0 +1,225 @@
+"""One server, GPU, lease or waiting request alone: its state, charts, parts and advice. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from rich.text import Text
+
+from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, NOT_KNOWN, STATE_STYLES, Glyphs
+from gpupool.cli.lib.rows import (
+    LeaseRow,
+    PoolSnapshot,
+    all_lease_rows,
+    gpu_rows,
+    server_rows,
+    sessions_of,
+)
+from gpupool.cli.lib.terminal_chart import Frame, chart
+from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.tui.answers import Answers
+from gpupool.cli.tui.health_panel import finding_lines, health_of
+from gpupool.cli.tui.keys import DAY_S, UiState
+from gpupool.cli.tui.table_lines import live_table
+from gpupool.cli.tui.tree import session_words
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.view import LeaseView, visible
+
+CHART_WIDTH_MIN = 48
+CHARTS_ABREAST = 3
+CHART_HEIGHT = 4
+AGO = {900: "15 minutes", 3600: "hour", 21_600: "6 hours", 86_400: "24 hours"}
+
+
+def detail_lines(
+    snapshot: PoolSnapshot, ui: UiState, answers: Answers, width: int, glyphs: Glyphs
+) -> list[Text]:
+    """Return the lines of the detail that is open."""
+    kind, name = ui.detail
+    make = _KINDS.get(kind, _nothing)
+    above, below = make(name, snapshot, answers, width, glyphs)
+    drawn = [] if kind == "waiting" else _charts(ui, answers, width, glyphs)
+    return [*above, *drawn, *below]
+
+
+Parts = tuple[list[Text], list[Text]]
+"""What stands above the charts, and below."""
+
+
+def _nothing(
+    name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs
+) -> Parts:
+    return [_title("it", name, "gone")], []
+
+
+def _title(kind: str, name: str, state: str, *words: str) -> Text:
+    return Text.assemble(
+        f" {kind} ",
+        (name, "bold"),
+        "  ",
+        (state, STATE_STYLES.get(state.rstrip("*"), "")),
+        "".join(f"   {visible(word)}" for word in words if word),
+    )
+
+
+def _head(text: str) -> Text:
+    return Text(f" {text}", "cyan")
+
+
+def _server(
+    name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs
+) -> Parts:
+    row = next((each for each in server_rows(snapshot) if each.server.id == name), None)
+    if row is None:
+        return [_title("Server", name, "removed")], []
+    server = row.server
+    words = [server.address, "leader" if server.leader else "", server.reason]
+    words += [f"driver {server.driver_version}" if server.driver_version else ""]
+    words += [f"ping {row.ping_s * 1000:.1f} ms" if row.ping_s is not None else ""]
+    gpus = live_table(GPU_COLUMNS, gpu_rows(snapshot, server.id), width, glyphs)
+    here = _held(snapshot, lambda lease: any(p.server == server.id for p in lease.partitions))
+    below = [_head(f"GPUs ({len(server.gpus)})"), *gpus]
+    below += _leases(here, width, glyphs)
+    return [_title("Server", server.name, row.state, *words)], [
+        *below,
+        *_advice(snapshot, server.name, None, glyphs),
+    ]
+
+
+def _gpu(name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs) -> Parts:
+    where = next((s for s in snapshot.view.servers if any(g.id == name for g in s.gpus)), None)
+    rows = gpu_rows(snapshot, where.id) if where is not None else ()
+    found = next((each for each in rows if each.gpu.id == name), None)
+    if found is None:
+        return [_title("GPU", name, "removed")], []
+    server, gpu = found.server.server, found.gpu
+    trouble = gpu.fault or (f"drained: {gpu.drain}" if gpu.drain else "")
+    words = [gpu.name, size_text(gpu.memory_total), gpu.pci_bus_id, gpu.id, trouble]
+    here = _held(snapshot, lambda lease: any(p.gpu == gpu.id for p in lease.partitions))
+    title = _title("GPU", f"{gpu.index} of {server.name}", found.state, *words)
+    return [title], [
+        *live_table(GPU_COLUMNS, [found], width, glyphs),
+        *_leases(here, width, glyphs),
+        *_advice(snapshot, server.name, gpu.id, glyphs),
+    ]
+
+
+def _lease(
+    name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs
+) -> Parts:
+    row = next(iter(_held(snapshot, lambda lease: str(lease.id) == name)), None)
+    below = [_head("Account and advice")]
+    told = answers.leases.get(name)
+    if told is None:
+        below.append(Text(f" {answers.pending}", "dim"))
+    else:
+        below += [Text(f" {_shown(each, glyphs)}") for each in told]
+    if row is None or not isinstance(lease := row.source, LeaseView):
+        return [_title("Lease", f"{int(name):x}", "ended")], below
+    words = [lease.user, lease.client, lease.program, lease.reason]
+    above = [_title("Lease", lease.name, row.state, *words)]
+    above += live_table(LEASE_COLUMNS, [row], width, glyphs)
+    above += _sessions(lease, snapshot)
+    gpus = [
+        each
+        for server in dict.fromkeys(part.server for part in lease.partitions)
+        for each in gpu_rows(snapshot, server)
+        if any(part.gpu == each.gpu.id for part in lease.partitions)
+    ]
+    return above, [_head("Its GPUs"), *live_table(GPU_COLUMNS, gpus, width, glyphs), *below]
+
+
+def _waiting(
+    name: str, snapshot: PoolSnapshot, answers: Answers, width: int, glyphs: Glyphs
+) -> Parts:
+    queue = snapshot.view.waiting
+    at = next((n for n, each in enumerate(queue) if each.request == name), None)
+    if at is None:
+        return [_title("Request", name[:4] + "?", "granted or gone")], []
+    row = all_lease_rows(snapshot)[len(snapshot.view.leases) + at]
+    source = queue[at]
+    wants = f"{row.gpus} for {duration_text(source.waited_s)}"
+    words = [source.user, source.client, source.program]
+    return [_title("Request", row.id, "waiting", *words)], [
+        Text(f" wants {wants}; {at} before it in the order of service"),
+        Text(f" because: {visible(source.reason)}"),
+        *(Text(f" only where {visible(each)}") for each in source.filters),
+        _head("Before it"),
+        *live_table(LEASE_COLUMNS, [_row_of(snapshot, n) for n in range(at)], width, glyphs),
+    ]
+
+
+def _row_of(snapshot: PoolSnapshot, place: int) -> LeaseRow:
+    return all_lease_rows(snapshot)[len(snapshot.view.leases) + place]
+
+
+_KINDS: dict[str, Callable[[str, PoolSnapshot, Answers, int, Glyphs], Parts]] = {
+    "server": _server,
+    "gpu": _gpu,
+    "lease": _lease,
+    "waiting": _waiting,
+}
+
+
+def _held(snapshot: PoolSnapshot, fits: Callable[[LeaseView], bool]) -> list[LeaseRow]:
+    """Return the rows of some leases alone: a pool may have thousands."""
+    rows = all_lease_rows(snapshot)
+    return [rows[at] for at, lease in enumerate(snapshot.view.leases) if fits(lease)]
+
+
+def _leases(rows: Sequence[LeaseRow], width: int, glyphs: Glyphs) -> list[Text]:
+    lines = live_table(LEASE_COLUMNS, rows, width, glyphs) if rows else []
+    return [_head(f"Leases ({len(rows)})"), *lines]
+
+
+def _sessions(lease: LeaseView, snapshot: PoolSnapshot) -> list[Text]:
+    names = {server.id: server.name for server in snapshot.view.servers}
+    told = sessions_of(snapshot).get(LeaseId(lease.id), {})
+    lines = [
+        Text(
+            f" on {names.get(server, server)}: "
+            + ", ".join(session_words(lease.id, server, session, snapshot))
+        )
+        for server, session in told.items()
+    ]
+    return lines or [Text(" no session of it is known now", "dim")]
+
+
+def _advice(snapshot: PoolSnapshot, server: str, gpu: GpuId | None, glyphs: Glyphs) -> list[Text]:
+    """Return what the checks have found there; of a GPU, its own findings alone."""
+    health = health_of(snapshot)
+    rows = [each for each in health.findings if each.server == server]
+    if gpu is not None:
+        rows = [each for each in rows if each.finding.subject == gpu]
+    lines = finding_lines(rows, health.at, glyphs) or [Text(" nothing is wrong", "dim")]
+    return [_head("Findings and advice"), *lines]
+
+
+def _charts(ui: UiState, answers: Answers, width: int, glyphs: Glyphs) -> list[Text]:
+    charts = answers.charts.get((ui.detail, ui.span_s))
+    span = AGO.get(ui.span_s, f"{ui.span_s // DAY_S} days")
+    head = _head(f"Last {span}  ([ ] less, more)")
+    if charts is None:
+        return [head, Text(f" {answers.pending}", "dim")]
+    abreast = max(1, min(CHARTS_ABREAST, width // CHART_WIDTH_MIN))
+    ascii_only = glyphs.ascii or glyphs.blocks
+    frame = Frame(charts.since, charts.until, width // abreast - 2, CHART_HEIGHT, ascii_only)
+    known = [each for each in charts.charts if each.points]
+    lines = [head]
+    for first in range(0, len(known), abreast):
+        drawn = [
+            chart(each.metric, each.unit, each.points, frame)
+            for each in known[first : first + abreast]
+        ]
+        for row in zip(*drawn, strict=True):
+            cells = (f"{each[: frame.width]:<{frame.width}}" for each in row)
+            lines.append(Text(" " + "  ".join(cells).rstrip()))
+    unknown = [each.metric for each in charts.charts if not each.points]
+    if unknown:
+        lines.append(Text(f" nothing is known of: {', '.join(unknown)}", "dim"))
+    if charts.trouble:
+        lines.append(Text(f" {_shown(charts.trouble, glyphs)}", "yellow"))
+    return lines
+
+
+def _shown(text: str, glyphs: Glyphs) -> str:
+    text = visible(text) or NOT_KNOWN
+    return text.encode("ascii", "replace").decode() if glyphs.ascii else text

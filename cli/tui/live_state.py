@@ -1,0 +1,70 @@
+"""What one live view knows and shows, for the tasks that share it."""
+
+from dataclasses import replace
+
+import trio
+from rich.text import Text
+
+from gpupool.cli.lib.columns import Glyphs
+from gpupool.cli.lib.rows import PoolSnapshot
+from gpupool.cli.tui.answers import Answers
+from gpupool.cli.tui.collector import Collector
+from gpupool.cli.tui.keys import Extent, UiState
+from gpupool.cli.tui.panels import extent
+from gpupool.cli.tui.recording import Recorder
+from gpupool.cli.tui.screen import render, row_at
+
+
+class LiveView:
+    """The state of the live view, and the event that makes it draw again."""
+
+    def __init__(self, glyphs: Glyphs, ui: UiState, recorder: Recorder | None = None) -> None:
+        self.glyphs = glyphs
+        self.ui = ui
+        self.recorder = recorder
+        self.collector = Collector()
+        self.answers = Answers()
+        self.frozen: PoolSnapshot | None = None  # what a paused view keeps showing
+        self.changed = trio.Event()
+        self.pressed = trio.Event()
+        self.ended_by = 0
+
+    def snapshot(self) -> PoolSnapshot | None:
+        """Return the snapshot to show now; while paused, the one of the pause."""
+        if self.ui.paused and self.frozen is not None:
+            return self.frozen
+        self.frozen = self.collector.snapshot(trio.current_time())
+        return self.frozen
+
+    def frame(self, width: int, height: int) -> Text:
+        """Return the frame to show now."""
+        return render(self.snapshot(), self.ui, width, height, self.glyphs, self.answers)
+
+    def extent(self) -> Extent:
+        """Return what keys can move over now."""
+        snapshot = self.snapshot()
+        if snapshot is None:
+            return Extent((0, 0, 0), (1, 1, 1))
+        return extent(snapshot, self.ui, self.glyphs)
+
+    def key_of_click(self, key: str, width: int, height: int) -> str:
+        """Return the key that a ``click:COLUMN:LINE`` stands for; empty for none."""
+        snapshot = self.snapshot()
+        if snapshot is None:
+            return ""
+        line = int(key.rpartition(":")[2])
+        return row_at(snapshot, self.ui, width, height, line, self.glyphs)
+
+    def take_key(self) -> None:
+        """Wake who waits for a key."""
+        self.pressed.set()
+        self.pressed = trio.Event()
+
+    def touch(self) -> None:
+        """Ask for a new frame."""
+        self.changed.set()
+
+    def message(self, text: str) -> None:
+        """Show a message until the next key."""
+        self.ui = replace(self.ui, message=text)
+        self.touch()

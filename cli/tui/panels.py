@@ -1,0 +1,172 @@
+"""The three lists of the live view, sorted and filtered; what is chosen in them. Pure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpupool.cli.lib.columns import (
+    GPU_COLUMNS,
+    LEASE_COLUMNS,
+    SERVER_COLUMNS,
+    Column,
+    Glyphs,
+    cells_of,
+    chosen_columns,
+    matches,
+)
+from gpupool.cli.lib.output import to_plain
+from gpupool.cli.lib.rows import (
+    GpuRow,
+    LeaseRow,
+    PoolSnapshot,
+    ServerRow,
+    all_lease_rows,
+    gpu_rows,
+    server_rows,
+)
+from gpupool.cli.tui.keys import PANELS, Chosen, Extent, UiState
+from gpupool.cli.tui.trends import TREND_WIDTH_MIN, trend_column
+from gpupool.pool.view import LeaseView
+
+R = TypeVar("R", ServerRow, GpuRow, LeaseRow)
+AnyRow = ServerRow | GpuRow | LeaseRow
+
+TITLES = {"servers": "1 Servers", "gpus": "2 GPUs", "leases": "3 Leases"}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One list, sorted and filtered, not yet cut to what fits."""
+
+    name: str
+    title: str
+    headers: tuple[str, ...]
+    right: tuple[bool, ...]
+    columns: Sequence[Column[Any]]
+    rows: Sequence[AnyRow]
+    sorted_by: int
+
+
+def panels(
+    snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs, trend_width: int = TREND_WIDTH_MIN
+) -> tuple[Panel, Panel, Panel]:
+    """Return the three lists in the order of their keys."""
+    servers = _panel(0, server_rows(snapshot), SERVER_COLUMNS, ui, glyphs)
+    classes = any(lease.user_class for lease in (*snapshot.view.leases, *snapshot.view.waiting))
+    chosen = _chosen_server(servers, ui)
+    everywhere = ui.all_servers or chosen is None
+    gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
+    where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
+    leases = all_lease_rows(snapshot)
+    trend = trend_column(snapshot, ui.figure, trend_width)
+    gpu_columns = [trend if column.title == "UTIL" else column for column in GPU_COLUMNS]
+    return (
+        servers,
+        _panel(1, gpus, gpu_columns, ui, glyphs, where),
+        _panel(
+            2,
+            leases,
+            [c for c in LEASE_COLUMNS if classes or not c.classes],
+            ui,
+            glyphs,
+            f", {len(snapshot.view.waiting)} waiting",
+        ),
+    )
+
+
+def _panel(
+    index: int,
+    rows: Sequence[R],
+    columns: Sequence[Column[R]],
+    ui: UiState,
+    glyphs: Glyphs,
+    suffix: str = "",
+) -> Panel:
+    shown = chosen_columns(columns, wide=ui.wide, live=True)
+    total = len(rows)
+    if ui.only_wrong:
+        rows = [row for row in rows if row.wrong]
+    sort = ui.sort[index] if ui.sort[index] < len(shown) else -1
+    reverse = ui.reverse and PANELS[index] == ui.panel
+    if sort >= 0:
+        rows = sorted(rows, key=shown[sort].key, reverse=reverse)
+    elif reverse:
+        rows = list(reversed(rows))
+    if ui.filter and PANELS[index] == ui.panel:
+        cells = cells_of(shown, rows, glyphs)
+        rows = [row for row, line in zip(rows, cells, strict=True) if matches(line, ui.filter)]
+    count = str(total) if len(rows) == total else f"{len(rows)} of {total}"
+    name = PANELS[index]
+    return Panel(
+        name=name,
+        title=f"{TITLES[name]}{suffix} ({count})",
+        headers=tuple(column.title for column in shown),
+        right=tuple(column.right for column in shown),
+        columns=shown,
+        rows=rows,
+        sorted_by=sort,
+    )
+
+
+def is_stale(row: AnyRow) -> bool:
+    """Return whether what a row says is old."""
+    if isinstance(row, LeaseRow):
+        return row.state == "unreachable"
+    return row.stale if isinstance(row, ServerRow) else row.server.stale
+
+
+def _chosen_server(servers: Panel, ui: UiState) -> ServerRow | None:
+    if not servers.rows:
+        return None
+    row = servers.rows[min(ui.selected[0], len(servers.rows) - 1)]
+    return row if isinstance(row, ServerRow) else None
+
+
+def chosen_server(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> ServerRow | None:
+    """Return the server that the cursor of the first panel is on."""
+    return _chosen_server(panels(snapshot, ui, glyphs)[0], ui)
+
+
+def chosen_row(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> AnyRow | None:
+    """Return the row that the cursor is on."""
+    panel = panels(snapshot, ui, glyphs)[ui.panel_index]
+    return panel.rows[min(ui.cursor, len(panel.rows) - 1)] if panel.rows else None
+
+
+def subject_of(row: AnyRow) -> Chosen:
+    """Return what a detail of this row is of."""
+    match row:
+        case ServerRow():
+            return "server", row.server.id
+        case GpuRow():
+            return "gpu", row.gpu.id
+        case LeaseRow():
+            source = row.source
+            if isinstance(source, LeaseView):
+                return "lease", str(source.id)
+            return "waiting", source.request
+
+
+def row_json(row: AnyRow) -> str:
+    """Return a row as indented JSON, exactly the fields that ``--json`` prints."""
+    match row:
+        case ServerRow():
+            body: dict[str, Any] = {"server": row.server, "telemetry": row.telemetry}
+        case GpuRow():
+            body = {"server": row.server.server.name, "gpu": row.gpu, "telemetry": row.telemetry}
+        case LeaseRow():
+            body = {"lease": row.source, "rate": row.rate, "figures": row.figures}
+    return json.dumps(to_plain(body), indent=2)
+
+
+def extent(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> Extent:
+    """Return how many rows and columns each list has now."""
+    first, second, third = all_panels = panels(snapshot, ui, glyphs)
+    panel = all_panels[ui.panel_index]
+    row = panel.rows[min(ui.cursor, len(panel.rows) - 1)] if panel.rows else None
+    return Extent(
+        (len(first.rows), len(second.rows), len(third.rows)),
+        (len(first.headers), len(second.headers), len(third.headers)),
+        subject_of(row) if row is not None else None,
+    )

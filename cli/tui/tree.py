@@ -1,0 +1,146 @@
+"""The tree of the live view: users, their leases and requests, and the sessions of these. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from rich.text import Text
+
+from gpupool.cli.lib.columns import NOT_KNOWN, STATE_STYLES, Glyphs
+from gpupool.cli.lib.rows import LazyRows, LeaseRow, PoolSnapshot, Rate, all_lease_rows, sessions_of
+from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.telemetry import SessionTelemetry
+from gpupool.pool.view import LeaseView
+
+
+def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> Sequence[Text]:
+    """Return the tree; users with the most memory come first.
+
+    Lines are made when they are looked at: a pool may have thousands of leases.
+    """
+    rows = all_lease_rows(snapshot)
+    sources = [*snapshot.view.leases, *snapshot.view.waiting]
+    by_user: dict[str, list[int]] = {}
+    held: dict[str, int] = {}
+    for at, source in enumerate(sources):
+        by_user.setdefault(source.user, []).append(at)
+        if isinstance(source, LeaseView):
+            memory = sum(part.memory for part in source.partitions)
+            held[source.user] = held.get(source.user, 0) + memory
+    sessions = sessions_of(snapshot)
+    names = {server.id: server.name for server in snapshot.view.servers}
+    lines: list[Callable[[], Text]] = []
+    for user in sorted(by_user, key=lambda each: (-held.get(each, 0), each)):
+        mine = by_user[user]
+        lines.append(partial(_user_line, user, rows, mine))
+        for at in mine:
+            last = at == mine[-1]
+            lines.append(partial(_lease_line, rows, at, glyphs, last=last))
+            source = sources[at]
+            if isinstance(source, LeaseView):
+                told = sessions.get(source.id, {})
+                lines += _session_lines(source, told, names, snapshot, glyphs, last=last)
+    head = [Text(f" Users: {len(by_user)}", "bold"), Text("")]
+    if not by_user:
+        head.append(Text(" nobody has or wants a lease", "dim"))
+    return LazyRows(
+        len(head) + len(lines),
+        lambda at: head[at] if at < len(head) else lines[at - len(head)](),
+    )
+
+
+def _user_line(user: str, rows: Sequence[LeaseRow], mine: Sequence[int]) -> Text:
+    return Text.assemble(" ", (user, "bold"), f"  {_sum([rows[at] for at in mine])}")
+
+
+def _held(rows: Iterable[LeaseRow]) -> int:
+    return sum(row.memory for row in rows if isinstance(row.source, LeaseView))
+
+
+def _sum(rows: list[LeaseRow]) -> str:
+    held = [row for row in rows if isinstance(row.source, LeaseView)]
+    words = [f"{len(held)} lease{'' if len(held) == 1 else 's'}", f"{size_text(_held(held))} held"]
+    if waiting := len(rows) - len(held):
+        words.append(f"{waiting} waiting")
+    busy = [row.figures.busy for row in held]
+    known = [each for each in busy if each is not None]
+    if known:
+        least = "" if len(known) == len(busy) else "at least "
+        words.append(f"{least}{sum(known):.2f} GPUs busy")
+    if rates := [row.rate for row in held if row.rate is not None]:
+        total = rates[0]
+        for each in rates[1:]:
+            total = total.plus(each)
+        words.append(_rate(total))
+    return ", ".join(words)
+
+
+def _branch(glyphs: Glyphs, *, last: bool) -> str:
+    if glyphs.ascii:
+        return "`-" if last else "|-"
+    return "└─" if last else "├─"
+
+
+def _lease_line(rows: Sequence[LeaseRow], at: int, glyphs: Glyphs, *, last: bool) -> Text:
+    row = rows[at]
+    words = [row.gpus, f"{size_text(row.memory)}" if row.memory else "", duration_text(row.age_s)]
+    if row.figures.busy is not None:
+        words.append(f"{row.figures.busy:.2f} GPUs busy")
+    if row.rate is not None:
+        words.append(_rate(row.rate))
+    words += [row.program, row.reason]
+    return Text.assemble(
+        f"   {_branch(glyphs, last=last)} ",
+        (row.id, "bold"),
+        " ",
+        (row.state, STATE_STYLES.get(row.state, "")),
+        "  " + ", ".join(word for word in words if word),
+    )
+
+
+def _session_lines(
+    lease: LeaseView,
+    told: dict[ServerId, SessionTelemetry],
+    names: dict[ServerId, str],
+    snapshot: PoolSnapshot,
+    glyphs: Glyphs,
+    *,
+    last: bool,
+) -> list[Callable[[], Text]]:
+    stem = " " if last else "|" if glyphs.ascii else "│"
+
+    def make(server: ServerId, branch: str) -> Text:
+        words = session_words(lease.id, server, told[server], snapshot)
+        return Text(f"   {stem}  {branch} {names.get(server, server)}  {', '.join(words)}")
+
+    servers = list(told)
+    return [partial(make, each, _branch(glyphs, last=each == servers[-1])) for each in servers]
+
+
+def session_words(
+    lease: LeaseId, server: ServerId, session: SessionTelemetry, snapshot: PoolSnapshot
+) -> list[str]:
+    """Return what one server says of a lease's sessions there."""
+    kind = " over ".join(word for word in (session.door, session.transport) if word)
+    number = f"{session.workers} session{'' if session.workers == 1 else 's'}"
+    words = [f"{number} {kind}".rstrip()]
+    rate = snapshot.session_rates.get((server, lease))
+    if rate is not None:
+        words.append(_rate(rate))
+    if session.rtt_us is not None:
+        words.append(f"RTT {session.rtt_us / 1000:.2f} ms")
+    if session.busy:
+        estimated = "~" if session.busy_estimated else ""
+        words.append(f"{estimated}{sum(session.busy.values()):.2f} GPUs busy")
+    used = NOT_KNOWN if session.memory_used is None else size_text(session.memory_used)
+    words.append(f"memory {used} of {size_text(session.memory_reserved)} reserved")
+    if session.idle_s is not None:
+        words.append(f"idle {duration_text(session.idle_s)}")
+    return words
+
+
+def _rate(rate: Rate) -> str:
+    up = NOT_KNOWN if rate.up_per_s is None else size_text(int(rate.up_per_s))
+    down = NOT_KNOWN if rate.down_per_s is None else size_text(int(rate.down_per_s))
+    waits = "" if rate.waits_per_s is None else f", {rate.waits_per_s:.0f} waits/s"
+    return f"up {up}/s down {down}/s{waits}"
