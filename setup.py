@@ -126,7 +126,7 @@ LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
     sources=[
         f"remoting/driver_api/native/{name}.c"
-        for name in ("downloads", "graph", "launch", "turns", "wait")
+        for name in ("downloads", "graph", "launch", "start", "turns", "wait")
     ],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
