@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
-from test_cuda_door import compiled, run
+from test_cuda_door import compiled, in_python, run
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema import table
@@ -96,6 +96,7 @@ TABLES = [
 ]
 
 
+@in_python
 def test_the_tables_that_libraries_ask_for(library: Path) -> None:
     shim = ctypes.CDLL(str(library / build.LIBRARY))
     table = ctypes.c_void_p()
