@@ -20,7 +20,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-profiler-api==13.5.*'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
+.PHONY: help install demo test tests slow-tests sanitized-tests client-tests coverage fuzz wheels test-wheels \
   check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
+	@echo "make sanitized-tests   run the C programs behind the CUDA door with AddressSanitizer"
 	@echo "make browser-tests test the web page in Debian's Chromium (apt-get install chromium)"
 	@echo "make web-vendor    get the page's browser libraries anew from npm, and check their sums"
 	@echo "make lock   write requirements/ anew; needs uv"
@@ -80,6 +81,17 @@ test: lint
 slow-tests: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow --ignore=tests/remoting/driver_api/test_fake_cuda_clients.py \
 	  --ignore=tests/remoting/driver_api/test_cuda_door_wheels.py
+
+# The C programs against the driver without a GPU, with AddressSanitizer in them and in the door's library.
+# The library handles SIGSEGV itself, and memory that it has at its end goes with the process.
+SANITIZERS := -fsanitize=address -fno-omit-frame-pointer -g
+SANITIZED := tests/remoting/driver_api/test_cuda_door_calls.py tests/remoting/driver_api/test_cuda_door_graphs.py \
+  tests/remoting/driver_api/test_cuda_door_memory.py tests/remoting/driver_api/test_cuda_door_corners.py
+sanitized-tests: $(VENV)/installed-dev
+	$(BIN)/python -m gpupool.remoting.driver_api.build $(abspath $(VENV))/sanitized $(SANITIZERS)
+	GPUPOOL_LIBRARY=$(abspath $(VENV))/sanitized GPUPOOL_SANITIZERS="$(SANITIZERS)" \
+	  ASAN_OPTIONS=handle_segv=0:allow_user_segv_handler=1:detect_leaks=0 \
+	  $(BIN)/pytest -q $(SANITIZED)
 
 client-tests: $(VENV)/installed-dev
 	$(BIN)/gpupool --help

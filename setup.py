@@ -126,7 +126,7 @@ LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
     sources=[
         f"remoting/driver_api/native/{name}.c"
-        for name in ("downloads", "graph", "launch", "turns", "wait")
+        for name in ("downloads", "graph", "launch", "start", "turns", "wait")
     ],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
@@ -154,9 +154,20 @@ NVML = Extension(
     optional=not COMPILER,
 )
 
+ABSENT = [
+    Extension(
+        f"{FOLDER}.lib{name}",
+        sources=[f"remoting/driver_api/absent/{name}.c"],
+        extra_compile_args=FLAGS,
+        extra_link_args=[*LINK, f"-Wl,-soname,lib{name}.so.1"],
+        optional=not COMPILER,
+    )
+    for name in ("nvcuvid", "nvidia-encode", "nvidia-opticalflow")
+]
+
 if sys.platform == "linux":
     setup(
-        ext_modules=[SHIM, LAUNCHER, NVML, NCCL],
+        ext_modules=[SHIM, LAUNCHER, NVML, NCCL, *ABSENT],
         cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython},
         **METADATA,
     )

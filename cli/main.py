@@ -159,7 +159,13 @@ def cli(ctx: click.Context) -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; the entry point of the installed program."""
     _open_missing_streams()
-    sys.exit(run(sys.argv[1:] if args is None else list(args)))
+    words = sys.argv[1:] if args is None else list(args)
+    code = run(words)
+    if args is None and words[:1] in (["run"], ["shell"]):
+        from gpupool.cli.lib.exits import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def _open_missing_streams() -> None:

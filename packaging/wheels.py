@@ -28,7 +28,16 @@ ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = "2.28"
 LARGEST = 5_000_000
 OWN_LIBRARY = "libcuda.so.1"  # our libcuda.so needs it; it lies beside it, and is not grafted
-LIBRARIES = {"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "gpupool_launch.so"}
+LIBRARIES = {
+    "gpupool_launch.so",
+    "libcuda.so",
+    "libcuda.so.1",
+    "libnccl.so.2",
+    "libnvcuvid.so.1",
+    "libnvidia-encode.so.1",
+    "libnvidia-opticalflow.so.1",
+    "libnvidia-ml.so.1",
+}
 
 
 def main() -> None:

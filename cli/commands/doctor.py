@@ -197,8 +197,8 @@ async def _server(address: "Address", name: str, credentials: "Credentials") -> 
     """Connect to one server as ``run`` would; say how long it took, and what confines workers."""
     from gpupool import __version__
     from gpupool.remoting.protocol.sessions import DOCTOR
+    from gpupool.remoting.transport.client_tls import client_context
     from gpupool.remoting.transport.dial import Greeting, connect
-    from gpupool.remoting.transport.pki import client_context
 
     started = time.monotonic()
     greeting = Greeting(credentials.token, credentials.secret, __version__, DOCTOR)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +66,8 @@ def say(text: str) -> None:
 
 def error_lines(error: GpupoolError) -> list[str]:
     """Return what happened, why, and what to do next, each on its own line."""
+    from gpupool.pool.view import visible
+
     # A server's words are among them, and no server may write to the user's terminal as it likes.
     what, why, hint = (
         [visible(line) for line in text.splitlines()]

@@ -6,6 +6,7 @@ not forwarded when the terminal sent them: many programs take a second SIGINT as
 other signal is forwarded once, and so are these when no terminal has us in its foreground.
 """
 
+import ctypes
 import errno
 import os
 import shutil
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import trio
 
+from gpupool.cli.run.door_choice import cuda_library
 from gpupool.pool.errors import ExitCode, GpupoolError
 
 FORWARDED = (
@@ -30,6 +32,9 @@ FORWARDED = (
 )
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
+
+LAUNCHER = "gpupool_launch.so"
+"""The library of the CUDA door that starts programs (``native/start.c``)."""
 
 TIED = """
 import ctypes, os, signal, sys
@@ -47,7 +52,8 @@ try:
 except OSError as error:
     os.write(failure, str(error.errno).encode())
 """
-"""The starter: it asks the kernel to signal it when its parent dies, and becomes the program.
+"""The starter where that library is not built: it asks the kernel to signal it when its parent
+dies, and becomes the program.
 
 It is a Python process, not a function between fork and exec, because the function could deadlock
 on a lock that another thread held at the fork. It restores the signals that Python changed. The
@@ -140,7 +146,7 @@ def caught_signals() -> Generator[AsyncIterator[int]]:
 
 def _start(
     program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
-) -> "subprocess.Popen[bytes]":
+) -> "_Started | subprocess.Popen[bytes]":
     """Start the program with our descriptors and process group; takes milliseconds.
 
     Raises:
@@ -163,9 +169,68 @@ def _start(
     return process
 
 
+class _Started:
+    """A program that the library has started, in the words of ``subprocess.Popen``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the code if it has ended; it is waited for then."""
+        return self._look(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for its end, and return the code."""
+        code = self._look(0)
+        assert code is not None
+        return code
+
+    def _look(self, how: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, how)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+def _started(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
+) -> _Started | None:
+    """Start the program by the library; None where that is not built.
+
+    Raises:
+        OSError: when the system refuses to execute the program.
+    """
+    library = cuda_library().with_name(LAUNCHER)
+    if not library.exists():
+        return None
+    try:
+        start = ctypes.CDLL(str(library)).gp_start_tied
+    except (OSError, AttributeError):
+        return None
+    words = [os.fsencode(word) for word in arguments]
+    pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
+    argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+    envp = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
+    pid = start(os.fsencode(program), argv, envp, death_signal)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return _Started(pid)
+
+
 def _spawn(
     program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
-) -> "subprocess.Popen[bytes]":
+) -> "_Started | subprocess.Popen[bytes]":
     """Start the program on this thread; on Linux it gets ``death_signal`` when this process dies.
 
     Raises:
@@ -174,12 +239,19 @@ def _spawn(
     env = dict(environment)
     if not death_signal or not sys.platform.startswith("linux"):
         return subprocess.Popen([*arguments], executable=program, env=env, close_fds=True)
+    # The kernel watches the thread that made the process. This one lives as long as we do; the
+    # threads in which trio starts processes do not.
+    started = _started(program, arguments, env, death_signal)
+    return started or _by_python(program, arguments, env, death_signal)
+
+
+def _by_python(
+    program: str, arguments: Sequence[str], env: dict[str, str], death_signal: int
+) -> "subprocess.Popen[bytes]":
     ours, theirs = os.pipe()
     with open(ours, "rb") as failure:
         try:
             tie = [str(theirs), str(death_signal), str(os.getpid()), program, *arguments]
-            # The kernel watches the thread that made the process. This one lives as long as we do;
-            # the threads in which trio starts processes do not.
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", TIED, *tie], env=env, pass_fds=(theirs,)
             )
@@ -192,7 +264,7 @@ def _spawn(
     return process
 
 
-async def _wait(process: "subprocess.Popen[bytes]") -> int:
+async def _wait(process: "_Started | subprocess.Popen[bytes]") -> int:
     """Return the process's return code, as ``subprocess`` defines it."""
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         descriptor = os.pidfd_open(process.pid)
@@ -224,7 +296,7 @@ class Supervisor:
         self._death_signal = death_signal
         self._on_early = on_early
         self._decided = decided
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Started | subprocess.Popen[bytes] | None = None
         self._starting = False
         self.early = 0
         """The first signal that came before the program ran, or 0."""

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from gpupool.pool.errors import GpupoolError, UnreachableError
-from gpupool.pool.telemetry import GpuTelemetry, Telemetry
-from gpupool.pool.view import GpuView, PoolView, ServerView
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.protocol import messages as m
+
+if TYPE_CHECKING:
+    from gpupool.pool.telemetry import GpuTelemetry, Telemetry
+    from gpupool.pool.view import GpuView, PoolView, ServerView
 
 ANSWER_S = 2.0
 
@@ -46,9 +49,9 @@ class Devices:
 
 def _device(
     index: int,
-    server: ServerView,
-    gpu: GpuView,
-    measured: GpuTelemetry | None,
+    server: "ServerView",
+    gpu: "GpuView",
+    measured: "GpuTelemetry | None",
     *,
     memory: int,
     used: int,
@@ -69,14 +72,14 @@ def _device(
     )
 
 
-def _versions(servers: Iterable[ServerView]) -> tuple[str, str]:
+def _versions(servers: "Iterable[ServerView]") -> tuple[str, str]:
     for server in servers:
         if server.driver_version:
             return server.driver_version, server.cuda_version
     return "", ""
 
 
-def pool_devices(view: PoolView, telemetry: Iterable[Telemetry]) -> Devices:
+def pool_devices(view: "PoolView", telemetry: "Iterable[Telemetry]") -> Devices:
     """Return every GPU of the pool; used is what NVML measures there."""
     measured = {gpu.gpu: gpu for each in telemetry for gpu in each.gpus}
     found: list[Device] = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -10,9 +11,11 @@ from gpupool.cli.run.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.cli.run.lease_devices import Devices, lease_devices
 from gpupool.cli.run.program_lease import ProgramLease, SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
-from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.client.session_answer import SessionAnswer
+
+if TYPE_CHECKING:
+    from gpupool.pool.view import PoolView
 
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
@@ -242,7 +245,7 @@ async def held_record(name: str, credentials: str | None) -> HeldRecord:
     raise LeaseLostError(f"no lease {name} is held on this machine", why=why, hint=hint)
 
 
-def _who_holds(view: PoolView, name: str, user: str) -> str:
+def _who_holds(view: "PoolView", name: str, user: str) -> str:
     lease = next((each for each in view.leases if each.name == name), None)
     if lease is None:
         return "the pool has no such lease: it has ended, or never was"

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -20,8 +21,6 @@ from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.run.door_choice import DoorChoice, choose_door, program_environment, with_tools
-from gpupool.cli.run.dry_run import NEVER, describe_run, start_by_s, start_text
-from gpupool.cli.run.holder_client import HeldLease
 from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease, LazyLease, held_record
 from gpupool.cli.run.program_lease import ProgramLease
 from gpupool.cli.run.request_options import Wanted, unknown_text
@@ -29,10 +28,11 @@ from gpupool.cli.run.waiting_line import WaitingLine
 from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Request
-from gpupool.pool.policy.lease_ends import effective_timeout_s
 from gpupool.pool.scheduling.filters import short_model
-from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
+
+if TYPE_CHECKING:
+    from gpupool.pool.view import PoolView
 
 LOG = logging.getLogger("gpupool.run")
 
@@ -94,6 +94,8 @@ async def run_program(options: RunOptions) -> Ending:
 
 async def dry_run_of(options: RunOptions) -> int:
     """Say on stdout what a run would get and how; return the exit code of ``describe_run``."""
+    from gpupool.cli.run.dry_run import describe_run
+
     environment = dict(os.environ) | dict(options.env)
     program = find_program(options.arguments[0], with_tools(environment.get("PATH", os.defpath)))
     choose = partial(choose_door, options.door, program, options.arguments, environment)
@@ -157,6 +159,8 @@ class _Run:
                 await hold.release()
 
     async def _on_held_lease(self) -> Ending:
+        from gpupool.cli.run.holder_client import HeldLease
+
         record = await held_record(self._options.lease, self._options.credentials)
         async with HeldLease(record) as lease:
             lease.on_notice = partial(self._notice, lease.name)
@@ -217,6 +221,8 @@ class _Run:
     async def _estimate(self, pool: Pool, request: Request, line: WaitingLine) -> None:
         """Add to what the line says when GPUs are free, if limits of lease times say so."""
         await trio.sleep(ESTIMATE_AFTER_S)
+        from gpupool.cli.run.dry_run import NEVER, start_by_s, start_text
+
         with suppress(GpupoolError):
             by_s = start_by_s(await pool.view(), request)
             if 0 < by_s < NEVER:
@@ -336,7 +342,7 @@ def program_text(arguments: tuple[str, ...]) -> str:
     return " ".join(words)[:200]
 
 
-def lease_text(hold: LeaseHandle, view: PoolView | None) -> str:
+def lease_text(hold: LeaseHandle, view: "PoolView | None") -> str:
     """Return the grant in words, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
     models: dict[GpuId, str] = {}
     names: dict[ServerId, str] = {}
@@ -361,6 +367,8 @@ def ends_text(idle_timeout_s: float, time_left_s: float, time_s: float = 0.0) ->
         time_left_s: from now, by the pool's policy; 0 for no limit.
         time_s: from now, because that was asked for; 0 for no limit.
     """
+    from gpupool.pool.policy.lease_ends import effective_timeout_s
+
     limit_s = effective_timeout_s(time_left_s, time_s)
     ends = [f"when unused for {duration_text(idle_timeout_s)}"] if idle_timeout_s else []
     ends += [f"in {duration_text(round(limit_s))} at the latest"] if limit_s else []

@@ -39,7 +39,8 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.scheduling.fairness import reserved_for_others
-from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer, may_have_room
+from gpupool.pool.scheduling.offers import NoOffer, Offer
+from gpupool.pool.scheduling.placement import make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import rank
 from gpupool.pool.transitions.apply import apply
 

@@ -1,11 +1,14 @@
 """What fits on which GPU: the size of a partition, and whether an empty GPU could hold it."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.state import PARTITION_SIZE_MIN, Gpu, PoolState, Request
-from gpupool.pool.policy.admission import May
 from gpupool.pool.scheduling.filters import admitted
+
+if TYPE_CHECKING:
+    from gpupool.pool.policy.admission import May
 
 WHOLE_SLACK = 0.95
 """``-p 1`` asks for a whole GPU, and gets one of which others hold at most this little."""
@@ -29,7 +32,7 @@ def wanted_size(gpu: Gpu, request: Request) -> int:
     return size
 
 
-def any_could_ever_fit(state: PoolState, request: Request, may: May | None = None) -> bool:
+def any_could_ever_fit(state: PoolState, request: Request, may: "May | None" = None) -> bool:
     """Return whether any server of the table, down ones included, could ever serve it.
 
     With ``may``, only GPUs count that it admits.

@@ -5,9 +5,7 @@ A server answers from the replicated table alone. The client ranks the offers of
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from gpupool.pool.model.ids import GpuId, Incarnation, ServerId
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
@@ -15,46 +13,8 @@ from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.capacity import any_could_ever_fit, fitting_cards, wanted_size
 from gpupool.pool.scheduling.fairness import ReservedGpus
 from gpupool.pool.scheduling.filters import admitted, names_server
+from gpupool.pool.scheduling.offers import NoOffer, Offer, OfferedGpu
 from gpupool.pool.scheduling.refusal_text import never_reason
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedGpu:
-    """One GPU that could serve the request now."""
-
-    gpu: GpuId
-    index: int
-    name: str
-    memory: int  # what the partition would be, bytes
-    memory_free: int
-    physical: GpuId  # the card, the same for all MIG instances of it
-    capacity: int = 0  # bytes of the GPU when nothing is granted
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What one server can give now."""
-
-    server: ServerId
-    name: str
-    incarnation: Incarnation
-    gpus: tuple[OfferedGpu, ...]
-    load: float  # granted share of this server's memory, 0 to 1
-
-
-@dataclass(frozen=True, slots=True)
-class NoOffer:
-    """Why a server gives nothing.
-
-    ``kind`` is the value of a ``RefusalKind``.
-    """
-
-    server: ServerId
-    name: str
-    kind: str
-    why: str
-    ahead: int = 0  # requests that wait longer than this one
-    never_here: bool = False  # busy, and not for a while: only other servers could ever serve it
 
 
 def may_have_room(server: Server, request: Request) -> bool:

@@ -5,7 +5,8 @@ from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.pool.policy.admission import NOUNS, Admission, amount, duration_text, time_text
 from gpupool.pool.policy.rulebook import NOTHING
-from gpupool.pool.scheduling.placement import NoOffer, make_offer
+from gpupool.pool.scheduling.offers import NoOffer
+from gpupool.pool.scheduling.placement import make_offer
 
 
 def explain(state: PoolState, user: str, request: Request | None) -> tuple[str, tuple[str, ...]]:

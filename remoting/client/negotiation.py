@@ -35,7 +35,7 @@ from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import Request
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.scheduling.placement import Offer
+from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.ranking import Choice, explain, rank
 from gpupool.remoting.client.negotiation_actions import (
     Action,

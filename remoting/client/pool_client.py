@@ -20,22 +20,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import trio
 
 from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
-from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.record_query import RecordQuery
-from gpupool.pool.telemetry import Telemetry
-from gpupool.pool.transitions.backup import BackupError, from_file, pack
-from gpupool.pool.view import PoolView
 from gpupool.remoting.client.allocator import Allocator
-from gpupool.remoting.client.check_answers import CheckAnswer, ask_checks
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.client.history_answers import HistoryAnswer, ask_history
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.negotiation_actions import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
@@ -44,7 +38,6 @@ from gpupool.remoting.client.server_connections import (
     Connections,
     ServerConnection,
 )
-from gpupool.remoting.client.usage_query import UsageAnswer, ask_usage
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import (
@@ -53,10 +46,18 @@ from gpupool.remoting.protocol.token_text import (
     hash_secret,
     new_token,
 )
-from gpupool.remoting.transport.authority.ca_bundle import newest_of
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls
-from gpupool.remoting.transport.pki import fingerprint
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
+
+# What only some calls need is imported by these: a program's start waits for this module.
+if TYPE_CHECKING:
+    from gpupool.pool.history_query import HistoryQuery
+    from gpupool.pool.record_query import RecordQuery
+    from gpupool.pool.telemetry import Telemetry
+    from gpupool.pool.view import PoolView
+    from gpupool.remoting.client.check_answers import CheckAnswer
+    from gpupool.remoting.client.history_answers import HistoryAnswer
+    from gpupool.remoting.client.usage_query import UsageAnswer
 
 BACKUP_TIMEOUT_S = 30.0
 """The largest backup is tens of megabytes."""
@@ -75,8 +76,8 @@ LOG = logging.getLogger("gpupool.client")
 class PoolUpdate:
     """An update of a subscription: the freshest view, and the measurements of each server."""
 
-    view: PoolView
-    telemetry: dict[ServerId, Telemetry]
+    view: "PoolView"
+    telemetry: "dict[ServerId, Telemetry]"
     age_s: float  # since the view arrived
     connected: tuple[ServerId, ...]
 
@@ -147,7 +148,7 @@ class Pool:
 
     # --- looking ---------------------------------------------------------------------------------
 
-    async def view(self) -> PoolView:
+    async def view(self) -> "PoolView":
         """Return the view of a server in touch with a majority; if there is none, of another."""
         views: list[PoolView] = []
         failures: list[GpupoolError] = []
@@ -165,7 +166,7 @@ class Pool:
             raise failures[0] if failures else self.connections.failure()
         return max(views, key=lambda view: view.raft.applied_index)
 
-    async def telemetry(self) -> dict[ServerId, Telemetry]:
+    async def telemetry(self) -> "dict[ServerId, Telemetry]":
         """Return the measurements of every server that answers."""
         self.connections.widen(ALL_SERVERS)
         found: dict[ServerId, Telemetry] = {}
@@ -205,7 +206,7 @@ class Pool:
 
     # --- operating -------------------------------------------------------------------------------
 
-    async def operate(self, order: m.Order) -> str:
+    async def operate(self, order: "m.Order") -> str:
         """Give an order, and return its outcome as a sentence.
 
         Raises:
@@ -220,6 +221,9 @@ class Pool:
         self, kind: TokenKind, user: str, valid_s: float, *, uses: int = 1
     ) -> str:
         """Make a token, and return the text to paste. Its secret never leaves this client."""
+        from gpupool.remoting.transport.authority.ca_bundle import newest_of
+        from gpupool.remoting.transport.pki import fingerprint
+
         secret = self._rng.randbytes(SHORT_SIZE)
         ca_sha256 = fingerprint(newest_of(self.connections.ca_pem))
         text = new_token(kind, secret, ca_sha256, self.addresses())
@@ -253,28 +257,36 @@ class Pool:
         assert isinstance(answer, m.Done)
         return answer.note
 
-    async def list_tokens(self) -> tuple[m.TokenView, ...]:
+    async def list_tokens(self) -> "tuple[m.TokenView, ...]":
         """Return all tokens of the pool, without secrets."""
         answer = await self._call(m.ListTokens())
         assert isinstance(answer, m.Tokens)
         return answer.tokens
 
-    async def audit(self) -> m.AuditNow:
+    async def audit(self) -> "m.AuditNow":
         """Return the latest administrative acts, oldest first, everything done before included."""
         answer = await self._call(m.GetAudit())
         assert isinstance(answer, m.AuditNow)
         return answer
 
-    async def usage(self, query: RecordQuery) -> UsageAnswer:
+    async def usage(self, query: "RecordQuery") -> "UsageAnswer":
         """Return the records of ended leases, of all servers together that answer in time."""
+        from gpupool.remoting.client.usage_query import ask_usage
+
         return await ask_usage(self.connections, query)
 
-    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+    async def history(
+        self, query: "HistoryQuery", servers: Sequence[ServerId] = ()
+    ) -> "HistoryAnswer":
         """Return what these servers have measured, or all that answer in time, each for itself."""
+        from gpupool.remoting.client.history_answers import ask_history
+
         return await ask_history(self.connections, query, servers)
 
-    async def run_checks(self) -> CheckAnswer:
+    async def run_checks(self) -> "CheckAnswer":
         """Have all servers that answer test their links and idle GPUs now."""
+        from gpupool.remoting.client.check_answers import ask_checks
+
         return await ask_checks(self.connections)
 
     def user(self) -> str:
@@ -299,6 +311,8 @@ class Pool:
         Raises:
             UsageError, DeniedError: it is damaged, or this pool is not one to restore into.
         """
+        from gpupool.pool.transitions.backup import BackupError, from_file, pack
+
         try:
             from_file(file)
             parts = pack(file)
@@ -313,13 +327,13 @@ class Pool:
         assert isinstance(answer, m.Done)
         return answer.note
 
-    async def policy(self, version: int = 0) -> m.PolicyIs:
+    async def policy(self, version: int = 0) -> "m.PolicyIs":
         """Return a version of the pool's policy; 0 stands for the one in force."""
         answer = await self._call(m.GetPolicy(version))
         assert isinstance(answer, m.PolicyIs)
         return answer
 
-    async def policy_history(self) -> tuple[m.PolicyIs, ...]:
+    async def policy_history(self) -> "tuple[m.PolicyIs, ...]":
         """Return the versions of the policy that are kept, without their texts."""
         answer = await self._call(m.GetPolicyHistory())
         assert isinstance(answer, m.PolicyHistory)
@@ -338,7 +352,7 @@ class Pool:
 
     async def check_policy(
         self, user: str, request: Request | None, packed: bytes = b""
-    ) -> m.PolicyVerdict:
+    ) -> "m.PolicyVerdict":
         """Return how the policy in force, or a draft, treats a user's request."""
         answer = await self._call(m.CheckPolicy(user, request, packed))
         assert isinstance(answer, m.PolicyVerdict)

@@ -16,8 +16,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import Request
-from gpupool.pool.policy.admission import duration_text
-from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
 
 
 @dataclass(slots=True)
@@ -75,6 +74,8 @@ class Refusals:
             return UnreachableError("the pool does not answer", why=why)
         outcome, hint = "cannot be had now", "wait with --wait, or ask for less"
         if wait_s:
+            from gpupool.pool.policy.admission import duration_text
+
             waited = duration_text(1000 * wait_s) if wait_s >= 1 else "a second"
             outcome, hint = f"could not be had within {waited}", "wait longer, or ask for less"
         texts = [

@@ -21,11 +21,10 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameTooLargeError
-from gpupool.remoting.transport.authority.ca_bundle import ders_of, shows_one_of
+from gpupool.remoting.transport.client_tls import client_context
 from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream
-from gpupool.remoting.transport.pki import client_context
 
 WIDTH_FIRST = 32
 """Servers that a client connects to before it needs more."""
@@ -128,7 +127,7 @@ class ServerConnection:
             raise UnreachableError(f"lost server {self.name}", why=why)
         if isinstance(waiting.answer, m.Refused):
             raise m.to_error(waiting.answer)
-        expected = m.CALL_DECLARATIONS[type(message)].answered_by
+        expected = m.answer_of(type(message))
         if not isinstance(waiting.answer, expected):
             given = type(waiting.answer).__name__
             why = f"{type(message).__name__} was answered by {given}"
@@ -428,6 +427,10 @@ class Connections:
         One is dropped only on the word of a server that those that stay verify: whoever has stolen
         the older key could otherwise have a client forget the newer CA.
         """
+        if ca_pem == self.ca_pem:
+            return
+        from gpupool.remoting.transport.authority.ca_bundle import ders_of, shows_one_of
+
         try:
             now, named = set(ders_of(self.ca_pem)), set(ders_of(ca_pem))
         except AuthenticationError as error:

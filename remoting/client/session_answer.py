@@ -11,7 +11,7 @@ from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import SessionDevice
-from gpupool.remoting.transport.pki import SESSION_SUFFIX
+from gpupool.remoting.transport.client_tls import SESSION_SUFFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

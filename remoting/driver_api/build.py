@@ -1,7 +1,8 @@
 """Build the door's ``.so`` files and the worker's launcher, with any C compiler.
 
-Run ``python -m gpupool.remoting.driver_api.build [FOLDER]``. The installation does the same through
-setup.py; tests and editable checkouts call ``build``.
+Run ``python -m gpupool.remoting.driver_api.build [FOLDER [FLAG...]]``; the flags, such as those of
+a sanitizer, are for the door's library alone. The installation does the same through setup.py;
+tests and editable checkouts call ``build``.
 """
 
 import contextlib
@@ -28,6 +29,8 @@ LIBRARY = "libcuda.so.1"
 LAUNCHER = "gpupool_launch.so"
 NVML = "libnvidia-ml.so.1"
 NCCL = "libnccl.so.2"
+ABSENT = {f"lib{path.stem}.so.1": path for path in sorted((HERE / "absent").glob("*.c"))}
+"""Libraries of NVIDIA's driver of which there is nothing behind the door: they refuse."""
 
 
 def library_dir() -> Path:
@@ -35,8 +38,8 @@ def library_dir() -> Path:
     return HERE / "library"
 
 
-def build(folder: Path, compiler: str = "") -> Path:
-    """Compile the shim into ``folder`` and return the library.
+def build(folder: Path, compiler: str = "", flags: tuple[str, ...] = ()) -> Path:
+    """Compile the shim into ``folder``, with these flags more, and return the library.
 
     Raises:
         FileNotFoundError: when there is no C compiler.
@@ -53,8 +56,10 @@ def build(folder: Path, compiler: str = "") -> Path:
     _compile(compiler, folder / NVML, sources, (*SHARED, f"-Wl,-soname,{NVML}"))
     link = (*SHARED, f"-I{HERE / 'nccl'}", f"-Wl,-soname,{NCCL}", "-Wl,-z,nodelete")
     _compile(compiler, folder / NCCL, tuple(sorted((HERE / "nccl").glob("*.c"))), link)
+    for name, source in ABSENT.items():
+        _compile(compiler, folder / name, (source,), (*SHARED, f"-Wl,-soname,{name}"))
     target = folder / LIBRARY
-    _compile(compiler, target, SOURCES, LINK)
+    _compile(compiler, target, SOURCES, (*LINK, *flags))
     with contextlib.suppress(FileExistsError):
         (folder / "libcuda.so").symlink_to(LIBRARY)
     return target
@@ -67,8 +72,8 @@ def ensure() -> Path:
         FileNotFoundError: when there is no C compiler.
         subprocess.CalledProcessError: when it fails.
     """
-    made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML, NCCL)]
-    folders = (HERE / name for name in ("shim", "native", "nvml", "nccl"))
+    made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML, NCCL, *ABSENT)]
+    folders = (HERE / name for name in ("shim", "native", "nvml", "nccl", "absent"))
     sources = [Path(__file__), *(source for folder in folders for source in folder.rglob("*.[ch]"))]
     newest = max(source.stat().st_mtime_ns for source in sources)
     if not all(path.exists() and path.stat().st_mtime_ns > newest for path in made):
@@ -85,4 +90,5 @@ def _compile(compiler: str, target: Path, sources: tuple[Path, ...], link: tuple
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else library_dir()))  # noqa: T201
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else library_dir()
+    print(build(folder, flags=tuple(sys.argv[2:])))  # noqa: T201

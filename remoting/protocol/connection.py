@@ -40,19 +40,24 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-_OPENINGS = frozenset(messages.OPENINGS.values())
-_CALLS = frozenset(messages.CALLS.values())
-_ANSWERS = frozenset(messages.ANSWERS.values()) - {messages.Welcome, messages.CaCertificate}
-_PUSHES = frozenset(messages.PUSHES.values())
-_GREETINGS = frozenset({messages.Welcome, messages.CaCertificate, messages.Refused})
+_GREETINGS = (messages.Welcome, messages.CaCertificate, messages.Refused)
 
-# What each end may send in each phase, and nothing else.
-ALLOWED: dict[tuple[End, Phase], frozenset[type[Message]]] = {
-    (End.CLIENT, Phase.CONNECTING): _OPENINGS,
-    (End.SERVER, Phase.GREETING): _GREETINGS,
-    (End.CLIENT, Phase.OPEN): _CALLS,
-    (End.SERVER, Phase.OPEN): _ANSWERS | _PUSHES,
-}
+
+def may_send(end: End, phase: Phase, kind: type[Message]) -> bool:
+    """Return whether this end may send such a message in this phase; it may send nothing else."""
+    match end, phase:
+        case End.CLIENT, Phase.CONNECTING:
+            return issubclass(kind, messages.Opening)
+        case End.SERVER, Phase.GREETING:
+            return kind in _GREETINGS
+        case End.CLIENT, Phase.OPEN:
+            return issubclass(kind, messages.Call)
+        case End.SERVER, Phase.OPEN if issubclass(kind, messages.Answer):
+            return kind not in (messages.Welcome, messages.CaCertificate)
+        case End.SERVER, Phase.OPEN:
+            return issubclass(kind, messages.Push)
+        case _:
+            return False
 
 
 class Connection:
@@ -72,11 +77,11 @@ class Connection:
         Raises:
             LocalProtocolError: when it may not; nothing has changed then.
         """
-        if type(message) not in ALLOWED.get((self.end, self.phase), frozenset()):
+        if not may_send(self.end, self.phase, type(message)):
             raise LocalProtocolError(
                 f"{type(message).__name__} cannot be sent", why=f"connection is {self.phase.value}"
             )
-        if (call == 0) is not (type(message) in _PUSHES):
+        if (call == 0) is not isinstance(message, messages.Push):
             raise LocalProtocolError("only pushes have call number 0")
         size_max = ANSWER_SIZE_MAX
         if self.end is End.CLIENT:
@@ -97,15 +102,15 @@ class Connection:
         try:
             # One at a time: a frame may change what is allowed for the frame after it.
             while self.phase is not Phase.CLOSED and (frame := self._reader.next()) is not None:
-                if frame.kind not in messages.KINDS and self._may_be_newer(frame.kind):
+                if self._may_be_newer(frame.kind) and messages.kind_of(frame.kind) is None:
                     continue
                 call, message = messages.from_body(frame.kind, frame.body)
-                if type(message) not in ALLOWED.get((self._other, self.phase), frozenset()):
+                if not may_send(self._other, self.phase, type(message)):
                     raise RemoteProtocolError(
                         f"{type(message).__name__} out of turn",
                         why=f"connection is {self.phase.value}",
                     )
-                if (call == 0) is not (type(message) in _PUSHES):
+                if (call == 0) is not isinstance(message, messages.Push):
                     raise RemoteProtocolError("only pushes have call number 0")
                 self._advance(message)
                 yield call, message

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, Lease, Partition
-from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 
 if TYPE_CHECKING:
     import socket
+
+    from gpupool.pool.model.commands import GpuReading
+    from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class SessionHost(Protocol):
         """Return the devices to offer, in nvidia-smi's order."""
         ...
 
-    def readings(self) -> dict[GpuId, GpuReading]:
+    def readings(self) -> "dict[GpuId, GpuReading]":
         """Return the latest foreign memory and fault of every GPU."""
         ...
 
@@ -102,6 +103,6 @@ class SessionHost(Protocol):
         """Kill every worker of ``lease`` and return once all are gone (waited for)."""
         ...
 
-    def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
+    def telemetry(self) -> "tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]":
         """Return the latest readings of GPUs and sessions."""
         ...

@@ -19,7 +19,8 @@ from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Lease, Partition, PartStatus
 from gpupool.pool.policy.lease_ends import notice_text
-from gpupool.pool.scheduling.placement import NoOffer, make_offer
+from gpupool.pool.scheduling.offers import NoOffer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, visible
 from gpupool.remoting.protocol import messages as m

@@ -23,17 +23,17 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.preauth_limits import Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
-from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
-from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.remoting.transport.pki import (
+from gpupool.remoting.transport.client_tls import (
     CONTROL_NAME,
     NEWEST_CONTROL_NAME,
     NEWEST_SERVER_SUFFIX,
     SERVER_SUFFIX,
     SESSION_SUFFIX,
-    TlsContexts,
 )
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
+from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
+from gpupool.remoting.transport.peer_transport import PeerTransport
+from gpupool.remoting.transport.pki import TlsContexts
 from gpupool.remoting.transport.socket_options import tune
 
 PEEK_SIZE_MAX = 4096

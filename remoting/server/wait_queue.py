@@ -38,7 +38,8 @@ from dataclasses import dataclass, field
 from gpupool.pool.model.ids import GpuId, RequestId, ServerId
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server, with_changes
 from gpupool.pool.policy.rulebook import rulebook
-from gpupool.pool.scheduling.placement import Offer, has_room_together, make_offer, may_have_room
+from gpupool.pool.scheduling.offers import Offer
+from gpupool.pool.scheduling.placement import has_room_together, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
 
 #: The length of a reservation; to ask and claim takes a tenth of it.

@@ -17,18 +17,16 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText
-from gpupool.remoting.transport.authority.ca_bundle import certificates_of, member_with
-from gpupool.remoting.transport.failures import GONE, explain
-from gpupool.remoting.transport.message_stream import MessageStream
-from gpupool.remoting.transport.pki import (
+from gpupool.remoting.transport.client_tls import (
     CONTROL_NAME,
     NEWEST_CONTROL_NAME,
     ClientContext,
     client_context,
     first_contact_context,
-    pool_of,
     server_of,
 )
+from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.socket_options import tune
 
 DIAL_TIMEOUT_S = 4.0
@@ -158,6 +156,8 @@ async def fetch_ca(
         UnreachableError: nothing answers there.
         AuthenticationError: the server that answers belongs to another pool.
     """
+    from gpupool.remoting.transport.authority.ca_bundle import certificates_of, member_with
+
     try:
         with trio.fail_after(DIAL_TIMEOUT_S):
             stream = await dial(address, first_contact_context())
@@ -194,6 +194,8 @@ async def first_contact(
         AuthenticationError: a server of the pool refuses the token.
         UnreachableError: no address of the token answers.
     """
+    from gpupool.remoting.transport.pki import pool_of
+
     failures: list[GpupoolError] = []
     for address in token.addresses:
         try:

@@ -7,12 +7,8 @@ import trio
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.ca_bundle import newest_of, number_of
-from gpupool.remoting.transport.pki import (
-    TlsContexts,
-    newest_server_name,
-    server_name,
-    server_of,
-)
+from gpupool.remoting.transport.client_tls import server_of
+from gpupool.remoting.transport.pki import TlsContexts, newest_server_name, server_name
 from gpupool.remoting.transport.socket_options import tune
 
 PEER_TIMEOUT_S = 10.0

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import trio
 from cryptography import x509
@@ -27,12 +26,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.sealed_key import public_bytes, public_of
-
-CONTROL_NAME = "control.gpupool"
-SERVER_SUFFIX = ".server.gpupool"
-SESSION_SUFFIX = ".session.gpupool"
-NEWEST_CONTROL_NAME = "newest.control.gpupool"
-NEWEST_SERVER_SUFFIX = ".newest-server.gpupool"
+from gpupool.remoting.transport.client_tls import (
+    CONTROL_NAME,
+    NEWEST_CONTROL_NAME,
+    NEWEST_SERVER_SUFFIX,
+    SERVER_SUFFIX,
+    client_context,
+    harden,
+)
 
 CA_VALID = timedelta(days=3650)
 SERVER_VALID = timedelta(days=365)
@@ -337,7 +338,7 @@ def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
 def control_context(identity: Identity) -> ssl.SSLContext:
     """Return a server's context for clients, which prove themselves with tokens."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _harden(context)
+    harden(context)
     context.load_cert_chain(identity.certificate_path, identity.key_path)
     return context
 
@@ -354,27 +355,6 @@ def peer_client_context(identity: Identity) -> ssl.SSLContext:
     """Return a server's context for dialling a peer."""
     context = client_context(identity.ca_pem)
     context.load_cert_chain(identity.certificate_path, identity.key_path)
-    return context
-
-
-class ClientContext(ssl.SSLContext):
-    """A client's context, with the name that it asks a server for."""
-
-    server_name = CONTROL_NAME
-
-
-def client_context(ca_pem: bytes) -> ClientContext:
-    """Return a client's context, which trusts the cluster CA alone, or both of a bundle.
-
-    Raises:
-        AuthenticationError: when ``ca_pem`` is no certificate.
-    """
-    context = ClientContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
-    _harden(context)
-    try:
-        context.load_verify_locations(cadata=ca_pem.decode())
-    except (ssl.SSLError, ValueError) as error:
-        raise AuthenticationError("the CA certificate is malformed") from error
     return context
 
 
@@ -434,35 +414,3 @@ class TlsContexts:
         if key not in self._made:
             self._made[key] = make(self.newest if newest else self._identity)
         return self._made[key]
-
-
-def first_contact_context() -> ssl.SSLContext:
-    """Return the context that fetches the CA certificate, before a server can be verified.
-
-    No secret is sent over the connection. The certificate that comes over it is trusted only when
-    its SHA-256 is the token's.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _harden(context)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _harden(context: ssl.SSLContext) -> None:
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Sessions are never resumed: each connection shows its certificate afresh.
-    context.options |= ssl.OP_NO_TICKET
-
-
-def server_of(certificate: dict[str, Any] | None) -> ServerId | None:
-    """Return the server that a verified certificate names, as ``getpeercert()`` gives it."""
-    if not certificate:
-        return None
-    names: Iterable[tuple[str, str]] = certificate.get("subjectAltName", ())
-    found = [
-        value.removesuffix(SERVER_SUFFIX)
-        for kind, value in names
-        if kind == "DNS" and value.endswith(SERVER_SUFFIX)
-    ]
-    return ServerId(found[0]) if len(found) == 1 else None

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from gpupool.pool.model.ids import Milliseconds, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.pool.policy.rulebook import rulebook
-from gpupool.pool.scheduling.placement import Offer, make_offer, may_have_room
+from gpupool.pool.scheduling.offers import Offer
+from gpupool.pool.scheduling.placement import make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults

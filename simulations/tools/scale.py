@@ -42,7 +42,8 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.reconcile import plan_host
-from gpupool.pool.scheduling.placement import Offer, make_offer
+from gpupool.pool.scheduling.offers import Offer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import choose
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver

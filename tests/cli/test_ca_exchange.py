@@ -25,10 +25,9 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import save_credentials
 from gpupool.remoting.client.enrolment import login
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, keys_of
+from gpupool.remoting.transport.client_tls import CONTROL_NAME, client_context
 from gpupool.remoting.transport.pki import (
-    CONTROL_NAME,
     Authority,
-    client_context,
     create_key_and_csr,
     newest_server_name,
     server_name,

@@ -58,6 +58,9 @@ COUNTS_INTERRUPTS = textwrap.dedent(
     sys.exit(len(seen) + 40)
     """
 )
+WITHOUT_LIBRARY = "child._started = lambda *_: None\n"
+"""Where there was no C compiler, a Python process starts the program."""
+
 DEADLINE_S = 20.0
 
 
@@ -65,6 +68,15 @@ DEADLINE_S = 20.0
 def parent(tmp_path: Path) -> list[str]:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
+    return [sys.executable, str(script)]
+
+
+@pytest.fixture(params=["by the library", "by Python"])
+def any_parent(tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
+    script = tmp_path / "parent.py"
+    before, main = PARENT.split("async def main", 1)
+    other = WITHOUT_LIBRARY if request.param == "by Python" else ""
+    script.write_text(f"{before}{other}async def main{main}")
     return [sys.executable, str(script)]
 
 
@@ -90,17 +102,17 @@ def test_missing_program(parent: list[str]) -> None:
     assert "cannot find the program 'no-such-program'" in text
 
 
-def test_programs_that_cannot_run(parent: list[str], tmp_path: Path) -> None:
+def test_programs_that_cannot_run(any_parent: list[str], tmp_path: Path) -> None:
     plain = tmp_path / "plain.py"
     plain.write_text("print(1)\n")
-    assert outcome([*parent, str(plain)])[0] == 126
-    assert outcome([*parent, str(tmp_path)])[0] == 126
+    assert outcome([*any_parent, str(plain)])[0] == 126
+    assert outcome([*any_parent, str(tmp_path)])[0] == 126
     plain.chmod(0o755)  # no first line that names an interpreter: ENOEXEC
-    code, text = outcome([*parent, str(plain)])
+    code, text = outcome([*any_parent, str(plain)])
     assert code == 126
     assert "cannot run" in text
     plain.write_text("#!/no/such/python\n")
-    code, text = outcome([*parent, str(plain)])
+    code, text = outcome([*any_parent, str(plain)])
     assert code == 126
     assert "interpreter" in text
 
@@ -188,9 +200,9 @@ def test_the_program_sees_the_terminal(terminal: Any, parent: list[str]) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does it, on Linux")
-def test_a_killed_parent_takes_the_program_along(parent: list[str], tmp_path: Path) -> None:
+def test_a_killed_parent_takes_the_program_along(any_parent: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*parent, "sh", "-c", "echo $$; exec sleep 60"], stdout=subprocess.PIPE, text=True
+        [*any_parent, "sh", "-c", "echo $$; exec sleep 60"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     child = int(process.stdout.readline())
@@ -203,13 +215,13 @@ def test_a_killed_parent_takes_the_program_along(parent: list[str], tmp_path: Pa
     os.close(descriptor)
 
 
-def test_the_program_starts_with_default_signals(parent: list[str]) -> None:
+def test_the_program_starts_with_default_signals(any_parent: list[str]) -> None:
     """What Python does to its own signals is undone, and the environment is the given one."""
-    _, text = outcome([*parent, "grep", "-E", "SigIgn|SigBlk", "/proc/self/status"])
+    _, text = outcome([*any_parent, "grep", "-E", "SigIgn|SigBlk", "/proc/self/status"])
     # Signals 32 and 33 are the C library's own, for its threads.
     masks = {int(line.split()[1], 16) & ~(0b11 << 31) for line in text.splitlines()}
     assert masks == {0}
-    _, text = outcome([*parent, "sh", "-c", "echo $0 $@", "one", "two"])
+    _, text = outcome([*any_parent, "sh", "-c", "echo $0 $@", "one", "two"])
     assert text == "one two\n"
 
 

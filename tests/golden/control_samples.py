@@ -1,6 +1,7 @@
 """What clients and servers say to each other, as bytes: messages, frames, tokens, credentials."""
 
 import dataclasses
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -13,10 +14,12 @@ from gpupool.pool.model.ids import Plain, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.credentials import Credentials, save_credentials
-from gpupool.remoting.protocol import connection, framing, handshake, messages
+from gpupool.remoting.protocol import framing, handshake, messages
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.connection import End, Phase, may_send
 from gpupool.remoting.protocol.token_text import TokenText, format_token
-from gpupool.remoting.transport.pki import CONTROL_NAME, server_name
+from gpupool.remoting.transport.client_tls import CONTROL_NAME
+from gpupool.remoting.transport.pki import server_name
 
 SIZE_MAX = 1 << 20
 CALL_FULL, CALL_BARE = 0x01020304, 7
@@ -79,8 +82,11 @@ def rules() -> dict[str, bytes]:
             f"call {messages.CALL_NUMBER_MAX}"
         ),
     }
-    for (end, phase), kinds in connection.ALLOWED.items():
-        numbers = sorted(messages.NUMBERS[kind] for kind in kinds)
+    for end, phase in itertools.product(End, Phase):
+        allowed = [n for n, kind in messages.KINDS.items() if may_send(end, phase, kind)]
+        if not allowed:
+            continue
+        numbers = sorted(allowed)
         found[f"{end.value} may send when {phase.value}"] = _text(" ".join(map(str, numbers)))
     return found
 

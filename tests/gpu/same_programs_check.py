@@ -1,6 +1,6 @@
 """Run the C programs of the test suite on the real driver: natively, and behind the CUDA door.
 
-    python tests/gpu/same_programs_check.py [--jobs N] [--gpus N] [--runtimes FOLDER]
+    python tests/gpu/same_programs_check.py [--jobs N] [--gpus N] [--runtimes FOLDER] [--only NAMES]
 
 The test suite runs them with a driver without a GPU (``tests/remoting/driver_api``). Behind the
 door they must print the same here as there. Natively some cannot, because they ask for what a
@@ -74,6 +74,7 @@ PROGRAMS = [
     Program("rows", (CUBIN,)),
     Program("graphs", (CUBIN,)),
     Program("captures", (CUBIN,)),
+    Program("refused", (CUBIN, "/tmp")),
     Program("counted", (SPECIAL,)),
     Program("arrays", (SPECIAL,)),
     Program("mapped", (SPECIAL,)),
@@ -116,6 +117,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--runtimes", type=Path)
+    parser.add_argument("--only", default="", help="names of programs, between commas")
     options = parser.parse_args()
     programs = PROGRAMS + (of_runtimes(options.runtimes.resolve()) if options.runtimes else [])
     library = build.ensure().parent
@@ -135,7 +137,12 @@ def main() -> int:
             native = run(words, LIMIT_S, place / "native.log", env)
             return native, run(door, LIMIT_S, place / "remote.log", env)
 
-        chosen = [n for n, program in enumerate(programs) if program.gpus <= options.gpus]
+        only = {name for name in options.only.split(",") if name}
+        chosen = [
+            at
+            for at, program in enumerate(programs)
+            if program.gpus <= options.gpus and (not only or program.name in only)
+        ]
         failed = 0
         with ThreadPoolExecutor(options.jobs) as threads:
             for number, (native, remote) in zip(chosen, threads.map(both, chosen), strict=True):

@@ -15,7 +15,7 @@ exec unshare --mount sh -c '
         fi
     done
     mount --rbind "$made" /dev
-    for library in $(ldconfig -p | sed -n "s/.*lib\(cuda\|nvidia-ml\)\.so.* => //p"); do
+    for library in $(ldconfig -p | sed -n "s/.*lib\(cuda\|cudadebugger\|nvcuvid\|nvoptix\|nvidia-[a-z-]*\)\.so.* => //p"); do
         mount --bind /dev/null "$(readlink -f "$library")" || true
     done
     exec "$@"

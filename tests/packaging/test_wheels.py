@@ -13,18 +13,28 @@ from tests.remoting.driver_api.test_hardening import weaknesses
 
 pytestmark = pytest.mark.slow
 
-LIBRARIES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", "gpupool_launch.so")
+LIBRARIES = (
+    "gpupool_launch.so",
+    "libcuda.so",
+    "libcuda.so.1",
+    "libnccl.so.2",
+    "libnvcuvid.so.1",
+    "libnvidia-encode.so.1",
+    "libnvidia-opticalflow.so.1",
+    "libnvidia-ml.so.1",
+)
 LOAD = """
 import ctypes, pathlib, gpupool.remoting.driver_api.build as build
 folder = build.library_dir()
 cuda = ctypes.CDLL(str(folder / "libcuda.so.1"))
 version = ctypes.c_int()
 assert cuda.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value >= 12000, version
-for name in ("libnvidia-ml.so.1", "gpupool_launch.so"):
-    ctypes.CDLL(str(folder / name))
+for path in folder.iterdir():
+    if path.name not in ("libcuda.so", "libcuda.so.1", "libnccl.so.2"):
+        ctypes.CDLL(str(path))
 print("libraries load", *sorted(path.name for path in folder.iterdir()))
 """
-LOADED = "libraries load gpupool_launch.so libcuda.so libcuda.so.1 libnvidia-ml.so.1"
+LOADED = " ".join(("libraries load", *LIBRARIES))
 
 
 def test_the_same_commit_gives_the_same_files(

@@ -21,7 +21,8 @@ from gpupool.pool.model.policy import Policy, Zone
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, PoolState, Request, TokenKind
 from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
 from gpupool.pool.transitions import policy_versions
 from gpupool.pool.transitions.state_machine import PoolMachine

@@ -14,7 +14,8 @@ from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Partition, Placement, PoolState, Request
 from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
-from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
 from gpupool.pool.transitions.state_machine import PoolMachine
 

@@ -10,7 +10,8 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, PoolState, Request
-from gpupool.pool.scheduling.placement import NoOffer, make_offer
+from gpupool.pool.scheduling.offers import NoOffer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import server_state
 

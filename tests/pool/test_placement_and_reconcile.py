@@ -22,7 +22,8 @@ from gpupool.pool.model.state import (
 from gpupool.pool.reconcile import STOPPING, is_drained_by_stop, plan_host, plan_leader
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.filters import parse_filter
-from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import Choice, rank
 from gpupool.pool.transitions.state_machine import PoolMachine
 

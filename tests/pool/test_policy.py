@@ -14,7 +14,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.fairness import reserved_for_others
-from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.transitions.uploads import STAGED_LAPSE_MS

@@ -16,7 +16,8 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.policy import MILLI, UNIT
 from gpupool.pool.model.state import STARVED_AFTER_MS, PoolState, Request
-from gpupool.pool.scheduling.placement import Offer, make_offer
+from gpupool.pool.scheduling.offers import Offer
+from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import rank
 from gpupool.pool.transitions.state_machine import PoolMachine
 

@@ -10,7 +10,7 @@ from tests.pool.pool_strategies import GIB
 
 from gpupool.pool.model.ids import GpuId, Incarnation, RequestId, ServerId
 from gpupool.pool.model.state import Placement, Request
-from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
+from gpupool.pool.scheduling.offers import NoOffer, Offer, OfferedGpu
 from gpupool.pool.scheduling.ranking import Choice, choose, explain, rank
 
 

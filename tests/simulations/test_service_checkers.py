@@ -7,7 +7,7 @@ import pytest
 from gpupool.consensus.protocol import raft_settings
 from gpupool.pool.model.commands import Envelope, RevokeToken
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
-from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.checkers.service_checkers import (
     SERVED_S,

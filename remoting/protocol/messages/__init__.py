@@ -33,37 +33,13 @@ answer and the rights: see ``declaration``. The drawing of it all::
 # ruff: noqa: F401
 # pyright: reportUnusedImport=false
 
-from gpupool.remoting.protocol.messages.admin_messages import (
-    AuditNow,
-    ChecksDone,
-    GetAudit,
-    GetHistory,
-    GetTelemetry,
-    GetUsage,
-    GetView,
-    HistoryIs,
-    ListTokens,
-    RunChecks,
-    Subscribe,
-    TelemetryNow,
-    Tokens,
-    TokenState,
-    TokenView,
-    Update,
-    UsageIs,
-    ViewNow,
-)
-from gpupool.remoting.protocol.messages.backup_messages import (
-    BackupIs,
-    GetBackup,
-    PutPart,
-    RestoreBackup,
-)
+import importlib
+from typing import TYPE_CHECKING
+
+from gpupool.remoting.protocol.messages import declaration
 from gpupool.remoting.protocol.messages.declaration import (
-    BY_NUMBER,
-    CALL_DECLARATIONS,
     CALL_NUMBER_MAX,
-    NUMBERS,
+    LATER,
     PUSH_MIN,
     Answer,
     Call,
@@ -71,7 +47,10 @@ from gpupool.remoting.protocol.messages.declaration import (
     Opening,
     Push,
     Rights,
+    answer_of,
+    declare_all,
     from_body,
+    kind_of,
     to_frame,
 )
 from gpupool.remoting.protocol.messages.hello_messages import (
@@ -106,36 +85,95 @@ from gpupool.remoting.protocol.messages.lease_messages import (
     Release,
     SessionOpened,
 )
-from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinPool
-from gpupool.remoting.protocol.messages.orders import (
-    ORDER_SIZE,
-    CreateToken,
-    DrainGpu,
-    DrainServer,
-    EndLease,
-    Issue,
-    LabelServer,
-    Order,
-    RemoveServer,
-    RenewToken,
-    RetireCa,
-    RevokeToken,
-    RotateCa,
-    SetClock,
-)
-from gpupool.remoting.protocol.messages.policy_messages import (
-    CheckPolicy,
-    GetPolicy,
-    GetPolicyHistory,
-    PolicyHistory,
-    PolicyIs,
-    PolicyVerdict,
-    PutPolicy,
-)
 
-#: Every message by its number on the wire, and the same for each kind.
-KINDS = dict(sorted(BY_NUMBER.items()))
-OPENINGS = {number: kind for number, kind in KINDS.items() if issubclass(kind, Opening)}
-CALLS = {number: kind for number, kind in KINDS.items() if issubclass(kind, Call)}
-ANSWERS = {number: kind for number, kind in KINDS.items() if issubclass(kind, Answer)}
-PUSHES = {number: kind for number, kind in KINDS.items() if issubclass(kind, Push)}
+if TYPE_CHECKING:
+    from gpupool.remoting.protocol.messages.admin_messages import (
+        AuditNow,
+        ChecksDone,
+        GetAudit,
+        GetHistory,
+        GetTelemetry,
+        GetUsage,
+        GetView,
+        HistoryIs,
+        ListTokens,
+        RunChecks,
+        Subscribe,
+        TelemetryNow,
+        Tokens,
+        TokenState,
+        TokenView,
+        Update,
+        UsageIs,
+        ViewNow,
+    )
+    from gpupool.remoting.protocol.messages.backup_messages import (
+        BackupIs,
+        GetBackup,
+        PutPart,
+        RestoreBackup,
+    )
+    from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinPool
+    from gpupool.remoting.protocol.messages.orders import (
+        ORDER_SIZE,
+        CreateToken,
+        DrainGpu,
+        DrainServer,
+        EndLease,
+        Issue,
+        LabelServer,
+        Order,
+        RemoveServer,
+        RenewToken,
+        RetireCa,
+        RevokeToken,
+        RotateCa,
+        SetClock,
+    )
+    from gpupool.remoting.protocol.messages.policy_messages import (
+        CheckPolicy,
+        GetPolicy,
+        GetPolicyHistory,
+        PolicyHistory,
+        PolicyIs,
+        PolicyVerdict,
+        PutPolicy,
+    )
+
+    # All messages are imported when one of these tables is read.
+    BY_NUMBER: dict[int, type[Message]]
+    NUMBERS: dict[type[Message], int]
+    CALL_DECLARATIONS: dict[type[Call], declaration.CallDeclaration]
+    KINDS: dict[int, type[Message]]
+    OPENINGS: dict[int, type[Opening]]
+    CALLS: dict[int, type[Call]]
+    ANSWERS: dict[int, type[Answer]]
+    PUSHES: dict[int, type[Push]]
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import what is first used now: a module of messages, or all for a table of them."""
+        value = None if name.startswith("_") else _table(name) or _found_later(name)
+        if value is None:
+            raise AttributeError(f"there is no message {name}")
+        globals()[name] = value
+        return value
+
+
+def _table(name: str) -> object:
+    if name not in ("BY_NUMBER", "NUMBERS", "CALL_DECLARATIONS", "KINDS", *_BASES):
+        return None
+    declare_all()
+    kinds = dict(sorted(declaration.BY_NUMBER.items()))
+    globals().update({kind.__name__: kind for kind in kinds.values()})
+    if name in _BASES:
+        return {number: kind for number, kind in kinds.items() if issubclass(kind, _BASES[name])}
+    return kinds if name == "KINDS" else getattr(declaration, name)
+
+
+_BASES = {"OPENINGS": Opening, "CALLS": Call, "ANSWERS": Answer, "PUSHES": Push}
+
+
+def _found_later(name: str) -> object:
+    modules = (importlib.import_module(f"{__name__}.{each}") for each in LATER)
+    return next((getattr(each, name) for each in modules if hasattr(each, name)), None)

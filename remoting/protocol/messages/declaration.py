@@ -9,6 +9,7 @@ The tables of numbers, the server's check of rights and the table of docs/securi
 A frame's body is the CBOR array ``[call number, fields]``.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -86,7 +87,30 @@ NUMBERS: dict[type[Message], int] = {}
 #: The declaration of every call.
 CALL_DECLARATIONS: dict[type[Call], CallDeclaration] = {}
 
+#: Modules of this package that are imported when one of their messages is first needed. A program's
+#: start waits for what its client imports, and most clients only ask for GPUs.
+LATER = (
+    "admin_messages",
+    "backup_messages",
+    "membership_messages",
+    "orders",
+    "policy_messages",
+)
+
 M = TypeVar("M", bound=Message)
+
+
+def declare_all() -> None:
+    """Import the modules of all messages, so that the tables above are whole."""
+    for name in LATER:
+        importlib.import_module(f"{__package__}.{name}")
+
+
+def kind_of(number: int) -> type[Message] | None:
+    """Return the message with this number, or None: there is none."""
+    if number not in BY_NUMBER:
+        declare_all()
+    return BY_NUMBER.get(number)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -116,6 +140,11 @@ def message(
     return declare
 
 
+def answer_of(call: type[Call]) -> type[Answer]:
+    """Return the declared answer to a call."""
+    return CALL_DECLARATIONS[call].answered_by
+
+
 def to_frame(call: int, message: Message, *, size_max: int) -> bytes:
     """Return ``message`` as one frame, as call number ``call`` or an answer to it."""
     return frame_bytes(NUMBERS[type(message)], dump([call, encode(message)]), size_max=size_max)
@@ -127,7 +156,7 @@ def from_body(kind: int, body: bytes) -> tuple[int, Message]:
     Raises:
         RemoteProtocolError: for an unknown kind, or a body that is not exactly its message.
     """
-    expected = BY_NUMBER.get(kind)
+    expected = kind_of(kind)
     if expected is None:
         raise RemoteProtocolError("unknown message", why=f"kind {kind}")
     plain = load(body)

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Partition, Request
-from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.remoting.protocol.messages.declaration import (
     Answer,
     Call,

@@ -23,7 +23,7 @@ from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.server.preauth_limits import KNOWN_FACTOR
 from gpupool.remoting.server.router import HTTPS_ONLY, ToPlainHttp, ToWeb, route
 from gpupool.remoting.server.server_settings import ServerSettings
-from gpupool.remoting.transport.pki import client_context
+from gpupool.remoting.transport.client_tls import client_context
 
 
 async def until_ended(stream: trio.abc.Stream, within_s: float = 5.0) -> None:

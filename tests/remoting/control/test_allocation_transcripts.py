@@ -25,7 +25,7 @@ import pytest
 from gpupool.pool.errors import UnreachableError
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Request
-from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
+from gpupool.pool.scheduling.offers import NoOffer, Offer, OfferedGpu
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.client.negotiation_actions import (
     Action,

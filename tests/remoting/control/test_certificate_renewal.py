@@ -22,15 +22,14 @@ from gpupool.remoting.transport.authority.certificate_renewal import (
     RenewalSettings,
     ServerCertificates,
 )
+from gpupool.remoting.transport.client_tls import CONTROL_NAME, client_context
 from gpupool.remoting.transport.failures import explain
 from gpupool.remoting.transport.pki import (
-    CONTROL_NAME,
     Authority,
     Identity,
     TlsContexts,
     Validity,
     check_server_certificate,
-    client_context,
     control_context,
     create_ca,
     create_key_and_csr,

@@ -49,13 +49,12 @@ from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.router import WebDoor, client_hello_name
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.client_tls import client_context, first_contact_context
 from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
-    client_context,
     create_key_and_csr,
     fingerprint,
-    first_contact_context,
     peer_client_context,
     server_name,
 )

@@ -27,13 +27,12 @@ from gpupool.remoting.transport.authority.ca_bundle import ders_of, numbers_of, 
 from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
+from gpupool.remoting.transport.client_tls import CONTROL_NAME, NEWEST_CONTROL_NAME
 from gpupool.remoting.transport.dial import Greeting, fetch_ca
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_dial import TlsDialler
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
-    CONTROL_NAME,
-    NEWEST_CONTROL_NAME,
     Authority,
     Identity,
     TlsContexts,

@@ -1,5 +1,6 @@
 """What the tests of the CUDA door share."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,5 +10,10 @@ from gpupool.remoting.driver_api import build
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    """Give the folder with the shim, and with what the worker loads, as an installation has it."""
+    """Give the folder with the shim, and with what the worker loads, as an installation has it.
+
+    ``make sanitized-tests`` gives a folder of its own, and flags for the C programs.
+    """
+    if "GPUPOOL_LIBRARY" in os.environ:
+        return Path(os.environ["GPUPOOL_LIBRARY"])
     return build.ensure().parent

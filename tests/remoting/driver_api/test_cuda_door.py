@@ -43,10 +43,17 @@ KERNELS = HERE / "fake_cuda" / "kernels"
 MEMORY = 64 << 20
 
 
+in_python = pytest.mark.skipif(
+    "GPUPOOL_SANITIZERS" in os.environ, reason="Python itself has no sanitizer"
+)
+"""Marks tests in which a Python process loads the door's library."""
+
+
 def compiled(name: str, folder: Path, library: Path) -> Path:
     """Compile a program against the shim alone."""
     program = folder / name
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    command += os.environ.get("GPUPOOL_SANITIZERS", "").split()
     programs = HERE / "programs"
     source, linked = programs / f"{name}.c", library / build.LIBRARY
     objects.compiled(command, source, program, (programs, build.HEADERS), (linked,))

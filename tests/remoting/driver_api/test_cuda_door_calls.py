@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
-from test_cuda_door import compiled, run
+from test_cuda_door import compiled, in_python, run
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema import table
@@ -57,6 +57,28 @@ def test_what_the_samples_of_cuda_do(library: Path, tmp_path: Path) -> None:
     assert both("textbook", library, tmp_path, str(IMAGE)) == "1 node\nresults right\n"
 
 
+NATIVELY = """\
+no room for nodes: 1 1 1 1 1
+what was told stays: 1
+more when asked for: 1
+no cluster: 1
+waits: 0 1 0
+an empty file: 200
+the legacy stream: 906 0
+before: 401, on the other stream: 903, at the end: 901
+a device beside itself: 101
+results right
+"""
+"""As seen on an H200 in the tests of Lupine and of CuPy."""
+
+
+def test_what_the_driver_refuses_at_once(library: Path, tmp_path: Path) -> None:
+    program = compiled("refused", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program), str(IMAGE), str(tmp_path)])
+    assert done.stdout == NATIVELY, done.stderr
+
+
 def test_pointers_streams_and_contexts(library: Path, tmp_path: Path) -> None:
     """What a pointer is, what a stream was set to, and what ends with a context."""
     printed = both("owners", library, tmp_path)
@@ -74,6 +96,7 @@ TABLES = [
 ]
 
 
+@in_python
 def test_the_tables_that_libraries_ask_for(library: Path) -> None:
     shim = ctypes.CDLL(str(library / build.LIBRARY))
     table = ctypes.c_void_p()

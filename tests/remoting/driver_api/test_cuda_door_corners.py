@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
-from test_cuda_door import HERE, KERNELS, ROOT, compiled, in_one_process, right, run
+from test_cuda_door import HERE, KERNELS, ROOT, compiled, in_one_process, in_python, right, run
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.memory import cuda_arrays
@@ -84,6 +84,7 @@ def test_a_program_ends_at_once(what: str, corners: str, library: Path, tmp_path
     assert done.returncode == 0, done.stderr
 
 
+@in_python
 def test_a_library_that_is_closed_stays(corners: str, library: Path, tmp_path: Path) -> None:
     """Its threads run on, and forks call it."""
     code = "import _ctypes, ctypes, os, time; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0)"

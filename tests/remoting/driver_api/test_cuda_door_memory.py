@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
-from test_cuda_door import KERNELS, ROOT, compiled, right, run
+from test_cuda_door import KERNELS, ROOT, compiled, in_python, right, run
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.memory.mirrors import (
@@ -159,6 +159,7 @@ for name in sys.argv[1:]:
 """
 
 
+@in_python
 def test_memory_in_which_nccls_kernels_wait_needs_a_host(library: Path, tmp_path: Path) -> None:
     """It is shared among workers; without their host NCCL fails, and is told why."""
     with Control(tmp_path) as control:

@@ -33,6 +33,15 @@ bool gp_find_range(uint64_t address, struct gp_range *found) {
     return hit;
 }
 
+bool gp_set_waits(uint64_t address, bool waits) {
+    pthread_rwlock_wrlock(&range_lock);
+    size_t at = behind(address);
+    bool hit = at > 0 && address - ranges[at - 1].start < ranges[at - 1].size;
+    if (hit) ranges[at - 1].waits = waits;
+    pthread_rwlock_unlock(&range_lock);
+    return hit;
+}
+
 void gp_own(uint64_t start) {
     pthread_rwlock_wrlock(&range_lock);
     size_t at = behind(start);

@@ -80,10 +80,14 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     // A graph that the program gave it has already.
     if (graph == NULL && (capture == NULL || !capture->given)) return GP_INVALID_VALUE;
     if (capture == NULL) return GP_ILLEGAL_STATE;
-    if (capture->origin != handle) return GP_CAPTURE_UNMATCHED;
+    if (capture->origin != handle) {
+        capture->ended_elsewhere = true;
+        return GP_CAPTURE_UNMATCHED;
+    }
     struct gp_handle *made = capture->graph;
     bool given = capture->given;
     int status = gp_call_end_capture(handle->id, made->id);
+    if (capture->ended_elsewhere && status != GP_SUCCESS) status = GP_CAPTURE_INVALIDATED;
     gp_end_capture(capture);
     if (status == GP_SUCCESS) {
         if (graph != NULL) *graph = made;
@@ -95,12 +99,18 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
 
 // --- questions ------------------------------------------------------------------------------------
 
+// The legacy stream would wait for the captured one, which nothing may do.
+static bool is_legacy_beside_blocking(const struct gp_handle *handle) {
+    return handle->id == GP_LEGACY_STREAM && gp_blocking_capture(gp_current_device());
+}
+
 GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     if (status == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
+    if (is_legacy_beside_blocking(handle)) return GP_CAPTURE_IMPLICIT;
     const struct gp_capture *capture = gp_find_capture(handle);
     *status = capture == NULL ? 0 : capture->spoiled ? 2 : 1;
     return GP_SUCCESS;
@@ -114,6 +124,7 @@ static int capture_info(void *stream, int *status, uint64_t *id, void **graph, v
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (status == NULL) return GP_INVALID_VALUE;
+    if (is_legacy_beside_blocking(handle)) return GP_CAPTURE_IMPLICIT;
     struct gp_capture *capture = gp_find_capture(handle);
     *status = capture != NULL;
     if (id != NULL) *id = capture == NULL ? 0 : capture->id;

@@ -242,15 +242,16 @@ static int answer_all(struct answer *answer, size_t *count) {
     return GP_SUCCESS;
 }
 
-static int ask(void *handle, enum gp_kind kind, size_t *count) {
+// The number of an array that is there says how much room it has.
+static int ask(void *handle, enum gp_kind kind, const void *into, size_t *count) {
     GP_ENTER();
     GP_CHECK(gp_check(handle, kind));
-    if (count == NULL) return GP_INVALID_VALUE;
+    if (count == NULL || (into != NULL && *count == 0)) return GP_INVALID_VALUE;
     return gp_know(kind == GP_GRAPH ? handle : GP_NODE_OF(handle)->graph);
 }
 
 GP_EXPORT int cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
-    GP_CHECK(ask(graph, GP_GRAPH, count));
+    GP_CHECK(ask(graph, GP_GRAPH, nodes, count));
     const struct gp_graph *of = GP_GRAPH_OF(graph);
     struct answer answer = {.nodes = nodes, .room = *count};
     for (unsigned at = 0; at < of->count; at++) answer_one(&answer, of->nodes[at], NULL);
@@ -258,7 +259,7 @@ GP_EXPORT int cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
 }
 
 GP_EXPORT int cuGraphGetRootNodes(void *graph, void **nodes, size_t *count) {
-    GP_CHECK(ask(graph, GP_GRAPH, count));
+    GP_CHECK(ask(graph, GP_GRAPH, nodes, count));
     const struct gp_graph *of = GP_GRAPH_OF(graph);
     struct answer answer = {.nodes = nodes, .room = *count};
     for (unsigned at = 0; at < of->count; at++) {
@@ -269,7 +270,7 @@ GP_EXPORT int cuGraphGetRootNodes(void *graph, void **nodes, size_t *count) {
 
 static int get_edges(void *graph, void **from, void **to, struct gp_edge_data *data,
                      size_t *count) {
-    GP_CHECK(ask(graph, GP_GRAPH, count));
+    GP_CHECK(ask(graph, GP_GRAPH, from, count));
     if ((from == NULL) != (to == NULL)) return GP_INVALID_VALUE;
     const struct gp_graph *of = GP_GRAPH_OF(graph);
     struct answer answer = {.nodes = from, .data = data, .room = *count};
@@ -285,7 +286,7 @@ static int get_edges(void *graph, void **from, void **to, struct gp_edge_data *d
 }
 
 static int get_dependencies(void *handle, void **nodes, struct gp_edge_data *data, size_t *count) {
-    GP_CHECK(ask(handle, GP_NODE, count));
+    GP_CHECK(ask(handle, GP_NODE, nodes, count));
     const struct gp_node *node = GP_NODE_OF(handle);
     struct answer answer = {.nodes = nodes, .data = data, .room = *count};
     for (unsigned at = 0; at < node->edge_count; at++) {
@@ -295,7 +296,7 @@ static int get_dependencies(void *handle, void **nodes, struct gp_edge_data *dat
 }
 
 static int get_dependents(void *handle, void **nodes, struct gp_edge_data *data, size_t *count) {
-    GP_CHECK(ask(handle, GP_NODE, count));
+    GP_CHECK(ask(handle, GP_NODE, nodes, count));
     const struct gp_graph *graph = GP_GRAPH_OF(GP_NODE_OF(handle)->graph);
     struct answer answer = {.nodes = nodes, .data = data, .room = *count};
     for (unsigned at = 0; at < graph->count; at++) {

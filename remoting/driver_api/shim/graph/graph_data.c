@@ -47,6 +47,13 @@ void gp_drop_node(struct gp_handle *handle) {
     free(node->edges);
     free(node->pointers);
     free(node->bytes);
+    while (node->former != NULL) {
+        struct gp_told *former = node->former;
+        node->former = former->next;
+        free(former->pointers);
+        free(former->bytes);
+        free(former);
+    }
     free(node);
     gp_end(handle);
 }

@@ -180,7 +180,7 @@ static int note_allocations(const struct gp_exec *exec) {
         struct gp_range range;
         if (gp_find_range(one->address, &range)) continue;
         GP_CHECK(gp_add_range((struct gp_range){one->address, one->size, GP_DEVICE_MEMORY,
-                                                one->device, GP_OF_POOL, 0, NULL}));
+                                                one->device, GP_OF_POOL, 0, NULL, false}));
     }
     return GP_SUCCESS;
 }

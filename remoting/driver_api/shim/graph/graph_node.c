@@ -80,7 +80,7 @@ int gp_graph_allocates(struct gp_handle *handle, uint64_t address, uint64_t size
     graph->memory = true;
     GP_CHECK(keep_allocation(&graph->allocations, (struct gp_allocation){address, size, device,
                                                                           false}));
-    return gp_add_range((struct gp_range){address, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, NULL});
+    return gp_add_range((struct gp_range){address, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, NULL, false});
 }
 
 void gp_graph_frees(struct gp_handle *handle, uint64_t address) {

@@ -218,8 +218,16 @@ int gp_pack(struct gp_handle *graph, const struct gp_node_params *given,
 int gp_note_params(struct gp_handle *handle, const struct gp_node_params *given,
                    struct gp_packed *packed) {
     struct gp_node *node = GP_NODE_OF(handle);
-    free(node->bytes);
-    free(node->pointers);
+    struct gp_told *former = node->told ? malloc(sizeof *former) : NULL;
+    if (node->told && former == NULL) return GP_OUT_OF_MEMORY;
+    if (former != NULL) {
+        *former = (struct gp_told){node->former, node->bytes, node->pointers};
+        node->former = former;
+        node->told = false;
+    } else {
+        free(node->bytes);
+        free(node->pointers);
+    }
     node->pointers = NULL;
     node->params = *given;
     node->bytes = packed->bytes;

@@ -14,6 +14,7 @@ static int get_part(void *handle, int type, void *out, size_t at, size_t size) {
     struct gp_node *node;
     GP_CHECK(find(handle, type, out, &node));
     memcpy(out, (const unsigned char *)&node->params + at, size);
+    node->told = true;
     return GP_SUCCESS;
 }
 

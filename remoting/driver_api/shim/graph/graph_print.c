@@ -11,7 +11,10 @@ static const char *type_of(int type) {
     return type >= 0 && type < (int)(sizeof names / sizeof *names) ? names[type] : "OTHER";
 }
 
-static void print_node(FILE *file, const struct gp_node *node) {
+#define VERBOSE 1
+
+static void print_node(FILE *file, const struct gp_handle *handle, unsigned flags) {
+    const struct gp_node *node = GP_NODE_OF(handle);
     const struct gp_node_params *params = &node->params;
     fprintf(file, "%s", type_of(params->type));
     switch (params->type) {
@@ -41,16 +44,20 @@ static void print_node(FILE *file, const struct gp_node *node) {
             break;
         default: break;
     }
+    if (flags & VERBOSE) {
+        fprintf(file, "\\nid %llu, %u edges in, %u bytes of parameters",
+                (unsigned long long)handle->id, node->edge_count, node->size);
+    }
 }
 
-static int print_graph(FILE *file, struct gp_handle *handle, int depth) {
+static int print_graph(FILE *file, struct gp_handle *handle, unsigned flags, int depth) {
     GP_CHECK(gp_know(handle));
     const struct gp_graph *graph = GP_GRAPH_OF(handle);
     unsigned long long id = handle->id;
     fprintf(file, "subgraph cluster_%llu {\nlabel=\"graph_%llu\" graph[style=\"dashed\"];\n", id, id);
     for (unsigned at = 0; at < graph->count; at++) {
         fprintf(file, "\"graph_%llu_node_%u\"[shape=\"record\" label=\"{%u\\n", id, at, at);
-        print_node(file, GP_NODE_OF(graph->nodes[at]));
+        print_node(file, graph->nodes[at], flags);
         fprintf(file, "}\"];\n");
     }
     for (unsigned to = 0; to < graph->count; to++) {
@@ -65,21 +72,20 @@ static int print_graph(FILE *file, struct gp_handle *handle, int depth) {
     for (unsigned at = 0; at < graph->count && depth < GP_CHILDREN_MAX; at++) {
         const struct gp_node *node = GP_NODE_OF(graph->nodes[at]);
         for (unsigned child = 0; child < node->child_count; child++) {
-            GP_CHECK(print_graph(file, node->children[child], depth + 1));
+            GP_CHECK(print_graph(file, node->children[child], flags, depth + 1));
         }
     }
     return GP_SUCCESS;
 }
 
 GP_EXPORT int cuGraphDebugDotPrint(void *graph, const char *path, unsigned flags) {
-    (void)flags;  // how much to say
     GP_ENTER();
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (path == NULL) return GP_INVALID_VALUE;
     FILE *file = fopen(path, "w");
     if (file == NULL) return GP_OPERATING_SYSTEM;
     fprintf(file, "digraph dot {\n");
-    int status = print_graph(file, graph, 0);
+    int status = print_graph(file, graph, flags, 0);
     fprintf(file, "}\n");
     return fclose(file) == 0 ? status : GP_OPERATING_SYSTEM;
 }

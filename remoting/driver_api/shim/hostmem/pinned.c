@@ -108,7 +108,7 @@ static void count_eager(const struct gp_mapped *of, int change) {
 static void enter(struct gp_mapped *made) {
     if (made->device != (uint64_t)(uintptr_t)made->host) {
         gp_add_range((struct gp_range){made->device, made->size, GP_DEVICE_MEMORY, made->ordinal,
-                                       0, 0, NULL});
+                                       0, 0, NULL, false});
     }
     gp_mapped_enter(made);
     count_eager(made, 1);
@@ -235,7 +235,7 @@ static int allocate(void **address, size_t size, unsigned flags) {
     if (made == NULL) made = take_room(size, -1);
     if (made == NULL) return GP_OUT_OF_MEMORY;
     struct gp_range range = {(uint64_t)(uintptr_t)made, size, GP_HOST_MEMORY, device,
-                             flags | seen, 0, made};
+                             flags | seen, 0, made, false};
     int status = gp_add_range(range);
     if (status != GP_SUCCESS) {
         unmap_range(&range);
@@ -327,7 +327,7 @@ GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
         }
         GP_CHECK(map_shared(address, size, key, &seen));
     }
-    struct gp_range range = {first, size, GP_HOST_MEMORY, gp_current_device(), flags | seen, 0, NULL};
+    struct gp_range range = {first, size, GP_HOST_MEMORY, gp_current_device(), flags | seen, 0, NULL, false};
     int status = gp_add_range(range);
     if (status != GP_SUCCESS) {
         unmap_range(&range);

@@ -49,6 +49,8 @@ enum {
     GP_CAPTURE_UNSUPPORTED = 900,
     GP_CAPTURE_INVALIDATED = 901,
     GP_CAPTURE_UNMATCHED = 903,
+    GP_CAPTURE_IMPLICIT = 906,
+    GP_INVALID_CLUSTER_SIZE = 912,
     GP_ILLEGAL_STATE = 401,
     GP_UNKNOWN = 999,
 };
@@ -287,6 +289,7 @@ struct gp_range {
     unsigned flags;
     uint64_t serial;
     void *detail;
+    bool waits;  // copies of it are to wait, as the program has said, which is all that this does
 };
 enum {
     GP_DEVICE_MEMORY = 1,
@@ -298,6 +301,7 @@ enum {
 };
 #define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
 bool gp_find_range(uint64_t address, struct gp_range *found);
+bool gp_set_waits(uint64_t address, bool waits);  // false where no range is
 // Memory that ends with the context in which it was allocated, which is the current one for gp_own.
 void gp_own(uint64_t start);
 const void *gp_owner_of(uint64_t start);  // NULL for what belongs to none

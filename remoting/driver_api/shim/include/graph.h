@@ -161,6 +161,13 @@ struct gp_call_list {
     unsigned count, room;
 };
 
+// Former parameters of a node that the program had asked for.
+struct gp_told {
+    struct gp_told *next;
+    unsigned char *bytes;
+    void **pointers;
+};
+
 struct gp_node {
     struct gp_handle *graph;
     struct gp_node_params params;  // as the program gave them
@@ -168,6 +175,8 @@ struct gp_node {
     uint64_t call;                 // a host function's number
     uint32_t size;
     void **pointers;  // one for each of the kernel's parameters, into bytes
+    bool told;        // the program has got these addresses, and may use them until the node ends
+    struct gp_told *former;
     struct gp_edge *edges;
     unsigned edge_count, edge_room;
     struct gp_handle **children;  // graphs within this node

@@ -51,7 +51,7 @@ GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct gp_ticket handle, 
     uint64_t reply[2] = {0};
     gp_shares = 1;
     GP_CHECK(gp_call_ipc_open(flags, handle.token, reply));
-    struct gp_range range = {reply[0], reply[1], GP_SHARED_MEMORY, gp_current_device(), 0, 0, NULL};
+    struct gp_range range = {reply[0], reply[1], GP_SHARED_MEMORY, gp_current_device(), 0, 0, NULL, false};
     GP_CHECK(gp_add_range(range));
     *address = reply[0];
     return GP_SUCCESS;

@@ -126,7 +126,7 @@ GP_EXPORT int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) 
     }
     if (status == GP_SUCCESS) {
         struct gp_range range = {start, size, GP_MANAGED_MEMORY, gp_current_device(), flags, 0,
-                                 made};
+                                 made, false};
         status = gp_add_range(range);
         if (status != GP_SUCCESS) release(made, start, size);
     }

@@ -9,7 +9,7 @@
 // A device address that is also an address here would be taken for the wrong memory, so the
 // range is reserved where it is still free.
 static int add_device_range(uint64_t address, uint64_t size, int kind) {
-    struct gp_range range = {address, size, kind, gp_current_device(), 0, 0, NULL};
+    struct gp_range range = {address, size, kind, gp_current_device(), 0, 0, NULL, false};
     size_t whole = (size_t)((size + 4095) & ~(uint64_t)4095);
     if ((address & 4095) == 0) {
         void *wanted = (void *)(uintptr_t)address;

@@ -20,7 +20,8 @@ static int pointer_attribute(void *data, int attribute, uint64_t address, bool k
         case 4: wide = host || managed ? address : 0; size = 8; break;
         case 5: return GP_NOT_SUPPORTED;
         case 8: narrow = managed; break;
-        case 6: case 15: case 21: break;
+        case 6: narrow = known && range->waits; break;
+        case 15: case 21: break;
         case 10: narrow = known && range->kind == GP_DEVICE_MEMORY && gp_owner_of(range->start); break;
         case 13: narrow = known; break;
         case 7: wide = known ? range->serial : 0; size = 8; break;
@@ -64,8 +65,9 @@ GP_EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void
 
 GP_EXPORT int cuPointerSetAttribute(const void *value, int attribute, uint64_t address) {
     GP_CHECK(gp_ready());
-    struct gp_range range;
-    if (value == NULL || !gp_find_range(address, &range)) return GP_INVALID_VALUE;
     // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: synchronous copies are synchronous here in any case.
-    return attribute == 6 ? GP_SUCCESS : GP_INVALID_VALUE;
+    if (value == NULL || attribute != 6) return GP_INVALID_VALUE;
+    int waits;
+    memcpy(&waits, value, sizeof waits);
+    return gp_set_waits(address, waits != 0) ? GP_SUCCESS : GP_INVALID_VALUE;
 }

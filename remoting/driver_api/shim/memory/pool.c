@@ -211,7 +211,7 @@ GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *
 
 // Memory of a pool: without a reservation of its addresses here, for they come again and again.
 static int add_pooled(uint64_t start, uint64_t size, int device, struct gp_handle *pool) {
-    struct gp_range range = {start, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, pool};
+    struct gp_range range = {start, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, pool, false};
     return gp_add_range(range);
 }
 

@@ -244,7 +244,7 @@ static int map_physical(uint64_t address, size_t size, struct gp_handle *handle)
     mapping->handle = handle;
     int status = gp_call_virtual_map(address, size, handle->id);
     if (status == GP_SUCCESS) {
-        struct gp_range range = {address, size, GP_VIRTUAL_MEMORY, handle->device, 0, 0, mapping};
+        struct gp_range range = {address, size, GP_VIRTUAL_MEMORY, handle->device, 0, 0, mapping, false};
         status = gp_add_range(range);
     }
     if (status != GP_SUCCESS) {

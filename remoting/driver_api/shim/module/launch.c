@@ -138,14 +138,24 @@ GP_EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy
     return launch(&head, function, stream, parameters, NULL, NULL, 0, 2);
 }
 
+#define CLUSTER_DIMENSION 4  // an attribute of launches, whose value stands behind 8 bytes
+
+static bool no_cluster(const unsigned char *attribute) {
+    uint32_t size[3];
+    memcpy(size, attribute + 8, sizeof size);
+    return !size[0] || !size[1] || !size[2];
+}
+
 GP_EXPORT int cuLaunchKernelEx(const struct launch_config *config, void *function,
                                void **parameters, void **extra) {
     if (config == NULL || config->count > LAUNCH_ATTRIBUTES_MAX) return GP_INVALID_VALUE;
     for (uint32_t at = 0; at < config->count; at++) {
+        const unsigned char *attribute = config->attributes + (size_t)at * LAUNCH_ATTRIBUTE_SIZE;
         uint32_t id;
-        memcpy(&id, config->attributes + (size_t)at * LAUNCH_ATTRIBUTE_SIZE, 4);
+        memcpy(&id, attribute, 4);
         // Values that hold handles: events, and nodes of graphs that kernels may change.
         if (id == 7 || id == 12 || id == 13) return GP_NOT_SUPPORTED;
+        if (id == CLUSTER_DIMENSION && no_cluster(attribute)) return GP_INVALID_CLUSTER_SIZE;
     }
     struct gp_launch_record head = {.shared = config->shared};
     memcpy(head.grid, config->grid, sizeof head.grid);

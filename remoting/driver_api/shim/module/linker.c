@@ -84,7 +84,7 @@ GP_EXPORT int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned
     if (size > 0 && fseek(file, 0, SEEK_SET) == 0) bytes = malloc((size_t)size);
     bool whole = bytes != NULL && fread(bytes, 1, (size_t)size, file) == (size_t)size;
     fclose(file);
-    int status = GP_FILE_NOT_FOUND;
+    int status = size == 0 ? GP_INVALID_IMAGE : GP_FILE_NOT_FOUND;
     if (whole) {
         status = add_data(state, type, bytes, (size_t)size, path, count, options,
                                   option_values);

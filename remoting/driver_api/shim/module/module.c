@@ -290,7 +290,7 @@ static int find_global(struct module *module, int op, const char *name, uint64_t
             strcpy(at->name, name);
             module->symbols = at;
             int kind = managed ? GP_MANAGED_MEMORY : GP_GLOBAL_MEMORY;
-            gp_add_range((struct gp_range){reply[0], reply[1], kind, device, 0, 0, NULL});
+            gp_add_range((struct gp_range){reply[0], reply[1], kind, device, 0, 0, NULL, false});
         }
     }
     if (status == GP_SUCCESS && address != NULL) *address = at->address;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #define CAPTURES_MAX 64
+#define NON_BLOCKING 1  // of the flags of a stream
 
 static uint64_t next_capture = 1;
 static unsigned captures;  // that are going on, in all threads
@@ -57,6 +58,18 @@ bool gp_begin_capture(struct gp_handle *stream, struct gp_handle *graph, bool gi
     }
     pthread_mutex_unlock(&capture_lock);
     return slot < CAPTURES_MAX;
+}
+
+bool gp_blocking_capture(int device) {
+    if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return false;
+    bool found = false;
+    pthread_mutex_lock(&capture_lock);
+    for (int at = 0; at < CAPTURES_MAX; at++) {
+        const struct gp_handle *origin = active[at].id ? active[at].origin : NULL;
+        found |= origin != NULL && !(origin->flags & NON_BLOCKING) && origin->device == device;
+    }
+    pthread_mutex_unlock(&capture_lock);
+    return found;
 }
 
 void gp_end_capture(struct gp_capture *capture) {

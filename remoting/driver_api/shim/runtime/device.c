@@ -111,9 +111,10 @@ GP_EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
 
 GP_EXPORT int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
     GP_CHECK(gp_ready());
-    if (value == NULL || device == peer) return GP_INVALID_VALUE;
+    if (value == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_device(device));
     GP_CHECK(gp_check_device(peer));
+    if (device == peer) return GP_INVALID_DEVICE;
     int can = reaches_peer(device, peer);
     *value = attribute == 1 ? 0 : can;  // 1: performance rank; the others are capabilities
     return GP_SUCCESS;
