@@ -23,7 +23,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import cast
 
-from gpupool.pool.errors import AuthenticationError, GpupoolError
+from gpupool.pool.errors import AuthenticationError, ExitCode, GpupoolError
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
@@ -42,6 +42,12 @@ TEXT_LENGTH_MAX = 4096
 ADDRESS_COUNT_MAX = 16
 
 _PASTE_HINT = "copy the whole token again, as `gpupool token create` printed it"
+
+
+class TokenTextError(AuthenticationError):
+    """What was pasted is no token, or not a whole one: a mistake on the command line."""
+
+    exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +120,21 @@ def parse_token(text: str) -> TokenText:
     """Return the content of the pasted ``text``.
 
     Raises:
-        AuthenticationError: when it is no token, is damaged, or is of another version.
+        TokenTextError: when it is no token, is damaged, or is of another version.
     """
     text = "".join(text.split())
     if not text.lower().startswith(PREFIX) or len(text) > TEXT_LENGTH_MAX:
-        raise AuthenticationError(
+        raise TokenTextError(
             "this is not a gpupool token", why=f"tokens begin with {PREFIX}", hint=_PASTE_HINT
         )
     code = text[len(PREFIX) :].upper()
     try:
         data = base64.b32decode(code + "=" * (-len(code) % 8))
     except ValueError as error:  # not base32, or not even ASCII
-        raise AuthenticationError("the token is damaged", hint=_PASTE_HINT) from error
+        raise TokenTextError("the token is damaged", hint=_PASTE_HINT) from error
     checksum, body = data[:CHECKSUM_SIZE], data[CHECKSUM_SIZE:]
     if hashlib.sha256(body).digest()[:CHECKSUM_SIZE] != checksum:
-        raise AuthenticationError(
+        raise TokenTextError(
             "the token is damaged", why="it is truncated or mistyped", hint=_PASTE_HINT
         )
     try:
@@ -136,7 +142,7 @@ def parse_token(text: str) -> TokenText:
             return _from_short(body)
         return _from_plain(load(body))
     except (GpupoolError, ValueError) as error:
-        raise AuthenticationError("the token is malformed", why=str(error)[:200]) from error
+        raise TokenTextError("the token is malformed", why=str(error)[:200]) from error
 
 
 def _from_short(body: bytes) -> TokenText:
