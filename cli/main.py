@@ -223,13 +223,12 @@ def _run(args: list[str], invocation: Invocation) -> int:
         # click does not say whose option lacks its value.
         command = f"gpupool {invocation.command}".rstrip()
         context = error.ctx.command_path if error.ctx is not None else command
-        message = error.format_message().rstrip(".")
+        message = _without_wild_guesses(error).format_message().rstrip(".")
         what = message[:1].lower() + message[1:]
         # click names an argument as its usage does: '[FILE]', '[LEASE]...'.
         what = re.sub(r"'\[(\w+)\](?:\.\.\.)?'", r"'\1'", what)
-        wrong = UsageError(
-            what, why=_origin(error), hint=f'"{context} --help" shows what can be written'
-        )
+        shows = "shows all commands" if _is_of_commands(error) else "shows what can be written"
+        wrong = UsageError(what, why=_origin(error), hint=f'"{context} --help" {shows}')
         report(wrong, as_json=invocation.json)
         return wrong.exit_code
     except click.Abort:
@@ -251,6 +250,24 @@ def _run(args: list[str], invocation: Invocation) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence: a sentence, not a trace
         return _internal_error(error, invocation)
     return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _is_of_commands(error: click.UsageError) -> bool:
+    group = error.ctx is not None and isinstance(error.ctx.command, click.Group)
+    return group and isinstance(error, click.exceptions.NoSuchCommand)
+
+
+def _without_wild_guesses(error: click.UsageError) -> click.UsageError:
+    """Return the error without suggestions that only the dashes and a few letters make alike."""
+    if isinstance(error, click.exceptions.NoSuchOption) and error.possibilities:
+        from difflib import get_close_matches
+
+        wanted = error.option_name.lstrip("-")
+        close = [
+            each for each in error.possibilities if get_close_matches(wanted, [each.lstrip("-")])
+        ]
+        return click.exceptions.NoSuchOption(error.option_name, None, close, error.ctx)
+    return error
 
 
 def _origin(error: click.UsageError) -> str:

@@ -25,7 +25,8 @@ def help_command(ctx: click.Context, names: tuple[str, ...]) -> None:
         group = context.command
         found = group.get_command(context, name) if isinstance(group, click.Group) else None
         if found is None:
-            raise click.UsageError(f"No such command {name!r}", ctx)
+            known = group.list_commands(context) if isinstance(group, click.Group) else []
+            raise click.exceptions.NoSuchCommand(name, possibilities=known, ctx=context)
         context = found.make_context(name, [], parent=context, resilient_parsing=True)
     click.echo(context.get_help())
 

@@ -4,6 +4,7 @@ An order's class has its rights and the sentence about its outcome; here are its
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from gpupool.cli.lib.output import say, stdout_console
 from gpupool.cli.lib.values import Parsed, parse_label, parse_lease
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import LeaseId
+
+if TYPE_CHECKING:
+    from gpupool.pool.view import ServerView
 
 
 @click.command()
@@ -78,18 +82,26 @@ def label(credentials: str | None, server: str, changes: tuple[str, ...]) -> Non
         operate(credentials, m.LabelServer(server, *_parse_changes(changes)))
         return
 
-    async def show() -> dict[str, str]:
-        async with connected(credentials) as pool:
-            for each in (await pool.view()).servers:
-                if server in (each.name, each.id):
-                    return each.labels
-        raise UsageError(f"the pool has no server named {server}")
-
-    found = run_async(show)
+    found = run_async(lambda: _known(credentials, server)).labels
     if not found:
         say(f"gpupool: {server} has no labels")
     for name, value in sorted(found.items()):
         stdout_console().print(f"{name}={value}", markup=False, highlight=False, soft_wrap=True)
+
+
+async def _known(credentials: str | None, server: str) -> "ServerView":
+    """Return a server of the pool by its name or id.
+
+    Raises:
+        UsageError: when the pool has none such.
+    """
+    async with connected(credentials) as pool:
+        servers = (await pool.view()).servers
+    for each in servers:
+        if server in (each.name, each.id):
+            return each
+    names = ", ".join(sorted(each.name for each in servers))
+    raise UsageError(f"the pool has no server named {server}", hint=f"it has {names}"[:300])
 
 
 def _parse_changes(changes: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -129,6 +141,8 @@ def leave(credentials: str | None, server: str | None, state_dir: str | None, ye
 
     wanted = server or _server_here(state_dir)
     if not yes:
+        if server:
+            run_async(lambda: _known(credentials, server))
         if not sys.stdin.isatty():
             raise UsageError(f"removing {wanted} is for good", hint="--yes does it without asking")
         click.confirm(f"Remove {wanted} from the pool for good?", abort=True, err=True)

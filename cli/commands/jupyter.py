@@ -112,7 +112,7 @@ def remove(name: str) -> None:
     """Remove a kernel that "gpupool jupyter install" made."""
     folder = kernel_dir(name)
     if not folder.exists():
-        raise GpupoolError(f"there is no kernel {name}", why=f"{folder} does not exist")
+        raise UsageError(f"there is no kernel {name}", why=f"{folder} does not exist")
     if MARKER not in _metadata(folder):
         raise GpupoolError(f"kernel {name} is not ours", why=str(folder))
     try:

@@ -34,7 +34,21 @@ NEW = """\
 
 @click.group()
 def command() -> None:
-    """Show, check and change the policy: limits, classes of users, hours, reservations."""
+    r"""Show, check and change the policy: limits, classes of users, hours, reservations.
+
+    \b
+    A policy is a TOML file. "gpupool policy check FILE" names each mistake with its line:
+      [defaults]                       # for each user
+      max_gpus = 2.5
+      idle_timeout = "2h"
+      [class.students]
+      users = ["ada", "s-*"]
+      max_gpus = 16                    # all of them together
+      max_gpus_per_user = 2
+      max_lease_time = "12h"
+      [user.boss]
+      max_gpus = "none"
+    """
 
 
 @command.command("show")
@@ -273,7 +287,7 @@ def _checked(text: str, name: str) -> bytes:
         count = len(error.problems)
         what = f"{name} has {count} mistake{'s' if count > 1 else ''}"
         why = "\n  ".join(str(problem) for problem in error.problems)
-        hint = "docs/policy.md shows what can be written"
+        hint = '"gpupool policy --help" has an example'
         raise UsageError(what, why=why, hint=hint) from error
     except UnpackError as error:
         raise UsageError(f"{name} is too large", why=str(error)) from error

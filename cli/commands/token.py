@@ -16,7 +16,7 @@ from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 
 if TYPE_CHECKING:
-    from gpupool.remoting.protocol.messages import TokenView
+    from gpupool.remoting.protocol.messages import Order, TokenView
 
 USER_TOKEN_S = 365 * 86400.0
 SERVER_TOKEN_S = 3600.0
@@ -142,7 +142,16 @@ def renew(credentials: str | None, token: str | None, expires: float) -> None:
     if expires <= 0:
         raise UsageError("a token that has expired already is no use", hint="--expires 30d")
     name = _name_of(token) if token else stored_credentials(credentials).token
-    operate(credentials, RenewToken(name, expires))
+    _operate(credentials, RenewToken(name, expires))
+
+
+def _operate(credentials: str | None, order: "Order") -> None:
+    """Give an order about a token; the table refuses an unknown one without a hint."""
+    try:
+        operate(credentials, order)
+    except UsageError as error:
+        error.hint = error.hint or '"gpupool token list" lists those that it has'
+        raise
 
 
 def _name_of(token: str) -> TokenId:
@@ -162,4 +171,4 @@ def revoke(credentials: str | None, token: str) -> None:
     """
     from gpupool.remoting.protocol.messages import RevokeToken
 
-    operate(credentials, RevokeToken(_name_of(token)))
+    _operate(credentials, RevokeToken(_name_of(token)))

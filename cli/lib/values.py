@@ -24,8 +24,17 @@ EMULATED_MEMORY = 16 << 30
 """Memory of an emulated GPU when none is given; it is only accounted, not allocated."""
 
 MIB = 1 << 20
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+SECONDS = {
+    "ms": 0.001,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 604800.0,
+    "y": 365 * 86400.0,
+}
+DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdwy])")
+OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62})")
 
 
@@ -75,7 +84,8 @@ class FilterType(Parsed):
 
 def parse_count(text: str) -> int:
     """Return a number of GPUs, 1 to ``GPU_COUNT_MAX``."""
-    if not text.isascii() or not text.isdigit():
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit():
         raise ValueError(f"{text!r} is not a whole number of GPUs")
     count = int(text[:9])
     if not 1 <= count <= GPU_COUNT_MAX:
@@ -84,9 +94,10 @@ def parse_count(text: str) -> int:
 
 
 def parse_fraction(text: str) -> float:
-    """Return a share of a GPU's memory: more than 0, at most 1."""
+    """Return a share of a GPU's memory: more than 0, at most 1; ``50%`` is 0.5."""
+    percent = text.endswith("%")
     try:
-        fraction = float(text)
+        fraction = float(text.removesuffix("%")) / (100 if percent else 1)
     except ValueError:
         raise ValueError(f"{text!r} is not a number; a share is written as 0.25") from None
     if not math.isfinite(fraction) or not 0.0 < fraction <= 1.0:
@@ -111,6 +122,10 @@ def parse_filter(text: str) -> Filter:
     """Return the filter of ``key op value``."""
     from gpupool.pool.scheduling import filters
 
+    # Only here, because the table holds the filters of older versions to the rules of old.
+    signs = re.match(r"[^=!<>]+([=!<>]+)", text)
+    if signs is not None and signs[1] not in OPERATORS:
+        raise ValueError(f"there is no operator {signs[1]!r}: write {', '.join(OPERATORS)}")
     return filters.parse_filter(text)
 
 
@@ -125,7 +140,7 @@ def parse_label(text: str) -> tuple[str, str]:
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds from ``30``, ``90s``, ``10m``, ``1h30m``, ``365d``."""
+    """Return seconds from ``30``, ``90s``, ``10m``, ``1h30m``, ``365d``, ``1y``."""
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return _sane_duration(float(text), text)
     parts = DURATION_PART.findall(text)

@@ -112,7 +112,8 @@ def chosen(devices: Devices, wanted: str) -> Devices:
     keys = ("index", "uuid", "bus_id")
     for name in names:
         if not any(name in (str(d[key]).lower() for key in keys) for d in devices):
-            found = ", ".join(str(d["index"]) for d in devices) or "none"
+            # Outside of a lease, several servers have a GPU of the same number.
+            found = ", ".join(dict.fromkeys(str(d["index"]) for d in devices)) or "none"
             raise UsageError(f"there is no device {name}", hint=f"devices here: {found}")
     return [d for d in devices if any(str(d[key]).lower() in names for key in keys)]
 

@@ -97,7 +97,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _wrong(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} makes no sense", why=why, hint="see docs/health.md")
+    return UsageError(
+        f"{path} makes no sense", why=why, hint='"gpupool alerts --help" has an example'
+    )
 
 
 def _tables(data: Mapping[str, Any], name: str, path: Path) -> list[dict[str, Any]]:

@@ -226,7 +226,7 @@ class Pool:
 
         secret = self._rng.randbytes(SHORT_SIZE)
         ca_sha256 = fingerprint(newest_of(self.connections.ca_pem))
-        text = new_token(kind, secret, ca_sha256, self.addresses())
+        text = new_token(kind, secret, ca_sha256, self._addresses_for_tokens())
         await self.operate(
             m.CreateToken(text.token, kind, user, hash_secret(secret), valid_s, uses)
         )
@@ -369,6 +369,14 @@ class Pool:
         members = sorted(self.connections.members.values(), key=lambda each: not each.voter)
         known = [parse_address(member.address) for member in members]
         return tuple(dict.fromkeys((*known, *self.credentials.addresses)))[:64]
+
+    def _addresses_for_tokens(self) -> tuple[Address, ...]:
+        """Return the addresses of the pool, those first of which a token should name a few."""
+        servers = self.connections.by_server
+        members = self.connections.members.values()
+        used = (each for each in members if each.voter and each.server in servers)
+        first = [parse_address(member.address) for member in used]
+        return tuple(dict.fromkeys((*first, *self.addresses())))
 
     def _some(self, count: int) -> list[ServerConnection]:
         connections = list(self.connections.by_server.values())

@@ -6,13 +6,16 @@ change of case. The pool's table holds the SHA-256 of the secret only.
 
 The short form, which is made now::
 
-    1 byte     0x20 + the kind: 0 server, 1 user, 2 operator, 3 viewer
+    1 byte     0x20 + the kind: 0 server, 1 user, 2 operator, 3 viewer; + 8 when packed
     16 bytes   the secret; the token's id is the beginning of SHA-256("gpupool token" + secret)
     16 bytes   the beginning of the SHA-256 of the CA certificate (DER)
     the rest   addresses, each behind a byte with its length; the usual port is left out
 
-It names no pool: the CA's certificate does. One address is enough, because any server of the pool
-tells of the others, so such a token has fewer than 120 characters.
+It names no pool: the CA's certificate does. Any server of the pool tells of the others, so one
+address is enough while that server is up. A token names up to three, as many as leave it fewer than
+120 characters. Addresses that are too long for that are packed: each after the first has a byte for
+the length of its own text, and two for how many characters of the first address stand before and
+behind it. Versions before this one do not read packed addresses, so others are not packed.
 
 The long form, which stays good, is a canonical CBOR array, ``[version, cluster id, kind, token id,
 secret, SHA-256 of the CA certificate (DER), addresses]``.
@@ -21,9 +24,10 @@ secret, SHA-256 of the CA certificate (DER), addresses]``.
 import base64
 import hashlib
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import cast
 
-from gpupool.pool.errors import AuthenticationError, GpupoolError
+from gpupool.pool.errors import AuthenticationError, ExitCode, GpupoolError
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
@@ -39,9 +43,22 @@ SHORT_SIZE = 16
 
 _SHORT_KINDS = (TokenKind.SERVER, TokenKind.USER, TokenKind.OPERATOR, TokenKind.VIEWER)
 TEXT_LENGTH_MAX = 4096
+SHORT_ADDRESS_COUNT = 3
+"""Addresses of a new token: two servers may be down."""
+
+SHORT_ADDRESSES_SIZE = 32
+"""Bytes of the addresses of a token with fewer than 120 characters."""
+
+PACKED = 0x08
 ADDRESS_COUNT_MAX = 16
 
 _PASTE_HINT = "copy the whole token again, as `gpupool token create` printed it"
+
+
+class TokenTextError(AuthenticationError):
+    """What was pasted is no token, or not a whole one: a mistake on the command line."""
+
+    exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +91,11 @@ def new_token(
     kind: TokenKind, secret: bytes, ca_sha256: bytes, addresses: tuple[Address, ...]
 ) -> TokenText:
     """Return a new token of the short form, whose id comes from its secret of 16 random bytes."""
-    return TokenText("", kind, _id_of(secret), secret, ca_sha256[:SHORT_SIZE], addresses[:1])
+    count = min(SHORT_ADDRESS_COUNT, len(addresses))
+    while count > 1 and len(_addresses_form(addresses[:count])[1]) > SHORT_ADDRESSES_SIZE:
+        count -= 1
+    chosen = addresses[: max(count, 1)]
+    return TokenText("", kind, _id_of(secret), secret, ca_sha256[:SHORT_SIZE], chosen)
 
 
 def _id_of(secret: bytes) -> TokenId:
@@ -89,12 +110,29 @@ def format_token(token: TokenText) -> str:
 
 
 def _short_form(token: TokenText) -> bytes:
-    first = SHORT_VERSION << 4 | _SHORT_KINDS.index(token.kind)
-    body = bytes([first]) + token.secret + token.ca_sha256
-    for address in token.addresses[:ADDRESS_COUNT_MAX]:
-        text = str(address).removesuffix(f":{PORT_DEFAULT}").encode()
-        body += bytes([len(text)]) + text
-    return body
+    packed, addresses = _addresses_form(token.addresses[:ADDRESS_COUNT_MAX])
+    first = SHORT_VERSION << 4 | packed | _SHORT_KINDS.index(token.kind)
+    return bytes([first]) + token.secret + token.ca_sha256 + addresses
+
+
+def _addresses_form(addresses: tuple[Address, ...]) -> tuple[int, bytes]:
+    """Return the addresses as bytes, behind ``PACKED`` if they are too long otherwise."""
+    texts = [str(each).removesuffix(f":{PORT_DEFAULT}").encode() for each in addresses]
+    plain = b"".join(bytes([len(text)]) + text for text in texts)
+    packed = plain[: 1 + len(texts[0])] if texts else b""
+    for text in texts[1:]:
+        head = _alike(texts[0], text)
+        tail = _alike(texts[0][head:][::-1], text[head:][::-1])
+        own = text[head : len(text) - tail]
+        packed += bytes([len(own), head, tail]) + own
+    if len(plain) <= SHORT_ADDRESSES_SIZE or len(plain) <= len(packed):
+        return 0, plain
+    return PACKED, packed
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """Return how many bytes both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _long_form(token: TokenText) -> bytes:
@@ -114,21 +152,21 @@ def parse_token(text: str) -> TokenText:
     """Return the content of the pasted ``text``.
 
     Raises:
-        AuthenticationError: when it is no token, is damaged, or is of another version.
+        TokenTextError: when it is no token, is damaged, or is of another version.
     """
     text = "".join(text.split())
     if not text.lower().startswith(PREFIX) or len(text) > TEXT_LENGTH_MAX:
-        raise AuthenticationError(
+        raise TokenTextError(
             "this is not a gpupool token", why=f"tokens begin with {PREFIX}", hint=_PASTE_HINT
         )
     code = text[len(PREFIX) :].upper()
     try:
         data = base64.b32decode(code + "=" * (-len(code) % 8))
     except ValueError as error:  # not base32, or not even ASCII
-        raise AuthenticationError("the token is damaged", hint=_PASTE_HINT) from error
+        raise TokenTextError("the token is damaged", hint=_PASTE_HINT) from error
     checksum, body = data[:CHECKSUM_SIZE], data[CHECKSUM_SIZE:]
     if hashlib.sha256(body).digest()[:CHECKSUM_SIZE] != checksum:
-        raise AuthenticationError(
+        raise TokenTextError(
             "the token is damaged", why="it is truncated or mistyped", hint=_PASTE_HINT
         )
     try:
@@ -136,25 +174,32 @@ def parse_token(text: str) -> TokenText:
             return _from_short(body)
         return _from_plain(load(body))
     except (GpupoolError, ValueError) as error:
-        raise AuthenticationError("the token is malformed", why=str(error)[:200]) from error
+        raise TokenTextError("the token is malformed", why=str(error)[:200]) from error
 
 
 def _from_short(body: bytes) -> TokenText:
-    kind, rest = body[0] & 0x0F, body[1:]
+    kind, packed, rest = body[0] & 0x07, body[0] & PACKED, body[1:]
     if kind >= len(_SHORT_KINDS):
         raise ValueError("it is of another version of gpupool")
     secret, ca_sha256 = rest[:SHORT_SIZE], rest[SHORT_SIZE : 2 * SHORT_SIZE]
     rest = rest[2 * SHORT_SIZE :]
-    addresses: list[Address] = []
+    texts: list[bytes] = []
     while rest:
-        size = rest[0]
-        if len(rest) <= size or len(addresses) >= ADDRESS_COUNT_MAX:
+        begin = 3 if packed and texts else 1
+        sizes, rest = rest[:begin], rest[begin:]
+        if len(sizes) < begin or len(rest) < sizes[0] or len(texts) >= ADDRESS_COUNT_MAX:
             raise ValueError("no addresses, or too many")
-        addresses.append(parse_address(rest[1 : 1 + size].decode()))
-        rest = rest[1 + size :]
-    if not addresses:
+        own, rest = rest[: sizes[0]], rest[sizes[0] :]
+        if begin > 1:
+            first, head, tail = texts[0], sizes[1], sizes[2]
+            if head + tail > len(first):
+                raise ValueError("an address has more of the first one than there is")
+            own = first[:head] + own + first[len(first) - tail :]
+        texts.append(own)
+    if not texts:
         raise ValueError("no addresses, or too many")
-    return TokenText("", _SHORT_KINDS[kind], _id_of(secret), secret, ca_sha256, tuple(addresses))
+    addresses = tuple(parse_address(text.decode()) for text in texts)
+    return TokenText("", _SHORT_KINDS[kind], _id_of(secret), secret, ca_sha256, addresses)
 
 
 def _from_plain(plain: Plain) -> TokenText:

@@ -258,7 +258,11 @@ class AdminService:
                 self._context.answer(client, call, m.Done())
                 return
             if server is None:
-                raise UsageError(f"the pool has no server named {name[:64]}")
+                names = ", ".join(
+                    sorted(each.name for each in self._context.state.servers.values())
+                )
+                hint = f"it has {names}"[:300]
+                raise UsageError(f"the pool has no server named {name[:64]}", hint=hint)
             self._propose_order(client, call, order, server.id)
 
         # Another server may have come, or have taken this name, that the table here lacks.
@@ -304,7 +308,7 @@ class AdminService:
                 return min(named, key=lambda gpu: bool(gpu.fault)).id
         where = known.name if known is not None else "the pool"
         raise UsageError(
-            f"{where} has no GPU {name[:64]}", hint="gpupool gpus shows the GPUs by number and id"
+            f"{where} has no GPU {name[:64]}", hint='"gpupool gpus" shows the GPUs by number and id'
         )
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
@@ -319,7 +323,8 @@ class AdminService:
     def _end_known_lease(self, client: Client, call: int, message: m.EndLease) -> None:
         lease = self._context.state.leases.get(message.lease)
         if lease is None:
-            raise UsageError(f"the pool has no lease {lease_name(message.lease)}")
+            what = f"the pool has no lease {lease_name(message.lease)}"
+            raise UsageError(what, hint='"gpupool leases" shows those that it has')
         operator = client.kind is TokenKind.OPERATOR
         if not operator and lease.user != client.user:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")

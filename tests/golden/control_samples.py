@@ -17,7 +17,7 @@ from gpupool.remoting.client.credentials import Credentials, save_credentials
 from gpupool.remoting.protocol import framing, handshake, messages
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import End, Phase, may_send
-from gpupool.remoting.protocol.token_text import TokenText, format_token
+from gpupool.remoting.protocol.token_text import TokenText, format_token, new_token
 from gpupool.remoting.transport.client_tls import CONTROL_NAME
 from gpupool.remoting.transport.pki import server_name
 
@@ -117,6 +117,17 @@ TOKENS = {
     kind.value: TokenText("c0ffee", kind, TokenId("0123456789ab"), SECRET, DIGEST, ADDRESSES)
     for kind in TokenKind
 }
+SHORT_TOKENS = {
+    "short": new_token(
+        TokenKind.USER, SECRET[:16], DIGEST, (Address("10.0.0.4"), Address("gpu-b"))
+    ),
+    "packed": new_token(
+        TokenKind.SERVER,
+        SECRET[:16],
+        DIGEST,
+        (Address("gpu-1.lab.example.org"), Address("gpu-2.lab.example.org", 7999)),
+    ),
+}
 CREDENTIALS = Credentials(
     "c0ffee", "lab", "ada", TokenId("0123456789ab"), SECRET, "PEM\nof the CA\n", ADDRESSES
 )
@@ -124,7 +135,8 @@ CREDENTIALS = Credentials(
 
 def texts() -> dict[str, bytes]:
     """Return tokens as people paste them, the credentials file, and the names TLS asks for."""
-    found = {f"token {name}": _text(format_token(token)) for name, token in TOKENS.items()}
+    tokens = TOKENS | SHORT_TOKENS
+    found = {f"token {name}": _text(format_token(token)) for name, token in tokens.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "credentials.json")
         save_credentials(path, CREDENTIALS)

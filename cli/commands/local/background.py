@@ -44,7 +44,7 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     ]
     if real and given:
-        raise UsageError(f"--real and --{given[0]} exclude each other")
+        raise UsageError(f"--real and --{given[0]} exclude each other", hint="give one of them")
     pool = BackgroundPool(playground_dir())
     if not pool.living():
         old = pool.record is not None

@@ -12,10 +12,22 @@ from gpupool.pool.errors import ExitCode, UsageError
 
 @click.group()
 def command() -> None:
-    """Try the alerts that a server sends.
+    r"""Try the alerts that a server sends.
 
     A server that has /etc/gpupool/alerts.toml, or alerts.toml in its state directory, can send
-    alerts to webhooks and by mail; see docs/health.md.
+    alerts to webhooks and by mail. "gpupool alerts test" tries the file:
+
+    \b
+      credentials = "/etc/gpupool/viewer.json"  # gpupool token create --viewer --user alerts
+      [[webhook]]
+      url = "https://alerts.example.org/gpupool"
+      secret_file = "/etc/gpupool/webhook.secret"     # optional
+      [[email]]
+      host = "smtp.example.org"
+      from = "gpupool@example.org"
+      to = ["ops@example.org"]
+      user = "gpupool"                                # optional, with password_file
+      password_file = "/etc/gpupool/smtp.password"
     """
 
 
@@ -37,7 +49,9 @@ def test(path: str | None, folder: str | None) -> int:
     found = Path(path) if path else find_settings(here)
     if found is None:
         why = f"there is no alerts.toml in {here} or {SYSTEM_FOLDER}"
-        raise UsageError("no alerts are set up here", why=why, hint="see docs/health.md")
+        raise UsageError(
+            "no alerts are set up here", why=why, hint='"gpupool alerts --help" has an example'
+        )
     settings = read_settings(found)
     failed = False
     message = sample_message(int(time.time() * 1000))

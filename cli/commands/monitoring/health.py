@@ -33,6 +33,8 @@ def command(credentials: str | None, watch: bool, strict: bool, nagios: bool, as
     Every server checks itself once a second; all are asked, and one that does not answer is named.
     Exits with 0 when nothing fails, with 3 when something does, with 1 when no server answers.
     """
+    if nagios and as_json:
+        raise UsageError("--nagios and --json exclude each other", hint="give one of them")
     if watch and (nagios or as_json):
         raise UsageError("--watch shows people the pool", hint="leave out --json and --nagios")
     if watch:

@@ -96,7 +96,7 @@ def command(
     else:
         frame = Frame(since_s, until_s, _width(), HEIGHT, in_ascii or not _draws_braille())
         if not lines:
-            click.echo(f"{visible(found.title)}: nothing is known of its {name} in this time")
+            click.echo(f"{visible(found.title)}: no figures of {name} in this time")
         for line in lines:
             points = [(t, value) for t, value, _ in line.points]
             for text in chart(f"{line.title}: {name}", figure.unit, points, frame):

@@ -32,7 +32,7 @@ from gpupool.remoting.client.credentials import (
     save_credentials,
 )
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
+from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.connection import Connection, End, Phase
 from gpupool.remoting.protocol.framing import (
     REQUEST_SIZE_MAX,
@@ -294,17 +294,48 @@ def test_tokens_survive_a_paste(token: TokenText) -> None:
     assert " " not in text
 
 
+def addresses(*texts: str) -> tuple[Address, ...]:
+    return tuple(parse_address(text) for text in texts)
+
+
+LONG = "gpu-server-01.example.internal"
+POOLS = {
+    "three of four": (addresses("10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7"), 3),
+    "the longest of IPv4": (
+        addresses("192.168.100.101", "192.168.100.102", "192.168.100.103"),
+        3,
+    ),
+    "ports": (addresses("127.0.0.1:40957", "127.0.0.1:34193", "127.0.0.1:41621"), 3),
+    "IPv6": (addresses("[2001:db8::1:10]", "[2001:db8::1:11]", "[2001:db8::1:12]"), 3),
+    "names": (addresses(*(f"gpu-{n}.lab.example.org" for n in "123")), 3),
+    "nothing in common": (addresses("a.example.org", "10.20.30.40", "b.test"), 2),
+    "too long": (addresses(LONG, "10.20.30.40", "b.test"), 1),
+}
+
+
 @pytest.mark.parametrize("kind", TokenKind)
-def test_a_short_token_comes_back(kind: TokenKind) -> None:
-    host = Address("gpu-server-01.example.internal", PORT_DEFAULT)
-    for address in (host, Address("2001:db8::10", 7999), Address("10.0.0.1", PORT_DEFAULT)):
-        token = new_token(kind, bytes(range(16)), bytes(range(32)), (address, *ADDRESSES))
-        text = format_token(token)
-        assert len(text) < 120
-        assert parse_token(text.upper().replace("GPUPOOL", "gpupool")) == token
-        assert token.addresses == (address,)  # which knows the others
-        assert token.ca_sha256 == bytes(range(16))
-        assert "0102" not in repr(token)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_short_token_comes_back(kind: TokenKind, pool: str) -> None:
+    known, count = POOLS[pool]
+    token = new_token(kind, bytes(range(16)), bytes(range(32)), known)
+    text = format_token(token)
+    assert len(text) < 120
+    assert parse_token(text.upper().replace("GPUPOOL", "gpupool")) == token
+    assert token.addresses == known[:count]
+    assert token.ca_sha256 == bytes(range(16))
+    assert "0102" not in repr(token)
+
+
+HOSTS = st.text("ab.-1", min_size=1, max_size=12)
+
+
+@given(
+    st.lists(st.builds(Address, HOSTS, st.integers(1, 65535)), min_size=1, max_size=6, unique=True)
+)
+def test_short_tokens_of_any_pool_come_back(known: list[Address]) -> None:
+    token = new_token(TokenKind.SERVER, bytes(16), bytes(16), tuple(known))
+    assert len(format_token(token)) < 120
+    assert parse_token(format_token(token)) == token
 
 
 def test_a_short_token_that_is_cut_or_makes_no_sense() -> None:
@@ -313,6 +344,9 @@ def test_a_short_token_that_is_cut_or_makes_no_sense() -> None:
         b"\x21" + bytes(32),
         b"\x2f" + bytes(32) + b"\x01a",
         b"\x21" + bytes(32) + b"\x09a",
+        b"\x29" + bytes(32) + b"\x01a\x01",
+        b"\x29" + bytes(32) + b"\x01a\x01\x01\x01b",
+        b"\x2c" + bytes(32) + b"\x01a",
     ):
         data = hashlib.sha256(body).digest()[:4] + body
         text = "gpupool-" + base64.b32encode(data).decode().rstrip("=").lower()

@@ -26,6 +26,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
+from gpupool.remoting.protocol.token_text import parse_token
 from gpupool.remoting.server import admin_service, controller
 from gpupool.remoting.transport.authority.ca_vault import make_request
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
@@ -346,6 +347,19 @@ async def test_a_new_voter_takes_only_the_real_key(
     assert [public_of(each) for each in node.keys] == [public_of(cluster.authority.key_pem)]
     assert is_sealed(node.keys[0])
     assert node.server.ca_key.signer is not None
+
+
+async def test_tokens_are_good_while_two_servers_are_down(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 2, 3])
+    async with cluster.client("root") as root:
+        token = await root.create_token(TokenKind.USER, "bob", 600)
+    named = {address.host for address in parse_token(token).addresses}
+    assert named == {node.name for node in cluster.nodes}
+    cluster.unreachable |= {node.name for node in cluster.nodes[:2]}
+    assert (await login(token, dial=cluster.dial)).user == "bob"
 
 
 async def test_tokens_end_with_their_time(autojump_clock: Clock, nursery: trio.Nursery) -> None:
