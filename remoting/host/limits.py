@@ -23,3 +23,5 @@ class HostLimits:
     #: GPUs' memory.
     host_memory: int = 16 * 1024 * MIB
     host_memory_each: int = 1024 * MIB
+    #: Bytes of the server's memory for what suspended leases have on its GPUs; below 0: half of it.
+    suspend_memory: int = -1

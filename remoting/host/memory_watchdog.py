@@ -4,7 +4,7 @@ NVML reports the GPU memory of each process. Memory beyond a worker's reservatio
 lease as overhead, such as CUDA contexts. The kernel reports the host memory of each worker.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import trio
 
@@ -28,6 +28,8 @@ class MemoryWatchdog:
         limits: HostLimits,
         *,
         note_use: Callable[[WorkerHandle], None],
+        suspended: Callable[[], Collection[LeaseId]] = tuple,
+        besides: Callable[[LeaseId], int] = lambda _lease: 0,
     ) -> None:
         """Prepare; nothing is sampled yet.
 
@@ -37,12 +39,15 @@ class MemoryWatchdog:
             workers: all live workers by number, as the worker pool keeps them.
             limits: bounds, and the interval of samples.
             note_use: called for each worker that was seen computing.
+            suspended: says which leases have nothing on the GPUs, though it is in the books.
+            besides: says how much of this machine's memory a lease may have for its suspension.
         """
         self._inventory = inventory
         self._budget = budget
         self._workers = workers
         self._limits = limits
         self._note_use = note_use
+        self._suspended, self._besides = suspended, besides
         self._machine = host_memory.machine_memory()
 
     async def run(self) -> None:
@@ -70,9 +75,12 @@ class MemoryWatchdog:
     def own_use(self) -> dict[GpuId, OwnUse]:
         """Return the processes of workers with their reservations, which are not foreign memory."""
         pids = frozenset(worker.process.pid for worker in self._workers.values())
-        return {
-            gpu.id: OwnUse(pids, self._budget.used_on(gpu.id)) for gpu in self._inventory.gpus()
-        }
+        return {gpu.id: OwnUse(pids, self.used_on(gpu.id)) for gpu in self._inventory.gpus()}
+
+    def used_on(self, gpu: GpuId) -> int:
+        """Return the bytes that leases have on ``gpu``, without what is suspended."""
+        away = sum(self._budget.usage(lease, gpu) for lease in self._suspended())
+        return self._budget.used_on(gpu) - away
 
     def _reconcile(self) -> None:
         """Charge the memory beyond the reservations; kill workers far over the partition."""
@@ -103,7 +111,11 @@ class MemoryWatchdog:
                 )
 
     def kernel_limit(self, lease: LeaseId) -> int:
-        """Return how much of this machine's memory the kernel is to let a lease have.
+        """Return how much of this machine's memory the kernel is to let a lease have now."""
+        return self.lasting_limit(lease) + self._besides(lease)
+
+    def lasting_limit(self, lease: LeaseId) -> int:
+        """Return how much of it the kernel is to let a lease have that is not suspended.
 
         It is more than what workers are killed for here, where the reason can be said: one more
         worker's part, for what the kernel counts besides.
@@ -131,7 +143,7 @@ class MemoryWatchdog:
                 found.setdefault(worker.lease, []).append((used, worker))
         for lease, each in found.items():
             used = sum(size for size, _ in each)
-            may = self._allowance(lease, len(each))
+            may = self._allowance(lease, len(each)) + self._besides(lease)
             if used > may:
                 max(each, key=lambda one: one[0])[1].kill(
                     f"its lease used {used // MIB} MiB of this server's memory, "
