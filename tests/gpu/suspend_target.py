@@ -347,6 +347,8 @@ def main() -> None:
         os.setresuid(*[int(options["uid"])] * 3)
     if options.get("dumpable") == "0":
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    if options.get("tracer"):
+        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1).value, 0, 0, 0)  # PR_SET_PTRACER
     target = Target(options)
     look = getattr(target, kind)()
     if "prefault" in options:
