@@ -93,6 +93,13 @@ class LeaseLostError(GpupoolError):
     code = "lease-lost"
 
 
+class LeaseSuspendedError(GpupoolError):
+    """The lease is suspended; what was asked for can be asked for again."""
+
+    exit_code = ExitCode.NOT_NOW
+    code = "lease-suspended"
+
+
 class StorageError(GpupoolError):
     """The state directory cannot be read or written, or holds damaged data."""
 

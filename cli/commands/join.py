@@ -19,6 +19,7 @@ from gpupool.cli.lib.values import (
     LABEL,
     LISTEN,
     NAME_TYPE,
+    SIZE_TYPE,
     Emulation,
 )
 from gpupool.pool.automatic_drains import SIGN_NAMES
@@ -160,6 +161,11 @@ if TYPE_CHECKING:
     help="Drain a GPU that shows this sign of failing; repeatable. See docs/health.md.",
 )
 @click.option(
+    "--suspend-memory",
+    type=SIZE_TYPE,
+    help="Memory of this machine for what suspended programs have on GPUs (default: half of it).",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -226,6 +232,7 @@ def command(
         client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
         labels=labels,
+        suspend_memory=-1 if (size := more.pop("suspend_memory")) is None else size,
         history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
         web=_web_options(**more),
         drain_for=drain_for,

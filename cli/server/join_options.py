@@ -48,6 +48,7 @@ class JoinOptions:
     history: HistorySettings = HistorySettings()
     web: WebOptions | None = None  # None: no HTTPS
     drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained
+    suspend_memory: int = -1  # bytes for what suspended leases have on GPUs; below 0: the default
 
 
 HISTORY_SIZE_MIN = 16 << 20

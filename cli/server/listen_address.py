@@ -8,7 +8,7 @@ import trio
 
 from gpupool.cli.server.join_options import JoinOptions
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host.network_speed import link_speed
+from gpupool.remoting.host.measuring.network_speed import link_speed
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.protocol.token_text import parse_token
 

@@ -23,7 +23,7 @@ from gpupool.pool.ports import Clock
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.telemetry import ConsensusTelemetry, HostTelemetry
 from gpupool.remoting.host.measuring.host_readings import HostReader
-from gpupool.remoting.host.network_speed import interface_of
+from gpupool.remoting.host.measuring.network_speed import interface_of
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol.addresses import parse_address

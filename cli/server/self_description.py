@@ -7,7 +7,7 @@ from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.listen_address import advertised_speed
 from gpupool.monitoring.health.alert_settings import find_settings
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.network_speed import has_rdma
+from gpupool.remoting.host.measuring.network_speed import has_rdma
 from gpupool.remoting.server.software import Software
 
 

@@ -2,10 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import trio
 
-from gpupool.pool.errors import GpupoolError, LeaseLostError, UnreachableError
+from gpupool.pool.errors import (
+    GpupoolError,
+    LeaseLostError,
+    LeaseSuspendedError,
+    UnreachableError,
+)
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.model.state import Partition, Request
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
@@ -118,8 +124,11 @@ class LeaseHandle:
         async def open_one(server: ServerId) -> None:
             self._check_held()
             message = m.OpenSession(self.lease, door, program, dict(settings or {}))
+            opened = None
             try:
-                opened = await self._mine[server].call(message, timeout_s=timeout_s)
+                while opened is None:
+                    with suppress(LeaseSuspendedError):  # It may be so for hours.
+                        opened = await self._mine[server].call(message, timeout_s=timeout_s)
             except GpupoolError as error:
                 failures.append(error)
             else:

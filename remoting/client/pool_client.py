@@ -40,12 +40,7 @@ from gpupool.remoting.client.server_connections import (
 )
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
-from gpupool.remoting.protocol.token_text import (
-    SHORT_SIZE,
-    format_token,
-    hash_secret,
-    new_token,
-)
+from gpupool.remoting.protocol.token_text import SHORT_SIZE, format_token, hash_secret, new_token
 from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
 
@@ -59,15 +54,9 @@ if TYPE_CHECKING:
     from gpupool.remoting.client.history_answers import HistoryAnswer
     from gpupool.remoting.client.usage_query import UsageAnswer
 
-BACKUP_TIMEOUT_S = 30.0
-"""The largest backup is tens of megabytes."""
-
-ROTATE_TIMEOUT_S = 8.0
-"""The voters have some seconds to keep the next CA's key."""
-
-POLICY_TIMEOUT_S = 6.0
-"""A large policy takes some commands."""
-
+BACKUP_TIMEOUT_S = 30.0  # the largest backup is tens of megabytes
+ROTATE_TIMEOUT_S = 8.0  # the voters have some seconds to keep the next CA's key
+POLICY_TIMEOUT_S = 6.0  # a large policy takes some commands
 ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
 

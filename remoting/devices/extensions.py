@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def _as_arrays(function: Operation) -> Operation:
 
 def _array(value: Any) -> Any:
     if isinstance(value, np.generic):
-        number: Any = value
+        number: Any = cast("Any", value)
         return np.asarray(number)
     if type(value) in (tuple, list):
         items: Any = value

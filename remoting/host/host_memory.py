@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
 """Anonymous and shared memory. Mapped files do not count: all workers share their libraries."""
 
@@ -21,6 +23,17 @@ def machine_memory() -> int:
     except OSError:
         return whole
     return min(whole, int(limit)) if limit.isdigit() else whole
+
+
+def available() -> int:
+    """Return the bytes that this machine, or this container, can still give to programs."""
+    found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
+    left = 1024 * int(found.group(1)) if found else 0
+    try:
+        limit, used = (each.read_text().strip() for each in (CGROUP_LIMIT, CGROUP_USE))
+    except OSError:
+        return left
+    return min(left, max(0, int(limit) - int(used))) if limit.isdigit() else left
 
 
 def resident(pid: int) -> int:

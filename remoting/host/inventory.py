@@ -381,6 +381,12 @@ class Inventory:
         except NvmlError:
             return False
 
+    def free_on(self, uuid: GpuId) -> int:
+        """Return the bytes of a real GPU that no process had at the latest sample."""
+        state = self._states[uuid]
+        reserved = state.gpu.memory_reserved or 0
+        return max(0, state.gpu.memory_total - reserved - state.telemetry.memory_used)
+
     def own_processes(self, uuid: GpuId) -> dict[int, int] | None:
         """Return NVML's bytes of our workers by pid; None where it does not tell."""
         return self._states[uuid].own_processes

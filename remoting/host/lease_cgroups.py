@@ -134,10 +134,14 @@ class LeaseCgroups:
                 _move(int(place.name.removeprefix("worker-")), place)
                 worker.remove()
                 worker.path = place
-            if "memory" in self.controllers:
-                (home / "memory.max").write_text(str(memory))
+            self.bound(worker, memory)
             if "pids" in self.controllers:
                 (home / "pids.max").write_text(str(TASK_COUNT_MAX))
+
+    def bound(self, worker: WorkerGroup, memory: int) -> None:
+        """Bound the memory of a worker's lease; raise OSError where that cannot be done."""
+        if "memory" in self.controllers:
+            (worker.path.parent / "memory.max").write_text(str(memory))
 
     def close(self) -> None:
         """Remove what is empty of it; a later server removes the rest."""

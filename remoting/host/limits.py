@@ -27,3 +27,5 @@ class HostLimits:
     #: system at most: compiled kernels and images take some hundred MiB.
     files: int = 16 * 1024 * MIB
     files_part: float = 1 / 8
+    #: Bytes of the server's memory for what suspended leases have on its GPUs; below 0: half of it.
+    suspend_memory: int = -1

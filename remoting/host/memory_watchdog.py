@@ -5,7 +5,7 @@ lease as overhead, such as CUDA contexts. The kernel reports the host memory of 
 their keeper the files that they have left.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
 import trio
@@ -33,6 +33,8 @@ class MemoryWatchdog:
         *,
         note_use: Callable[[WorkerHandle], None],
         files_of: Callable[[], Awaitable[keeper_messages.Files]],
+        suspended: Callable[[], Collection[LeaseId]] = tuple,
+        besides: Callable[[LeaseId], int] = lambda _lease: 0,
     ) -> None:
         """Prepare; nothing is sampled yet.
 
@@ -43,6 +45,8 @@ class MemoryWatchdog:
             limits: bounds, and the interval of samples.
             note_use: called for each worker that was seen computing.
             files_of: measures the workers' files.
+            suspended: says which leases have nothing on the GPUs, though it is in the books.
+            besides: says how much of this machine's memory a lease may have for its suspension.
         """
         self._inventory = inventory
         self._budget = budget
@@ -50,6 +54,7 @@ class MemoryWatchdog:
         self._limits = limits
         self._note_use = note_use
         self._files_of = files_of
+        self._suspended, self._besides = suspended, besides
         self._machine = host_memory.machine_memory()
 
     async def run(self) -> None:
@@ -85,9 +90,12 @@ class MemoryWatchdog:
     def own_use(self) -> dict[GpuId, OwnUse]:
         """Return the processes of workers with their reservations, which are not foreign memory."""
         pids = frozenset(worker.process.pid for worker in self._workers.values())
-        return {
-            gpu.id: OwnUse(pids, self._budget.used_on(gpu.id)) for gpu in self._inventory.gpus()
-        }
+        return {gpu.id: OwnUse(pids, self.used_on(gpu.id)) for gpu in self._inventory.gpus()}
+
+    def used_on(self, gpu: GpuId) -> int:
+        """Return the bytes that leases have on ``gpu``, without what is suspended."""
+        away = sum(self._budget.usage(lease, gpu) for lease in self._suspended())
+        return self._budget.used_on(gpu) - away
 
     def _reconcile(self) -> None:
         """Charge the memory beyond the reservations; kill workers far over the partition."""
@@ -118,7 +126,11 @@ class MemoryWatchdog:
                 )
 
     def kernel_limit(self, lease: LeaseId) -> int:
-        """Return how much of this machine's memory the kernel is to let a lease have.
+        """Return how much of this machine's memory the kernel is to let a lease have now."""
+        return self.lasting_limit(lease) + self._besides(lease)
+
+    def lasting_limit(self, lease: LeaseId) -> int:
+        """Return how much of it the kernel is to let a lease have that is not suspended.
 
         It is more than what workers are killed for here, where the reason can be said: one more
         worker's part, for what the kernel counts besides.
@@ -146,7 +158,7 @@ class MemoryWatchdog:
                 found.setdefault(worker.lease, []).append((used, worker))
         for lease, each in found.items():
             used = sum(size for size, _ in each)
-            may = self._allowance(lease, len(each))
+            may = self._allowance(lease, len(each)) + self._besides(lease)
             if used > may:
                 max(each, key=lambda one: one[0])[1].kill(
                     f"its lease used {used // MIB} MiB of this server's memory, "

@@ -6,13 +6,13 @@ that knows of no lease goes back to the pool, any other one is killed.
 
 import os
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
 
-from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.pool.errors import GpupoolError, LeaseLostError, LeaseSuspendedError
 from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.remoting.host.budget import Budget, BudgetError
@@ -23,6 +23,9 @@ from gpupool.remoting.host.worker_pool import WorkerPool
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
+SUSPENDED_ANSWER_S = 20.0
+"""A client whose lease is suspended for longer is told so, and asks again."""
+
 ASSIGN_TIMEOUT_S = 5.0
 """A warm worker takes a session within a millisecond."""
 
@@ -32,6 +35,7 @@ class _Opening:
     """A call of ``open`` that has not returned yet."""
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    waits: bool = True  # for a suspended lease to run again; nothing has been done for it
     done: trio.Event = field(default_factory=trio.Event)
 
 
@@ -46,6 +50,7 @@ class SessionOpener:
         limits: HostLimits,
         *,
         note_use: Callable[[WorkerHandle], None],
+        wait_running: Callable[[LeaseId], Awaitable[None]],
     ) -> None:
         """Prepare.
 
@@ -55,6 +60,7 @@ class SessionOpener:
             worker_pool: where workers come from.
             limits: bounds of leases.
             note_use: called for each worker that gets a lease.
+            wait_running: returns once a lease is not suspended.
         """
         self.unix_path = ""  # of the socket for clients on this machine; empty: there is none
         self._inventory = inventory
@@ -62,6 +68,7 @@ class SessionOpener:
         self._worker_pool = worker_pool
         self._limits = limits
         self._note_use = note_use
+        self._wait_running = wait_running
         self._openings: dict[LeaseId, list[_Opening]] = {}
 
     async def open(
@@ -79,7 +86,14 @@ class SessionOpener:
             GpupoolError: when no worker can be had; the text says why.
         """
         gpus = self._check(lease, partitions, door)
-        with self._opening(lease.id):
+        with self._opening(lease.id) as opening:
+            with trio.move_on_after(SUSPENDED_ANSWER_S) as patience:
+                await self._wait_running(lease.id)
+            if patience.cancelled_caught:
+                raise LeaseSuspendedError(
+                    "no session can be opened yet", why="its lease is suspended"
+                )
+            opening.waits = False
             try:
                 self._budget.open_lease(lease.id, {p.gpu: p.memory for p in partitions})
             except BudgetError as error:
@@ -99,6 +113,10 @@ class SessionOpener:
                     worker.kill(f"it could not be assigned: {error}")
                 raise
         raise LeaseLostError("no session can be opened", why="the lease has ended")
+
+    def are_under_way(self, lease: LeaseId) -> bool:
+        """Return whether sessions are being opened for ``lease``."""
+        return any(not opening.waits for opening in self._openings.get(lease, ()))
 
     async def cancel(self, lease: LeaseId) -> None:
         """Cancel the openings for ``lease``, and return once none of them is under way."""
@@ -137,13 +155,13 @@ class SessionOpener:
         return gpus
 
     @contextmanager
-    def _opening(self, lease: LeaseId) -> Generator[None]:
+    def _opening(self, lease: LeaseId) -> Generator[_Opening]:
         """Let ``cancel`` end what happens inside."""
         opening = _Opening()
         self._openings.setdefault(lease, []).append(opening)
         try:
             with opening.scope:
-                yield
+                yield opening
         finally:
             self._openings[lease].remove(opening)
             if not self._openings[lease]:

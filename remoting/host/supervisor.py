@@ -37,14 +37,17 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import DeniedError, GpupoolError
+from gpupool.pool.host_suspension import HostSuspension
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
+from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.inventory import Inventory, Log
+from gpupool.remoting.host.keepers import Keeper, OwnKeeper
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (
     LeaseUse,
@@ -57,15 +60,10 @@ from gpupool.remoting.host.measuring.session_meter import (
 )
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
+from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
-from gpupool.remoting.host.worker_keeper import (
-    DOORS,
-    Keeper,
-    KeeperSettings,
-    OwnKeeper,
-    WorkerKeeper,
-)
+from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
@@ -128,34 +126,61 @@ class HostSupervisor:
         root = keeper is not None or os.geteuid() == 0
         self._confinement = Confinement(confine, inventory.device_nodes(), root)
         own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine)
-        keeper = self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
-        self.worker_pool = WorkerPool(
-            WorkerPoolSettings(
-                inventory.has_real,
-                warm_workers,
-                self._limits.workers,
-                frozenset(doors),
-                self._confinement,
-            ),
-            keeper=keeper,
-            handle=self._handle,
-            reap=self._reap,
-            budget=self.budget,
-            allowance=self._memory_limit,
-            measures=self._measures,
-            log=log,
-        )
+        self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
+        self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
+        self._suspensions = self._make_suspensions()
         self.watchdog = MemoryWatchdog(
             inventory,
             self.budget,
             self.worker_pool.workers,
             self._limits,
             note_use=self._note_use,
-            files_of=keeper.files,
+            files_of=self.keeper.files,
+            suspended=self._suspensions.away,
+            besides=self._suspensions.memory,
         )
         self._opener = SessionOpener(
-            inventory, self.budget, self.worker_pool, self._limits, note_use=self._note_use
+            inventory,
+            self.budget,
+            self.worker_pool,
+            self._limits,
+            note_use=self._note_use,
+            wait_running=self._suspensions.wait_running,
         )
+
+    def _make_pool(self, warm_workers: int, doors: frozenset[str]) -> WorkerPool:
+        return WorkerPool(
+            WorkerPoolSettings(
+                self.inventory.has_real,
+                warm_workers,
+                self._limits.workers,
+                doors,
+                self._confinement,
+            ),
+            keeper=self.keeper,
+            handle=self._handle,
+            reap=self._reap,
+            budget=self.budget,
+            allowance=self._memory_limit,
+            measures=self._measures,
+            log=self._log,
+        )
+
+    def _make_suspensions(self) -> Suspensions:
+        machine, part = host_memory.machine_memory(), self._limits.suspend_memory
+        means = Means(
+            workers=self.worker_pool.workers,
+            keeper=self.keeper,
+            budget=self.budget,
+            allowance=lambda lease: self.watchdog.lasting_limit(lease),
+            memory_available=lambda: (host_memory.available(), machine),
+            sample=lambda: self.inventory.sample(self.watchdog.own_use),
+            free_on=self.inventory.free_on,
+            instances=lambda: frozenset(gpu.id for gpu in self.gpus() if gpu.parent),
+            note_use=self._note_lease,
+            log=self._log,
+        )
+        return Suspensions(means, part if part >= 0 else machine // 2)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every worker is gone when this returns."""
@@ -166,6 +191,7 @@ class HostSupervisor:
                 await nursery.start(self.worker_pool.run)
                 nursery.start_soon(self.watchdog.run)
                 nursery.start_soon(self.watchdog.run_for_files)
+                await nursery.start(self._suspensions.run, self._opener)
                 if listener is not None:
                     self._opener.unix_path = str(self._runtime_dir / SOCKET_NAME)
                     nursery.start_soon(serve_unix_listener, listener, self.hand_over, self._log)
@@ -198,12 +224,15 @@ class HostSupervisor:
     def idle_s(self) -> dict[LeaseId, float]:
         """Return for each lease with sessions here, seconds since its last use; 0 while in use."""
         now = trio.current_time()
-        return {lease: now - used_at for lease, used_at in self._used_at.items()}
+        return {
+            lease: 0.0 if self._suspensions.holds(lease) else now - used_at
+            for lease, used_at in self._used_at.items()
+        }
 
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
         """Return the latest readings of GPUs and sessions."""
         self._measures.counters |= count_states(self.worker_pool.workers.values())
-        accounted = {gpu.id: self.budget.used_on(gpu.id) for gpu in self.gpus()}
+        accounted = {gpu.id: self.watchdog.used_on(gpu.id) for gpu in self.gpus()}
         totals = {lease: total.copy() for lease, total in self._totals.items()}
         workers: dict[LeaseId, list[WorkerHandle]] = {lease: [] for lease in totals}
         for worker in self.worker_pool.workers.values():
@@ -236,6 +265,25 @@ class HostSupervisor:
         """Return what does not confine them, and why not, for the same."""
         holds = self.confinement()
         return tuple(self._confinement.lacking(holds)) if holds else ()
+
+    # --- suspension -----------------------------------------------------------------------------
+
+    def suspend(self, lease: LeaseId, number: int) -> None:
+        """Have the workers of a lease let go of the GPUs' memory; returns at once.
+
+        Args:
+            lease: whose workers.
+            number: of this order; one with a lower number than an earlier one does nothing.
+        """
+        self._suspensions.suspend(lease, number)
+
+    def resume(self, lease: LeaseId, number: int) -> None:
+        """Have the workers of a lease go on, with all that they had; returns at once."""
+        self._suspensions.resume(lease, number)
+
+    def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
+        """Return how far the host is with each lease that it was told to suspend or resume."""
+        return self._suspensions.phases()
 
     # --- sessions -------------------------------------------------------------------------------
 
@@ -322,6 +370,7 @@ class HostSupervisor:
         while terminating := [w for w in self.worker_pool.workers.values() if w.lease == lease]:
             await self.worker_pool.end(terminating, reason)
         await trio.lowlevel.checkpoint()
+        self._suspensions.forget(lease)
         self.budget.close_lease(lease)
         self._used_at.pop(lease, None)
         self._totals.pop(lease, None)
@@ -336,13 +385,18 @@ class HostSupervisor:
         return None
 
     async def _await_client(self, worker: WorkerHandle) -> None:
-        with trio.move_on_after(self._limits.connect_timeout_s):
-            try:
-                await self.worker_pool.until(worker, worker.connected)
-            except WorkerFailedError:
-                return  # It has ended meanwhile, which was logged.
-        if not worker.connected.is_set():
-            worker.kill("its client never connected")
+        while not worker.connected.is_set():
+            with trio.move_on_after(self._limits.connect_timeout_s):
+                try:
+                    await self.worker_pool.until(worker, worker.connected)
+                except WorkerFailedError:
+                    return  # It has ended meanwhile, which was logged.
+            if worker.connected.is_set():
+                return
+            if worker.lease is None or not self._suspensions.holds(worker.lease):
+                worker.kill("its client never connected")
+                return
+            await self._suspensions.wait_running(worker.lease)
 
     # --- what workers say -----------------------------------------------------------------------
 
@@ -390,7 +444,10 @@ class HostSupervisor:
     def _note_use(self, worker: WorkerHandle) -> None:
         """Note that a lease is in use."""
         if worker.lease is not None:
-            self._used_at[worker.lease] = trio.current_time()
+            self._note_lease(worker.lease)
+
+    def _note_lease(self, lease: LeaseId) -> None:
+        self._used_at[lease] = trio.current_time()
 
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)

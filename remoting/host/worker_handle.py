@@ -126,6 +126,7 @@ class WorkerHandle:
     devices: tuple[GpuId, ...] = ()
     real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
     contexts: bool = False  # its CUDA contexts exist
+    imports: bool = False  # it has asked for what another worker of the lease shares
     peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
     expects_peers: bool = False  # it takes connections of the workers there
     dialling: bool = False  # a connection for it is being made
@@ -324,6 +325,7 @@ def answer_sharing(
     found = sharing.find(worker.lease, token)
     if found is None:
         return worker_messages.BUDGET_ANSWER.pack(0, 0), []
+    worker.imports = worker.imports or found.worker != worker.number
     if call.device:
         budget.hold(worker.number, token)
     passed = [found.descriptor] if found.descriptor >= 0 else []

@@ -14,12 +14,9 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-import trio
 
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId
@@ -29,11 +26,11 @@ from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.host.lease_cgroups import LeaseCgroups, WorkerGroup
 from gpupool.remoting.host.measuring.worker_files import Place, WorkerFiles, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
+from gpupool.remoting.host.suspension import kept_workers
 from gpupool.remoting.host.users import LeaseUser, LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 Log = Callable[[str], None]
-T = TypeVar("T")
 
 DOORS = {
     "arrays": "gpupool.remoting.array_api.server.serve:serve",
@@ -251,6 +248,35 @@ class WorkerKeeper:
         spawn.send(worker.line, worker_messages.Become(worker.uid, groups))
         return keeper_messages.AssignedUser(worker.uid, groups)
 
+    def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+        """Take workers of a lease off their GPUs: all of them, or none. Takes seconds.
+
+        Raises:
+            GpupoolError: when there is no such worker.
+            OSError: when a bound of their memory cannot be changed.
+        """
+        stopped = [self._of(number) for number in request.stop]
+        saved = [self._of(number) for number in request.save]
+        self._bound(stopped + saved, request.memory)
+        moved = kept_workers.suspend(stopped, saved, request.size)
+        if moved.problem:
+            self._bound(stopped + saved, request.memory_after)
+        return moved
+
+    def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
+        """Let suspended workers go on, all at once. Takes seconds.
+
+        Raises:
+            GpupoolError: when there is no such worker.
+            OSError: when a bound of their memory cannot be changed.
+        """
+        stopped = [self._of(number) for number in request.stopped]
+        saved = [self._of(number) for number in request.saved]
+        moved = kept_workers.resume(stopped, saved, request.size)
+        if not moved.problem:
+            self._bound(stopped + saved, request.memory_after)
+        return moved
+
     def bury(self, number: int) -> bool:
         """Kill and remove what a worker has left; return whether it ran out of memory.
 
@@ -301,6 +327,12 @@ class WorkerKeeper:
             self._groups.close()
 
     # --- parts ----------------------------------------------------------------------------------
+
+    def _bound(self, workers: Sequence[KeptWorker], memory: int) -> None:
+        """Bound the memory of a lease's workers anew."""
+        groups = [worker.group for worker in workers if worker.group is not None]
+        if self._groups is not None and groups:
+            self._groups.bound(groups[0], memory)
 
     def _of(self, number: int) -> KeptWorker:
         worker = self.workers.get(number)
@@ -381,115 +413,3 @@ def _place(worker: KeptWorker) -> Place:
     is_first = user is not None and pid == min(user.running, default=pid)
     memory = (user.memory,) if user is not None and user.memory is not None and is_first else ()
     return Place(worker.number, (worker.directory, *memory), lambda: family_of(pid))
-
-
-# --- as the host calls it -----------------------------------------------------------------------
-
-
-class Keeper(Protocol):
-    """A ``WorkerKeeper``, in this process or in another one. Cancellation never cuts a call off."""
-
-    async def open(
-        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
-    ) -> keeper_messages.Opened:
-        """Kill what a former host left, and prepare for workers."""
-        ...
-
-    async def start(
-        self, number: int, control: int, errors: int
-    ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker; return what it is, and its pidfd."""
-        ...
-
-    def kill(self, number: int) -> None:
-        """Kill a worker, if it lives."""
-        ...
-
-    async def reap(self, number: int) -> int:
-        """Return how a worker ended."""
-        ...
-
-    async def confine(self, number: int) -> None:
-        """Put a worker into a control group, and tell it to confine itself."""
-        ...
-
-    async def confinement(self, number: int) -> tuple[str, ...]:
-        """Return what holds for a worker that has said that it is ready."""
-        ...
-
-    async def assign(
-        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
-    ) -> keeper_messages.AssignedUser:
-        """Give a worker to a lease."""
-        ...
-
-    async def bury(self, number: int) -> bool:
-        """Kill and remove what a worker has left; return whether it ran out of memory."""
-        ...
-
-    async def files(self) -> keeper_messages.Files:
-        """Return how much of the disk the files of workers take."""
-        ...
-
-    async def close(self) -> None:
-        """Remove the directories of all workers."""
-        ...
-
-
-class OwnKeeper:
-    """A keeper within this process, which has the privileges that there are."""
-
-    def __init__(self, keeper: WorkerKeeper) -> None:
-        """Call ``keeper``."""
-        self.keeper = keeper
-
-    async def open(
-        self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
-    ) -> keeper_messages.Opened:
-        """Kill what a former host left, and prepare for workers."""
-        return await _on_thread(lambda: self.keeper.open(cuda=cuda, nodes=nodes))
-
-    async def start(
-        self, number: int, control: int, errors: int
-    ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker, on the thread that lives as long as this host."""
-        return self.keeper.start(number, control, errors)
-
-    def kill(self, number: int) -> None:
-        """Kill a worker, if it lives."""
-        self.keeper.kill(number)
-
-    async def reap(self, number: int) -> int:
-        """Return how a worker ended."""
-        return self.keeper.reap(number)
-
-    async def confine(self, number: int) -> None:
-        """Put a worker into a control group, and tell it to confine itself."""
-        await _on_thread(lambda: self.keeper.confine(number))
-
-    async def confinement(self, number: int) -> tuple[str, ...]:
-        """Return what holds for a worker that has said that it is ready."""
-        return await _on_thread(lambda: self.keeper.confinement(number))
-
-    async def assign(
-        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
-    ) -> keeper_messages.AssignedUser:
-        """Give a worker to a lease."""
-        return await _on_thread(lambda: self.keeper.assign(number, lease, gpus, memory, user))
-
-    async def bury(self, number: int) -> bool:
-        """Kill and remove what a worker has left."""
-        return await _on_thread(lambda: self.keeper.bury(number))
-
-    async def files(self) -> keeper_messages.Files:
-        """Return how much of the disk the files of workers take."""
-        return await _on_thread(self.keeper.files)
-
-    async def close(self) -> None:
-        """Remove the directories of all workers."""
-        await _on_thread(self.keeper.close)
-
-
-async def _on_thread(call: Callable[[], T]) -> T:
-    # A cancellation is noticed when the call has ended.
-    return await trio.to_thread.run_sync(call)

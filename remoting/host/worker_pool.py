@@ -46,6 +46,7 @@ from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.confinement import Confinement
+from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
 from gpupool.remoting.host.worker_handle import (
     LAST_WORDS_TIMEOUT_S,
@@ -58,7 +59,7 @@ from gpupool.remoting.host.worker_handle import (
     serve_budget,
     wait_exit,
 )
-from gpupool.remoting.host.worker_keeper import DOORS, Keeper
+from gpupool.remoting.host.worker_keeper import DOORS
 from gpupool.remoting.protocol import worker_messages
 
 Log = Callable[[str], None]

@@ -146,6 +146,10 @@ class _Server:
                 return keeper.assign(
                     request.worker, LeaseId(request.lease), gpus, memory, request.user
                 )
+            case keeper_messages.SuspendWorkers():
+                return keeper.suspend(request)
+            case keeper_messages.ResumeWorkers():
+                return keeper.resume(request)
             case keeper_messages.BuryWorker():
                 return keeper_messages.Buried(keeper.bury(request.worker))
             case keeper_messages.MeasureFiles():

@@ -28,7 +28,7 @@ class _Waiting:
 
 
 class RemoteKeeper:
-    """Implements ``host.worker_keeper.Keeper``; calls need ``running``."""
+    """Implements ``host.keepers.Keeper``; calls need ``running``."""
 
     def __init__(self, sock: socket.socket, pid: int = -1) -> None:
         """Talk over ``sock``, a packet socket, to the keeper ``pid``, which may be our child."""
@@ -97,6 +97,14 @@ class RemoteKeeper:
         """Give a worker to a lease."""
         request = keeper_messages.AssignWorker(number, lease, gpus, memory, user)
         return await self._ask(request, keeper_messages.AssignedUser)
+
+    async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+        """Take workers of a lease off their GPUs: all of them, or none."""
+        return await self._ask(request, keeper_messages.Moved)
+
+    async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
+        """Let suspended workers go on, all at once."""
+        return await self._ask(request, keeper_messages.Moved)
 
     async def bury(self, number: int) -> bool:
         """Kill and remove what a worker has left; return whether it ran out of memory."""

@@ -91,6 +91,27 @@ class MeasureFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendWorkers:
+    """Take workers of one lease off their GPUs: all of them, or none."""
+
+    stop: tuple[int, ...]  # those on emulated GPUs, which are only stopped
+    save: tuple[int, ...]  # those whose GPU memory goes into their own memory
+    size: int  # bytes of that, about
+    memory: int  # bytes of this machine's memory that the lease may have meanwhile
+    memory_after: int  # the same when it has not been done
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeWorkers:
+    """Let suspended workers of one lease go on, all at once."""
+
+    stopped: tuple[int, ...]
+    saved: tuple[int, ...]
+    size: int  # bytes that go back to GPUs, about
+    memory_after: int  # bytes of this machine's memory that the lease may have then
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Remove the directories of all workers; the last call."""
 
@@ -155,6 +176,15 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """Workers were suspended or resumed, or were not."""
+
+    problem: str = ""  # why it was not done; empty: it was
+    lost: tuple[int, ...] = ()  # workers that can neither run nor be resumed
+    stopped: tuple[int, ...] = ()  # workers that turned out to have nothing on a GPU
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """It is done."""
 
@@ -177,18 +207,23 @@ Request = (
     | AskConfinement
     | AssignWorker
     | BuryWorker
+    | SuspendWorkers
+    | ResumeWorkers
     | Close
     | MeasureFiles
 )
-Answer = Opened | Started | Reaped | Confinement | AssignedUser | Buried | Done | Failed | Files
+Answer = (
+    Opened | Started | Reaped | Confinement | AssignedUser | Buried | Done | Failed | Files | Moved
+)
 
 # The position is the kind. Both ends are always of the same build.
 _REQUESTS: tuple[type[Any], ...] = (
     *(Open, StartWorker, KillWorker, ReapWorker, ConfineWorker),
     *(AskConfinement, AssignWorker, BuryWorker, Close, MeasureFiles),
+    *(SuspendWorkers, ResumeWorkers),
 )
 _ANSWERS: tuple[type[Any], ...] = (
-    *(Opened, Started, Reaped, Confinement, AssignedUser, Buried, Done, Failed, Files),
+    *(Opened, Started, Reaped, Confinement, AssignedUser, Buried, Done, Failed, Files, Moved),
 )
 _KIND_OF = {kind: number for kinds in (_REQUESTS, _ANSWERS) for number, kind in enumerate(kinds)}
 

@@ -5,6 +5,7 @@ each line of its input: ``sum`` by what its memory holds, ``more`` by that of a 
 """
 
 import ctypes
+import importlib
 import mmap
 import os
 import socket
@@ -262,8 +263,8 @@ class Target:
         return look
 
     def nccl(self) -> Callable[[], object]:
-        import torch
-        import torch.distributed as distributed
+        torch: Any = importlib.import_module("torch")
+        distributed: Any = importlib.import_module("torch.distributed")
 
         rank = int(self.options["device"])
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.options["port"]}
@@ -347,6 +348,8 @@ def main() -> None:
         os.setresuid(*[int(options["uid"])] * 3)
     if options.get("dumpable") == "0":
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    if options.get("tracer"):
+        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1).value, 0, 0, 0)  # PR_SET_PTRACER
     target = Target(options)
     look = getattr(target, kind)()
     if "prefault" in options:

@@ -8,7 +8,7 @@ from gpupool.pool.model.formats import objection
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.silences import SILENCE_COUNT_MAX, SILENCE_MAX_MS
-from gpupool.pool.transitions.silences import silences_now
+from gpupool.pool.transitions.silencing import silences_now
 
 HOUR_MS = 3_600_000
 

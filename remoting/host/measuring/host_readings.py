@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpupool.pool.telemetry import HostTelemetry
-from gpupool.remoting.host.network_speed import speed_of
+from gpupool.remoting.host.measuring.network_speed import speed_of
 
 KIB = 1024
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -8,6 +8,7 @@ from gpupool.pool.errors import (
     DeniedError,
     GpupoolError,
     LeaseLostError,
+    LeaseSuspendedError,
     LocalProtocolError,
     NeverFitsError,
     NoQuorumError,
@@ -149,6 +150,7 @@ _ERRORS: dict[str, type[GpupoolError]] = {
         NotNowError,
         NoQuorumError,
         LeaseLostError,
+        LeaseSuspendedError,
         StorageError,
     )
 }

@@ -34,6 +34,7 @@ class HostedWorker:
         self.client = BudgetClient(theirs)
         self.theirs = theirs
         self.killed = ""
+        self.imports = False
 
     def kill(self, why: str) -> None:
         self.killed = why

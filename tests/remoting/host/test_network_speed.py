@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.remoting.host.network_speed import has_rdma, interface_of, link_speed, speed_of
+from gpupool.remoting.host.measuring.network_speed import (
+    has_rdma,
+    interface_of,
+    link_speed,
+    speed_of,
+)
 
 
 def write(path: Path, text: str) -> None:

@@ -86,7 +86,8 @@ async def test_a_worker_is_killed_whose_files_take_too_much(
         f"os.write(kept, bytes({6 * MIB}))\n" + "os.unlink('g')\n" * deletes + "answer = ''"
     )
     await client.send(b"x", code.encode())
-    await kit.logged("the files of its lease take 10 MiB on this server, and may take 8 MiB")
+    # It may be seen while it writes.
+    await kit.logged("on this server, and may take 8 MiB")
 
 
 def test_what_is_nested_or_numerous_beyond_all_use_is_too_much(

@@ -19,6 +19,7 @@ _FAULTS_AT = _HEAD.size
 _PROCESSES_AT = _FAULTS_AT + _FAULTS * _FAULT.size
 _COUNTERS_AT = _PROCESSES_AT + _PROCESSES * _PROCESS.size
 SIZE = _COUNTERS_AT + _COUNTERS * _COUNTER.size
+CHECKPOINTED = 2  # of a process's state: its memory is on no device
 _KINDS = {"return": 0, "sticky": 1, "later": 2}
 
 
@@ -128,10 +129,19 @@ class Control:
         """Give the bytes in use on a device, over all live processes, as a GPU's NVML would."""
         total = 0
         for index in range(_PROCESSES):
-            pid, _, *used = _PROCESS.unpack_from(self._map, _PROCESSES_AT + index * _PROCESS.size)
-            if pid != 0 and Path(f"/proc/{pid}").exists():
+            at = _PROCESSES_AT + index * _PROCESS.size
+            pid, state, *used = _PROCESS.unpack_from(self._map, at)
+            if pid != 0 and state != CHECKPOINTED and Path(f"/proc/{pid}").exists():
                 total += used[device]
         return total
+
+    def states(self) -> dict[int, int]:
+        """Give what ``cuCheckpointProcessGetState`` says of each live process."""
+        rows = [
+            _PROCESS.unpack_from(self._map, _PROCESSES_AT + index * _PROCESS.size)
+            for index in range(_PROCESSES)
+        ]
+        return {pid: state for pid, state, *_ in rows if pid and Path(f"/proc/{pid}").exists()}
 
     def launches(self) -> list[Launch]:
         if not self.record.exists():

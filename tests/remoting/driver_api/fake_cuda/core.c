@@ -155,6 +155,7 @@ CUresult entry_begin(struct entry *entry, const char *name) {
         fprintf(stderr, "fake libcuda: %s\n", name);
     if (forked || !initialised)
         return CUDA_ERROR_NOT_INITIALIZED;
+    wait_while_locked();
     fault_for_work = CUDA_SUCCESS;
     if (atomic_load_explicit(&control->fault_count, memory_order_relaxed) == 0)
         return CUDA_SUCCESS;

@@ -12,7 +12,7 @@
 struct device devices[DEVICES_MAX];
 int device_count;
 
-static struct process_use *own_use;
+struct process_use *own_use;
 static bool shared_use;
 
 /* What an H200 SXM answers, as far as programs ask; the rest of the attributes are 0. */
@@ -141,6 +141,7 @@ static struct process_use *use_slot(void) {
             continue;
         for (int dev = 0; dev < DEVICES_MAX; dev++)
             atomic_store(&use->used[dev], 0);
+        atomic_store(&use->state, CU_PROCESS_STATE_RUNNING);
         own_use = use;
     }
     return own_use;
@@ -151,7 +152,8 @@ size_t device_used(int dev) {
     for (unsigned i = 0; shared_use && i < PROCESSES_MAX; i++) {
         struct process_use *use = &control->processes[i];
         int32_t pid = atomic_load(&use->pid);
-        if (pid == 0 || use == own_use || (kill(pid, 0) != 0 && errno == ESRCH))
+        if (pid == 0 || use == own_use ||
+            atomic_load(&use->state) == CU_PROCESS_STATE_CHECKPOINTED || (kill(pid, 0) != 0 && errno == ESRCH))
             continue;
         used += atomic_load(&use->used[devices[dev].ordinal]);
     }

@@ -46,7 +46,7 @@ struct counter {
 
 struct process_use {
     _Atomic int32_t pid;
-    uint32_t reserved;
+    _Atomic uint32_t state; /* of cuCheckpointProcessGetState */
     _Atomic uint64_t used[DEVICES_MAX];
 };
 
@@ -139,12 +139,14 @@ struct device {
     CUmemoryPool default_pool, current_pool;
 };
 
+extern struct process_use *own_use; /* this process's part of the control block, or NULL */
 extern struct device devices[DEVICES_MAX];
 extern int device_count;
 void devices_open(void);
 int device_attribute(int dev, CUdevice_attribute attribute, int *value);
 size_t device_used(int dev); /* of all live processes that share the control file */
 CUresult device_charge(int dev, size_t bytes);
+void wait_while_locked(void); /* returns once this process is not suspended (checkpoint.c) */
 void device_refund(int dev, size_t bytes);
 
 /* ---- contexts (context.c) ---- */

@@ -1,0 +1,292 @@
+"""Suspends and resumes the GPU memory of processes by the driver: all of them, or none.
+
+The driver copies a locked process's GPU memory into that process's own memory, and lets the GPU go;
+calls of CUDA in it wait until it is restored and unlocked. Everything here blocks.
+"""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from gpupool.remoting.host.suspension import driver_calls
+
+START_TIMEOUT_S = 30.0
+"""Of a process that calls the driver: the first ``cuInit`` after a boot takes seconds."""
+
+LOCK_TIMEOUT_S = 10.0
+"""Within this time the driver must find a process at rest; an endless kernel never is."""
+
+CALL_TIMEOUT_S = 20.0
+BYTES_PER_S = 128 << 20
+"""A call that moves bytes may take so long besides: a tenth of what an H200 was seen to do."""
+
+DEATH_GRACE_S = 2.0
+"""A call for a process that has died meanwhile gets so much longer to notice it."""
+
+_POLL_S = 0.1
+_NOT_INITIALIZED, _OUT_OF_MEMORY, _NOT_READY, _OPERATING_SYSTEM = 3, 2, 600, 304
+
+
+class State(IntEnum):
+    """As the driver has it of a process, and of one that does not use CUDA."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+    NO_CUDA = 99
+
+
+_STATES = frozenset(State)
+
+
+class CheckpointError(Exception):
+    """The driver does not suspend or resume a process; the text says why, for people."""
+
+
+class HangingError(CheckpointError):
+    """The driver does not answer."""
+
+
+class Calls(Protocol):
+    """Makes the driver's calls; a context manager."""
+
+    def call(self, name: str, process: int, number: int, timeout_s: float) -> tuple[int, int]:
+        """Return a function's result and value, or raise ``HangingError``."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        ...
+
+
+class CallProcess:
+    """Makes the driver's calls in a process of its own."""
+
+    def __init__(self, alive: Callable[[int], bool] = lambda _process: True) -> None:
+        """Start it.
+
+        Args:
+            alive: says whether a process that is to be suspended lives.
+
+        Raises:
+            CheckpointError: when it cannot be used.
+        """
+        self._alive = alive
+        self._pending = b""
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "gpupool.remoting.host.suspension.driver_calls"),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+        try:
+            result, _ = self._answer(0, START_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+        if result != driver_calls.SUCCESS:
+            self.close()
+            raise CheckpointError(reason("cuInit", result))
+
+    def call(self, name: str, process: int, number: int, timeout_s: float) -> tuple[int, int]:
+        """Make one call; return its result and value.
+
+        Raises:
+            HangingError: when there is no answer in time; ``close`` is all that may follow.
+        """
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), f"{name} {process} {number}\n".encode())
+        except OSError as error:
+            raise HangingError(f"the driver ended the process that called {name}") from error
+        return self._answer(process, timeout_s)
+
+    def _answer(self, process: int, timeout_s: float) -> tuple[int, int]:
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._pending:
+            if process and not self._alive(process):
+                deadline, process = min(deadline, time.monotonic() + DEATH_GRACE_S), 0
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise HangingError(f"the driver gave no answer within {timeout_s:.0f} s")
+            if select.select([output], [], [], min(left, _POLL_S))[0]:
+                data = os.read(output, 4096)
+                if not data:
+                    raise HangingError("the driver ended the process that called it")
+                self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        result, value = line.split()
+        return int(result), int(value)
+
+    def close(self) -> None:
+        """End it, also in the middle of a call."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        # One that hangs in the kernel is left to itself; Popen reaps it later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(DEATH_GRACE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    problem: str = ""  # why it was not done; empty: it was
+    lost: tuple[int, ...] = ()  # processes that neither run nor can be resumed
+    idle: tuple[int, ...] = ()  # processes that do not use CUDA yet
+
+
+def suspend(
+    processes: Sequence[int], size: int, make: Callable[[], Calls] = CallProcess
+) -> Outcome:
+    """Suspend all of some processes, or none.
+
+    Args:
+        processes: their ids.
+        size: bytes that they have on GPUs, about.
+        make: starts what calls the driver.
+    """
+    calls: Calls | None = None
+    idle: list[int] = []
+    touched: list[int] = []
+    try:
+        calls = make()
+        idle += [each for each in processes if _state(calls, each) is State.NO_CUDA]
+        using = [process for process in processes if process not in idle]
+        # All are locked first: one that runs on could wait for one that is suspended already.
+        for process in using:
+            touched.append(process)
+            milliseconds = int(LOCK_TIMEOUT_S * 1000)
+            _do(calls, driver_calls.LOCK, process, milliseconds, LOCK_TIMEOUT_S + CALL_TIMEOUT_S)
+        for process in using:
+            _do(calls, driver_calls.CHECKPOINT, process, 0, _time_for(size))
+    except CheckpointError as error:
+        if calls is not None:
+            calls.close()
+        return Outcome(str(error), undo(touched, size, make))
+    except BaseException:
+        if calls is not None:
+            calls.close()
+        raise
+    calls.close()
+    return Outcome(idle=tuple(idle))
+
+
+def resume(processes: Sequence[int], size: int, make: Callable[[], Calls] = CallProcess) -> Outcome:
+    """Restore all of some processes, and let none of them go on before all are restored.
+
+    A call that gives no answer goes on in the process itself, so it can be tried again. What the
+    driver refuses to restore is lost: it refuses every later attempt as well, whatever changes.
+
+    Args:
+        processes: their ids.
+        size: bytes that they have had on GPUs, about.
+        make: starts what calls the driver.
+    """
+    calls: Calls | None = None
+    lost: list[int] = []
+    try:
+        calls = make()
+        states = {process: _state(calls, process) for process in processes}
+        lost += [process for process, state in states.items() if state is State.FAILED]
+        if lost:
+            raise CheckpointError("the driver has lost their GPU memory")
+        for process, state in states.items():
+            if state is State.CHECKPOINTED:
+                _restore(calls, process, size, lost)
+        for process, state in states.items():
+            if state in (State.CHECKPOINTED, State.LOCKED):
+                _do(calls, driver_calls.UNLOCK, process, 0, CALL_TIMEOUT_S)
+    except CheckpointError as error:
+        return Outcome(str(error), tuple(lost))
+    finally:
+        if calls is not None:
+            calls.close()
+    return Outcome()
+
+
+def undo(
+    processes: Sequence[int], size: int, make: Callable[[], Calls] = CallProcess
+) -> tuple[int, ...]:
+    """Let processes run again, whatever state they are in; return those that cannot."""
+    lost: list[int] = []
+    calls: Calls | None = None
+    # One after another: one that hangs must not cost the others their way back.
+    for process in reversed(processes):
+        try:
+            calls = calls or make()
+            state = _state(calls, process)
+            if state is State.FAILED:
+                lost.append(process)
+            if state is State.CHECKPOINTED:
+                _do(calls, driver_calls.RESTORE, process, 0, _time_for(size))
+            if state in (State.CHECKPOINTED, State.LOCKED):
+                _do(calls, driver_calls.UNLOCK, process, 0, CALL_TIMEOUT_S)
+        except CheckpointError:
+            lost.append(process)
+            if calls is not None:
+                calls.close()
+            calls = None
+    if calls is not None:
+        calls.close()
+    return tuple(lost)
+
+
+def reason(name: str, result: int) -> str:
+    """Return what a result means for people."""
+    known = {
+        driver_calls.NO_SUCH_FUNCTION: "the server's NVIDIA driver is older than 570, which is "
+        "the first that can suspend a program",
+        driver_calls.NOT_SUPPORTED: "the server's NVIDIA driver cannot suspend a program that "
+        "uses the GPU like this one, for instance with memory that processes share",
+        _OPERATING_SYSTEM: "only root may suspend programs on NVIDIA GPUs, and this server was "
+        "not started by root",
+        _OUT_OF_MEMORY: "there is not enough memory for it",
+        _NOT_READY: f"its GPU did not come to rest within {LOCK_TIMEOUT_S:.0f} s; a kernel may "
+        "run without end",
+    }
+    return known.get(result, f"the NVIDIA driver answers {result} to {name}")
+
+
+def _time_for(size: int) -> float:
+    return CALL_TIMEOUT_S + size / BYTES_PER_S
+
+
+def _state(calls: Calls, process: int) -> State:
+    result, value = calls.call(driver_calls.GET_STATE, process, 0, CALL_TIMEOUT_S)
+    if result == _NOT_INITIALIZED:
+        return State.NO_CUDA
+    if result != driver_calls.SUCCESS:
+        raise CheckpointError(reason(driver_calls.GET_STATE, result))
+    return State(value) if value in _STATES else State.FAILED
+
+
+def _restore(calls: Calls, process: int, size: int, lost: list[int]) -> None:
+    result, _ = calls.call(driver_calls.RESTORE, process, 0, _time_for(size))
+    if result != driver_calls.SUCCESS:
+        lost.append(process)
+        raise CheckpointError(reason(driver_calls.RESTORE, result))
+
+
+def _do(calls: Calls, name: str, process: int, number: int, timeout_s: float) -> None:
+    result, _ = calls.call(name, process, number, timeout_s)
+    if result != driver_calls.SUCCESS:
+        raise CheckpointError(reason(name, result))

@@ -1,0 +1,85 @@
+"""Suspends and resumes workers as their keeper: on emulated GPUs by signals, else by the driver.
+
+Blocks for as long as the memory takes to move.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from gpupool.remoting.host.suspension import checkpointer
+from gpupool.remoting.protocol import keeper_messages
+
+
+class Kept(Protocol):
+    """What is needed of a worker."""
+
+    @property
+    def number(self) -> int:
+        """Return its number."""
+        ...
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """Return its process."""
+        ...
+
+
+def suspend(stop: Sequence[Kept], save: Sequence[Kept], size: int) -> keeper_messages.Moved:
+    """Suspend all workers, or none.
+
+    Args:
+        stop: those on emulated GPUs.
+        save: those on real ones.
+        size: bytes that these have there, about.
+    """
+    numbers = {worker.process.pid: worker.number for worker in save}
+    idle: tuple[int, ...] = ()
+    if save:
+        outcome = checkpointer.suspend(list(numbers), size, _making(save))
+        lost = tuple(numbers[pid] for pid in outcome.lost)
+        if outcome.problem:
+            return keeper_messages.Moved(_problem(save, outcome.problem), lost)
+        idle = outcome.idle
+    # A worker that has not begun to use its GPU must not begin now.
+    for worker in (*stop, *(each for each in save if each.process.pid in idle)):
+        worker.process.send_signal(signal.SIGSTOP)
+    return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle))
+
+
+def resume(stopped: Sequence[Kept], saved: Sequence[Kept], size: int) -> keeper_messages.Moved:
+    """Let suspended workers go on: first all have their memory again, then all run."""
+    if saved:
+        numbers = {worker.process.pid: worker.number for worker in saved}
+        outcome = checkpointer.resume(list(numbers), size, _making(saved))
+        if outcome.problem:
+            lost = tuple(numbers[pid] for pid in outcome.lost)
+            return keeper_messages.Moved(_problem(saved, outcome.problem), lost)
+    for worker in stopped:
+        worker.process.send_signal(signal.SIGCONT)
+    return keeper_messages.Moved()
+
+
+def _making(workers: Sequence[Kept]) -> partial[checkpointer.CallProcess]:
+    processes = {worker.process.pid: worker.process for worker in workers}
+    return partial(checkpointer.CallProcess, lambda pid: _lives(processes[pid]))
+
+
+def _lives(process: "subprocess.Popen[bytes]") -> bool:
+    """Return whether a process lives, without reaping it: that is for who waits for it."""
+    if process.returncode is not None:
+        return False
+    try:
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, process.pid, flags) is None
+    except ChildProcessError:
+        return False
+
+
+def _problem(workers: Sequence[Kept], problem: str) -> str:
+    if any(not _lives(worker.process) for worker in workers):
+        return "one of its workers ended meanwhile"
+    return problem

@@ -1,0 +1,369 @@
+"""Which leases of a host are suspended: what was ordered, how far it is, and whose memory it takes.
+
+``suspend`` and ``resume`` only note what is wanted; a task for each lease brings it about. So an
+order may be repeated, and one that comes while the one before is carried out waits for that.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.keepers import Keeper
+from gpupool.remoting.host.limits import MIB
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
+from gpupool.remoting.protocol import keeper_messages
+
+SETTLE_TIMEOUT_S = 10.0
+"""For sessions that are being opened: their clients connect within milliseconds."""
+
+SETTLE_POLL_S = 0.02
+
+RESUME_TIMEOUT_S, RESUME_EVERY_S = 600.0, 0.5
+"""Another's process may still hold memory of the GPU; after this time the lease's workers end."""
+
+CALM_S = 30.0
+"""After a resumption a worker's own memory may stay as large for so long."""
+
+MACHINE_KEEPS = 0.05
+"""A part of the machine's memory that no suspension may take."""
+
+COUNT_AT_ONCE = 4
+"""Suspensions at a time: a keeper has threads for few, and does other things besides."""
+
+SLACK = 256 * MIB
+"""A context's own bookkeeping comes on top of what it holds."""
+
+P = SuspensionPhase
+
+
+class Openings(Protocol):
+    """Sessions of a lease that are being opened."""
+
+    def are_under_way(self, lease: LeaseId) -> bool:
+        """Return whether there are any."""
+        ...
+
+
+@dataclass(slots=True)
+class Means:
+    """What a host has for it."""
+
+    workers: Mapping[int, WorkerHandle]
+    keeper: Keeper
+    budget: Budget
+    allowance: Callable[[LeaseId], int]  # bytes of the machine's memory that a lease may have
+    memory_available: Callable[[], tuple[int, int]]  # bytes that this machine has left, and has
+    sample: Callable[[], Awaitable[None]]  # reads the GPUs' memory anew
+    free_on: Callable[[GpuId], int]  # bytes that a GPU had left when it was read last
+    instances: Callable[[], frozenset[GpuId]]  # the GPUs that are MIG instances
+    note_use: Callable[[LeaseId], None]
+    log: Callable[[str], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """What is wanted of one lease, and how far that is."""
+
+    number: int
+    wanted: bool  # that it is suspended
+    phase: SuspensionPhase = P.RUNNING
+    bytes: int = 0
+    room: int = 0  # bytes of this machine's memory that the lease may have besides
+    reason: str = ""
+    driven: bool = False  # a task brings it about
+    gone: bool = False  # the lease has ended
+    stopped: tuple[int, ...] = ()  # numbers of workers that were only stopped
+    saved: tuple[int, ...] = ()
+    since: float = float("-inf")  # trio's time of the last change of phase
+    running: trio.Event = field(default_factory=trio.Event)
+
+    def enter(self, phase: SuspensionPhase, reason: str = "") -> None:
+        self.phase, self.reason, self.since = phase, reason, trio.current_time()
+        if phase in (P.RUNNING, P.REFUSED):
+            self.running.set()
+        elif self.running.is_set():
+            self.running = trio.Event()
+
+
+class Suspensions:
+    """All suspensions of one host; ``run`` must be running for anything to happen."""
+
+    def __init__(self, means: Means, limit: int) -> None:
+        """Prepare.
+
+        Args:
+            means: what the host has for it.
+            limit: bytes of this machine's memory that all suspended leases may take.
+        """
+        self._means = means
+        self._limit = limit
+        self._orders: dict[LeaseId, _Order] = {}
+        self._openings: Openings | None = None
+        self._nursery: trio.Nursery | None = None
+        self._gpus: dict[GpuId, trio.Lock] = {}
+        self._places = trio.Semaphore(COUNT_AT_ONCE)
+
+    async def run(
+        self, openings: Openings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Carry out orders until cancelled."""
+        self._openings = openings
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                for lease, order in self._orders.items():
+                    self._start(lease, order)
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def suspend(self, lease: LeaseId, number: int) -> None:
+        """Have a lease be suspended; returns at once."""
+        self._order(lease, number, wanted=True)
+
+    def resume(self, lease: LeaseId, number: int) -> None:
+        """Have a lease go on; returns at once."""
+        self._order(lease, number, wanted=False)
+
+    def _order(self, lease: LeaseId, number: int, *, wanted: bool) -> None:
+        order = self._orders.get(lease)
+        if order is None:
+            order = self._orders[lease] = _Order(number, wanted)
+            order.enter(P.RUNNING)
+        elif number < order.number or (number == order.number and wanted == order.wanted):
+            return
+        order.number, order.wanted = number, wanted
+        if order.phase is P.REFUSED:
+            order.enter(P.RUNNING)
+        self._start(lease, order)
+
+    def phases(self) -> dict[LeaseId, HostSuspension]:
+        """Return every lease that has had an order, and how far it is."""
+        return {
+            lease: HostSuspension(each.number, each.phase, each.bytes, each.reason)
+            for lease, each in self._orders.items()
+        }
+
+    def holds(self, lease: LeaseId) -> bool:
+        """Return whether a lease does not run, or not for long: its program is not to blame."""
+        order = self._orders.get(lease)
+        return order is not None and (
+            order.phase in (P.SUSPENDING, P.SUSPENDED, P.RESUMING)
+            or (order.wanted and order.phase is P.RUNNING)
+        )
+
+    def away(self) -> frozenset[LeaseId]:
+        """Return the leases that have nothing on the GPUs at the moment."""
+        return frozenset(
+            lease for lease, order in self._orders.items() if order.phase is P.SUSPENDED
+        )
+
+    def memory(self, lease: LeaseId) -> int:
+        """Return how much of this machine's memory a lease may have besides, for its suspension."""
+        order = self._orders.get(lease)
+        if order is None:
+            return 0
+        calm = order.phase in (P.RUNNING, P.REFUSED)
+        if calm and trio.current_time() - order.since > CALM_S:
+            return 0
+        return order.room
+
+    async def wait_running(self, lease: LeaseId) -> None:
+        """Return once a lease runs, or has ended."""
+        while self.holds(lease):
+            order = self._orders[lease]
+            if order.running.is_set():  # It is about to be suspended.
+                order.running = trio.Event()
+            await order.running.wait()
+
+    def forget(self, lease: LeaseId) -> None:
+        """Drop a lease that has ended; all its workers are gone."""
+        order = self._orders.pop(lease, None)
+        if order is not None:
+            order.gone = True
+            order.running.set()
+
+    # --- carried out ----------------------------------------------------------------------------
+
+    def _start(self, lease: LeaseId, order: _Order) -> None:
+        if not order.driven and self._nursery is not None:
+            order.driven = True
+            self._nursery.start_soon(self._drive, lease, order)
+
+    async def _drive(self, lease: LeaseId, order: _Order) -> None:
+        try:
+            while not order.gone:
+                if order.wanted and order.phase is P.RUNNING:
+                    await self._suspend(lease, order)
+                elif not order.wanted and order.phase is P.SUSPENDED:
+                    await self._resume(lease, order)
+                else:
+                    return
+        finally:
+            order.driven = False
+
+    async def _suspend(self, lease: LeaseId, order: _Order) -> None:
+        order.enter(P.SUSPENDING)
+        await self._settle(lease)
+        workers = self._workers(lease)
+        async with self._turn(gpu for worker in workers for gpu in worker.real):
+            workers = self._workers(lease)
+            real = {gpu for worker in workers for gpu in worker.real}
+            size = sum(self._means.budget.usage(lease, gpu) for gpu in real)
+            problem = self._unsuitable(lease, workers) or self._no_room(size)
+            if problem or order.gone:
+                order.enter(P.REFUSED, problem)
+                return
+            # Counted before it begins, so that no other one counts on the same memory.
+            order.bytes, order.room = size, self._room(lease)
+            order.saved = tuple(worker.number for worker in workers if worker.real)
+            order.stopped = tuple(worker.number for worker in workers if not worker.real)
+            allowance = self._means.allowance(lease)
+            request = keeper_messages.SuspendWorkers(
+                order.stopped, order.saved, size, allowance + order.room, allowance
+            )
+            moved = keeper_messages.Moved()
+            try:
+                if workers:
+                    moved = await self._means.keeper.suspend(request)
+            except (GpupoolError, OSError) as error:
+                moved = keeper_messages.Moved(str(error))
+        if moved.problem:
+            self._end(moved.lost, f"it could not be suspended: {moved.problem}")
+            order.bytes, order.stopped, order.saved = 0, (), ()
+            order.enter(P.REFUSED, moved.problem)
+            self._means.note_use(lease)
+            self._means.log(f"lease {lease:04x} could not be suspended: {moved.problem}")
+            return
+        order.stopped += moved.stopped
+        order.saved = tuple(number for number in order.saved if number not in moved.stopped)
+        order.bytes = sum(self._means.budget.usage(lease, gpu) for gpu in real)
+        order.enter(P.SUSPENDED)
+
+    async def _resume(self, lease: LeaseId, order: _Order) -> None:
+        order.enter(P.RESUMING)
+        deadline = trio.current_time() + RESUME_TIMEOUT_S
+        while not order.gone:
+            workers = self._workers(lease)
+            async with self._turn(gpu for worker in workers for gpu in worker.real):
+                moved = await self._try_resume(lease, order)
+            if not moved.problem:
+                break
+            order.reason = moved.problem
+            late = trio.current_time() > deadline
+            # One that cannot go on would leave the others waiting for it.
+            if late or moved.lost:
+                reason = f"it could not be resumed: {moved.problem}"
+                self._end((*order.saved, *order.stopped), reason)
+                break
+            await trio.sleep(RESUME_EVERY_S)
+        order.bytes, order.stopped, order.saved = 0, (), ()
+        order.enter(P.RUNNING)
+        self._means.note_use(lease)
+
+    async def _try_resume(self, lease: LeaseId, order: _Order) -> keeper_messages.Moved:
+        if problem := await self._no_room_on_gpus(lease, order):
+            return keeper_messages.Moved(problem)
+        there = {worker.number for worker in self._workers(lease)}
+        request = keeper_messages.ResumeWorkers(
+            tuple(number for number in order.stopped if number in there),
+            tuple(number for number in order.saved if number in there),
+            order.bytes,
+            self._means.allowance(lease),
+        )
+        if not there:
+            return keeper_messages.Moved()
+        try:
+            return await self._means.keeper.resume(request)
+        except (GpupoolError, OSError) as error:
+            return keeper_messages.Moved(str(error))
+
+    async def _no_room_on_gpus(self, lease: LeaseId, order: _Order) -> str:
+        """Return why it is too early: what the driver could not restore once is lost."""
+        if not order.saved:
+            return ""
+        await self._means.sample()
+        for gpu in {gpu for worker in self._workers(lease) for gpu in worker.real}:
+            free, size = self._means.free_on(gpu), self._means.budget.usage(lease, gpu)
+            if size > free:
+                return (
+                    f"it needs {size // MIB} MiB of GPU {gpu}, of which {free // MIB} MiB are free"
+                )
+        return ""
+
+    async def _settle(self, lease: LeaseId) -> None:
+        """Wait until no session of a lease is being opened; new ones wait for the resumption."""
+        with trio.move_on_after(SETTLE_TIMEOUT_S):
+            while not self._settled(lease):  # noqa: ASYNC110 - workers' states have no event
+                await trio.sleep(SETTLE_POLL_S)
+
+    def _settled(self, lease: LeaseId) -> bool:
+        if self._openings is not None and self._openings.are_under_way(lease):
+            return False
+        return all(
+            worker.state is not WorkerState.WAITING and (worker.contexts or not worker.real)
+            for worker in self._workers(lease)
+        )
+
+    def _unsuitable(self, lease: LeaseId, workers: Iterable[WorkerHandle]) -> str:
+        """Return why a lease cannot be suspended at all; empty: it can be tried."""
+        workers = list(workers)
+        instances = self._means.instances()
+        if any(gpu in instances for worker in workers for gpu in worker.real):
+            return "programs on a part of a GPU in MIG mode cannot be suspended"
+        # The driver takes it, and cannot give it back (580.159: memory mapped by two processes).
+        if any(worker.imports and worker.real for worker in workers):
+            return "its processes share GPU memory with each other, which cannot be suspended"
+        return ""
+
+    def _no_room(self, size: int) -> str:
+        taken = sum(order.bytes for order in self._orders.values())
+        if taken + size > self._limit:
+            return (
+                f"it has {size // MIB} MiB on its GPUs, and {max(0, self._limit - taken) // MIB} "
+                f"MiB are left of the {self._limit // MIB} MiB that this server has for suspended "
+                "programs (--suspend-memory)"
+            )
+        left, whole = self._means.memory_available()
+        spare = left - int(whole * MACHINE_KEEPS)
+        if size and size > spare:
+            return (
+                f"it has {size // MIB} MiB on its GPUs, and this server has "
+                f"{max(0, spare) // MIB} MiB of memory to spare"
+            )
+        return ""
+
+    def _room(self, lease: LeaseId) -> int:
+        """Return bytes for all that a lease may have on real GPUs."""
+        gpus = {gpu for worker in self._workers(lease) for gpu in worker.real}
+        whole = sum(self._means.budget.partition(lease, gpu) for gpu in gpus)
+        return whole + SLACK if whole else 0
+
+    def _workers(self, lease: LeaseId) -> list[WorkerHandle]:
+        found = (worker for worker in self._means.workers.values() if worker.lease == lease)
+        return [worker for worker in found if not worker.exited.is_set()]
+
+    def _end(self, numbers: Iterable[int], reason: str) -> None:
+        for number in numbers:
+            worker = self._means.workers.get(number)
+            if worker is not None:
+                worker.kill(reason)
+
+    @asynccontextmanager
+    async def _turn(self, gpus: Iterable[GpuId]) -> AsyncGenerator[None]:
+        """Wait until nothing else is suspended or resumed on these GPUs, in an order for all."""
+        async with AsyncExitStack() as stack:
+            for gpu in sorted(set(gpus)):
+                await stack.enter_async_context(self._gpus.setdefault(gpu, trio.Lock()))
+            await stack.enter_async_context(self._places)
+            yield
