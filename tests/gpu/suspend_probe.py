@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from suspend_kit import (
     BEGAN,
@@ -83,7 +84,7 @@ def part_kinds() -> None:
     """Try one kind of memory or object after another."""
     caller = Caller()
     shared = Path(tempfile.mkdtemp(dir="/dev/shm"), "shared")
-    for kind, options in (
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         ("plain", {"pieces": 100}),
         ("graph", {}),
         ("pinned", {}),
@@ -93,7 +94,8 @@ def part_kinds() -> None:
         ("vmm", {"export": 2}),
         ("managed", {}),
         ("launches", {"mib": 16}),
-    ):
+    )
+    for kind, options in kinds:
         shared.write_bytes(b"\1" * (256 * MIB) if kind == "registered" else b"")
         name = f"{kind} {options.get('export', '')}"
         try:
@@ -222,7 +224,7 @@ def short_of_memory(caller: Caller) -> None:
         size = int(status.split("VmSize:")[1].split()[0]) * 1024
         resource.prlimit(pid, resource.RLIMIT_AS, (size + GIB, resource.RLIM_INFINITY))
         say("RLIMIT_AS 1 GiB above |", caller.out(pid), "|", caller.call("GetState", pid))
-        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         say("lifted |", caller.call("Checkpoint", pid), "|", caller.back(pid), lines.ask("sum"))
         say("lifted |", caller.call("Unlock", pid), lines.ask("sum", 3), lines.process.poll())
 

@@ -5,6 +5,7 @@ each line of its input: ``sum`` by what its memory holds, ``more`` by that of a 
 """
 
 import ctypes
+import importlib
 import mmap
 import os
 import socket
@@ -262,9 +263,8 @@ class Target:
         return look
 
     def nccl(self) -> Callable[[], object]:
-        import torch
-        import torch.distributed as distributed
-
+        torch: Any = importlib.import_module("torch")
+        distributed: Any = importlib.import_module("torch.distributed")
         rank = int(self.options["device"])
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.options["port"]}
         torch.cuda.set_device(rank)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control
 
 
 @contextmanager
-def program(control: Control, size: int = MIB) -> Iterator["subprocess.Popen[str]"]:
+def program(control: Control, size: int = MIB) -> Generator["subprocess.Popen[str]"]:
     """Run a program with some memory; each line to it is answered by what that holds."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(size)],

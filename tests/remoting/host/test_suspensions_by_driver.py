@@ -3,7 +3,7 @@
 import os
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +82,11 @@ async def allocate(client: EchoClient, size: int) -> bytes:
 
 
 async def reaches(kit: HostKit, lease: Lease, phase: SuspensionPhase) -> HostSuspension:
+    found = kit.host.suspensions()[lease.id]
     with trio.move_on_after(SOON_S):
-        while (found := kit.host.suspensions()[lease.id]).phase is not phase:  # noqa: ASYNC110
+        while found.phase is not phase:
             await trio.sleep(0.005)
+            found = kit.host.suspensions()[lease.id]
     assert found.phase is phase, (found, kit.log[-3:])
     return found
 
@@ -94,7 +96,7 @@ def is_stopped(worker: WorkerHandle) -> bool:
 
 
 @asynccontextmanager
-async def waiting(client: EchoClient) -> AsyncIterator[trio.Event]:
+async def waiting(client: EchoClient) -> AsyncGenerator[trio.Event]:
     """Read memory meanwhile; the event says that it was there."""
     told = trio.Event()
 
