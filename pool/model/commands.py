@@ -19,6 +19,13 @@ from gpupool.pool.model.ids import (
     TokenId,
 )
 from gpupool.pool.model.state import Gpu, Partition, Request, TokenKind
+from gpupool.pool.model.suspension import (
+    ConfirmResumed,
+    ConfirmSuspended,
+    RefuseSuspension,
+    ResumeLease,
+    SuspendLease,
+)
 
 VERSION = 1
 """Of the envelope. A server that meets a newer one stops instead of guessing."""
@@ -370,6 +377,11 @@ Command = (
     | RetireCa
     | ReportIssuer
     | SetSilence
+    | SuspendLease
+    | ConfirmSuspended
+    | RefuseSuspension
+    | ResumeLease
+    | ConfirmResumed
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -401,6 +413,11 @@ KINDS: dict[str, type[Command]] = {
     "retire-ca": RetireCa,
     "report-issuer": ReportIssuer,
     "set-silence": SetSilence,
+    "suspend-lease": SuspendLease,
+    "confirm-suspended": ConfirmSuspended,
+    "refuse-suspension": RefuseSuspension,
+    "resume-lease": ResumeLease,
+    "confirm-resumed": ConfirmResumed,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

@@ -23,7 +23,14 @@ VERSION = 7
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""
 
-SINCE: Mapping[str, int] = {"set-silence": 7}
+SINCE: Mapping[str, int] = {
+    "set-silence": 7,
+    "suspend-lease": 7,
+    "confirm-suspended": 7,
+    "refuse-suspension": 7,
+    "resume-lease": 7,
+    "confirm-resumed": 7,
+}
 """The version with which each command came, by its name; all others are older than versions."""
 
 

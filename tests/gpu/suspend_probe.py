@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from suspend_kit import (
     BEGAN,
@@ -83,7 +84,7 @@ def part_kinds() -> None:
     """Try one kind of memory or object after another."""
     caller = Caller()
     shared = Path(tempfile.mkdtemp(dir="/dev/shm"), "shared")
-    for kind, options in (
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         ("plain", {"pieces": 100}),
         ("graph", {}),
         ("pinned", {}),
@@ -93,7 +94,8 @@ def part_kinds() -> None:
         ("vmm", {"export": 2}),
         ("managed", {}),
         ("launches", {"mib": 16}),
-    ):
+    )
+    for kind, options in kinds:
         shared.write_bytes(b"\1" * (256 * MIB) if kind == "registered" else b"")
         name = f"{kind} {options.get('export', '')}"
         try:

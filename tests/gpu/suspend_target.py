@@ -265,7 +265,6 @@ class Target:
     def nccl(self) -> Callable[[], object]:
         torch: Any = importlib.import_module("torch")
         distributed: Any = importlib.import_module("torch.distributed")
-
         rank = int(self.options["device"])
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.options["port"]}
         torch.cuda.set_device(rank)

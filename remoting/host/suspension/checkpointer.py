@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Protocol
 
 from gpupool.remoting.host.suspension import driver_calls
@@ -90,6 +91,7 @@ class CallProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            env=_environment(),
             start_new_session=True,
         )
         try:
@@ -143,6 +145,15 @@ class CallProcess:
         # One that hangs in the kernel is left to itself; Popen reaps it later.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(DEATH_GRACE_S)
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment for one that starts elsewhere and must see all GPUs."""
+    found = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if "PYTHONPATH" in found:
+        parts = found["PYTHONPATH"].split(os.pathsep)
+        found["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in parts if part)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

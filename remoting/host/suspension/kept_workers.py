@@ -3,15 +3,20 @@
 Blocks for as long as the memory takes to move.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 from gpupool.remoting.host.suspension import checkpointer
 from gpupool.remoting.protocol import keeper_messages
+
+STOP_TIMEOUT_S = 2.0
+_POLL_S = 0.001
 
 
 class Kept(Protocol):
@@ -45,8 +50,11 @@ def suspend(stop: Sequence[Kept], save: Sequence[Kept], size: int) -> keeper_mes
             return keeper_messages.Moved(_problem(save, outcome.problem), lost)
         idle = outcome.idle
     # A worker that has not begun to use its GPU must not begin now.
-    for worker in (*stop, *(each for each in save if each.process.pid in idle)):
+    stopping = (*stop, *(each for each in save if each.process.pid in idle))
+    for worker in stopping:
         worker.process.send_signal(signal.SIGSTOP)
+    for worker in stopping:
+        _wait_stopped(worker.process)
     return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle))
 
 
@@ -66,6 +74,17 @@ def resume(stopped: Sequence[Kept], saved: Sequence[Kept], size: int) -> keeper_
 def _making(workers: Sequence[Kept]) -> partial[checkpointer.CallProcess]:
     processes = {worker.process.pid: worker.process for worker in workers}
     return partial(checkpointer.CallProcess, lambda pid: _lives(processes[pid]))
+
+
+def _wait_stopped(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until all threads of a process stand still: the signal alone says nothing of that."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    flags = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):  # It has ended, and was reaped.
+        while process.returncode is None and os.waitid(os.P_PID, process.pid, flags) is None:
+            if time.monotonic() > deadline:
+                return  # It hangs in the kernel, and will stop before it runs again.
+            time.sleep(_POLL_S)
 
 
 def _lives(process: "subprocess.Popen[bytes]") -> bool:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +73,21 @@ async def start(keeper: RemoteKeeper, number: int) -> Worker:
     return Worker(started.pid, pidfd, Path(started.directory), control)
 
 
+async def stops_and_goes_on(remote: RemoteKeeper, worker: Worker) -> None:
+    """Suspend a worker, which stays so, and another time, which does not."""
+    memory = 1 << 30
+    suspend = keeper_messages.SuspendWorkers((1,), (), 0, memory, memory)
+    status = trio.Path(f"/proc/{worker.pid}/status")
+    with pytest.raises(GpupoolError, match="there is no worker 2"):
+        await remote.suspend(replace(suspend, stop=(2,)))
+    assert await remote.suspend(suspend) == keeper_messages.Moved()
+    assert "State:\tT" in await status.read_text()
+    resume = keeper_messages.ResumeWorkers((1,), (), 0, memory)
+    assert await remote.resume(resume) == keeper_messages.Moved()
+    assert "State:\tT" not in await status.read_text()
+    assert await remote.suspend(suspend) == keeper_messages.Moved()
+
+
 async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
     sock, _process = keeper
     remote = RemoteKeeper(sock)
@@ -84,6 +99,7 @@ async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
         given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada")
         assert (given_user.uid >= 52_000) == (os.geteuid() == 0)
         assert await directory.exists()
+        await stops_and_goes_on(remote, worker)
         remote.kill(1)
         with trio.fail_after(10):
             await trio.lowlevel.wait_readable(worker.pidfd)

@@ -1,0 +1,345 @@
+"""Suspend and resume programs on a pool of this machine with its real GPU; root, one H200.
+
+    python tests/gpu/suspend_check.py [--budget SECONDS] [--only same,speed,preempt] [--direct]
+
+``same``: ResNet-50, GPT-2, JAX and CuPy are each suspended five times in mid-run; every value that
+they print must be that of an undisturbed run. ``speed``: bytes a second out and back, natively
+and through a pool. ``preempt``: an interactive lease takes the GPU from a training one. It uses
+``gpupool suspend``; with ``--direct``, or where there is no such command, what the host calls.
+The exit status is the number of cases that failed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
+
+from leasing import GPUPOOL, RealPool  # noqa: E402
+
+from gpupool.remoting.driver_api import build  # noqa: E402
+from gpupool.remoting.host.suspension import checkpointer  # noqa: E402
+
+PROGRAM = str(HERE / "cuda_programs" / "suspended.py")
+BEGAN = time.monotonic()
+MIB, GIB = 1 << 20, 1 << 30
+LEFT_MAX = 64 * MIB
+OUT_BAR, BACK_BAR = 2.0, 4.0  # GB/s
+TIMES = 5
+ENDLESS = "100000"
+say_lock = threading.Lock()
+
+
+def say(*words: object) -> None:
+    with say_lock:
+        print(f"[{time.monotonic() - BEGAN:5.1f}]", *words, flush=True)
+
+
+def gpu_memory() -> dict[int, int]:
+    """Return the bytes that each process has on GPUs."""
+    fields = "--query-compute-apps=pid,used_memory"
+    command = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [line.split(",") for line in text.splitlines() if line.strip()]
+    return {int(pid): int(size) * MIB for pid, size in rows if size.strip().isdigit()}
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that come from it."""
+    found = [pid]
+    for each in found:
+        for path in Path(f"/proc/{each}/task").glob("*/children"):
+            try:
+                found += [int(word) for word in path.read_text().split()]
+            except OSError:
+                continue
+    return found
+
+
+@dataclass
+class Running:
+    """A program that prints steps."""
+
+    name: str
+    process: "subprocess.Popen[str]"
+    lines: list[str] = field(default_factory=list[str])
+    other: list[str] = field(default_factory=list[str])
+
+    def read(self, source: IO[str]) -> None:
+        for line in source:
+            (self.lines if line.startswith(("STEP", "DONE")) else self.other).append(line.strip())
+
+    def wait_steps(self, count: int, seconds: float) -> bool:
+        """Wait for some steps more; return whether they came."""
+        wanted = len(self.lines) + count
+        end = time.monotonic() + seconds
+        while len(self.lines) < wanted and self.process.poll() is None:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return len(self.lines) >= wanted or self.done()
+
+    def done(self) -> bool:
+        return bool(self.lines) and self.lines[-1] == "DONE"
+
+
+def start(name: str, words: list[str], env: dict[str, str]) -> Running:
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env | {"PYTHONUNBUFFERED": "1"},
+    )
+    running = Running(name, process)
+    assert process.stdout is not None
+    threading.Thread(target=running.read, args=(process.stdout,), daemon=True).start()
+    return running
+
+
+class Suspender:
+    """Suspends what runs on a pool: by its command, or by what its host calls."""
+
+    def __init__(self, pool: RealPool, *, direct: bool) -> None:
+        self.pool = pool
+        has = pool.command("suspend", "--help").returncode == 0
+        self.direct = direct or not has
+        say("suspension by", "the host's calls" if self.direct else "gpupool suspend")
+
+    def lease_of(self, command: str) -> str:
+        leases = json.loads(self.pool.command("leases", "--json").stdout)["leases"]
+        named = [each["name"] for each in leases if command in json.dumps(each)]
+        return named[-1] if named else str(leases[-1]["name"])
+
+    def new_worker(self, before: set[int]) -> int:
+        """Return the worker that has come to have GPU memory."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            ours = set(descendants(self.pool.server.pid))
+            if new := [pid for pid in gpu_memory() if pid in ours - before]:
+                return new[0]
+            time.sleep(0.1)
+        raise RuntimeError("no worker has GPU memory")
+
+    def out(self, lease: str, worker: int, size: int) -> float:
+        """Suspend; return the seconds that it took."""
+        began = time.monotonic()
+        if self.direct:
+            outcome = checkpointer.suspend([worker], size)
+            if outcome.problem:
+                raise RuntimeError(outcome.problem)
+        else:
+            self._command("suspend", lease)
+            self._until(lambda: gpu_memory().get(worker, 0) <= LEFT_MAX, "the memory stays")
+        return time.monotonic() - began
+
+    def back(self, lease: str, worker: int, size: int) -> float:
+        """Resume; return the seconds that it took."""
+        began = time.monotonic()
+        if self.direct:
+            outcome = checkpointer.resume([worker], size)
+            if outcome.problem:
+                raise RuntimeError(outcome.problem)
+        else:
+            self._command("resume", lease)
+            self._until(lambda: gpu_memory().get(worker, 0) >= size * 0.95, "no memory comes back")
+        return time.monotonic() - began
+
+    def _command(self, *words: str) -> None:
+        done = self.pool.command(*words)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip() or done.stdout.strip())
+
+    def _until(self, holds: Callable[[], bool], problem: str) -> None:
+        end = time.monotonic() + 60
+        while not holds():
+            if time.monotonic() > end:
+                raise RuntimeError(problem)
+            time.sleep(0.05)
+
+
+def run_words(program: list[str], *options: str) -> list[str]:
+    return [*GPUPOOL, "run", "-v", *options, "--", sys.executable, *program]
+
+
+KINDS = ("resnet", "gpt2", "jax", "cupy")
+
+
+def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...] = KINDS) -> int:
+    """Compare programs that are suspended in mid-run with undisturbed ones."""
+    # Twice: what differs between two native runs proves nothing.
+    native, again = (
+        {
+            kind: start(kind, [sys.executable, PROGRAM, kind, ENDLESS], dict(os.environ))
+            for kind in kinds
+        }
+        for _ in range(2)
+    )
+    failed: list[str] = []
+    cases: list[tuple[str, Running, str, int]] = []
+    threads: list[threading.Thread] = []
+
+    def disturb(kind: str, running: Running, lease: str, worker: int) -> None:
+        try:
+            for turn in range(TIMES):
+                if not running.wait_steps(steps, 60):
+                    raise RuntimeError(f"it does not run (turn {turn})")
+                size = gpu_memory().get(worker, 0)
+                took = suspender.out(lease, worker, size)
+                time.sleep(0.3)
+                left, at = gpu_memory().get(worker, 0), len(running.lines)
+                time.sleep(0.3)
+                if left > LEFT_MAX or len(running.lines) > at:
+                    raise RuntimeError(f"{left // MIB} MiB left, {len(running.lines) - at} steps")
+                back = suspender.back(lease, worker, size)
+                say(kind, f"{size / 1e9:.2f} GB, out {took:.2f} s, back {back:.2f} s, left {left}")
+            running.wait_steps(steps, 60)
+        except Exception as error:  # noqa: BLE001 - one case, and the others go on
+            failed.append(kind)
+            say(kind, "FAILED:", error, *running.other[-8:])
+
+    for kind in kinds:
+        before = set(gpu_memory())
+        options = ["-p", "0.2", "--door", "arrays" if kind == "cupy" else "cuda"]
+        running = start(kind, run_words([PROGRAM, kind, ENDLESS], *options), pool.env)
+        try:
+            worker = suspender.new_worker(before)
+            case = (kind, running, suspender.lease_of(kind), worker)
+            cases.append(case)
+            threads.append(threading.Thread(target=disturb, args=case))
+            threads[-1].start()  # the others start meanwhile
+        except RuntimeError as error:
+            failed.append(kind)
+            say(kind, "FAILED to start:", error, *running.other[-5:])
+
+    for thread in threads:
+        thread.join()
+    for kind, running, _, _ in cases:
+        found = list(running.lines)
+        for each in (native[kind], again[kind]):
+            each.wait_steps(max(0, len(found) - len(each.lines)), 60)
+        expected, other = (each.lines[: len(found)] for each in (native[kind], again[kind]))
+        if expected != other:
+            say(kind, "has other results in another native run; not compared")
+            continue
+        at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), -1)
+        if expected == found and len(found) > (TIMES + 1) * steps:
+            say(kind, "suspended", TIMES, "times:", len(found), "steps are identical")
+        else:
+            say(kind, f"DIFFERS at step {at} of {len(found)}, natively {len(expected)}")
+            say("   native", expected[at : at + 1], "remote", found[at : at + 1])
+            say("   ", *running.other[-5:])
+            failed.append(kind)
+    for each in (*native.values(), *again.values(), *(case[1] for case in cases)):
+        each.process.kill()
+    return len(set(failed))
+
+
+def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
+    """Measure a training of 20 GiB, natively and behind the CUDA door."""
+    failed = 0
+    for title in ("native", "remote"):
+        before = set(gpu_memory())
+        program = [PROGRAM, "gpt2", ENDLESS, str(ballast)]
+        if title == "native":
+            running = start(title, [sys.executable, *program], dict(os.environ))
+            worker, lease = running.process.pid, ""
+        else:
+            running = start(title, run_words(program, "-p", "0.5", "--door", "cuda"), pool.env)
+            worker, lease = suspender.new_worker(before), suspender.lease_of("gpt2")
+        running.wait_steps(10, 60)
+        means = suspender
+        if title == "native":
+            means = object.__new__(Suspender)
+            means.pool, means.direct = pool, True
+        for _ in range(2):
+            size = gpu_memory().get(worker, 0)
+            out = means.out(lease, worker, size)
+            left = gpu_memory().get(worker, 0)
+            back = means.back(lease, worker, size)
+            goes_on = running.wait_steps(3, 20)
+            good = size / out / 1e9 >= OUT_BAR and size / back / 1e9 >= BACK_BAR
+            good = good and left <= LEFT_MAX and goes_on
+            say(
+                f"{title}: {size / 1e9:.1f} GB, out {size / out / 1e9:.2f} GB/s ({out:.1f} s), "
+                f"back {size / back / 1e9:.2f} GB/s ({back:.1f} s), left {left // MIB} MiB, "
+                f"{'goes on' if goes_on else 'STANDS STILL'}, {'good' if good else 'BAD'}"
+            )
+            failed += title == "remote" and not good
+        running.process.kill()
+        running.process.wait()
+        time.sleep(2)
+    return failed
+
+
+def preempt(pool: RealPool, ballast: int) -> int:
+    """Let an interactive lease take the GPU from a training one."""
+    options = ["-p", "1", "--door", "cuda", "--preemptible"]
+    training = start(
+        "training", run_words([PROGRAM, "gpt2", ENDLESS, str(ballast)], *options), pool.env
+    )
+    if not training.wait_steps(10, 60):
+        say("preempt FAILED to start:", *training.other[-5:])
+        return 1
+    code = "import torch; print('STEP', float(torch.ones(1000, device='cuda').sum()), flush=True)"
+    began = time.monotonic()
+    words = [*GPUPOOL, "run", "-v", "-p", "1", "--priority", "10", "--door", "cuda", "--"]
+    asking = start("interactive", [*words, sys.executable, "-c", code], pool.env)
+    came = asking.wait_steps(1, 60)
+    took = time.monotonic() - began
+    asking.process.wait(30)
+    goes_on = training.wait_steps(3, 60)
+    good = came and took <= 20 and goes_on
+    say(f"preempt: first operation after {took:.1f} s, training goes on: {goes_on}", good)
+    if not good:
+        say(*asking.other[-8:], "|", *training.other[-8:])
+    training.process.kill()
+    return int(not good)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=float, default=250.0)
+    parser.add_argument("--only", default="same,speed,preempt")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--ballast", type=int, default=20, help="GiB")
+    parser.add_argument("--direct", action="store_true")
+    arguments = parser.parse_args()
+    build.ensure()
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-suspend-"))
+    pool = RealPool(folder)
+    failed = 0
+    try:
+        suspender = Suspender(pool, direct=arguments.direct)
+        parts: dict[str, Callable[[], int]] = {
+            "same": lambda: same(pool, suspender, arguments.steps),
+            "speed": lambda: speed(pool, suspender, arguments.ballast),
+            "preempt": lambda: preempt(pool, arguments.ballast),
+        }
+        for name in arguments.only.split(","):
+            if time.monotonic() - BEGAN > arguments.budget - 60:
+                say("no time for", name)
+            elif name == "preempt" and suspender.direct:
+                say("no preemption without gpupool suspend")
+            else:
+                failed += parts[name]()
+    finally:
+        say("the server's log:", *pool.log.read_text().splitlines()[-15:])
+        pool.stop()
+    say(failed, "failed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""Leases on real GPUs that are suspended and resumed: the driver's part is one without a GPU."""
+
+import os
+import struct
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from fake_nvml import FakeNvml, device
+from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
+
+from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
+from gpupool.pool.model.state import Lease
+from gpupool.remoting.host import host_memory
+from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.suspension import suspensions
+from gpupool.remoting.host.worker_handle import WorkerHandle
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "driver_api"))
+
+from fake_cuda.build import build  # noqa: E402
+from fake_cuda.control import CHECKPOINTED, Control  # noqa: E402
+
+P = SuspensionPhase
+SOON_S = 20.0
+MIB = 1 << 20
+GPU = "GPU-fa4e0000-0000-4000-8000-000000000000"
+CONTEXT = 512 * MIB  # as assumed while NVML names no process
+
+
+@pytest.fixture
+def control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door_on_path: None
+) -> Iterator[Control]:
+    """Give this process and its workers a driver whose GPU has 141 GiB."""
+    site = tmp_path / "site"
+    site.mkdir()
+    with Control(tmp_path) as found:
+        found.path.chmod(0o666)
+        values = found.environment(build(), memory=141 * GIB) | {"FAKE_CUDA_RECORD": ""}
+        settings = f"import os\nos.environ.update({values!r})\n"
+        (site / "sitecustomize.py").write_text(settings)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        paths = (str(site), str(HERE / "fake_cupy"), os.environ["PYTHONPATH"])
+        monkeypatch.setenv("PYTHONPATH", ":".join(paths))
+        # Of the machine: the tests must not depend on who else uses it.
+        monkeypatch.setattr(host_memory, "machine_memory", lambda: 512 * GIB)
+        monkeypatch.setattr(host_memory, "available", lambda: 256 * GIB)
+        yield found
+
+
+@pytest.fixture
+async def start(make_host: MakeHost, control: Control) -> Callable[..., Any]:
+    """Start a host whose one GPU is that of ``control``."""
+
+    async def run(**limits: Any) -> HostKit:
+        nvml = FakeNvml(found=[replace(device(0), uuid=GPU)])
+        kit = await make_host(
+            Inventory.discover(SERVER, nvml),
+            limits=HostLimits(**limits),
+            doors={"echo": "cuda_memory_door:serve"},
+            confine=frozenset[str](),
+            landlock=False,
+            own_uids=False,
+        )
+        nvml.processes = lambda _uuid: {1: control.memory_used()}
+        return kit
+
+    return run
+
+
+async def allocate(client: EchoClient, size: int) -> bytes:
+    return await client.ask(b"a", struct.pack(">Q", size))
+
+
+async def reaches(kit: HostKit, lease: Lease, phase: SuspensionPhase) -> HostSuspension:
+    found = kit.host.suspensions()[lease.id]
+    with trio.move_on_after(SOON_S):
+        while found.phase is not phase:
+            await trio.sleep(0.005)
+            found = kit.host.suspensions()[lease.id]
+    assert found.phase is phase, (found, kit.log[-3:])
+    return found
+
+
+def is_stopped(worker: WorkerHandle) -> bool:
+    return "State:\tT" in Path(f"/proc/{worker.process.pid}/status").read_text()
+
+
+@asynccontextmanager
+async def waiting(client: EchoClient) -> AsyncGenerator[trio.Event]:
+    """Read memory meanwhile; the event says that it was there."""
+    told = trio.Event()
+
+    async def read() -> None:
+        assert await client.ask(b"r") == b"right"
+        told.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        yield told
+
+
+async def test_memory_goes_to_another_and_comes_back_when_there_is_room(
+    start: Callable[..., Any], control: Control
+) -> None:
+    kit = await start()
+    lease, other = kit.lease(memory=100 * GIB), kit.lease(0x7F3B, memory=100 * GIB)
+    first, worker = await kit.connect(lease)
+    second, _ = await kit.connect(lease)
+    bare, bare_worker = await kit.connect(lease)  # has not used CUDA yet
+    assert [await allocate(each, 40 * GIB) for each in (first, second)] == [b"had", b"had"]
+    kit.host.suspend(lease.id, 1)
+    found = await reaches(kit, lease, P.SUSPENDED)
+    assert found == HostSuspension(1, P.SUSPENDED, bytes=80 * GIB + 3 * CONTEXT)
+    assert control.memory_used() == 0
+    assert sorted(control.states().values()).count(CHECKPOINTED) == 2
+    assert is_stopped(bare_worker)
+    assert kit.host.budget.used_on(lease.partitions[0].gpu) == found.bytes
+    async with waiting(first) as told, waiting(second):
+        third, _ = await kit.connect(other)
+        assert await allocate(third, 90 * GIB) == b"had"
+        kit.host.resume(lease.id, 2)
+        with trio.fail_after(SOON_S):
+            while not (found := kit.host.suspensions()[lease.id]).reason:  # noqa: ASYNC110
+                await trio.sleep(0.005)
+        assert found.phase is P.RESUMING
+        assert found.reason.startswith(f"it needs 83456 MiB of GPU {GPU}, of which ")
+        assert not told.is_set()
+        await kit.host.kill_lease(other.id, "it is over")
+        await reaches(kit, lease, P.RUNNING)
+    assert await allocate(bare, GIB) == b"had"
+    assert not worker.exited.is_set()
+
+
+async def test_what_cannot_be_suspended_runs_on(
+    start: Callable[..., Any], control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = await start(suspend_memory=8 * GIB)
+    lease = kit.lease(memory=20 * GIB)
+    client, worker = await kit.connect(lease)
+    assert await allocate(client, GIB) == b"had"
+    control.set_fault("cuCheckpointProcessCheckpoint", 801, times=1)
+    reasons: list[str] = []
+
+    async def refused(number: int) -> None:
+        kit.host.suspend(lease.id, number)
+        reasons.append((await reaches(kit, lease, P.REFUSED)).reason)
+        assert await client.ask(b"r") == b"right"
+
+    await refused(1)
+    monkeypatch.setattr(suspensions, "MACHINE_KEEPS", 1.0)
+    await refused(2)
+    monkeypatch.undo()
+    worker.imports = True
+    await refused(3)
+    worker.imports = False
+    assert await allocate(client, 8 * GIB) == b"had"
+    await refused(4)
+    assert [reason.split(",")[0] for reason in reasons] == [
+        "the server's NVIDIA driver cannot suspend a program that uses the GPU like this one",
+        "it has 1536 MiB on its GPUs",
+        "its processes share GPU memory with each other",
+        "it has 9728 MiB on its GPUs",
+    ]
+    assert "(--suspend-memory)" in reasons[-1]
+    assert "memory to spare" in reasons[1]
+    kit.host.resume(lease.id, 5)
+    assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.RUNNING)
+
+
+async def test_ends_in_the_middle_of_a_suspension(
+    start: Callable[..., Any], control: Control
+) -> None:
+    """Of one worker: the other goes on. Of the lease: nothing is waited for."""
+    kit = await start()
+    lease, other = kit.lease(memory=20 * GIB), kit.lease(0x7F3B, memory=20 * GIB)
+    first, worker = await kit.connect(lease)
+    second, _ = await kit.connect(lease)
+    assert await allocate(first, GIB) == await allocate(second, GIB) == b"had"
+    control.set_fault("cuCheckpointProcessCheckpoint", 0, times=1, delay_us=60_000_000)
+    kit.host.suspend(lease.id, 1)
+    while 1 not in control.states().values():  # noqa: ASYNC110 - locked
+        await trio.sleep(0.005)
+    worker.kill("it was hit")
+    found = await reaches(kit, lease, P.REFUSED)
+    assert found.reason == "one of its workers ended meanwhile"
+    assert await second.ask(b"r") == b"right"
+
+    third, _ = await kit.connect(other)
+    assert await allocate(third, GIB) == b"had"
+    control.set_fault("cuCheckpointProcessCheckpoint", 0, times=1, delay_us=60_000_000)
+    kit.host.suspend(other.id, 1)
+    while 1 not in control.states().values():  # noqa: ASYNC110
+        await trio.sleep(0.005)
+    with trio.fail_after(SOON_S):
+        await kit.host.kill_lease(other.id, "it is over")
+        assert await third.at_end()
+    assert other.id not in kit.host.suspensions()
