@@ -148,6 +148,8 @@ class ControlServer:
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.controller,
             certificate_problems=self._renewal.problems if self._renewal is not None else tuple,
+            signer_has_own_user=self._certificates.vault is None
+            or self._certificates.vault.has_own_user,
         )
 
     def _make_ca_key(self, authority: Authority | None, save: Callable[[bytes], None]) -> CaKey:

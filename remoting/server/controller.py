@@ -135,6 +135,7 @@ class Controller:
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
+        signer_has_own_user: bool = True,
         table_clock: TableClock,
         measures: Measures | None = None,
     ) -> None:
@@ -162,6 +163,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
+            signer_has_own_user=signer_has_own_user,
             checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),

@@ -7,18 +7,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.remoting.control.control_kit import make_authority
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
-from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol.sealed_key import is_sealed
+from gpupool.remoting.transport.pki import create_key_and_csr
 
 Keeper = tuple[socket.socket, "subprocess.Popen[bytes]"]
 
@@ -110,6 +114,51 @@ async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper:
             await trio.sleep_forever()
     with pytest.raises(GpupoolError, match="keeper has ended"):
         await remote.confinement(1)
+
+
+def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    """Under systemd the signer had the server's user, and its secret lay in its directory."""
+    sock, _process = keeper
+    state = tmp_path / "server"
+    state.mkdir(mode=0o700)
+    authority = make_authority()
+    (state / "ca.key").write_bytes(authority.key_pem)  # of an older build
+    folder = os.open(state, os.O_RDONLY)
+    vault = ask_for_signer(sock, folder)
+    os.close(folder)
+    assert vault.has_own_user
+    sealed = (state / "ca.key").read_bytes()
+    assert is_sealed(sealed)
+    assert sorted(path.name for path in state.iterdir()) == ["ca.key"]
+    assert (tmp_path / "state" / "signer.key").stat().st_mode & 0o777 == 0o600
+    _key, csr = create_key_and_csr(ServerId("0" * 12))
+    vault.sign_server(replace(authority, key_pem=sealed), ServerId("0" * 12), csr, 0, 1000)
+
+    async def use_the_keeper() -> None:
+        remote = RemoteKeeper(sock)
+        async with remote.running():
+            await remote.open(cuda=False, nodes={})
+            await remote.close()
+
+    trio.run(use_the_keeper)
+    vault.end()
+
+
+def test_no_signer_gets_the_directory_of_another_user(keeper: Keeper, tmp_path: Path) -> None:
+    """The signer reads and writes there as root."""
+    sock, process = keeper
+    theirs = Path("/usr")
+    if os.geteuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 12345, 12345)
+    folder = os.open(theirs, os.O_RDONLY)
+    with pytest.raises(GpupoolError, match="the keeper starts no signer"):
+        ask_for_signer(sock, folder)
+    os.close(folder)
+    assert process.poll() is None
 
 
 def test_a_server_that_is_gone_takes_its_workers_along(keeper: Keeper) -> None:
