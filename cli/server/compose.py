@@ -59,7 +59,7 @@ from gpupool.pool.model.state import LeaseRecord, PartStatus, PoolState
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.host.confinement import wanted
+from gpupool.remoting.host.confinement import nccl_ports, wanted
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
@@ -195,6 +195,7 @@ class _Server:
             address_of=self._address_of,
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             confine=wanted(os.environ),
+            ports=nccl_ports(os.environ),
             keeper=self._separated.keeper,
             measures=self.measures,
             log=logging.getLogger("gpupool.host").info,

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpupool.remoting.host.confinement import wanted
+from gpupool.remoting.host.confinement import nccl_ports, wanted
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import keeper_process, kept_signer
 
@@ -30,7 +30,12 @@ def main() -> None:
     if "RUNTIME_DIRECTORY" in given:
         tempfile.tempdir = given["RUNTIME_DIRECTORY"]
     state_dir = Path(given["STATE_DIRECTORY"]) if "STATE_DIRECTORY" in given else None
-    settings = KeeperSettings(base=None, state_dir=state_dir, confine=wanted(os.environ))
+    settings = KeeperSettings(
+        base=None,
+        state_dir=state_dir,
+        confine=wanted(os.environ),
+        ports=nccl_ports(os.environ),
+    )
     os.set_inheritable(DESCRIPTOR, False)
     log = logging.getLogger("gpupool.host")
     with socket.socket(fileno=DESCRIPTOR) as server:

@@ -115,6 +115,9 @@ CLIENT_NAME_LENGTH_MAX = 100
 class Controller:
     """The logic of one control server; see the module."""
 
+    _seen: PoolState | None = None
+    _followed: tuple[object, ...] = (None, None, None, b"")
+
     def __init__(
         self,
         machine: PoolMachine,
@@ -171,9 +174,7 @@ class Controller:
             actions=actions,
         )
         self._context, self._clients, self._actions = context, context.clients, actions
-        self._seen: PoolState | None = None
         self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
-        self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
         self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)

@@ -85,7 +85,7 @@ async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
         worker = await start(remote, 1)
         directory = trio.Path(worker.directory)
         assert "no-new-privileges" in await remote.confinement(1)
-        given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada")
+        given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada", across=False)
         assert (given_user.uid >= 52_000) == (os.geteuid() == 0)
         assert await directory.exists()
         remote.kill(1)
@@ -190,7 +190,7 @@ def test_a_packet_that_makes_no_sense_ends_the_keeper(keeper: Keeper, packet: by
 REQUESTS: list[keeper_messages.Request] = [
     keeper_messages.Open(True, {"GPU-1": ("/dev/nvidia0",)}),
     keeper_messages.Open(False, None),
-    keeper_messages.AssignWorker(1, 2, ("GPU-1",), 3, "ada"),
+    keeper_messages.AssignWorker(1, 2, ("GPU-1",), 3, "ada", True),
     keeper_messages.KillWorker(4),
     keeper_messages.Close(),
 ]
