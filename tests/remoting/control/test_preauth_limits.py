@@ -119,7 +119,7 @@ def test_handshakes_of_a_known_address_wait_for_nothing() -> None:
 
 
 def test_the_busiest_address_loses_its_tls_for_the_next_turn() -> None:
-    port = Port(total=1000, per_address=100, tls=3, rate=1000.0)
+    port = Port(total=1000, per_address=100, tls=3, rate=10_000.0)
     for name in ("a0", "b0", "a1", "new"):
         port.enter(name, f"10.0.0.{name[0]}")
         port.handshake(name)
