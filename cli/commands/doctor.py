@@ -228,7 +228,7 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
     import trio
 
     from gpupool.remoting.protocol import messages as m
-    from gpupool.remoting.protocol.sessions import WORKERS_HAVE, WORKERS_LACK
+    from gpupool.remoting.protocol.sessions import SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
     from gpupool.remoting.transport.authority.certificate_renewal import CERTIFICATE_OF
 
     answer: m.Message | None = None
@@ -246,6 +246,9 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
     said = answer.view.warnings if isinstance(answer, m.ViewNow) else ()
     hint = "its log says why; a server whose certificate has ended comes back by gpupool rejoin"
     found = [Finding("certificate", WARN, t, hint) for t in said if t.startswith(CERTIFICATE_OF)]
+    if SIGNER_OPEN in said:
+        hint = "start the server as root, or by the units for systemd: docs/security.md"
+        found.append(Finding("signer", WARN, f"{name}: {SIGNER_OPEN}", hint))
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
         hint = "see docs/security.md, The confinement of a worker"

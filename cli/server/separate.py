@@ -26,10 +26,11 @@ from gpupool.cli.server.state_dir import LOCK, may_be_new, open_state_dir, remem
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
-from gpupool.remoting.host.confinement import wanted
+from gpupool.remoting.host.confinement import nccl_ports, wanted
 from gpupool.remoting.host.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import keeper_process, ownership, unprivileged
+from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
@@ -94,7 +95,7 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
         return _with_signer(options, None, log)
 
 
-def _connect(path: str) -> RemoteKeeper:
+def _connect(path: str) -> socket.socket:
     """Connect to the keeper that the service manager starts."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -107,26 +108,36 @@ def _connect(path: str) -> RemoteKeeper:
             hint=f"start gpupool-keeper.socket, or leave out {VARIABLE}",
         ) from error
     unprivileged.hide()
-    return RemoteKeeper(sock)
+    return sock
 
 
 def _with_signer(
-    options: JoinOptions, keeper: RemoteKeeper | None, log: logging.Logger
+    options: JoinOptions, keeper: socket.socket | None, log: logging.Logger
 ) -> Separated:
-    """Start a signer that has the user of this server."""
+    """Start a signer: the keeper does, else it has the user of this server."""
     unused = None if options.state_dir.exists() else options.state_dir
     state = open_state_dir(options.state_dir)
     folder = os.open(state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        own = os.dup(folder)
-        try:
-            vault = fork_signer(SignerFolders(own, folder), log, None)
-        finally:
-            os.close(own)
+        vault = _signer(folder, keeper, log)
     finally:
         os.close(folder)
         state.close()
-    return Separated(options, keeper, vault=vault, unused=unused)
+    kept = None if keeper is None else RemoteKeeper(keeper)
+    return Separated(options, kept, vault=vault, unused=unused)
+
+
+def _signer(state: int, keeper: socket.socket | None, log: logging.Logger) -> RemoteVault:
+    if keeper is not None:
+        try:
+            return ask_for_signer(keeper, state)
+        except GpupoolError as error:
+            log.warning("the signer of the CA's key has this server's user: %s", error)
+    own = os.dup(state)
+    try:
+        return fork_signer(SignerFolders(own, state), log, None)
+    finally:
+        os.close(own)
 
 
 class _CannotError(Exception):
@@ -146,7 +157,7 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         part = _prepare(state, user, log)
         unused = place if is_new else None
         login_writer = LoginWriter() if may_be_new(place) and not options.token else None
-        signer = fork_signer(SignerFolders(part, state), log, login_writer)
+        signer = fork_signer(SignerFolders(part, state), log, login_writer, has_own_user=True)
         keeper = _fork_keeper(part, _runtime_dirs(user), unused, login_writer, signer, log)
     except OSError as error:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error
@@ -276,6 +287,7 @@ def _fork_keeper(
         base=None,
         state_dir=Path(f"/proc/self/fd/{part}"),
         confine=wanted(os.environ),
+        ports=nccl_ports(os.environ),
         siblings=frozenset(
             {os.getpid(), signer.pid, login_writer.pid if login_writer else os.getpid()}
         ),

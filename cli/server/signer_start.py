@@ -14,7 +14,11 @@ STDERR = 2
 
 
 def fork_signer(
-    folders: SignerFolders, log: logging.Logger, login_writer: LoginWriter | None
+    folders: SignerFolders,
+    log: logging.Logger,
+    login_writer: LoginWriter | None,
+    *,
+    has_own_user: bool = False,
 ) -> RemoteVault:
     """Fork the signer off, and wait until it has sealed what was in the clear.
 
@@ -24,6 +28,7 @@ def fork_signer(
         folders: of its secret, and of the server's files; they stay the caller's.
         log: takes what it says.
         login_writer: another process of this server, if there is one.
+        has_own_user: whether the server is to become another one than the signer's.
 
     Raises:
         GpupoolError: when it does not start.
@@ -45,7 +50,7 @@ def fork_signer(
         finally:
             os._exit(code)
     theirs.close()
-    return RemoteVault(ours, pid)
+    return RemoteVault(ours, pid, has_own_user=has_own_user)
 
 
 def _close_others(needed: set[int]) -> None:

@@ -35,6 +35,11 @@ COMMON_NODES = (
 )
 """Device nodes that are no single GPU's, which CUDA opens."""
 
+PORTS_VARIABLE = "GPUPOOL_NCCL_PORTS"
+"""First and last TCP port, as 32768-60999, for workers of leases over several servers."""
+
+LOWEST_PORT, HIGHEST_PORT = 1024, 65535
+
 NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Those that a server with GPUs has; where they are missing, they may be yet to be made."""
 
@@ -55,6 +60,23 @@ def wanted(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset(PROPERTIES) - frozenset(words)
 
 
+def nccl_ports(environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the first and the last TCP port for leases over several servers, or nothing.
+
+    Raises:
+        UsageError: when the environment has something else there.
+    """
+    text = environment.get(PORTS_VARIABLE, "").strip()
+    if not text:
+        return ()
+    first, _, last = text.partition("-")
+    ports = [int(word) for word in (first, last) if word.isascii() and word.isdigit()]
+    if len(ports) != 2 or not LOWEST_PORT <= ports[0] <= ports[1] <= HIGHEST_PORT:
+        hint = f"such as 32768-60999, between {LOWEST_PORT} and {HIGHEST_PORT}"
+        raise UsageError(f"{PORTS_VARIABLE} is {text!r}", hint=hint)
+    return tuple(ports)
+
+
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """The properties by which this host confines workers."""
@@ -66,6 +88,7 @@ class Confinement:
     )
     #: Whether who starts workers is root, for the reasons of what is lacking.
     root: bool = field(default_factory=lambda: os.geteuid() == 0)
+    ports: tuple[int, ...] = ()  # of ``PORTS_VARIABLE``
 
     def asked(self) -> tuple[str, ...]:
         """Return the properties that a new worker must put in force itself."""
@@ -81,7 +104,7 @@ class Confinement:
 
     def message(self) -> worker_messages.Confine:
         """Return the message about them for a new worker."""
-        return worker_messages.Confine(self.asked(), self.devices())
+        return worker_messages.Confine(self.asked(), self.devices(), self.ports)
 
     def devices(self) -> tuple[str, ...]:
         """Return the nodes that a new worker may need, whichever GPUs it is assigned."""
@@ -142,9 +165,19 @@ class Confinement:
 
         if "landlock" not in holds:
             note("files and signals by Landlock", "the kernel has none, or forbids it")
+        if self.ports:
+            first, last = self.ports
+            which = f"on TCP ports {first} to {last}" if "few-tcp-ports" in holds else "on any port"
+            found.append(
+                f"addresses, in leases over several servers: workers may reach any {which} "
+                f"({PORTS_VARIABLE}; no kernel holds them to the servers of their lease)"
+            )
         if "no-network" not in holds:
             note("network", denied)
-            if "no-tcp" not in holds or "no-abstract-sockets" not in holds:
+            if (
+                not {"no-tcp", "few-tcp-ports"}.intersection(holds)
+                or "no-abstract-sockets" not in holds
+            ):
                 note("landlock-network", "its Landlock is none, or older than Linux 6.12")
         if "private-devices" not in holds:
             unknown = "NVML does not name them, or some are not there yet"

@@ -44,7 +44,14 @@ class Keeper(Protocol):
         ...
 
     async def assign(
-        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+        self,
+        number: int,
+        lease: LeaseId,
+        gpus: tuple[GpuId, ...],
+        memory: int,
+        user: str,
+        *,
+        across: bool,
     ) -> keeper_messages.AssignedUser:
         """Give a worker to a lease."""
         ...
@@ -106,10 +113,19 @@ class OwnKeeper:
         return await _on_thread(lambda: self.keeper.confinement(number))
 
     async def assign(
-        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+        self,
+        number: int,
+        lease: LeaseId,
+        gpus: tuple[GpuId, ...],
+        memory: int,
+        user: str,
+        *,
+        across: bool,
     ) -> keeper_messages.AssignedUser:
         """Give a worker to a lease."""
-        return await _on_thread(lambda: self.keeper.assign(number, lease, gpus, memory, user))
+        return await _on_thread(
+            lambda: self.keeper.assign(number, lease, gpus, memory, user, across=across)
+        )
 
     async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
         """Take workers of a lease off their GPUs: all of them, or none."""

@@ -14,8 +14,10 @@ from pathlib import Path
 import gpupool
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host import orphan_reaper
+from gpupool.remoting.host.lease_cgroups import WorkerGroup
+from gpupool.remoting.host.measuring.worker_files import Place, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
-from gpupool.remoting.host.users import UID_BASE, UID_COUNT, UidPool
+from gpupool.remoting.host.users import UID_BASE, UID_COUNT, LeaseUser, UidPool
 from gpupool.remoting.protocol import worker_messages
 
 ENVIRONMENT_PASSED = (
@@ -41,6 +43,41 @@ class Isolation:
     groups: tuple[int, ...] = ()
     #: Directories of the installation that a worker must bring within its own uid's reach.
     expose: tuple[Path, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class KeptWorker:
+    """A worker process and all that it has of this machine."""
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    line: socket.socket
+    directory: Path
+    start_time: int
+    holds: tuple[str, ...] = ()  # what confines it
+    ready: bool = False
+    assigned: bool = False
+    user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
+    group: WorkerGroup | None = None  # of control, with all that it starts
+    user_name: str = ""  # whose lease it is, once it may have that user's kernels
+
+    @property
+    def uid(self) -> int:
+        """Return its lease's uid; -1 when it has the host's."""
+        return -1 if self.user is None else self.user.uid
+
+    @property
+    def label(self) -> str:
+        """Return what logs call it."""
+        return f"worker {self.process.pid}"
+
+    def place(self) -> Place:
+        """Return where it can leave files."""
+        user, pid = self.user, self.process.pid
+        # The memory that a lease's workers share is counted once, for the first of them.
+        is_first = user is not None and pid == min(user.running, default=pid)
+        memory = (user.memory,) if user is not None and user.memory and is_first else ()
+        return Place(self.number, (self.directory, *memory), lambda: family_of(pid))
 
 
 def isolation_for(*, cuda: bool, wanted: bool, uids: UidPool) -> Isolation:

@@ -92,6 +92,7 @@ class HostSupervisor:
         own_uids: bool = True,
         landlock: bool = True,
         confine: frozenset[str] = frozenset(PROPERTIES),
+        ports: tuple[int, ...] = (),
         keeper: Keeper | None = None,
         measures: Measures | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
@@ -111,6 +112,7 @@ class HostSupervisor:
             own_uids: whether workers get uids of their own where that is possible.
             landlock: whether workers are confined to a few directories where that is possible.
             confine: which of ``confinement.PROPERTIES`` workers are confined by where possible.
+            ports: first and last TCP port for workers of leases over several servers.
             keeper: starts the workers, by settings of its own; None: this process does.
             measures: takes what is counted here; None: nobody asks.
             address_of: where another server of the pool listens; None when it is not known.
@@ -124,8 +126,8 @@ class HostSupervisor:
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
         root = keeper is not None or os.geteuid() == 0
-        self._confinement = Confinement(confine, inventory.device_nodes(), root)
-        own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine)
+        self._confinement = Confinement(confine, inventory.device_nodes(), root, ports)
+        own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine, ports)
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
         self._suspensions = self._make_suspensions()

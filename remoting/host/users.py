@@ -91,8 +91,11 @@ class LeaseUser:
             os.chown(path, self.uid, self.uid)
             self.memory = path
 
-    def own_network(self, pid: int) -> None:
-        """Let its workers share the network of the worker ``pid``, if they have none yet."""
+    def own_network(self, pid: int | str) -> None:
+        """Let its workers share the network of a process, if they have none yet.
+
+        ``pid``: of one of them, or "self" for the machine's own.
+        """
         if self.network >= 0:
             return
         with contextlib.suppress(OSError):  # It takes CAP_SYS_PTRACE.

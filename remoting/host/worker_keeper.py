@@ -23,11 +23,12 @@ from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.kernel_cache import KernelCache
-from gpupool.remoting.host.lease_cgroups import LeaseCgroups, WorkerGroup
-from gpupool.remoting.host.measuring.worker_files import Place, WorkerFiles, family_of
+from gpupool.remoting.host.lease_cgroups import LeaseCgroups
+from gpupool.remoting.host.measuring.worker_files import WorkerFiles
 from gpupool.remoting.host.remove_tree import remove_tree
+from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.suspension import kept_workers
-from gpupool.remoting.host.users import LeaseUser, LeaseUsers, UidPool, remove_shared_memory
+from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 Log = Callable[[str], None]
@@ -55,29 +56,8 @@ class KeeperSettings:
     landlock: bool = True
     own_uids: bool = True  # where possible
     confine: frozenset[str] = frozenset(PROPERTIES)
+    ports: tuple[int, ...] = ()  # TCP ports for leases over several servers, first and last
     siblings: frozenset[int] = frozenset()  # pids of the server's other processes in its group
-
-
-@dataclass(slots=True, eq=False)
-class KeptWorker:
-    """A worker process and all that it has of this machine."""
-
-    number: int
-    process: "subprocess.Popen[bytes]"
-    line: socket.socket
-    directory: Path
-    start_time: int
-    holds: tuple[str, ...] = ()  # what confines it
-    ready: bool = False
-    assigned: bool = False
-    user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
-    group: WorkerGroup | None = None  # of control, with all that it starts
-    user_name: str = ""  # whose lease it is, once it may have that user's kernels
-
-    @property
-    def uid(self) -> int:
-        """Return its lease's uid; -1 when it has the host's."""
-        return -1 if self.user is None else self.user.uid
 
 
 class WorkerKeeper:
@@ -118,7 +98,7 @@ class WorkerKeeper:
         state_dir = self._settings.state_dir
         killed = 0 if state_dir is None else orphan_reaper.reap_orphans(state_dir)
         self._cuda = cuda
-        self._confinement = Confinement(self._settings.confine, nodes)
+        self._confinement = Confinement(self._settings.confine, nodes, ports=self._settings.ports)
         isolation = self._isolation = spawn.isolation_for(
             cuda=cuda, wanted=self._settings.own_uids, uids=self._uids
         )
@@ -210,7 +190,14 @@ class WorkerKeeper:
         return worker.holds
 
     def assign(
-        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+        self,
+        number: int,
+        lease: LeaseId,
+        gpus: tuple[GpuId, ...],
+        memory: int,
+        user: str,
+        *,
+        across: bool,
     ) -> keeper_messages.AssignedUser:
         """Give a worker to a lease; return the uid and groups that it becomes, or -1.
 
@@ -223,6 +210,7 @@ class WorkerKeeper:
             gpus: those of the lease that it may have.
             memory: bytes of this machine's memory that all the lease's workers may have.
             user: the pool's user whose kernels it may load.
+            across: whether the lease has other servers, too.
 
         Raises:
             GpupoolError: when there is no uid for it, or it has ended.
@@ -233,7 +221,7 @@ class WorkerKeeper:
             raise GpupoolError("no session can be opened", why="a worker serves one lease")
         worker.assigned = True
         if "own-uid" in worker.holds:
-            self._take_user(worker, lease)
+            self._take_user(worker, lease, across=across and bool(self._settings.ports))
         if self._groups is not None and worker.group is not None:
             self._groups.join(lease, worker.group, memory)
         shared = worker.user.memory if worker.user is not None else None
@@ -293,7 +281,7 @@ class WorkerKeeper:
         try:
             gone = self._remove_remains(worker)
         except Exception as error:  # noqa: BLE001 - one worker must not end all others
-            self._log(f"{_label(worker)}: its remains cannot be removed: {error!r}")
+            self._log(f"{worker.label}: its remains cannot be removed: {error!r}")
         worker.line.close()
         with self._lock:
             if worker.user is not None:
@@ -312,7 +300,7 @@ class WorkerKeeper:
         with self._lock:
             workers = [worker for worker in self.workers.values() if worker.assigned]
         with self._files_lock:
-            return keeper_messages.Files(*self._files.measure([_place(each) for each in workers]))
+            return keeper_messages.Files(*self._files.measure([each.place() for each in workers]))
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""
@@ -352,7 +340,7 @@ class WorkerKeeper:
             doors=dict(self._settings.doors),
         )
 
-    def _take_user(self, worker: KeptWorker, lease: LeaseId) -> None:
+    def _take_user(self, worker: KeptWorker, lease: LeaseId, *, across: bool) -> None:
         with self._lock:
             if worker.process.poll() is not None:
                 raise GpupoolError("no session can be opened", why="the worker has ended")
@@ -360,7 +348,7 @@ class WorkerKeeper:
             if self._confinement.shares_memory(worker.holds):
                 user.own_memory()
             if "no-network" in worker.holds:
-                user.own_network(worker.process.pid)
+                user.own_network("self" if across else worker.process.pid)
         spawn.give_contents(worker.directory, worker.uid)
 
     def _give_kernels(self, worker: KeptWorker, user: str) -> None:
@@ -385,7 +373,7 @@ class WorkerKeeper:
             gone = killed or worker.group is None
             remove_shared_memory(os.geteuid(), worker.process.pid)
         if not gone:
-            self._log(f"{_label(worker)}: processes that it started cannot be killed")
+            self._log(f"{worker.label}: processes that it started cannot be killed")
         elif self._kernels is not None and worker.user_name:
             cache = spawn.kernel_directory(worker.directory)
             self._kernels.take(worker.user_name, cache, worker.uid)
@@ -401,15 +389,3 @@ class WorkerKeeper:
         with self._record_lock:
             live = {w.process.pid: w.start_time for w in list(self.workers.values())}
             orphan_reaper.write_record(self._settings.state_dir, live, self._directory)
-
-
-def _label(worker: KeptWorker) -> str:
-    return f"worker {worker.process.pid}"
-
-
-def _place(worker: KeptWorker) -> Place:
-    user, pid = worker.user, worker.process.pid
-    # The memory that a lease's workers share is counted once, for the first of them.
-    is_first = user is not None and pid == min(user.running, default=pid)
-    memory = (user.memory,) if user is not None and user.memory is not None and is_first else ()
-    return Place(worker.number, (worker.directory, *memory), lambda: family_of(pid))

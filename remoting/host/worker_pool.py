@@ -198,7 +198,12 @@ class WorkerPool:
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
             given = await self._keeper.assign(
-                worker.number, worker.lease, worker.devices, self._allowance(worker.lease), user
+                worker.number,
+                worker.lease,
+                worker.devices,
+                self._allowance(worker.lease),
+                user,
+                across=bool(worker.peers),
             )
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error

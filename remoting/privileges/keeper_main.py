@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpupool.remoting.host.confinement import wanted
+from gpupool.remoting.host.confinement import nccl_ports, wanted
 from gpupool.remoting.host.worker_keeper import KeeperSettings
-from gpupool.remoting.privileges import keeper_process
+from gpupool.remoting.privileges import keeper_process, kept_signer
 
 DESCRIPTOR = 3
 """The first that a service manager passes (sd_listen_fds(3))."""
@@ -30,10 +30,17 @@ def main() -> None:
     if "RUNTIME_DIRECTORY" in given:
         tempfile.tempdir = given["RUNTIME_DIRECTORY"]
     state_dir = Path(given["STATE_DIRECTORY"]) if "STATE_DIRECTORY" in given else None
-    settings = KeeperSettings(base=None, state_dir=state_dir, confine=wanted(os.environ))
+    settings = KeeperSettings(
+        base=None,
+        state_dir=state_dir,
+        confine=wanted(os.environ),
+        ports=nccl_ports(os.environ),
+    )
     os.set_inheritable(DESCRIPTOR, False)
+    log = logging.getLogger("gpupool.host")
     with socket.socket(fileno=DESCRIPTOR) as server:
-        keeper_process.serve(server, settings, logging.getLogger("gpupool.host").info)
+        kept_signer.start_if_wanted(server, state_dir, log.info)
+        keeper_process.serve(server, settings, log.info)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,12 @@ class _Server:
                 gpus = tuple(GpuId(each) for each in request.gpus)
                 memory = max(0, request.memory)
                 return keeper.assign(
-                    request.worker, LeaseId(request.lease), gpus, memory, request.user
+                    request.worker,
+                    LeaseId(request.lease),
+                    gpus,
+                    memory,
+                    request.user,
+                    across=request.across,
                 )
             case keeper_messages.SuspendWorkers():
                 return keeper.suspend(request)

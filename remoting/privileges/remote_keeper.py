@@ -92,10 +92,17 @@ class RemoteKeeper:
         return (await self._ask(request, keeper_messages.Confinement)).holds
 
     async def assign(
-        self, number: int, lease: LeaseId, gpus: tuple[GpuId, ...], memory: int, user: str
+        self,
+        number: int,
+        lease: LeaseId,
+        gpus: tuple[GpuId, ...],
+        memory: int,
+        user: str,
+        *,
+        across: bool,
     ) -> keeper_messages.AssignedUser:
         """Give a worker to a lease."""
-        request = keeper_messages.AssignWorker(number, lease, gpus, memory, user)
+        request = keeper_messages.AssignWorker(number, lease, gpus, memory, user, across)
         return await self._ask(request, keeper_messages.AssignedUser)
 
     async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:

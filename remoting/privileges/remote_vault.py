@@ -21,13 +21,18 @@ ANSWER_TIMEOUT_S = 1.0
 class RemoteVault:
     """Implements ``transport.authority.ca_vault.CaVaultPort``, whose docstrings hold here too."""
 
-    def __init__(self, sock: socket.socket, pid: int) -> None:
-        """Talk over ``sock``, a packet socket, to the signer ``pid``, which is our child.
+    def __init__(self, sock: socket.socket, pid: int, *, has_own_user: bool = False) -> None:
+        """Talk over ``sock``, a packet socket, to a signer.
+
+        Args:
+            sock: is this object's.
+            pid: of the signer, if that is our child; else -1.
+            has_own_user: whether it keeps its secret where the server's user cannot read it.
 
         Raises:
             GpupoolError: when it does not come up.
         """
-        self._socket, self.pid = sock, pid
+        self._socket, self.pid, self.has_own_user = sock, pid, has_own_user
         sock.settimeout(START_TIMEOUT_S)
         try:
             self._public = self._receive()[0]

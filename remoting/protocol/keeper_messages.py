@@ -76,6 +76,7 @@ class AssignWorker:
     gpus: tuple[str, ...]
     memory: int  # bytes of this machine's memory that the lease may have
     user: str  # the pool's user whose kernels it may load
+    across: bool  # whether the lease has other servers, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class SessionInfo:
 DOCTOR = "doctor"
 """The name by which ``gpupool doctor`` asks; it alone is told what confines workers."""
 
+SIGNER_OPEN = "the signer here has its server's user: code in the server can read its secret"
 WORKERS_HAVE, WORKERS_LACK = "workers here are confined by ", "workers here are not confined by "
 """How warnings to it begin."""
 

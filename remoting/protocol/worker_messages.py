@@ -47,11 +47,15 @@ class Confine:
 
     properties: tuple[str, ...] = ()  # of ``host.confinement.PROPERTIES``
     devices: tuple[str, ...] = ()  # nodes of all GPUs that it may be assigned
+    ports: tuple[int, ...] = ()  # first and last TCP port for leases over several servers
 
 
 @dataclass(frozen=True, slots=True)
 class JoinNetwork:
-    """The network of its lease, which comes with it; comes before ``Assign``, if at all."""
+    """The network of its lease, which comes with it; comes before ``Assign``, if at all.
+
+    That of a lease over several servers is the machine's, if its workers may use TCP at all.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
+from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server.actions import AskUsage
 from gpupool.remoting.server.client_checks import check_unexpired
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
@@ -102,10 +102,11 @@ class AdminService:
         """
         host = self._context.host
         holds = host.confinement()
-        if not holds:
-            return []  # No worker is warm yet.
-        found = [WORKERS_LACK + text for text in host.unconfined()]
-        return [WORKERS_HAVE + ", ".join(holds), *found]
+        found = [] if self._context.signer_has_own_user else [SIGNER_OPEN]
+        if holds:  # or no worker is warm yet
+            found.append(WORKERS_HAVE + ", ".join(holds))
+            found += [WORKERS_LACK + text for text in host.unconfined()]
+        return found
 
     def _get_telemetry(self, client: Client, call: int, _message: m.GetTelemetry) -> None:
         self._context.answer(client, call, m.TelemetryNow(self.telemetry()))

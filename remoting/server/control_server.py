@@ -79,6 +79,8 @@ class _Served:
 class ControlServer:
     """See the module."""
 
+    _nursery: trio.Nursery | None = None
+
     def __init__(
         self,
         *,
@@ -122,7 +124,6 @@ class ControlServer:
         self._clocks_at = self._asleep_until = float("-inf")
         self._numbers, self._served = itertools.count(1), dict[int, _Served]()
         self._wake, self._loop_lag_s = trio.Event(), 0.0
-        self._nursery: trio.Nursery | None = None
         self._ask_records, self._web = ask_records, web
         self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(
@@ -148,6 +149,7 @@ class ControlServer:
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.controller,
             certificate_problems=self._renewal.problems if self._renewal is not None else tuple,
+            signer_has_own_user=self._certificates.signer_has_own_user,
         )
 
     def _make_ca_key(self, authority: Authority | None, save: Callable[[bytes], None]) -> CaKey:

@@ -115,6 +115,9 @@ CLIENT_NAME_LENGTH_MAX = 100
 class Controller:
     """The logic of one control server; see the module."""
 
+    _seen: PoolState | None = None
+    _followed: tuple[object, ...] = (None, None, None, b"")
+
     def __init__(
         self,
         machine: PoolMachine,
@@ -135,6 +138,7 @@ class Controller:
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: ControllerSettings | None = None,
         certificate_problems: Callable[[], tuple[str, ...]] = tuple,
+        signer_has_own_user: bool = True,
         table_clock: TableClock,
         measures: Measures | None = None,
     ) -> None:
@@ -162,6 +166,7 @@ class Controller:
             loop_lag_s=loop_lag_s,
             settings=settings or ControllerSettings(),
             certificate_problems=certificate_problems,
+            signer_has_own_user=signer_has_own_user,
             checks=self.checks,
             clients=ClientTable(),
             wait_queue=WaitQueue(),
@@ -169,9 +174,7 @@ class Controller:
             actions=actions,
         )
         self._context, self._clients, self._actions = context, context.clients, actions
-        self._seen: PoolState | None = None
         self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
-        self._followed: tuple[object, ...] = (None, None, None, b"")
         self._reconcile_at = self._key_at = float("-inf")
         self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)

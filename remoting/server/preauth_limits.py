@@ -10,11 +10,11 @@ out. So a new connection always gets in, and an old one goes for it when there i
 * An address that has proven itself (a token, or a peer's certificate) within ``REMEMBERED_S`` does
   not count among the unknown: a flood of strangers costs it nothing.
 
-TLS handshakes cost processor time (0.2 ms each here), so unknown addresses start at most
-``handshakes_per_s`` together, and each one gets its turn: start-time fair queueing, after Goyal,
-Vin and Cheng (1996). TLS costs memory, too, until its connection has proven itself: when
-``tls_count_max`` of unknown addresses have some, the next one ends the oldest of the address with
-the most. Pure: ``lobby`` and ``router`` have the sockets and the waiting.
+TLS handshakes cost processor time (up to 1 ms each, all that belongs to them), so unknown addresses
+start at most ``handshakes_per_s`` together, and each one gets its turn: start-time fair queueing,
+after Goyal, Vin and Cheng (1996). TLS costs memory, too, until its connection has proven itself:
+when ``tls_count_max`` of unknown addresses have some, the next one ends the oldest of the address
+with the most. Pure: ``lobby`` and ``router`` have the sockets and the waiting.
 """
 
 import heapq
@@ -34,8 +34,8 @@ KNOWN_FACTOR = 8
 KNOWN_COUNT_MAX = 4096
 """Addresses that have proven themselves and are remembered; the oldest ones go first."""
 
-BURST_S = 0.1
-"""Seconds of handshakes that may start at once after a quiet time."""
+BURST_S = 0.02
+"""Seconds of handshakes that may start at once: a loop that is late does not catch up with them."""
 
 
 class Stage(IntEnum):

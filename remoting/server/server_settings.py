@@ -40,8 +40,9 @@ class ServerSettings:
     #: The same for one address, known or not.
     unauthenticated_per_address_max: int = 64
 
-    #: TLS handshakes of unknown addresses that begin in a second: each costs 0.2 ms.
-    handshakes_per_s: float = 400.0
+    #: TLS handshakes of unknown addresses that begin in a second: each costs up to 1 ms, with all
+    #: that belongs to it.
+    handshakes_per_s: float = 250.0
 
     #: TLS of unknown addresses that have proven nothing: each takes 50 to 150 KiB. When there is
     #: more, the oldest one of the busiest address goes; the next ones wait without TLS.

@@ -165,6 +165,7 @@ class ServiceContext:
     loop_lag_s: Callable[[], float]
     settings: ControllerSettings
     certificate_problems: Callable[[], tuple[str, ...]]
+    signer_has_own_user: bool  # or the server's own
     checks: SelfChecks
     clients: ClientTable
     wait_queue: WaitQueue

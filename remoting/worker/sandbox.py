@@ -38,7 +38,7 @@ starts some tens a GPU, NumPy's BLAS one a core, the CUDA door one for each thre
 
 # The same numbers on every architecture, as all system calls added since 2019.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
-_RULE_PATH_BENEATH = 1
+_RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 2
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
@@ -198,6 +198,7 @@ def restrict_files(
     network: bool = True,
     abstract: bool = True,
     connects: bool = False,
+    ports: Sequence[int] = (),
 ) -> tuple[str, ...]:
     """Leave this process the operating system and the given paths only, by Landlock.
 
@@ -210,6 +211,7 @@ def restrict_files(
         devices: the device nodes that it may use; None: all of ``/dev``.
         network: whether it is to be kept from listening and connecting by TCP.
         connects: whether it may connect all the same.
+        ports: first and last of the TCP ports on which it may listen and connect all the same.
         abstract: whether it is to be kept from others' Unix sockets that have no path.
 
     Returns:
@@ -221,10 +223,10 @@ def restrict_files(
     libc = _libc()
     network, abstract = network and version >= 4, abstract and version >= 6
     handled = _handled_rights(version)
-    ports = (_BIND_TCP | (0 if connects else _CONNECT_TCP)) if network else 0
+    tcp = (_BIND_TCP | (0 if connects else _CONNECT_TCP)) if network else 0
     scoped = _SCOPE_SIGNAL | (_SCOPE_ABSTRACT_SOCKET if abstract else 0) if version >= 6 else 0
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    attributes = struct.pack("=QQQ", handled, ports, scoped)[:size]
+    attributes = struct.pack("=QQQ", handled, tcp, scoped)[:size]
     ruleset = libc.syscall(
         _LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
     )
@@ -243,13 +245,16 @@ def restrict_files(
         ):
             for path in paths:
                 _allow(libc, ruleset, path, rights & handled)
+        if network and ports:
+            _allow_ports(libc, ruleset, *ports)
         if libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) != 0:
             return ()
     finally:
         os.close(ruleset)
     holds = (
         ("landlock", True),
-        ("no-tcp", network and not connects),
+        ("no-tcp", network and not connects and not ports),
+        ("few-tcp-ports", network and bool(ports)),
         ("no-abstract-sockets", abstract),
     )
     return tuple(name for name, held in holds if held)
@@ -264,6 +269,14 @@ def _handled_rights(version: int) -> int:
     if version >= 5:
         rights |= _IOCTL_DEV
     return rights
+
+
+def _allow_ports(libc: ctypes.CDLL, ruleset: int, first: int, last: int) -> None:
+    """Allow ports; and to have the kernel choose one, which it does in a range of its own."""
+    kind, none = ctypes.c_uint32(_RULE_NET_PORT), ctypes.c_uint32(0)
+    for port in (0, *range(first, last + 1)):
+        rule = struct.pack("=QQ", _BIND_TCP | (_CONNECT_TCP if port else 0), port)
+        libc.syscall(_LANDLOCK_ADD_RULE, ruleset, kind, rule, none)
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gpupool.remoting.worker.syscall_table import ALLOWED, CHECKED, FORBIDDEN
 
 # linux/filter.h and linux/bpf_common.h
+AND = 0x54
 LOAD, JUMP, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = (
     *(0x20, 0x05, 0x15, 0x35, 0x45),
     0x06,
@@ -27,9 +28,12 @@ _ERRNO = 0x0005_0000
 _SET_MODE_FILTER = 1
 _ALL_THREADS, _NO_SPECULATION_PENALTY = 1 << 0, 1 << 2
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT = 24, 32
 
 _X32_FIRST = 0x4000_0000
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_SOCK_STREAM, _SOCK_TYPE_MASK = 1, 0xF
+_NETLINK_ROUTE, _IPPROTO_TCP = 0, 6
 _CLONE_NEW = 0x7E02_0000
 """All of CLONE_NEW*; that for time is no flag of ``clone``."""
 
@@ -63,8 +67,11 @@ Instruction = tuple[int, int, int, int]
 """Code, how many instructions to skip if true and if false, and the operand."""
 
 
-def program(architecture: Architecture) -> list[Instruction]:
-    """Return the filter for one architecture; what another one calls ends the process."""
+def program(architecture: Architecture, *, tcp: bool = False) -> list[Instruction]:
+    """Return the filter for one architecture; what another one calls ends the process.
+
+    ``tcp``: whether sockets of TCP may be made, and the machine's addresses be asked for.
+    """
     leaves: dict[int, list[Instruction]] = {}
     for table, action in ((ALLOWED, ALLOW), (FORBIDDEN, _refuse(errno.EPERM))):
         for numbers in table.values():
@@ -74,7 +81,7 @@ def program(architecture: Architecture) -> list[Instruction]:
     for name, numbers in CHECKED.items():
         number = numbers[architecture.column]
         if number is not None:
-            leaves[number] = _checks(name)
+            leaves[number] = _tcp_checks() if tcp and name == "socket" else _checks(name)
     # A call that a tracer has replaced has the number -1, which is none of x32's.
     last = 0xFFFF_FFFF
     ranges = _ranges(leaves)
@@ -104,6 +111,29 @@ def _checks(name: str) -> list[Instruction]:
         return [load, *(each for test in wanted for each in (test, allow)), forbid]
     # clone3's flags are in memory, where no filter can look; the C library then uses clone.
     return [(RETURN, 0, 0, MISSING)]
+
+
+def _tcp_checks() -> list[Instruction]:
+    """Return what decides on ``socket`` for a worker that may use TCP, and nothing else of IP."""
+    allow, refuse = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT))
+    # Landlock's rules for ports hold for TCP alone: no MPTCP and no SCTP.
+    return [
+        (LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+        (JUMP_IF_EQUAL, 11, 0, _AF_UNIX),
+        (JUMP_IF_EQUAL, 4, 0, _AF_INET),
+        (JUMP_IF_EQUAL, 3, 0, _AF_INET6),
+        (JUMP_IF_EQUAL, 0, 9, _AF_NETLINK),  # getifaddrs(3) asks by that
+        (LOAD, 0, 0, _THIRD_ARGUMENT_AT),
+        (JUMP_IF_EQUAL, 6, 7, _NETLINK_ROUTE),
+        (LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+        (AND, 0, 0, _SOCK_TYPE_MASK),
+        (JUMP_IF_EQUAL, 0, 4, _SOCK_STREAM),
+        (LOAD, 0, 0, _THIRD_ARGUMENT_AT),
+        (JUMP_IF_EQUAL, 1, 0, 0),
+        (JUMP_IF_EQUAL, 0, 1, _IPPROTO_TCP),
+        allow,
+        refuse,
+    ]
 
 
 def _ranges(leaves: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
@@ -152,10 +182,10 @@ def available() -> bool:
     return result != 0 and error == errno.EFAULT
 
 
-def install() -> None:
+def install(*, tcp: bool = False) -> None:
     """Put the filter on every thread of this process, and on all that it starts, for good.
 
-    Needs ``no_new_privs``.
+    Needs ``no_new_privs``. ``tcp`` is ``program``'s.
 
     Raises:
         OSError: when it does not hold for all of them.
@@ -163,7 +193,7 @@ def install() -> None:
     architecture = here()
     if architecture is None:
         raise OSError(errno.ENOSYS, "no filter of system calls for this machine")
-    code = b"".join(struct.pack("=HBBI", *each) for each in program(architecture))
+    code = b"".join(struct.pack("=HBBI", *each) for each in program(architecture, tcp=tcp))
     buffer = ctypes.create_string_buffer(code, len(code))
     length = struct.pack("=H6x", len(code) // 8)
     address = struct.pack("=Q", ctypes.addressof(buffer))

@@ -83,7 +83,8 @@ def main(arguments: Sequence[str]) -> None:
         context, ready = _prepare(start, confine, parent_pid)
         keeper.send(ready)
         channel.send(ready)
-        Worker(channel, keeper, start, context, parent_pid, ready.confinement).run()
+        tcp = bool(confine.ports)
+        Worker(channel, keeper, start, context, parent_pid, ready.confinement, tcp=tcp).run()
     except HostGoneError:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
@@ -142,6 +143,7 @@ def _confine(
             own_directories,
             devices,
             network=tcp,
+            ports=confine.ports,
             abstract=tcp and not no_network,
         )
         if "landlock" in holds and devices:
@@ -184,8 +186,10 @@ class Worker:
         context: ssl.SSLContext,
         parent_pid: int,
         confinement: Sequence[str],
+        *,
+        tcp: bool,
     ) -> None:
-        self._channel = channel
+        self._channel, self._may_use_tcp = channel, tcp
         self._keeper = keeper
         self._own_uid = "own-uid" in confinement
         self._filtered = "system-call-filter" in confinement
@@ -238,7 +242,7 @@ class Worker:
             self._become(assign.uid)
         self._keeper.close()
         if self._filtered:
-            syscall_filter.install()
+            syscall_filter.install(tcp=self._may_use_tcp and assign.servers > 1)
         if all(device.emulated for device in assign.devices):
             sandbox.limit_data(sum(device.memory for device in assign.devices))
         self._assign = assign

@@ -111,6 +111,7 @@ class Pool:
 
     servers: Servers
     folder: Path
+    program_count: int
     programs: list["subprocess.Popen[bytes]"] = field(
         default_factory=list["subprocess.Popen[bytes]"]
     )
@@ -140,7 +141,7 @@ class Pool:
 
     def start_programs(self) -> None:
         env = self.servers.env | {"GPUPOOL_CREDENTIALS": str(self.folder / "ada.json")}
-        for number in range(PROGRAM_COUNT):
+        for number in range(self.program_count):
             argv = [*(sys.executable, "-m", "gpupool.cli.main", "run", "-q", "-p", "0.25", "--")]
             argv += [sys.executable, "-c", PROGRAM, str(self.folder / "stop"), str(number)]
             with (self.folder / f"program{number}").open("wb") as out:
@@ -150,7 +151,7 @@ class Pool:
 
     def progress(self) -> list[list[float]]:
         """Return the seconds of each program's rounds."""
-        files = (self.folder / f"program{number}" for number in range(PROGRAM_COUNT))
+        files = (self.folder / f"program{number}" for number in range(self.program_count))
         return [[float(line) for line in file.read_text().split("\n")[:-1]] for file in files]
 
     def end_programs(self) -> list[str]:
@@ -488,16 +489,28 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
 
 
 async def run(
-    folder: Path, kinds: list[str], seconds: float, results: Results, *, quiet: bool
+    folder: Path,
+    kinds: list[str],
+    seconds: float,
+    results: Results,
+    *,
+    quiet: bool,
+    programs: int,
 ) -> bool:
     """Run each attack for its share of the time; return whether the pool held in all.
 
-    ``quiet``: whether each follows as much time without one.
+    Args:
+        folder: for the servers' files.
+        kinds: of attacks, by name.
+        seconds: for each.
+        results: take the figures.
+        quiet: whether each follows as much time without one.
+        programs: that compute meanwhile.
     """
     servers = Servers(folder, SERVER_COUNT, GPUS, (str(HERE / "hostile_join.py"),))
     path = (str(HERE.parent / "remoting" / "host"), os.environ.get("PYTHONPATH"))
     servers.env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    pool = Pool(servers, folder)
+    pool = Pool(servers, folder, programs)
     held = True
     try:
         await pool.start()
@@ -520,6 +533,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
     parser.add_argument("--only", default=",".join(ATTACKS))
     parser.add_argument("--quiet", action="store_true", help="as much time without any before each")
+    parser.add_argument("--programs", type=int, default=PROGRAM_COUNT)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     add_options(parser)
@@ -530,7 +544,15 @@ def main() -> int:
     results = Results.of("attack_pool.py", options)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         kinds = [kind for kind in options.only.split(",") if kind]
-        attacks = partial(run, Path(name), kinds, options.seconds, results, quiet=options.quiet)
+        attacks = partial(
+            run,
+            Path(name),
+            kinds,
+            options.seconds,
+            results,
+            quiet=options.quiet,
+            programs=options.programs,
+        )
         return 0 if trio.run(attacks) else 1
 
 

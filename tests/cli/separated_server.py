@@ -96,7 +96,7 @@ async def say_who(keeper: RemoteKeeper, number: int, lease: int, uid: int | None
     await keeper.confinement(number)
     given = None
     if lease:
-        given = await keeper.assign(number, LeaseId(lease), (), 1 << 30, "ada")
+        given = await keeper.assign(number, LeaseId(lease), (), 1 << 30, "ada", across=False)
     budget, theirs = socket.socketpair()
     chosen = uid if uid is not None else (given.uid if given else 0)
     socket.send_fds(control, [worker_messages.encode(assign_message(chosen))], [theirs.fileno()])
@@ -163,7 +163,7 @@ def harm(pid: int, directory: Path, keeper_pid: int, secret: Path) -> dict[str, 
 
 async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
     """Ask the keeper for what it must not do."""
-    again = keeper_messages.AssignWorker(1, 8, (), 1 << 30, "ada")
+    again = keeper_messages.AssignWorker(1, 8, (), 1 << 30, "ada", across=False)
     control, theirs = socket.socketpair()
     found = {
         "open again": await asked(keeper, lambda: keeper.open(cuda=False, nodes={})),
@@ -176,10 +176,13 @@ async def against_the_keeper(keeper: RemoteKeeper) -> dict[str, str]:
         "reap the living": await asked(keeper, lambda: keeper.reap(1)),
         "bury the living": await asked(keeper, lambda: keeper.bury(1)),
         "another's worker": await asked(keeper, lambda: keeper.confine(4711)),
-        "assign": await asked(keeper, lambda: keeper.assign(1, LeaseId(7), (), 1 << 30, "ada")),
+        "assign": await asked(
+            keeper, lambda: keeper.assign(1, LeaseId(7), (), 1 << 30, "ada", across=False)
+        ),
     }
     found["assign twice"] = await asked(
-        keeper, lambda: keeper.assign(again.worker, LeaseId(again.lease), (), 1 << 30, "ada")
+        keeper,
+        lambda: keeper.assign(again.worker, LeaseId(again.lease), (), 1 << 30, "ada", across=False),
     )
     keeper.kill(4711)
     return found

@@ -63,6 +63,11 @@ class KeyRequest:
 class CaVaultPort(Protocol):
     """Who uses the CA's key; all methods raise ``AuthenticationError`` when they refuse."""
 
+    @property
+    def has_own_user(self) -> bool:
+        """Return whether its secret is closed to the server's user."""
+        ...
+
     def public(self) -> bytes:
         """Return the X25519 key to which keys for this vault are sealed."""
         ...
@@ -119,6 +124,8 @@ class _Bucket:
 
 class CaVault:
     """See the module; ``CaVaultPort`` has what the methods do."""
+
+    has_own_user = False
 
     def __init__(
         self,

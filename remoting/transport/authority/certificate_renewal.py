@@ -136,6 +136,11 @@ class ServerCertificates:
     #: Uses the CA's key. None uses it in this process, as tests do.
     vault: CaVaultPort | None = None
 
+    @property
+    def signer_has_own_user(self) -> bool:
+        """Return whether the signer's secret, if there is a signer, is closed to the server."""
+        return self.vault is None or self.vault.has_own_user
+
 
 class CertificateSigner(Protocol):
     """A holder of the CA's key."""

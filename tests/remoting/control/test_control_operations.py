@@ -25,7 +25,7 @@ from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
-from gpupool.remoting.protocol.sessions import DOCTOR, WORKERS_HAVE, WORKERS_LACK
+from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.protocol.token_text import parse_token
 from gpupool.remoting.server import admin_service, controller
 from gpupool.remoting.transport.authority.ca_vault import make_request
@@ -474,6 +474,10 @@ async def test_doctor_alone_is_told_what_confines_workers(
     async with cluster.client(client=DOCTOR) as pool:
         said = (await pool.view()).warnings
     assert said == (f"{WORKERS_HAVE}fake", f"{WORKERS_LACK}a network (that needs root)")
+    context = cluster.nodes[0].server.controller._context  # pyright: ignore[reportPrivateUsage]
+    object.__setattr__(context, "signer_has_own_user", False)
+    async with cluster.client(client=DOCTOR) as pool:
+        assert (await pool.view()).warnings == (SIGNER_OPEN, *said)
 
 
 async def test_tokens_are_not_shown(autojump_clock: Clock, nursery: trio.Nursery) -> None:

@@ -1,5 +1,6 @@
 """Who gets in and who does not, over real TLS sockets on loopback."""
 
+import gc
 import logging
 import re
 import socket
@@ -566,6 +567,36 @@ async def test_silent_strangers_keep_nobody_out(tmp_path: Path, limit: str) -> N
             await pool.view()
         for stream in silent:
             await trio.aclose_forcefully(stream)
+
+
+async def test_handshakes_that_came_to_nothing_leave_no_tls_behind(tmp_path: Path) -> None:
+    """Trio's stream refers to itself: 50 KiB of each waited for the garbage collector."""
+
+    def counted() -> int:
+        return sum(isinstance(each, ssl.SSLObject) for each in gc.get_objects())
+
+    context = first_contact_context()
+    async with start_lab(tmp_path, 1, QUICK) as lab:
+        before = counted()
+        gc.disable()
+        try:
+            for _ in range(8):
+                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = context.wrap_bio(incoming, outgoing, server_hostname="control.gpupool")
+                with pytest.raises(ssl.SSLWantReadError):
+                    tls.do_handshake()
+                del tls
+                stream = await lab.tcp()
+                await stream.send_all(outgoing.read())
+                assert await stream.receive_some()
+            assert counted() == before + 8
+            for stream in lab.open:
+                assert isinstance(stream, trio.SocketStream)
+                await received_to_the_end(stream)
+            with trio.fail_after(DEADLINE_S):
+                await until(lambda: counted() == before)
+        finally:
+            gc.enable()
 
 
 async def test_a_stranger_that_has_hung_up_is_noticed(

@@ -1,5 +1,7 @@
 """Places of connections that have proven nothing, and whose turn the next handshake is."""
 
+import logging
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from gpupool.remoting.server.preauth_limits import (
     Stage,
     network_of,
 )
+from gpupool.remoting.transport.failures import RateLimitedLog
 
 
 class Clock:
@@ -116,7 +119,7 @@ def test_handshakes_of_a_known_address_wait_for_nothing() -> None:
 
 
 def test_the_busiest_address_loses_its_tls_for_the_next_turn() -> None:
-    port = Port(total=1000, per_address=100, tls=3, rate=1000.0)
+    port = Port(total=1000, per_address=100, tls=3, rate=10_000.0)
     for name in ("a0", "b0", "a1", "new"):
         port.enter(name, f"10.0.0.{name[0]}")
         port.handshake(name)
@@ -153,6 +156,21 @@ def test_who_has_left_gets_no_turn() -> None:
     port.limits.leave(port.places["gone"])
     assert port.limits.release() == float("inf")
     assert port.started == []
+
+
+def test_refusals_are_logged_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "test")
+    clock = Clock()
+    log = RateLimitedLog(logging.getLogger("test"), clock)
+    for number in range(500):
+        log.say(f"refused {number}")
+    assert [record.getMessage() for record in caplog.records] == [f"refused {n}" for n in range(20)]
+    caplog.clear()
+    clock.now += 2.5
+    for number in range(500):
+        log.say(f"later {number}")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["480 more refused or lost connections", "later 0", "later 1"]
 
 
 @given(

@@ -11,9 +11,9 @@ import trio
 from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Lease, Partition
 from gpupool.remoting.host.keepers import OwnKeeper
+from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
-from gpupool.remoting.host.worker_keeper import KeptWorker
 from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.transport.data_connection import SessionAddress, dial
 from gpupool.remoting.transport.session_stream import SessionStream

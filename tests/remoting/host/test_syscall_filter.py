@@ -21,10 +21,19 @@ def refused(error: int) -> int:
     return 0x0005_0000 | error
 
 
-def decide(architecture: Architecture, number: int, argument: int = 0, audit: int = 0) -> int:
+def decide(
+    architecture: Architecture,
+    number: int,
+    argument: int = 0,
+    audit: int = 0,
+    *,
+    others: tuple[int, int] = (0, 0),
+    tcp: bool = False,
+) -> int:
     """Run the program as the kernel does."""
-    program = syscall_filter.program(architecture)
+    program = syscall_filter.program(architecture, tcp=tcp)
     data = {0: number, 4: audit or architecture.audit, 16: argument & 0xFFFF_FFFF}
+    data |= {24: others[0], 32: others[1]}
     at, value = 0, 0
     while True:
         code, true, false, operand = program[at]
@@ -32,6 +41,8 @@ def decide(architecture: Architecture, number: int, argument: int = 0, audit: in
         match code:
             case syscall_filter.LOAD:
                 value = data[operand]
+            case syscall_filter.AND:
+                value &= operand
             case syscall_filter.RETURN:
                 return operand
             case syscall_filter.JUMP:
@@ -57,6 +68,31 @@ def test_every_call_is_treated_as_its_table_says(architecture: Architecture) -> 
         if name is not None:
             expected = ALLOW if name in ALLOWED else refused(errno.EPERM)
         assert decide(architecture, number) == expected, (number, name)
+
+
+@EVERYWHERE
+def test_a_worker_that_may_use_tcp_makes_no_other_sockets(architecture: Architecture) -> None:
+    number = CHECKED["socket"][architecture.column]
+    assert number is not None
+    stream, datagram, raw, flags = 1, 2, 3, 0o2004000  # non-blocking, closed by exec
+    protocols = (0, 6, 9, 17, 132, 262)
+    allowed = {
+        (family, kind, protocol)
+        for family in range(46)
+        for kind in (stream, datagram, raw, stream | flags, raw | flags)
+        for protocol in protocols
+        if decide(architecture, number, family, others=(kind, protocol), tcp=True) == ALLOW
+    }
+    kinds = (stream, datagram, raw, stream | flags, raw | flags)
+    expected = {(1, kind, protocol) for kind in kinds for protocol in protocols}
+    expected |= {(16, kind, 0) for kind in kinds}
+    expected |= {
+        (family, kind, protocol)
+        for family in (2, 10)
+        for kind in (stream, stream | flags)
+        for protocol in (0, 6)
+    }
+    assert allowed == expected
 
 
 @EVERYWHERE

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import trio
 from fake_nvml import FakeNvml, device
-from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
+from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost, unix_address
 from test_worker_confinement import as_root, landlock_version, stranger, with_landlock
 
 from gpupool.pool.errors import UsageError
-from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.state import Partition
 from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import confinement, users
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
@@ -128,6 +129,45 @@ async def test_landlock_shuts_tcp_for_a_server_that_is_not_root(
     assert await attack(client, LISTEN) == "EACCES"
     if landlock_version() >= 6:
         assert await attack(client, ABSTRACT.format(name=abstract_name)) == "EPERM"
+
+
+@as_root
+@with_filter
+@pytest.mark.skipif(landlock_version() < 4, reason="this kernel's Landlock knows no ports")
+async def test_leases_over_several_servers_alone_may_use_tcp_and_few_ports(
+    make_host: MakeHost,
+) -> None:
+    """NCCL between servers took workers without any confinement of their network."""
+    first, last = 32768, 60999  # as the kernel chooses ports by itself
+    kit = await make_host(ports=(first, last))
+    one = kit.lease(1)
+    other = Partition(ServerId("b" * 12), GpuId("GPU-1"), 1 << 30)
+    both = replace(kit.lease(2), partitions=(*kit.lease(2).partitions, other))
+    with socket.create_server(("127.0.0.1", 0)) as near:
+        port = near.getsockname()[1]
+        assert first <= port <= last
+        alone, _ = await kit.connect(one)
+        having(kit, "no-network")
+        assert await attack(alone, CONNECT.format(port=port)) == "EAFNOSUPPORT"
+        info = await kit.host.open_session(both, both.partitions[:1], door="echo", program="x.py")
+        across = await kit.dial(unix_address(info))
+        assert await attack(across, CONNECT.format(port=port)) == "connected"
+        assert await attack(across, LISTEN) == "listening"
+        assert await attack(across, "answer = bool(socket.if_nameindex())") == "True"
+        assert await attack(across, DATAGRAM) == "EAFNOSUPPORT"
+        assert await attack(across, CONNECT.format(port=22)) == "EACCES"
+        listen = "s = socket.create_server(('127.0.0.1', 8443))\nanswer = 'listening'"
+        assert await attack(across, listen) == "EACCES"
+    lacking = "\n".join(kit.host.unconfined())
+    assert "workers may reach any on TCP ports 32768 to 60999" in lacking
+
+
+def test_ports_for_nccl_are_checked() -> None:
+    assert confinement.nccl_ports({}) == ()
+    assert confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": " 32768-60999"}) == (32768, 60999)
+    for text in ("any", "1-2", "2000-1999", "2000", "2000-70000", "2000-x"):
+        with pytest.raises(UsageError, match="GPUPOOL_NCCL_PORTS"):
+            confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": text})
 
 
 @with_filter

@@ -14,11 +14,15 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.remoting.control.control_kit import make_authority
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
-from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol import keeper_messages, worker_messages
+from gpupool.remoting.protocol.sealed_key import is_sealed
+from gpupool.remoting.transport.pki import create_key_and_csr
 
 Keeper = tuple[socket.socket, "subprocess.Popen[bytes]"]
 
@@ -96,7 +100,7 @@ async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
         worker = await start(remote, 1)
         directory = trio.Path(worker.directory)
         assert "no-new-privileges" in await remote.confinement(1)
-        given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada")
+        given_user = await remote.assign(1, LeaseId(7), (), 1 << 30, "ada", across=False)
         assert (given_user.uid >= 52_000) == (os.geteuid() == 0)
         assert await directory.exists()
         await stops_and_goes_on(remote, worker)
@@ -128,6 +132,51 @@ async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper:
         await remote.confinement(1)
 
 
+def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    """Under systemd the signer had the server's user, and its secret lay in its directory."""
+    sock, _process = keeper
+    state = tmp_path / "server"
+    state.mkdir(mode=0o700)
+    authority = make_authority()
+    (state / "ca.key").write_bytes(authority.key_pem)  # of an older build
+    folder = os.open(state, os.O_RDONLY)
+    vault = ask_for_signer(sock, folder)
+    os.close(folder)
+    assert vault.has_own_user
+    sealed = (state / "ca.key").read_bytes()
+    assert is_sealed(sealed)
+    assert sorted(path.name for path in state.iterdir()) == ["ca.key"]
+    assert (tmp_path / "state" / "signer.key").stat().st_mode & 0o777 == 0o600
+    _key, csr = create_key_and_csr(ServerId("0" * 12))
+    vault.sign_server(replace(authority, key_pem=sealed), ServerId("0" * 12), csr, 0, 1000)
+
+    async def use_the_keeper() -> None:
+        remote = RemoteKeeper(sock)
+        async with remote.running():
+            await remote.open(cuda=False, nodes={})
+            await remote.close()
+
+    trio.run(use_the_keeper)
+    vault.end()
+
+
+def test_no_signer_gets_the_directory_of_another_user(keeper: Keeper, tmp_path: Path) -> None:
+    """The signer reads and writes there as root."""
+    sock, process = keeper
+    theirs = Path("/usr")
+    if os.geteuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 12345, 12345)
+    folder = os.open(theirs, os.O_RDONLY)
+    with pytest.raises(GpupoolError, match="the keeper starts no signer"):
+        ask_for_signer(sock, folder)
+    os.close(folder)
+    assert process.poll() is None
+
+
 def test_a_server_that_is_gone_takes_its_workers_along(keeper: Keeper) -> None:
     sock, process = keeper
 
@@ -157,7 +206,7 @@ def test_a_packet_that_makes_no_sense_ends_the_keeper(keeper: Keeper, packet: by
 REQUESTS: list[keeper_messages.Request] = [
     keeper_messages.Open(True, {"GPU-1": ("/dev/nvidia0",)}),
     keeper_messages.Open(False, None),
-    keeper_messages.AssignWorker(1, 2, ("GPU-1",), 3, "ada"),
+    keeper_messages.AssignWorker(1, 2, ("GPU-1",), 3, "ada", True),
     keeper_messages.KillWorker(4),
     keeper_messages.Close(),
 ]

@@ -1,0 +1,101 @@
+"""A signer that the service manager's keeper starts, out of reach of the server's user.
+
+Before its first call to the keeper the server sends a packet with a descriptor of its state
+directory; the keeper answers with the socket of a signer that it has forked off. Secret and record
+of that signer lie in the keeper's own directory, which is root's.
+"""
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.privileges import signer_process
+from gpupool.remoting.privileges.remote_vault import RemoteVault
+from gpupool.remoting.privileges.signer_process import SignerFolders
+from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
+
+WANTED = b"a signer"
+"""No call of ``keeper_messages`` begins so."""
+
+ANSWER_TIMEOUT_S = 20.0
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
+
+
+def ask_for_signer(keeper: socket.socket, state: int) -> RemoteVault:
+    """Have a keeper start a signer for the server with this state directory.
+
+    Raises:
+        GpupoolError: when it does not.
+    """
+    keeper.settimeout(ANSWER_TIMEOUT_S)
+    try:
+        socket.send_fds(keeper, [WANTED], [state])
+        packet, descriptors = receive_with_descriptors(keeper, len(WANTED) + 1, 1)
+    except OSError as error:
+        raise GpupoolError("the keeper starts no signer", why=str(error)) from error
+    if packet != WANTED or len(descriptors) != 1:
+        for each in descriptors:
+            os.close(each)
+        raise GpupoolError("the keeper starts no signer", why="its log says why")
+    return RemoteVault(socket.socket(fileno=descriptors[0]), -1, has_own_user=True)
+
+
+def start_if_wanted(server: socket.socket, own: Path | None, say: Callable[[str], None]) -> None:
+    """Fork a signer off, if the server asks for one first. Must be called with one thread.
+
+    Args:
+        server: its packet socket.
+        own: the keeper's directory, for the signer's secret and record.
+        say: takes a line.
+    """
+    if server.recv(len(WANTED) + 1, socket.MSG_PEEK) != WANTED:
+        return
+    _packet, descriptors = receive_with_descriptors(server, len(WANTED) + 1, 1)
+    ours = -1
+    try:
+        reason = _refusal(server, own, descriptors)
+        if reason or own is None:
+            say(f"no signer is started: {reason}")
+        else:
+            ours = _fork(server, own, descriptors[0], say)
+        socket.send_fds(server, [WANTED], [ours] if ours >= 0 else [])
+    finally:
+        for each in (*descriptors, *([ours] if ours >= 0 else [])):
+            os.close(each)
+
+
+def _refusal(server: socket.socket, own: Path | None, descriptors: list[int]) -> str:
+    """Return why no signer may have this directory: its files are read and written as root."""
+    if own is None:
+        return "the keeper has no directory for its secret"
+    if len(descriptors) != 1:
+        return "no state directory came"
+    raw = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    status = os.fstat(descriptors[0])
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid:
+        return "the state directory is not the server's"
+    return ""
+
+
+def _fork(server: socket.socket, own: Path, state: int, say: Callable[[str], None]) -> int:
+    """Return the server's end of the signer's socket, as a descriptor."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        code = 1
+        try:
+            ours.close()
+            server.close()
+            folder = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            signer_process.serve(theirs, SignerFolders(folder, state), say)
+            code = 0
+        except OSError as error:
+            say(f"the signer has ended: {error}")
+        finally:
+            os._exit(code)
+    theirs.close()
+    return ours.detach()

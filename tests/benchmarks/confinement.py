@@ -1,0 +1,158 @@
+"""Confinement: grants and copies with workers confined by all that there is, and by less.
+
+    python tests/benchmarks/confinement.py [--rounds 80] [--grants 5] [--mib 64] [--csv FILE]
+
+Two real servers (`gpupool join --emulate 1:1G`) run at once, each with a program of its own. One
+leaves out all that ``GPUPOOL_UNCONFINED`` can name. They are measured in turns, so that what else
+the machine does meets both. A grant is ``Pool.allocate`` without a program. A copy goes from the
+program to the worker and back, over the Unix socket of one machine.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import trio
+from failover import Servers
+from results import Results, add_options
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.remoting.control.control_cluster import request
+
+from gpupool.remoting.client.credentials import load_credentials
+from gpupool.remoting.client.pool_client import Pool, connect_pool
+from gpupool.remoting.host.confinement import PROPERTIES, VARIABLE
+
+PROGRAM = """
+import json, sys, time
+import numpy, cupy
+data = numpy.ones(int(sys.argv[1]) << 20, numpy.uint8)
+there = cupy.asarray(data)
+print("ready", flush=True)
+for _line in sys.stdin:
+    times = []
+    for _ in range(4):
+        before = time.perf_counter()
+        there.set(data)
+        there.get(out=data)
+        times.append(time.perf_counter() - before)
+    print(json.dumps(times), flush=True)
+"""
+
+
+@dataclass
+class Side:
+    """One server, its program, and what was measured with them."""
+
+    servers: Servers
+    program: "subprocess.Popen[str]"
+    grants: list[float] = field(default_factory=list[float])  # seconds
+    copies: list[float] = field(default_factory=list[float])  # seconds there and back
+
+
+async def start(folder: Path, mib: int, *, confined: bool) -> Side:
+    """Start a server and its program."""
+    await trio.Path(folder).mkdir()
+    servers = Servers(folder, 1, "1:1G")
+    if not confined:
+        servers.env[VARIABLE] = ",".join(PROPERTIES)
+    await servers.create()
+    argv = [sys.executable, "-m", "gpupool.cli.main", "run", "-q", "-p", "0.5", "--"]
+    argv += [sys.executable, "-c", PROGRAM, str(mib)]
+    begin = partial(
+        subprocess.Popen,
+        argv,
+        env=servers.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    side = Side(servers, await trio.to_thread.run_sync(begin))
+    assert await say(side, "") == "ready"
+    return side
+
+
+async def say(side: Side, line: str) -> str:
+    """Tell the program to go on, and return what it prints next."""
+
+    def ask() -> str:
+        assert side.program.stdin is not None
+        assert side.program.stdout is not None
+        if line:
+            side.program.stdin.write(line + "\n")
+            side.program.stdin.flush()
+        return side.program.stdout.readline().strip()
+
+    return await trio.to_thread.run_sync(ask)
+
+
+async def measure(side: Side, pool: Pool, grants: int) -> None:
+    """Measure one round."""
+    for _ in range(grants):
+        before = time.perf_counter()
+        hold = await pool.allocate(request(pool, 1, 0.25), wait_s=10)
+        side.grants.append(time.perf_counter() - before)
+        await hold.release()
+    side.copies += json.loads(await say(side, "again"))
+
+
+def figures(side: Side, mib: int) -> dict[str, float]:
+    """Return what was measured."""
+    ordered = sorted(side.grants)
+    return {
+        "grant p50, ms": 1000 * statistics.median(ordered),
+        "grant p99, ms": 1000 * ordered[int(0.99 * (len(ordered) - 1))],
+        "copy, best, GB/s": 2 * mib * 2**20 / min(side.copies) / 1e9,
+        "copy, median, GB/s": 2 * mib * 2**20 / statistics.median(side.copies) / 1e9,
+    }
+
+
+async def run(folder: Path, options: argparse.Namespace, results: Results) -> None:
+    """Measure both sides in turns."""
+    sides: list[Side] = []
+    try:
+        for name, confined in (("on", True), ("off", False)):
+            sides.append(await start(folder / name, options.mib, confined=confined))
+        credentials = [load_credentials(side.servers.folder / "credentials.json") for side in sides]
+        async with connect_pool(credentials[0]) as one, connect_pool(credentials[1]) as two:
+            for number in range(options.rounds):
+                order = [(sides[0], one), (sides[1], two)]
+                for side, pool in order if number % 2 else reversed(order):
+                    await measure(side, pool, options.grants)
+    finally:
+        for side in sides:
+            side.program.kill()
+            side.servers.stop()
+    on, off = (figures(side, options.mib) for side in sides)
+    for metric, value in on.items():
+        unit = metric.rpartition(" ")[2]
+        results.add("confined", metric, value, unit)
+        results.add("left out", metric, off[metric], unit)
+        print(f"{metric:20} on {value:8.2f}  off {off[metric]:8.2f}  {value / off[metric]:.3f}")
+    print(f"load {os.getloadavg()[0]:.1f}, {len(sides[0].grants)} grants on each side")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--grants", type=int, default=5, help="of each round")
+    parser.add_argument("--mib", type=int, default=64, help="size of a copy")
+    add_options(parser)
+    options = parser.parse_args()
+    results = Results.of("confinement.py", options)
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        trio.run(run, Path(name), options, results)
+
+
+if __name__ == "__main__":
+    main()
