@@ -325,6 +325,22 @@ class ReportIssuer:
     issuer: bytes  # SHA-256 of the CA's certificate
 
 
+@dataclass(frozen=True, slots=True)
+class SetSilence:
+    """Silence findings and alerts until a time (or with None as reason, no more).
+
+    ``order`` as in ``DrainServer``.
+    """
+
+    check: str
+    server: str  # empty: of any
+    subject: str  # empty: any
+    reason: str | None
+    until: Milliseconds
+    by: str
+    order: bytes = b""
+
+
 Command = (
     CreatePool
     | JoinServer
@@ -353,6 +369,7 @@ Command = (
     | RotateCa
     | RetireCa
     | ReportIssuer
+    | SetSilence
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -383,6 +400,7 @@ KINDS: dict[str, type[Command]] = {
     "rotate-ca": RotateCa,
     "retire-ca": RetireCa,
     "report-issuer": ReportIssuer,
+    "set-silence": SetSilence,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

@@ -22,6 +22,7 @@ from gpupool.pool.model.ids import (
 )
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
+from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 
 T = TypeVar("T")
@@ -451,6 +452,7 @@ class PoolState:
     record_count: int = field(default=0, metadata=OPTIONAL)  # of all that there ever were
     authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
     """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
+    silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

@@ -35,6 +35,7 @@ from gpupool.pool.model.commands import (
     ServerContact,
     ServerUp,
     SetClock,
+    SetSilence,
     StagePart,
     Tick,
     Wait,
@@ -50,6 +51,7 @@ from gpupool.pool.transitions import (
     leases,
     policy_versions,
     servers,
+    silencing,
     tokens,
     uploads,
 )
@@ -142,4 +144,5 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RotateCa: authorities.rotate_ca,
     RetireCa: authorities.retire_ca,
     ReportIssuer: authorities.report_issuer,
+    SetSilence: silencing.set_silence,
 }

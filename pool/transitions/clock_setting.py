@@ -7,6 +7,7 @@ beginning; what began before the accident keeps its end.
 - A token made in the accident is good for as long as it was made for; an older one is good again.
 - A lease granted in the accident keeps its longest time; an end of which notice was given in the
   accident keeps its period of grace.
+- A silence made in the accident ends after as long a time.
 - Waiting requests keep their age and their order, uploads their age. Events move too.
 - Administrative acts and records of ended leases stay as they were recorded: each server has them
   in files of its own.
@@ -18,6 +19,7 @@ from gpupool.pool.model.commands import SetClock
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
+from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.state import Lease, PoolState, Server, Token, with_changes
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 from gpupool.pool.transitions.audit import emit_event, record
@@ -86,6 +88,7 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
         events=tuple(replace(event, at=move.past(event.at)) for event in state.events),
         waiting=WaitingTable(waiting),
         staged=staged,
+        silences=tuple(_silence(each, move) for each in state.silences),
     )
 
 
@@ -105,6 +108,12 @@ def _lease(lease: Lease, move: _Move) -> Lease:
         ends_at, notice_at = move.moved(lease.ends_at), move.moved(lease.notice_at)
         lease = with_changes(lease, ends_at=ends_at, notice_at=notice_at)
     return with_changes(lease, granted_at=move.past(lease.granted_at))
+
+
+def _silence(silence: Silence, move: _Move) -> Silence:
+    if not move.made_since(silence.at):
+        return silence
+    return replace(silence, at=move.moved(silence.at), until=move.moved(silence.until))
 
 
 def _server(server: Server, move: _Move) -> Server:

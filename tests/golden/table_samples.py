@@ -310,6 +310,15 @@ def gpus_drained() -> list[Command]:
     ]
 
 
+def silences() -> list[Command]:
+    """Return silences that are set, repeated, lifted and refused."""
+    until = Milliseconds(START_MS + 86_400_000)
+    one = commands.SetSilence("disk", "gpu-1", "free", "new disk", until, "root", b"\x07" * 16)
+    wide = commands.SetSilence("clock", "", "", "NTP is away", until, "root", b"\x08" * 16)
+    lift = commands.SetSilence("disk", "gpu-1", "free", None, Milliseconds(0), "root", b"\x09" * 16)
+    return [one, wide, one, lift, lift, one]
+
+
 def tokens_for_several() -> list[Command]:
     """Return how a token lets two servers in, a third is refused, and a token is renewed."""
     token = TokenId("several")
@@ -375,6 +384,8 @@ def scripts() -> list[Script]:
     pool.keep("of a token for several")
     pool.run([dataclasses.replace(up, formats=6)])
     pool.keep("of a server that says its formats")
+    pool.run(silences())
+    pool.keep("with silences")
     heir = Script("heir")
     heir.run(founding("new", "off")[:2])
     packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))

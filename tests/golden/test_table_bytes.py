@@ -81,6 +81,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table of a server with alerts",
         "table of a token for several",
         "table of a server that says its formats",
+        "table with silences",
         SOON,
         *RECORDING,
     ):

@@ -28,7 +28,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (7, "c856eb3363f9"),
-    "table": (6, "5747f4fd0ee4"),
+    "table": (7, "2980476d0aa3"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
