@@ -19,7 +19,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  EndLease
                  RemoveServer, DrainServer, DrainGpu,
                  LabelServer, SetClock, RotateCa,
-                 RetireCa                                 Done
+                 RetireCa, SetSilence                     Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -122,6 +122,7 @@ from gpupool.remoting.protocol.messages.orders import (
     RevokeToken,
     RotateCa,
     SetClock,
+    SetSilence,
 )
 from gpupool.remoting.protocol.messages.policy_messages import (
     CheckPolicy,
