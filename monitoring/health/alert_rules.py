@@ -150,6 +150,15 @@ RULES = (
         status=Health.WARN,
         pool=True,
     ),
+    _rule(
+        "BackupOld",
+        "warning",
+        "The newest backup of the pool is older than a week.",
+        "backup",
+        status=Health.WARN,
+        for_s=3600,
+        pool=True,
+    ),
     Rule(
         "IdleWhileOthersWait",
         "warning",

@@ -341,6 +341,13 @@ class SetSilence:
     order: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class NoteBackup:
+    """An operator gets a backup of the table as it is then."""
+
+    by: str
+
+
 Command = (
     CreatePool
     | JoinServer
@@ -370,6 +377,7 @@ Command = (
     | RetireCa
     | ReportIssuer
     | SetSilence
+    | NoteBackup
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -401,6 +409,7 @@ KINDS: dict[str, type[Command]] = {
     "retire-ca": RetireCa,
     "report-issuer": ReportIssuer,
     "set-silence": SetSilence,
+    "note-backup": NoteBackup,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

@@ -23,7 +23,7 @@ VERSION = 7
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""
 
-SINCE: Mapping[str, int] = {"set-silence": 7}
+SINCE: Mapping[str, int] = {"set-silence": 7, "note-backup": 7}
 """The version with which each command came, by its name; all others are older than versions."""
 
 

@@ -453,6 +453,7 @@ class PoolState:
     authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
     """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
+    backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

@@ -23,6 +23,7 @@ from gpupool.pool.model.commands import (
     Grant,
     JoinServer,
     LabelServer,
+    NoteBackup,
     NoteIdle,
     RemoveServer,
     RenewToken,
@@ -111,6 +112,12 @@ def give_notice(state: PoolState, command: GiveNotice) -> Step:
     return state, result
 
 
+def note_backup(state: PoolState, command: NoteBackup) -> Step:
+    """Remember when there was a backup; it has the hashes of all tokens in it, so it is an act."""
+    state = with_changes(state, backup_at=state.now)
+    return record(state, "backup-made", by=command.by, subject=state.name), Result(ok=True)
+
+
 def tick(state: PoolState, command: Tick) -> Step:
     """Do nothing: ``apply`` itself has advanced the time."""
     return state, Result(ok=True)
@@ -145,4 +152,5 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RetireCa: authorities.retire_ca,
     ReportIssuer: authorities.report_issuer,
     SetSilence: silencing.set_silence,
+    NoteBackup: note_backup,
 }

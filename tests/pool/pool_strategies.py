@@ -198,6 +198,7 @@ commands = st.one_of(
         sign=st.sampled_from(["", "thermal"]),
         onset=st.integers(0, 3_000).map(Milliseconds),
     ),
+    st.builds(c.NoteBackup, by=REASONS),
     st.builds(
         c.SetSilence,
         check=st.sampled_from(["", "disk", "clock"]),

@@ -242,6 +242,8 @@ async def test_a_backup_of_one_pool_is_restored_into_another(
         with pytest.raises(DeniedError, match="takes an operator's token"):
             await ada.backup()
         file = await root.backup()
+        assert (await root.audit()).acts[-1].kind == "backup-made"
+        assert old.state.backup_at
     async with new.client("eve") as eve, new.client("root") as root:
         with pytest.raises(DeniedError, match="takes an operator's token"):
             await eve.restore(file)

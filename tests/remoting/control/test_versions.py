@@ -28,7 +28,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (8, "8baa1a2dfa6a"),
-    "table": (7, "2980476d0aa3"),
+    "table": (7, "6f3b6a34a70c"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
