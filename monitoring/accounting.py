@@ -119,12 +119,12 @@ def sums(
     for record in before:
         if within.covers(record):
             every.add(record.lease)
-            for part in _cut(record, by, within) if cuts else (record,):
+            for part in cut(record, by, within) if cuts else (record,):
                 leases.setdefault(key(part), set(counted)).add(record.lease)
     for record in records:
         if not within.covers(record):
             continue
-        for part in _cut(record, by, within) if cuts else (record,):
+        for part in cut(record, by, within) if cuts else (record,):
             name = key(part)
             row = found.get(name)
             if row is None:
@@ -159,7 +159,8 @@ def _add(row: list[int], record: LeaseRecord, within: Range, *, first: bool) -> 
         row[4] = max(row[4], waited)
 
 
-def _cut(record: LeaseRecord, by: str, within: Range) -> Iterator[LeaseRecord]:
+def cut(record: LeaseRecord, by: str, within: Range) -> Iterator[LeaseRecord]:
+    """Return a part as pieces, each of which has one key."""
     if by == "model":
         for model in dict.fromkeys(gpu.model for gpu in record.gpus):
             yield replace(record, gpus=tuple(gpu for gpu in record.gpus if gpu.model == model))

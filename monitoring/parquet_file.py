@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from gpupool.monitoring.usage_report import SCHEMA, Report, as_plain, plain_row
+from gpupool.monitoring.usage_report import SCHEMA, Report, as_plain, plain_cost, plain_row
 from gpupool.pool.errors import UsageError
 
 METADATA_KEY = b"gpupool"
@@ -45,7 +45,8 @@ def parquet_of(report: Report, **facts: object) -> bytes:
     plain = as_plain(report)
     rows: Any = plain.pop("rows")
     # The sum of all has each column, also where there is no row to tell them from.
-    names = ("key", *plain_row(report.whole, report.all_figures()))
+    figures = plain_row(report.whole, report.all_figures())
+    names = ("key", *figures, *plain_cost(report, None))
     types = {"key": arrow.string()} | dict.fromkeys(COUNTS, arrow.int64())
     fields = [(name, types.get(name, arrow.float64())) for name in names]
     metadata = {METADATA_KEY: json.dumps({"schema": SCHEMA, **facts, **plain}).encode()}

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from gpupool.monitoring.accounting import HOUR_MS, LATEST_MS, Range, Sum, largest_first, sums, total
+from gpupool.monitoring.costs import Costs
 from gpupool.monitoring.history.sample_figures import (
     COVERAGE_LOW,
     NOTHING,
@@ -46,6 +47,7 @@ class Report:
     """Sums of other users' leases, by class; empty for operators."""
     samples: dict[str, SampleSum] = field(default_factory=dict[str, SampleSum])
     """What samples say of each row, as far as there are any."""
+    costs: Costs | None = None  # None: nobody has asked
 
     def figures(self, key: str) -> Figures:
         """Return what samples say of one row."""
@@ -61,6 +63,16 @@ class Report:
         """Return the report with the largest waste first; what is unknown comes last."""
         rows = sorted(self.rows, key=lambda key: -1 * (self.figures(key).wasted_gpu_hours or 0.0))
         return replace(self, rows={key: self.rows[key] for key in rows})
+
+    def cost_cells(self, key: str | None) -> tuple[float, float | None, float]:
+        """Return cost, cost of what was wasted, and GPU-hours without a price; None: of all."""
+        assert self.costs is not None
+        cost = self.costs.whole if key is None else self.costs.of(key)
+        figures = self.all_figures() if key is None else self.figures(key)
+        hours = (self.whole if key is None else self.rows[key]).gpu_hours
+        wasted = figures.wasted_gpu_hours
+        of_cost = None if wasted is None or not hours else cost.amount * min(1.0, wasted / hours)
+        return cost.amount, of_cost, cost.unpriced_gpu_hours
 
 
 def pool_report(
@@ -222,15 +234,32 @@ WASTE_TITLES = ("GPU-HOURS", "WASTED", "IDLE", "BUSY", "MEMORY", "SEEN")
 
 def table(report: Report) -> list[tuple[str, ...]]:
     """Return the lines of a table, its titles first."""
-    lines: list[tuple[str, ...]] = [(report.by.upper(), *TITLES)]
+    lines: list[tuple[str, ...]] = [(report.by.upper(), *TITLES, *_cost_titles(report))]
     for name, row in report.rows.items():
-        lines.append((name or NONE, *_cells(row), *_seen(report.figures(name))))
-    lines.append(("all", *_cells(report.whole), *_seen(report.all_figures())))
+        cells = (*_cells(row), *_seen(report.figures(name)), *_costs(report, name))
+        lines.append((name or NONE, *cells))
+    cells = (*_cells(report.whole), *_seen(report.all_figures()), *_costs(report, None))
+    lines.append(("all", *cells))
     for name, other in report.others.items():
         gpu_hours, gib_hours = _hours(other)
         cells = (NONE, f"{gpu_hours:.2f}", f"{gib_hours:.1f}", NONE, NONE, UNKNOWN, UNKNOWN, NONE)
+        cells += (NONE,) * len(_cost_titles(report))
         lines.append((f"others of class {name}" if name else "others", *cells))
     return lines
+
+
+def _cost_titles(report: Report) -> tuple[str, ...]:
+    if report.costs is None:
+        return ()
+    unit = f" {report.costs.currency}" if report.costs.currency else ""
+    return f"COST{unit}", f"WASTED{unit}", "UNPRICED"
+
+
+def _costs(report: Report, key: str | None) -> tuple[str, ...]:
+    if report.costs is None:
+        return ()
+    cost, wasted, unpriced = report.cost_cells(key)
+    return f"{cost:.2f}", UNKNOWN if wasted is None else f"{wasted:.2f}", f"{unpriced:.2f}"
 
 
 def aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
@@ -248,11 +277,15 @@ def waste_table(report: Report) -> list[tuple[str, ...]]:
     """Return the lines of a table of what was held and not used, its titles first."""
     lines: list[tuple[str, ...]] = [(report.by.upper(), *WASTE_TITLES)]
     rows = [(name or NONE, row, report.figures(name)) for name, row in report.rows.items()]
-    for name, row, figures in (*rows, ("all", report.whole, report.all_figures())):
+    lines[0] += _cost_titles(report)
+    keys = [*report.rows, None]
+    whole = ("all", report.whole, report.all_figures())
+    for key, (name, row, figures) in zip(keys, (*rows, whole), strict=True):
         busy, idle, seen = _seen(figures)
         wasted = UNKNOWN if figures.wasted_gpu_hours is None else f"{figures.wasted_gpu_hours:.2f}"
         memory = _percent(figures.memory_share)
-        lines.append((name, f"{row.gpu_hours:.2f}", wasted, idle, busy, memory, seen))
+        cells = (f"{row.gpu_hours:.2f}", wasted, idle, busy, memory, seen)
+        lines.append((name, *cells, *_costs(report, key)))
     return lines
 
 
@@ -297,9 +330,12 @@ def as_csv(report: Report) -> str:
         *("waiting [s]", "longest wait [s]", "busy [GPU h]", "idle [share]", "wasted [GPU h]"),
         *("memory used [share]", "coverage [share]"),
     )
+    if report.costs is not None:
+        unit = report.costs.currency or "currency"
+        names += (f"cost [{unit}]", f"wasted [{unit}]", "without a price [GPU h]")
     writer.writerow(names)
     for name, row in report.rows.items():
-        fields = plain_row(row, report.figures(name))
+        fields = plain_row(row, report.figures(name)) | plain_cost(report, name)
         writer.writerow([name, *("" if each is None else each for each in fields.values())])
     return out.getvalue()
 
@@ -316,6 +352,15 @@ def plain_row(row: Sum, figures: Figures = NOTHING) -> dict[str, float | int | N
     }
 
 
+def plain_cost(report: Report, key: str | None) -> dict[str, float | int | None]:
+    """Return what a row costs as JSON carries it: nothing where nobody has asked."""
+    if report.costs is None:
+        return {}
+    return dict(
+        zip(("cost", "wasted_cost", "unpriced_gpu_hours"), report.cost_cells(key), strict=True)
+    )
+
+
 def as_plain(report: Report) -> dict[str, object]:
     """Return the report as JSON carries it, without its schema number."""
     return {
@@ -323,10 +368,11 @@ def as_plain(report: Report) -> dict[str, object]:
         "since": report.within.since,
         "until": report.within.until,
         "rows": [
-            {"key": name, **plain_row(row, report.figures(name))}
+            {"key": name, **plain_row(row, report.figures(name)), **plain_cost(report, name)}
             for name, row in report.rows.items()
         ],
-        "total": plain_row(report.whole, report.all_figures()),
+        "total": plain_row(report.whole, report.all_figures()) | plain_cost(report, None),
+        **({} if report.costs is None else {"currency": report.costs.currency}),
         "others": [
             {
                 "class": each.user_class,

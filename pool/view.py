@@ -23,6 +23,7 @@ from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
 from gpupool.pool.scheduling.filters import filter_text
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of, not_moved
+from gpupool.pool.transitions.silencing import silences_now
 
 SCHEMA = 1
 """Of the JSON that ``--json`` prints; changes are additive only."""
@@ -150,6 +151,24 @@ class AuthorityView:
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceView:
+    """What an operator has silenced: findings and alerts of a check or a rule."""
+
+    check: str
+    server: str  # its name; empty: any
+    subject: str  # empty: any
+    until: Milliseconds
+    reason: str
+    by: str
+    at: Milliseconds
+
+    def covers(self, check: str, server: str, subject: str) -> bool:
+        """Return whether a finding is silenced by it."""
+        fits = self.server in ("", server) and self.subject in ("", subject)
+        return fits and check == self.check
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     """What one server says of the whole pool."""
 
@@ -171,6 +190,7 @@ class PoolView:
     """The CAs that are trusted, the one that signs last; empty when there was never another one."""
     record_count: int = field(default=0, metadata=OPTIONAL)
     """Of parts of leases that were recorded as freed; all others are among ``leases``."""
+    silences: tuple[SilenceView, ...] = field(default=(), metadata=OPTIONAL)
 
 
 ALARM = "alarm: "
@@ -226,6 +246,7 @@ def build_view(
         clock=clock,
         record_count=state.record_count,
         authorities=_authority_views(state),
+        silences=_silence_views(state, now_ms),
     )
 
 
@@ -244,6 +265,21 @@ def raft_view(state: PoolState, health: RaftHealth) -> RaftView:
         quorum=has_quorum(health),
         majority_age_s=health.majority_age_s,
         elections=health.elections,
+    )
+
+
+def _silence_views(state: PoolState, now_ms: int) -> tuple[SilenceView, ...]:
+    return tuple(
+        SilenceView(
+            each.check,
+            each.server,
+            visible(each.subject),
+            each.until,
+            visible(each.reason),
+            each.by,
+            each.at,
+        )
+        for each in silences_now(state, now_ms)
     )
 
 

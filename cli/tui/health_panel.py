@@ -35,6 +35,7 @@ def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
     health = health_of(snapshot)
     verdict = "not healthy" if health.count(Health.FAIL) else "healthy"
     counts = f"{health.count(Health.FAIL)} fail, {health.count(Health.WARN)} warn"
+    counts += f", {health.silenced} silenced" if health.silenced else ""
     answer = f"{health.answered} of {health.servers} servers answer"
     lines = [Text(f" Health: {verdict}; {counts}; {answer}", "bold"), Text("")]
     return [*lines, *finding_lines(health.findings, health.at, glyphs)]
@@ -42,7 +43,7 @@ def health_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> list[Text]:
 
 def finding_lines(rows: "Iterable[PoolFinding]", at: int, glyphs: Glyphs) -> list[Text]:
     """Return findings with their hints."""
-    from gpupool.monitoring.health.pool_health import line
+    from gpupool.monitoring.health.pool_health import line, silence_words
 
     lines: list[Text] = []
     for row in rows:
@@ -53,7 +54,11 @@ def finding_lines(rows: "Iterable[PoolFinding]", at: int, glyphs: Glyphs) -> lis
             f" {_shown(finding.check, glyphs):<14} {_shown(line(row), glyphs)} (for {ago})",
         )
         lines.append(text)
-        if finding.hint:
+        if row.silence is not None:
+            text.stylize("dim")
+            words = silence_words(row.silence, at)
+            lines.append(Text(f"{'':22}{_shown(words, glyphs)}", "dim"))
+        elif finding.hint:
             lines.append(Text(f"{'':22}hint: {_shown(finding.hint, glyphs)}", "dim"))
     return lines
 

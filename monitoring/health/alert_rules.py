@@ -150,6 +150,15 @@ RULES = (
         status=Health.WARN,
         pool=True,
     ),
+    _rule(
+        "BackupOld",
+        "warning",
+        "The newest backup of the pool is older than a week.",
+        "backup",
+        status=Health.WARN,
+        for_s=3600,
+        pool=True,
+    ),
     Rule(
         "IdleWhileOthersWait",
         "warning",
@@ -182,13 +191,23 @@ def holding(health: PoolHealth, view: PoolView, said: tuple[Telemetry, ...]) -> 
     found: list[Condition] = []
     for rule in RULES:
         for row in health.findings:
+            if row.silence is not None:
+                continue
             if row.finding.check in rule.checks and row.finding.status >= rule.status:
                 hint = visible(row.finding.hint)
                 found.append(Condition(rule, _subject(row), line(row), hint))
     by_name = {rule.name: rule for rule in RULES}
     found += _idle_while_others_wait(by_name["IdleWhileOthersWait"], view, said)
     found += _waits_with_free_gpus(by_name["WaitingWithFreeGpus"], view)
-    return found
+    return [each for each in found if not _is_silenced(each, view)]
+
+
+def _is_silenced(condition: Condition, view: PoolView) -> bool:
+    """Return whether the rule itself is silenced, on a server or of a subject."""
+    server = condition.subject.partition("/")[0]
+    return any(
+        each.covers(condition.rule.name, server, condition.subject) for each in view.silences
+    )
 
 
 def _subject(row: PoolFinding) -> str:

@@ -153,6 +153,7 @@ CHECKS = (
         "the last token ends within 14 days",
         "no operator has a valid one",
     ),
+    Check("backup", "the pool", "the newest backup is older than 7 days, or there is none", ""),
 )
 
 FAST: tuple[Run, ...] = (
@@ -185,11 +186,12 @@ SLOW: tuple[Run, ...] = (
     pool_checks.versions,
     pool_checks.waiting,
     pool_checks.tokens,
+    pool_checks.backup,
 )
 
 PATIENCE_S = {check.name: check.patience_s for check in CHECKS if check.patience_s}
 
-POOL_CHECKS = ("quorum", "silent", "table", "versions", "waiting", "tokens")
+POOL_CHECKS = ("quorum", "silent", "table", "versions", "waiting", "tokens", "backup")
 """Each server has a finding of these about the pool, not about itself."""
 
 

@@ -16,6 +16,7 @@ from gpupool.pool.view import has_quorum
 WARN, FAIL = Health.WARN, Health.FAIL
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+BACKUP_WARN_DAYS = 7
 WAITING_WARN_MS, WAITING_FAIL_MS = HOUR_MS, 24 * HOUR_MS
 VERSIONS_MS = DAY_MS
 START_S = 5.0
@@ -123,3 +124,17 @@ def tokens(readings: Readings, past: Past) -> Iterator[Result]:
             text = f"the last token of operator {user} ends in {days:.0f} days"
             hint = f"gpupool token create --operator --user {user}"
             yield Result("tokens", user, WARN, text, hint)
+
+
+def backup(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a pool whose policy, tokens and labels nobody has saved for long."""
+    del past
+    state = readings.state
+    joined = [server.joined_at for server in state.servers.values() if server.joined_at]
+    since = state.backup_at or min(joined, default=readings.at)
+    days = (readings.at - since) / DAY_MS
+    if days > BACKUP_WARN_DAYS:
+        text = f"the newest backup is {days:.0f} days old"
+        if not state.backup_at:
+            text = f"the pool is {days:.0f} days old, and no backup was made"
+        yield Result("backup", "", WARN, text, "gpupool backup FILE, once a day")

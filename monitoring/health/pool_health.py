@@ -5,13 +5,13 @@ server that does not answer is itself a finding.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from gpupool.monitoring.health.check_table import POOL_CHECKS
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, Telemetry
-from gpupool.pool.view import ALARM, PoolView, visible
+from gpupool.pool.view import ALARM, PoolView, SilenceView, visible
 
 COMPARED_MIN = 3
 """Of two servers with different interfaces, neither is the slow one."""
@@ -23,6 +23,7 @@ class PoolFinding:
 
     server: str
     finding: Finding
+    silence: SilenceView | None = None  # an operator knows of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,22 @@ class PoolHealth:
 
     @property
     def status(self) -> Health:
-        """Return the worst."""
-        return max((each.finding.status for each in self.findings), default=Health.OK)
+        """Return the worst of what nobody has silenced."""
+        return max((each.finding.status for each in self.loud), default=Health.OK)
+
+    @property
+    def loud(self) -> tuple[PoolFinding, ...]:
+        """Return what nobody has silenced."""
+        return tuple(each for each in self.findings if each.silence is None)
+
+    @property
+    def silenced(self) -> int:
+        """Return how many findings are silenced."""
+        return len(self.findings) - len(self.loud)
 
     def count(self, status: Health) -> int:
-        """Return how many findings have this status."""
-        return sum(each.finding.status is status for each in self.findings)
+        """Return how many findings have this status, without those that are silenced."""
+        return sum(each.finding.status is status for each in self.loud)
 
 
 def merged(view: PoolView, telemetry: Mapping[ServerId, Telemetry]) -> PoolHealth:
@@ -67,8 +78,28 @@ def merged(view: PoolView, telemetry: Mapping[ServerId, Telemetry]) -> PoolHealt
     rows += [PoolFinding("", finding) for finding in of_pool.values()]
     rows += _seen_from_here(view, telemetry, of_pool)
     rows += _slow_interfaces(view, telemetry, names)
-    rows.sort(key=lambda each: (-each.finding.status, each.server, each.finding.check))
+    rows = [replace(row, silence=silence_of(row, view)) for row in rows]
+    rows.sort(key=_order)
     return PoolHealth(view.name, view.now, len(view.servers), len(telemetry), tuple(rows))
+
+
+def _order(row: PoolFinding) -> tuple[bool, int, str, str]:
+    finding = row.finding
+    return row.silence is not None, -finding.status, row.server, finding.check
+
+
+def silence_of(row: PoolFinding, view: PoolView) -> SilenceView | None:
+    """Return the silence of a finding that holds for longest, if there is one."""
+    finding = row.finding
+    fits = [s for s in view.silences if s.covers(finding.check, row.server, finding.subject)]
+    return max(fits, key=lambda each: each.until, default=None)
+
+
+def silence_words(silence: SilenceView, at_ms: int) -> str:
+    """Return until when something is silenced, by a user and for a reason."""
+    minutes = max(0, silence.until - at_ms) // 60_000
+    left = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    return visible(f"silenced for another {left} by {silence.by}: {silence.reason}")
 
 
 def _seen_from_here(
@@ -129,9 +160,10 @@ def nagios(health: PoolHealth) -> tuple[str, int]:
     word, code = NAGIOS[health.status]
     worst = "; ".join(
         line(row).replace("|", "/")
-        for row in health.findings[:3]
+        for row in health.loud[:3]
         if row.finding.status is health.status
     )
     text = worst or f"{health.answered} servers, nothing found"
     counts = f"fail={health.count(Health.FAIL)} warn={health.count(Health.WARN)}"
+    counts += f" silenced={health.silenced}" if health.silenced else ""
     return f"GPUPOOL {word} - {text} | {counts} servers={health.answered}", code

@@ -1,8 +1,9 @@
 """What is wrong with a pool, as findings, and its health in one sentence. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from gpupool.monitoring.health.pool_health import silence_words
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.telemetry import Health
 from gpupool.pool.view import ALARM, PoolView, ServerView, visible
@@ -23,6 +24,11 @@ class Problem:
     since: int  # by the pool's time; 0: not known
     text: str
     hint: str = ""
+    silence: str = ""  # in words; empty: nobody has silenced it
+
+
+ALSO = {"contact": ("silent", "answer"), "gpu": ("gpu-fault",)}
+"""What ``gpupool health`` calls the findings of this page."""
 
 
 class Looked(Protocol):
@@ -65,7 +71,19 @@ def problems_of(moment: Looked) -> list[Problem]:
             continue  # said above
         level = FAIL if alarm or text in clock else WARN
         found.append(Problem(level, "pool", "", "", 0, text.removeprefix(ALARM)))
-    return sorted(found, key=lambda each: (ORDER.index(each.level), each.server, each.check))
+    found = [_silenced(each, view) for each in found]
+    return sorted(
+        found,
+        key=lambda each: (bool(each.silence), ORDER.index(each.level), each.server, each.check),
+    )
+
+
+def _silenced(problem: Problem, view: PoolView) -> Problem:
+    for silence in view.silences:
+        for check in (problem.check, *ALSO.get(problem.check, ())):
+            if silence.covers(check, problem.server, problem.subject):
+                return replace(problem, silence=silence_words(silence, view.now))
+    return problem
 
 
 def _of_server(moment: Looked, server: ServerView) -> list[Problem]:
@@ -125,8 +143,8 @@ def sentence(moment: Looked, found: list[Problem]) -> tuple[str, str]:
         return FAIL, "No server answers; what you see is old."
     if not view.raft.quorum:
         return FAIL, "No majority of the servers is in touch, so nothing is granted now."
-    failing = [each for each in found if each.level == FAIL]
-    warning = [each for each in found if each.level == WARN]
+    failing = [each for each in found if each.level == FAIL and not each.silence]
+    warning = [each for each in found if each.level == WARN and not each.silence]
     count, gpus = len(view.servers), sum(len(each.gpus) for each in view.servers)
     if not failing and not warning:
         return OK, f"All is well: {_some(count, 'server answers', 'servers answer')}, " + (

@@ -158,6 +158,7 @@ def _findings(found: list[Problem]) -> Table:
         "since": [each.since for each in found],
         "text": [visible(each.text) for each in found],
         "hint": [visible(each.hint) for each in found],
+        "silence": [each.silence for each in found],
     }
 
 

@@ -21,13 +21,14 @@ PROGRAM = """
 import math, sys, time
 import cupy as cp
 low, high, period = map(float, sys.argv[1:4])
-a = cp.asarray([[1.0] * 64] * 64)
+a = cp.ones((512, 512))
 begun = time.monotonic()
 while True:
     turn = time.monotonic()
     share = low + (high - low) * (1 + math.sin((turn - begun) * 6.28 / period)) / 2
     while time.monotonic() - turn < share * 0.5:
-        b = a @ a
+        for _ in range(8):
+            b = a @ a
         b.sum().item()
     time.sleep(max(0.0, 0.5 * (1 - share)))
 """
@@ -39,9 +40,9 @@ power_limit = 700
 sm_activity = {activity}
 """
 PROGRAMS = (
-    ("ada", "2", "0.5", "train.py", "0.3 0.9 90"),
-    ("bob", "1", "1", "sample.py", "0.0 0.7 50"),
-    ("eve", "1", "0.25", "notebook.py", "0.0 0.2 120"),
+    ("ada", "2", "0.5", "train.py", "0.2 0.7 90"),
+    ("bob", "1", "1", "sample.py", "0.0 0.3 50"),
+    ("eve", "1", "0.25", "notebook.py", "0.0 0.1 120"),
 )
 
 
@@ -67,8 +68,6 @@ def main() -> None:
                 env=pool.login(user),
             )
         pool.run("drain", "gpu-3", "--gpu", "3", "--reason", "new fan")
-        wish = ("run", "-n", "4", "-p", "1", "--server", "gpu-1", "--wait", "1h", "--", "true")
-        pool.spawn(*wish, env=pool.login("mia"))
         time.sleep(arguments.seconds)
         pool.run("top", "--export-svg", arguments.file)
         sys.stdout.write((pool.folder / "programs.log").read_text())

@@ -348,6 +348,13 @@ class SetSilence:
     order: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class NoteBackup:
+    """An operator gets a backup of the table as it is then."""
+
+    by: str
+
+
 Command = (
     CreatePool
     | JoinServer
@@ -382,6 +389,7 @@ Command = (
     | RefuseSuspension
     | ResumeLease
     | ConfirmResumed
+    | NoteBackup
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -418,6 +426,7 @@ KINDS: dict[str, type[Command]] = {
     "refuse-suspension": RefuseSuspension,
     "resume-lease": ResumeLease,
     "confirm-resumed": ConfirmResumed,
+    "note-backup": NoteBackup,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

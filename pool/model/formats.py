@@ -25,6 +25,7 @@ BEFORE_VERSIONS = 5
 
 SINCE: Mapping[str, int] = {
     "set-silence": 7,
+    "note-backup": 7,
     "suspend-lease": 7,
     "confirm-suspended": 7,
     "refuse-suspension": 7,

@@ -31,7 +31,3 @@ class Silence:
     def key(self) -> tuple[str, str, str]:
         """Return what it is of."""
         return self.check, self.server, self.subject
-
-    def covers(self, check: str, server: str, subject: str) -> bool:
-        """Return whether a finding is silenced by it."""
-        return check == self.check and self.server in ("", server) and self.subject in ("", subject)

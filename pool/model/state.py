@@ -218,8 +218,7 @@ class Lease:
     notice_at: Milliseconds = Milliseconds(0)  # when its client is notified of that
     ends_why: str = ""  # which rule says so
     data_encryption: str = ""  # a ``DataEncryption`` by the policy; empty: as the pool has it
-    requested_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
-    """Since when its request waited; 0: it was granted at once."""
+    requested_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: at once
     user_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     department: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     suspension: Suspension | None = field(default=None, metadata=OPTIONAL)
@@ -466,6 +465,7 @@ class PoolState:
     authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
     """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
+    backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

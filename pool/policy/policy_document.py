@@ -30,6 +30,7 @@ from gpupool.pool.policy.policy_values import (
     rule_value,
     word_list,
 )
+from gpupool.pool.policy.prices import PRICE_COUNT_MAX, check_entry
 from gpupool.pool.policy.toml_limits import shape_problem
 from gpupool.pool.policy.toml_lines import Path, key_lines
 
@@ -60,7 +61,7 @@ RULE_KEYS: dict[str, tuple[str, ...]] = {
 SPAN_KEYS = ("from", "to", "days", "zone")
 WINDOW_KEYS = ("name", *SPAN_KEYS, "leases", "grace", *RULE_KEYS)
 RESERVATION_KEYS = ("name", "class", "count", "gpus", "servers", *SPAN_KEYS)
-TOP_KEYS = ("zone", *RULE_KEYS, "window", "reservation")
+TOP_KEYS = ("zone", *RULE_KEYS, "window", "reservation", "prices")
 
 ZoneOf = Callable[[str], Zone | None]
 Table = Mapping[str, Any]
@@ -139,6 +140,7 @@ class _Reader:
         self._zone = self._zone_name(("zone",), document.get("zone", "UTC"))
         self._classes = set(self._table(("class",), document.get("class", {})))
         rules = self._scopes((), document)
+        self._check_prices(document)
         windows = tuple(
             window
             for path, table in self._tables("window", document, WINDOW_COUNT_MAX)
@@ -158,6 +160,17 @@ class _Reader:
             members=self._members(document),
             zones=self._zones,
         )
+
+    def _check_prices(self, document: Table) -> None:
+        """Refuse prices that are none; they stay in the text alone (``policy.prices``)."""
+        table = self._table(("prices",), document.get("prices", {}))
+        if len(table) > PRICE_COUNT_MAX:
+            self._problem(("prices",), f"it has more than {PRICE_COUNT_MAX} prices")
+        for key, value in table.items():
+            try:
+                check_entry(key, value)
+            except WrongValueError as error:
+                self._problem(("prices", key), f"{key}: {error}")
 
     # --- rules -----------------------------------------------------------------------------------
 

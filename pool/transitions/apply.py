@@ -23,6 +23,7 @@ from gpupool.pool.model.commands import (
     Grant,
     JoinServer,
     LabelServer,
+    NoteBackup,
     NoteIdle,
     RemoveServer,
     RenewToken,
@@ -119,6 +120,12 @@ def give_notice(state: PoolState, command: GiveNotice) -> Step:
     return state, result
 
 
+def note_backup(state: PoolState, command: NoteBackup) -> Step:
+    """Remember when there was a backup; it has the hashes of all tokens in it, so it is an act."""
+    state = with_changes(state, backup_at=state.now)
+    return record(state, "backup-made", by=command.by, subject=state.name), Result(ok=True)
+
+
 def tick(state: PoolState, command: Tick) -> Step:
     """Do nothing: ``apply`` itself has advanced the time."""
     return state, Result(ok=True)
@@ -158,4 +165,5 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RefuseSuspension: lease_suspensions.refuse_suspension,
     ResumeLease: lease_suspensions.resume_lease,
     ConfirmResumed: lease_suspensions.confirm_resumed,
+    NoteBackup: note_backup,
 }

@@ -88,6 +88,7 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
         events=tuple(replace(event, at=move.past(event.at)) for event in state.events),
         waiting=WaitingTable(waiting),
         staged=staged,
+        backup_at=move.past(state.backup_at),
         silences=tuple(_silence(each, move) for each in state.silences),
     )
 

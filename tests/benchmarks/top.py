@@ -75,7 +75,7 @@ class View:
         """Return the seconds from its start to the first frame whose lines have a history."""
         while time.monotonic() - self.begun < DEADLINE_S:
             self.read(0.005)
-            line = [each for each in self.text.split("\n") if "H200" in each or "mix" in each]
+            line = [each for each in self.text.split("\n") if "Emulated" in each]
             dots = [sum(FILLED[0] < c <= FILLED[1] for c in each) for each in line]
             if max(dots, default=0) >= 3:
                 return time.monotonic() - self.begun

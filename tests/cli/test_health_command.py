@@ -24,6 +24,22 @@ def test_the_pool_says_how_it_is(live_pool: LivePool) -> None:
     assert len(plugin.stdout.splitlines()) == 1
 
 
+def test_an_operator_silences_what_is_known(live_pool: LivePool) -> None:
+    reason = "the new one comes tomorrow"
+    done = live_pool.run("health", "silence", "Disk", "--for", "2h", "--reason", reason)
+    assert done.returncode == 0, done.stderr
+    assert "Disk is silenced" in done.stderr
+    live_pool.wait_until(lambda view: bool(view["silences"]))
+    listed = live_pool.run("health", "silences")
+    assert f"by root: {reason}" in listed.stdout or reason in listed.stdout
+    live_pool.run("health", "unsilence", "disk")  # the check, which nobody has silenced
+    assert json.loads(live_pool.run("health", "silences", "--json").stdout)["silences"]
+    assert live_pool.run("health", "unsilence", "Disk").returncode == 0
+    wrong = live_pool.run("health", "silence", "dsk", "--reason", "x")
+    assert wrong.returncode == 2
+    assert "did you mean disk" in wrong.stderr
+
+
 def test_nobody_answers(live_pool: LivePool, tmp_path: Path) -> None:
     nowhere = ("--credentials", str(tmp_path / "none.json"))
     assert live_pool.run("health", *nowhere).returncode == 1

@@ -87,7 +87,8 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert {row[0]: float(row[2]) for row in rows} == {
         key: each["gpu_hours"] for key, each in rows_json.items()
     }
-    table = live_pool.run("usage", "--by", "lease", "--wasted")
+    table = live_pool.run("usage", "--by", "lease", "--wasted", "--cost")
+    assert "UNPRICED" in table.stdout.splitlines()[0]
     assert "unknown" in table.stdout
     copy = tmp_path / "usage.db"
     source = sqlite3.connect(live_pool.servers["b"].state_dir / "monitoring" / "usage.db")

@@ -316,7 +316,7 @@ def silences() -> list[Command]:
     one = commands.SetSilence("disk", "gpu-1", "free", "new disk", until, "root", b"\x07" * 16)
     wide = commands.SetSilence("clock", "", "", "NTP is away", until, "root", b"\x08" * 16)
     lift = commands.SetSilence("disk", "gpu-1", "free", None, Milliseconds(0), "root", b"\x09" * 16)
-    return [one, wide, one, lift, lift, one]
+    return [one, wide, one, lift, lift, one, commands.NoteBackup("root")]
 
 
 def tokens_for_several() -> list[Command]:

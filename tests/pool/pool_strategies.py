@@ -198,6 +198,17 @@ commands = st.one_of(
         sign=st.sampled_from(["", "thermal"]),
         onset=st.integers(0, 3_000).map(Milliseconds),
     ),
+    st.builds(c.NoteBackup, by=REASONS),
+    st.builds(
+        c.SetSilence,
+        check=st.sampled_from(["", "disk", "clock"]),
+        server=st.sampled_from(["", "a"]),
+        subject=st.sampled_from(["", "free"]),
+        reason=st.none() | REASONS,
+        until=st.integers(0, 9_000).map(Milliseconds),
+        by=REASONS,
+        order=st.sampled_from([b"", b"1" * 16, b"2" * 16]),
+    ),
     st.builds(
         c.SetSilence,
         check=st.sampled_from(["", "disk", "clock"]),

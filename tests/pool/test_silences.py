@@ -39,9 +39,6 @@ def test_it_has_an_end_a_reason_and_an_act() -> None:
     act = table.state.acts[-1]
     assert (act.kind, act.by, act.subject) == ("silenced", "root", "a/disk/free")
     assert act.text == "for 60 min: new disk tomorrow"
-    assert known.covers("disk", "a", "free")
-    assert not known.covers("disk", "b", "free")
-    assert not known.covers("clock", "a", "free")
     assert not silences_now(table.state, known.until)
     silence(table, "another", check="clock", until=int(known.until) + HOUR_MS)
     assert len(table.state.silences) == 2

@@ -1,17 +1,20 @@
 """``gpupool health``: what the servers of the pool have found wrong, merged."""
 
 import sys
+from collections.abc import Callable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.values import duration_text
+from gpupool.cli.lib.values import DURATION, duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 from gpupool.pool.telemetry import Health
+from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
     from gpupool.monitoring.health.pool_health import PoolHealth
@@ -21,18 +24,29 @@ COLORS = {Health.WARN: "yellow", Health.FAIL: "red"}
 NAGIOS_UNKNOWN = 3
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--strict", is_flag=True, help="Exit with 3 also when something only warns.")
 @click.option("--nagios", is_flag=True, help="One line, and 0, 1, 2 or 3, as Nagios wants it.")
 @pool_options
 @json_option
-def command(credentials: str | None, watch: bool, strict: bool, nagios: bool, as_json: bool) -> int:
+@click.pass_context
+def command(
+    context: click.Context,
+    credentials: str | None,
+    watch: bool,
+    strict: bool,
+    nagios: bool,
+    as_json: bool,
+) -> int:
     """Show what is wrong with the pool: its servers, GPUs, disks, links and clocks.
 
     Every server checks itself once a second; all are asked, and one that does not answer is named.
     Exits with 0 when nothing fails, with 3 when something does, with 1 when no server answers.
+    What an operator has silenced is shown last, and counts for nothing.
     """
+    if context.invoked_subcommand is not None:
+        return ExitCode.DONE
     if nagios and as_json:
         raise UsageError("--nagios and --json exclude each other", hint="give one of them")
     if watch and (nagios or as_json):
@@ -85,19 +99,25 @@ def _print_json(health: "PoolHealth") -> None:
                 "since": row.finding.since,
                 "text": row.finding.text,
                 "hint": row.finding.hint,
+                "silence": row.silence,
             }
             for row in health.findings
         ],
+        silenced=health.silenced,
     )
 
 
 def _text(health: "PoolHealth") -> str:
-    from gpupool.monitoring.health.pool_health import line
+    from gpupool.monitoring.health.pool_health import line, silence_words
 
     fails, warns = health.count(Health.FAIL), health.count(Health.WARN)
     verdict = "healthy" if not fails else "not healthy"
     counts = ", ".join(
-        [f"{count} {word}" for count, word in ((fails, "fail"), (warns, "warn")) if count]
+        [
+            f"{count} {word}"
+            for count, word in ((fails, "fail"), (warns, "warn"), (health.silenced, "silenced"))
+            if count
+        ]
     )
     lines = [
         f"pool {health.pool} is {verdict}{f': {counts}' if counts else ''}; "
@@ -108,7 +128,9 @@ def _text(health: "PoolHealth") -> str:
         mark = click.style(f"{finding.status.name.lower():<5}", fg=COLORS.get(finding.status))
         ago = duration_text(max(0.0, (health.at - finding.since) / 1000))
         lines.append(f"{mark} {finding.check:<14} {line(row)} (for {ago})")
-        if finding.hint:
+        if row.silence is not None:
+            lines.append(f"{'':21}{silence_words(row.silence, health.at)}")
+        elif finding.hint:
             lines.append(f"{'':21}hint: {finding.hint}")
     return "\n".join(lines)
 
@@ -139,3 +161,98 @@ async def _watch(credentials: str | None) -> None:
                     click.echo(_text(health))
                 shown = state
             await trio.sleep(WATCH_EVERY_S)
+
+
+# --- silences -------------------------------------------------------------------------------------
+
+
+def _known_names() -> dict[str, str]:
+    """Return what can be silenced, checks and rules of alerts: as written, and in small letters."""
+    from gpupool.monitoring.health.alert_rules import RULES
+    from gpupool.monitoring.health.check_table import CHECKS
+
+    rules, checks = (rule.name for rule in RULES), (check.name for check in CHECKS)
+    # A check wins over a rule of the same name, if it is not written as the rule's.
+    small = {name.lower(): name for name in (*rules, *checks, "answer", "alarm")}
+    return small | {name: name for name in (*small.values(), *(rule.name for rule in RULES))}
+
+
+def _name_of(text: str) -> str:
+    known = _known_names()
+    if text in known:
+        return known[text]
+    if text.lower() not in known:
+        close = get_close_matches(text.lower(), known, 3)
+        hint = f"did you mean {', '.join(known[each] for each in close)}?" if close else ""
+        what = f"no check and no alert is called {text}"
+        raise UsageError(what, hint=hint or "gpupool health shows the names of what is wrong")
+    return known[text.lower()]
+
+
+def _of_options(function: Callable[..., object]) -> Callable[..., object]:
+    """Add the options that say what a silence is of."""
+    server = click.option("--server", default="", help="On this server alone, by its name.")
+    subject = click.option(
+        "--subject", default="", help="Of this alone: a GPU's id, or what health --json calls it."
+    )
+    return server(subject(function))
+
+
+@command.command()
+@click.argument("check", metavar="CHECK|ALERT")
+@_of_options
+@click.option(
+    "--for",
+    "for_s",
+    type=DURATION,
+    default="4h",
+    show_default=True,
+    help="How long; 90 days at most.",
+)
+@click.option("--reason", required=True, help="Why, for people and for the audit.")
+@pool_options
+def silence(
+    credentials: str | None, check: str, server: str, subject: str, for_s: float, reason: str
+) -> None:
+    r"""Silence a finding or an alert that you know of, for some time. For operators.
+
+    It is shown as silenced, counts for no exit code, and is sent to nobody. Findings for Prometheus
+    stay: it has silences of its own.
+
+    \b
+    Example:
+      gpupool health silence disk --server gpu-1 --for 2d --reason "the new disk comes tomorrow"
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    order = m.SetSilence(_name_of(check), server, subject, reason, for_s)
+    operate(credentials, order)
+
+
+@command.command()
+@click.argument("check", metavar="CHECK|ALERT")
+@_of_options
+@pool_options
+def unsilence(credentials: str | None, check: str, server: str, subject: str) -> None:
+    """End a silence before its time; say the same of what it is as when it was set."""
+    from gpupool.remoting.protocol import messages as m
+
+    operate(credentials, m.SetSilence(_name_of(check), server, subject, None, 0.0))
+
+
+@command.command()
+@pool_options
+@json_option
+def silences(credentials: str | None, as_json: bool) -> None:
+    """List what is silenced, who silenced it, why, and for how long."""
+    view = fetch_snapshot(credentials).view
+    if as_json:
+        print_json(silences=view.silences)
+        return
+    if not view.silences:
+        say("gpupool: nothing is silenced")
+    for each in sorted(view.silences, key=lambda one: one.until):
+        left = duration_text(max(0.0, (each.until - view.now) / 1000))
+        where = " ".join(part for part in (each.server, each.subject) if part) or "everywhere"
+        text = f"{each.check:<20} {where:<24} for {left:<8} by {each.by}: {each.reason}"
+        click.echo(visible(text))

@@ -11,7 +11,7 @@ from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.usage_asking import FoundUsage, ask_usage
+from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.history_query import SampleSum
@@ -47,6 +47,9 @@ DEFAULT_SINCE = "30d"
 @click.option(
     "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
 )
+@click.option(
+    "--cost", is_flag=True, help="Show what it cost, too, by the prices of the pool's policy."
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
 @click.option(
     "--file",
@@ -66,6 +69,7 @@ def command(
     as_csv: bool,
     parquet: str | None,
     wasted: bool,
+    cost: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -75,6 +79,8 @@ def command(
     are asked, and each has the records of the whole pool; one that does not answer is named.
     """
     _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
+    if cost and (lease or database is not None):
+        raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
     query = RecordQuery(
         since=Milliseconds(0 if lease else round(since * 1000)),
         until=Milliseconds(round(until * 1000)) if until is not None and not lease else FAR,
@@ -84,7 +90,7 @@ def command(
     if database is not None:
         found = _read(Path(database), query)
     else:
-        found = run_async(lambda: _ask(credentials, query))
+        found = run_async(lambda: _ask(credentials, query, cost=cost))
     if found.report is not None:
         report = found.report.by_waste() if wasted else found.report
         if parquet is not None:
@@ -135,9 +141,10 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
     return FoundUsage(report=report, missing=missing)
 
 
-async def _ask(credentials: str | None, query: RecordQuery) -> FoundUsage:
+async def _ask(credentials: str | None, query: RecordQuery, *, cost: bool) -> FoundUsage:
     async with connected(credentials) as pool:
-        return await ask_usage(pool, query)
+        found = await ask_usage(pool, query)
+        return await ask_costs(pool, query, found) if cost else found
 
 
 def _show(

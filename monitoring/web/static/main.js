@@ -48,7 +48,8 @@ function counts(name) {
   if (name === "waiting") return pool().waiting ? html`<span class="count">${pool().waiting}</span>` : nothing;
   if (name === "leases") return pool().leases ? html`<span class="count">${pool().leases}</span>` : nothing;
   if (name !== "health") return nothing;
-  const levels = table("findings").cols.level || [];
+  const { level = [], silence = [] } = table("findings").cols;
+  const levels = level.filter((_, at) => !silence[at]);
   const bad = levels.filter((each) => each !== "ok").length;
   return bad ? html`<span class="count ${levels.includes("fail") ? "fail" : "warn"}">${bad}</span>` : nothing;
 }

@@ -19,7 +19,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  EndLease
                  RemoveServer, DrainServer, DrainGpu,
                  LabelServer, SetClock, RotateCa,
-                 RetireCa                                 Done
+                 RetireCa, SetSilence                     Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -129,6 +129,7 @@ if TYPE_CHECKING:
         RevokeToken,
         RotateCa,
         SetClock,
+        SetSilence,
     )
     from gpupool.remoting.protocol.messages.policy_messages import (
         CheckPolicy,

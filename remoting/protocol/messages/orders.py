@@ -15,6 +15,7 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     EndLease        EndLease          no                 no: a lease ends once
     SetClock        SetClock          no                 no: the era of the table numbers it
     RetireCa        RetireCa          no                 no: done twice, it does the same
+    SetSilence      SetSilence        no                 yes: another order undoes it
 
 ``RotateCa`` is no order: its server makes a key, and gives it to others, before it proposes.
 """
@@ -378,3 +379,45 @@ class RetireCa(Order):
         """Return that the CA is dropped; a note says who has to join anew."""
         done = f"CA {self.ca.hex()[:16]} is trusted no more"
         return f"{done}; {note}" if note else done
+
+
+@message(62, answered_by=Done, rights=Rights.OPERATOR)
+class SetSilence(Order):
+    """Silence findings and alerts for so long, on one server or everywhere; or no more."""
+
+    of: str  # a check's or a rule's name
+    server: str  # its name; empty: any
+    subject: str  # empty: any
+    reason: str | None  # None: no more
+    for_s: float
+    order: bytes = b""
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def check(self) -> None:
+        """Refuse a reason as ``DrainServer`` does, and an empty one."""
+        _check_reason(self.reason)
+        if self.reason is not None and not self.reason.strip():
+            raise UsageError("a silence needs a reason")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command; the silence begins now, by the pool's time."""
+        for_s = self.for_s if self.reason is not None else 0.0
+        return commands.SetSilence(
+            check=self.of,
+            server=self.server,
+            subject=self.subject,
+            reason=self.reason,
+            until=Milliseconds(issue.at + int(for_s * 1000)),
+            by=issue.by,
+            order=self.order,
+        )
+
+    def outcome(self, note: str) -> str:
+        """Return what is silent now."""
+        what = " ".join(part for part in (self.of, self.server, self.subject) if part)
+        if self.reason is None:
+            return f"{what} is not silenced{' any more' if not note else ''}"
+        return f"{what} is silenced"

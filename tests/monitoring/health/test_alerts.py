@@ -17,7 +17,7 @@ from gpupool.monitoring.health.check_table import CHECKS
 from gpupool.monitoring.health.pool_health import merged
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.telemetry import Finding, Health, SessionTelemetry, Telemetry
-from gpupool.pool.view import LeaseView, WaitingView
+from gpupool.pool.view import LeaseView, SilenceView, WaitingView
 
 PACKAGED = Path(__file__).resolve().parents[3] / "packaging" / "prometheus" / "alerts.yml"
 PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
@@ -121,6 +121,22 @@ def test_findings_become_alerts() -> None:
     ]
     lost = VIEW.servers[1].name
     assert held(VIEW, telemetry(0)) == [("ServerSilent", f"{lost}/answer/{lost}")]
+
+
+def test_what_is_silenced_is_told_to_nobody() -> None:
+    name = VIEW.servers[0].name
+    disk = Finding("disk", "free", Health.FAIL, Milliseconds(1), "0.5 GiB are free", "make room")
+
+    def left(check: str, server: str = "", subject: str = "") -> list[str]:
+        until = Milliseconds(VIEW.now + 1)
+        known = SilenceView(check, server, subject, until, "why", "root", VIEW.now)
+        view = replace(VIEW, silences=(known,), waiting=(waiting(1000.0),))
+        return [rule for rule, _ in held(view, telemetry(0, disk), telemetry(1))]
+
+    assert left("disk", name) == []
+    assert left("disk", "another") == ["Disk", "DiskSoon"]
+    assert left("Disk") == ["DiskSoon"], "one alert of two"
+    assert left("DiskSoon", name) == ["Disk"]
 
 
 def waiting(waited_s: float) -> WaitingView:

@@ -121,6 +121,10 @@ def token(left_ms: int) -> Change:
     return table(change)
 
 
+def backup_at(ago_ms: int) -> Change:
+    return table(lambda state: with_changes(state, backup_at=Milliseconds(START_MS + ago_ms)))
+
+
 def waits(for_ms: int, *, drained: bool) -> Change:
     def change(state: PoolState) -> PoolState:
         since = Milliseconds(START_MS - for_ms)
@@ -241,6 +245,7 @@ CASES = [
     Case("waiting", FAIL, waits(2 * DAY_MS, drained=False), table(nobody_waits)),
     Case("tokens", WARN, token(7 * DAY_MS), token(300 * DAY_MS)),
     Case("tokens", FAIL, token(-1), token(300 * DAY_MS)),
+    Case("backup", WARN, backup_at(-8 * DAY_MS), backup_at(-DAY_MS)),
 ]
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from tests.cli.conftest import pool, server
 
-from gpupool.monitoring.health.pool_health import line, merged, nagios
+from gpupool.monitoring.health.pool_health import line, merged, nagios, silence_words
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, HostTelemetry, Telemetry
-from gpupool.pool.view import ALARM
+from gpupool.pool.view import ALARM, SilenceView
 
 VIEW = pool(server(0, ()), server(1, ()), server(2, ()))
 IDS = [each.id for each in VIEW.servers]
@@ -26,6 +26,33 @@ def telemetry(*said: tuple[Finding, ...]) -> dict[ServerId, Telemetry]:
 def shown(*said: tuple[Finding, ...]) -> list[tuple[str, str, Health]]:
     rows = merged(VIEW, telemetry(*said)).findings
     return [(row.server, row.finding.check, row.finding.status) for row in rows]
+
+
+def silence(check: str, server: str = "", subject: str = "", hours: int = 2) -> SilenceView:
+    until = Milliseconds(VIEW.now + hours * 3_600_000)
+    return SilenceView(check, server, subject, until, "known\x1b[2J", "root", VIEW.now)
+
+
+def test_what_is_silenced_comes_last_and_counts_for_nothing() -> None:
+    said = telemetry((finding("disk", subject="free"), finding("pcie", WARN)), (), ())
+    name = VIEW.servers[0].name
+    for known in (silence("disk"), silence("disk", name), silence("disk", name, "free")):
+        health = merged(replace(VIEW, silences=(known,)), said)
+        assert [row.finding.check for row in health.findings] == ["pcie", "disk"]
+        assert (health.status, health.silenced, health.count(FAIL)) == (WARN, 1, 0)
+        text, code = nagios(health)
+        assert code == 1
+        assert "disk" not in text
+        assert "silenced=1" in text
+    for other in (silence("clock"), silence("disk", "b"), silence("disk", "", "sync")):
+        assert merged(replace(VIEW, silences=(other,)), said).silenced == 0
+    words = silence_words(silence("disk"), VIEW.now + 60_000)
+    assert words.startswith("silenced for another 1 h 59 min by root: known")
+    assert "\x1b" not in words
+    both = replace(VIEW, silences=(silence("disk", hours=1), silence("disk", name, hours=9)))
+    longest = merged(both, said).findings[-1].silence
+    assert longest is not None
+    assert longest.server == name
 
 
 def test_a_healthy_pool() -> None:

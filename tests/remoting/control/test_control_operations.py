@@ -105,6 +105,33 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
         assert (await root.view()).servers[0].state != "drain"  # the connection has survived
 
 
+async def test_a_finding_is_silenced(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client("root") as root, cluster.client() as pool:
+        order = m.SetSilence("disk", "gpu-1", "free", "new disk", 3600.0)
+        assert await root.operate(order) == "disk gpu-1 free is silenced"
+        view = await pool.view()
+        [known] = view.silences
+        assert (known.reason, known.by) == ("new disk", "root")
+        assert 3_590_000 < known.until - view.now <= 3_600_000
+        with pytest.raises(DeniedError):
+            await pool.operate(order)
+        lift = m.SetSilence("disk", "gpu-1", "free", None, 0.0)
+        assert await root.operate(lift) == "disk gpu-1 free is not silenced any more"
+        assert await root.operate(lift) == "disk gpu-1 free is not silenced"
+        assert (await pool.view()).silences == ()
+        for wrong in (
+            m.SetSilence("disk", "", "", " ", 60.0),
+            m.SetSilence("disk", "", "", "why", 91 * 86_400.0),
+            m.SetSilence("disk", "", "", "two\nlines", 60.0),
+        ):
+            with pytest.raises(UsageError):
+                await root.operate(wrong)
+        acts = [act.kind for act in (await root.audit()).acts]
+        assert acts[-2:] == ["silenced", "unsilenced"]
+
+
 async def test_one_gpu_is_drained(autojump_clock: Clock, nursery: trio.Nursery) -> None:
     cluster = Cluster(nursery)
     await cluster.start([2])
@@ -216,6 +243,8 @@ async def test_a_backup_of_one_pool_is_restored_into_another(
         with pytest.raises(DeniedError, match="takes an operator's token"):
             await ada.backup()
         file = await root.backup()
+        assert (await root.audit()).acts[-1].kind == "backup-made"
+        assert old.state.backup_at
     async with new.client("eve") as eve, new.client("root") as root:
         with pytest.raises(DeniedError, match="takes an operator's token"):
             await eve.restore(file)

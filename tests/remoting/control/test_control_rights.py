@@ -74,6 +74,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.SetClock(),
         m.RotateCa(bytes(32)),
         m.RetireCa(bytes(32), False),
+        m.SetSilence("disk", "", "", None, 0.0),
         m.PutPolicy(b"", 0),
         m.GetBackup(),
         m.PutPart(bytes(16), 0, b""),

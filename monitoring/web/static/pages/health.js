@@ -16,13 +16,14 @@ export function view() {
   const all = rows("findings");
   const show = params().get("show") || (all.some((each) => each.level !== "ok") ? "bad" : "all");
   const list = all.filter((each) => show === "all" || each.level !== "ok");
-  const count = (level) => all.filter((each) => each.level === level).length;
+  const count = (level) => all.filter((each) => each.level === level && !each.silence).length;
   const servers = rows("servers");
   return html`
     <div class="health">${mark(pool().level)}<p>${pool().sentence}</p></div>
     ${facts([
       ["Failing", number(count("fail")), "", "needs somebody now"],
       ["Warning", number(count("warn")), "", "needs somebody soon"],
+      ["Silenced", number(all.filter((each) => each.silence).length), "", "known to an operator"],
       ["Servers that answer", number(servers.filter((each) => !each.stale).length), `of ${servers.length}`],
       ["Majority", pool().quorum ? "yes" : "no", "", pool().leader ? `${pool().leader} leads, term ${pool().term}` : "no leader"],
       ["Voters", number(pool().voters), "", `${plural(Math.floor((pool().voters - 1) / 2), "one may fail", "may fail")} and grants go on`],
@@ -33,7 +34,7 @@ export function view() {
       { key: "check", title: "Check", cell: (f) => html`<b>${f.check}</b>`, sort: (f) => f.check },
       { key: "server", title: "Server", cell: (f) => (f.server ? serverLink(f.server) : html`<span class="muted">the pool</span>`), sort: (f) => f.server },
       { key: "subject", title: "Of what", cell: (f) => f.subject || "–", sort: (f) => f.subject, narrow: true },
-      { key: "text", title: "Finding", cell: (f) => html`<div>${f.text}</div>${hint(f.hint)}` },
+      { key: "text", title: "Finding", cell: (f) => html`<div>${f.text}</div>${f.silence ? html`<span class="hint">${f.silence}</span>` : hint(f.hint)}` },
       { key: "since", title: "Since", num: true, cell: (f) => (f.since > 1 ? html`<span title=${when(f.since)}>${since(f.since)}</span>` : "–"), sort: (f) => f.since || null },
     ], { sort: "level", text: (f) => `${f.check} ${f.server} ${f.subject} ${f.text}`, empty: none("Nothing is wrong.", "All checks that servers report pass.") }), { flush: true })}`;
 }

@@ -142,7 +142,7 @@ function one(name) {
       ].filter(Boolean)), { width: "w6" })}
     </div>
     ${panel("Leases here", dataTable("Leases on this server", leases, leaseColumns("Memory here"), { sort: "since", prefix: "l", empty: none("Nobody has a lease here.") }), { flush: true, aside: plural(leases.length, "lease", "leases") })}
-    ${findings.length ? panel("Checks", html`<ul class="list">${findings.map((each) => html`<li>${state(each.level)}<div><b>${each.check}</b> ${each.subject} <span class="muted">${each.text}</span></div><span class="end">${each.since > 1 ? `for ${since(each.since)}` : ""}</span></li>`)}</ul>`, { flush: true }) : nothing}`;
+    ${findings.length ? panel("Checks", html`<ul class="list">${findings.map((each) => html`<li>${state(each.level)}<div><b>${each.check}</b> ${each.subject} <span class="muted">${each.text}${each.silence ? ` (${each.silence})` : ""}</span></div><span class="end">${each.since > 1 ? `for ${since(each.since)}` : ""}</span></li>`)}</ul>`, { flush: true }) : nothing}`;
 }
 
 export const view = ([name]) => (name ? one(name) : everything());

@@ -1,0 +1,85 @@
+"""What leases cost: their GPU-hours times the prices that were in force, to the millisecond. Pure.
+
+A price holds from when its policy was applied until the next one was. Time before the oldest policy
+that the pool keeps, and models without a price, are counted as hours without one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpupool.monitoring.accounting import FAR, HOUR_MS, KEYS, Range, cut
+from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.policy.prices import MICRO, Prices
+
+Timeline = Sequence[tuple[int, Prices]]
+"""Since when which prices are in force, in the table's time, the oldest first."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """The cost of some parts of leases. Integers: nothing is rounded before it is shown."""
+
+    micro: int = 0  # millionths of the currency, times shares of GPUs times milliseconds
+    unpriced: int = 0  # shares of GPUs times milliseconds without a price
+
+    @property
+    def amount(self) -> float:
+        """Return the cost in the currency."""
+        return self.micro / MICRO / UNIT / HOUR_MS
+
+    @property
+    def unpriced_gpu_hours(self) -> float:
+        """Return the GPU-hours that have no price."""
+        return self.unpriced / UNIT / HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs of a report's rows."""
+
+    rows: dict[str, Cost]
+    whole: Cost
+    currency: str
+
+    def of(self, key: str) -> Cost:
+        """Return the cost of one row."""
+        return self.rows.get(key, Cost())
+
+
+def costs_of(records: Iterable[LeaseRecord], by: str, within: Range, timeline: Timeline) -> Costs:
+    """Return the costs of records by a key of ``accounting.KEYS``, and of all together."""
+    begun = [(0, Prices()), *timeline]
+    spans = [(a, b, prices) for (a, prices), (b, _) in pairwise([*begun, (FAR, Prices())])]
+    rows: dict[str, Cost] = {}
+    whole = Cost()
+    for record in records:
+        if not within.covers(record):
+            continue
+        for part in cut(record, by, within):
+            row = rows.setdefault(KEYS[by](part), Cost())
+            _add(part, within, spans, row, whole)
+    currency = next((p.currency for _, p in reversed(timeline) if p.currency), "")
+    return Costs(rows, whole, currency)
+
+
+def _add(
+    part: LeaseRecord,
+    within: Range,
+    spans: Sequence[tuple[int, int, Prices]],
+    row: Cost,
+    whole: Cost,
+) -> None:
+    since, until = max(part.granted_at, within.since), min(part.freed_at, within.until)
+    for begin, end, prices in spans:
+        ms = min(until, end) - max(since, begin)
+        if ms <= 0:
+            continue
+        for gpu in part.gpus:
+            price = prices.of(gpu.model)
+            for each in (row, whole):
+                if price is None:
+                    each.unpriced += ms * gpu.units
+                else:
+                    each.micro += ms * gpu.units * price
