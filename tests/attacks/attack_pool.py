@@ -107,6 +107,7 @@ class Pool:
 
     servers: Servers
     folder: Path
+    program_count: int
     programs: list["subprocess.Popen[bytes]"] = field(
         default_factory=list["subprocess.Popen[bytes]"]
     )
@@ -136,7 +137,7 @@ class Pool:
 
     def start_programs(self) -> None:
         env = self.servers.env | {"GPUPOOL_CREDENTIALS": str(self.folder / "ada.json")}
-        for number in range(PROGRAM_COUNT):
+        for number in range(self.program_count):
             argv = [*(sys.executable, "-m", "gpupool.cli.main", "run", "-q", "-p", "0.25", "--")]
             argv += [sys.executable, "-c", PROGRAM, str(self.folder / "stop"), str(number)]
             with (self.folder / f"program{number}").open("wb") as out:
@@ -146,7 +147,7 @@ class Pool:
 
     def progress(self) -> list[list[float]]:
         """Return the seconds of each program's rounds."""
-        files = (self.folder / f"program{number}" for number in range(PROGRAM_COUNT))
+        files = (self.folder / f"program{number}" for number in range(self.program_count))
         return [[float(line) for line in file.read_text().split("\n")[:-1]] for file in files]
 
     def end_programs(self) -> list[str]:
@@ -460,17 +461,17 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
     return not wrong
 
 
-async def run(folder: Path, kinds: list[str], seconds: float, results: Results) -> bool:
+async def run(folder: Path, options: argparse.Namespace, results: Results) -> bool:
     """Run each attack for its share of the time; return whether the pool held in all."""
     servers = Servers(folder, SERVER_COUNT, GPUS, (str(HERE / "hostile_join.py"),))
     path = (str(HERE.parent / "remoting" / "host"), os.environ.get("PYTHONPATH"))
     servers.env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    pool = Pool(servers, folder)
+    pool = Pool(servers, folder, options.programs)
     held = True
     try:
         await pool.start()
-        for kind in ("", *kinds, ""):
-            noticed = await measure(pool, kind, seconds)
+        for kind in ("", *filter(None, options.only.split(",")), ""):
+            noticed = await measure(pool, kind, options.seconds)
             held = show(kind, noticed, results) and held
         for line in pool.end_programs():
             print(line)
@@ -486,6 +487,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
     parser.add_argument("--only", default=",".join(ATTACKS))
+    parser.add_argument("--programs", type=int, default=PROGRAM_COUNT)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     add_options(parser)
@@ -493,10 +495,9 @@ def main() -> int:
     if options.attack:
         print(attack(options.attack, options.directory, options.seconds))
         return 0
-    results = Results.of("attack_pool.py", options)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        kinds = [kind for kind in options.only.split(",") if kind]
-        return 0 if trio.run(run, Path(name), kinds, options.seconds, results) else 1
+        held = trio.run(run, Path(name), options, Results.of("attack_pool.py", options))
+    return 0 if held else 1
 
 
 if __name__ == "__main__":
