@@ -8,7 +8,7 @@ from gpupool.cli.tui.trends import Trends
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.pool_client import PoolUpdate
+from gpupool.remoting.client.subscription import PoolUpdate
 
 WINDOW_MS = 3000
 """Rates are means over so long: workers report about once a second, updates come more often."""

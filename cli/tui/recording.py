@@ -18,7 +18,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import PoolView, visible
-from gpupool.remoting.client.pool_client import PoolUpdate
+from gpupool.remoting.client.subscription import PoolUpdate
 
 FORMAT = 1
 LINE_MAX = 64 << 20

@@ -6,18 +6,25 @@ the finer ones, so that it reaches to the last ten seconds. A question that take
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpupool.monitoring.accounting import day_of
-from gpupool.monitoring.history.history_settings import NOT_BEGUN
+from gpupool.monitoring.history.history_settings import DAY_S, NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
+from gpupool.monitoring.history.packed_hours import (
+    SUMMED,
+    Packed,
+    add_up,
+    lease_sums,
+    points_of,
+)
 from gpupool.monitoring.history.series import (
     GPU,
     LEASE,
     METRICS,
+    PACKED,
     SERVER,
     SLOT_S,
     TIERS,
@@ -43,10 +50,16 @@ PART_SUMS = 2000
 FAR_S, AFTER_MAX = 2**40, 2**31
 """What strangers ask is cut to what SQLite has numbers for."""
 
-NAMED = ("", "", "user", "class", "department", "client", "program", "model")
-"""What columns of a row of sums are called, as keys."""
+NAMED = {"user": "user", "class": "user_class", "department": "department"} | {
+    each: each for each in ("client", "program")
+}
+"""Columns of a lease's names, by what a key is called."""
+
+NAMES_AT_A_TIME = 500
+PACKED_SCHEMA = 2
 
 Parts = list[tuple[str, int, int]]  # a tier's name, and from when to before when
+Groups = dict[tuple[int, int, int], list[int]]  # by day or 0, lease and GPU
 HOUR_S = TIERS[-1].step_s
 
 
@@ -64,7 +77,7 @@ def read_history(folder: Path, query: HistoryQuery, time_max_s: float = TIME_MAX
         deadline = time.monotonic() + time_max_s
         db.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_BETWEEN_LOOKS)
         db.execute("BEGIN")
-        return _Reader(db).answer(query)
+        return _Reader(db, deadline).answer(query)
     finally:
         db.close()
 
@@ -72,8 +85,11 @@ def read_history(folder: Path, query: HistoryQuery, time_max_s: float = TIME_MAX
 class _Reader:
     """One question's view of the database."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, deadline: float) -> None:
         self._db = db
+        self._deadline = deadline
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        self._has_packed = version >= PACKED_SCHEMA
         self._rolled: dict[str, int] = dict(db.execute("SELECT * FROM rolled"))
         self._oldest: dict[str, int] = {}
         for tier in TIERS:
@@ -99,6 +115,22 @@ class _Reader:
             page = self._series(query, *found, since, until)
         return replace(page, oldest=oldest)
 
+    def _packed(self, table: Table, parts: Parts) -> Iterator[tuple[Packed, int, int]]:
+        """Yield what is packed of the parts, with from when to before when it counts."""
+        if table not in PACKED or not self._has_packed:
+            return
+        for tier, since, until in parts:
+            if tier != TIERS[-1].name:
+                continue
+            found = self._db.execute(
+                f"SELECT t, data FROM {table.packed} WHERE t < ? AND upto > ? ORDER BY t",  # noqa: S608
+                (until, since),
+            )
+            for begin, data in found:
+                if time.monotonic() > self._deadline:
+                    raise sqlite3.OperationalError("interrupted")
+                yield Packed(table, begin, data), since, until
+
     # --- series ----------------------------------------------------------------------------------
 
     def _series(
@@ -112,7 +144,8 @@ class _Reader:
         parts: Parts = [(tier.name, since, until)]
         for finer in reversed(TIERS[: TIERS.index(tier)]):
             parts.append((finer.name, max(since, self._rolled.get(finer.name, 0)), until))
-        where, values = self._chosen(query, table)
+        chosen, values = _chosen(query, table)
+        where = f"{table.keys[0]} IN ({chosen})" if chosen else "1"
         # No more columns than are needed: SQLite copies each of them.
         key = "gpu" if table is GPU else "0"
         columns = (
@@ -126,33 +159,27 @@ class _Reader:
             source = (
                 f"SELECT k, t, sum(s) AS s, {count} AS n, {top} AS m FROM ({source}) GROUP BY t"  # noqa: S608
             )
-        rows = self._db.execute(
-            f"SELECT k, t - t % {step} AS b, sum(s), sum(n), max(m) FROM ({source})"  # noqa: S608
-            " GROUP BY k, b HAVING sum(n) > 0 ORDER BY k, b LIMIT ? OFFSET ?",
-            (*bounds, PART_POINTS + 1, query.after),
-        ).fetchall()
-        shown = rows[:PART_POINTS]
+        found = self._db.execute(
+            f"SELECT k, t - t % {step} AS b, sum(s), sum(n), max(m) FROM ({source}) GROUP BY k, b",  # noqa: S608
+            bounds,
+        )
+        points = {(k, b): [s, n, m] for k, b, s, n, m in found}
+        only = {each for (each,) in self._db.execute(chosen, values)} if chosen else None
+        for packed, begin, end in self._packed(table, parts):
+            rows = points_of(packed, metric, begin, end, only)
+            for k, t, s, n, m in _at_each_time(rows, metric) if table is LEASE else rows:
+                point = points.setdefault((k, t - t % step), [0, 0, -1])
+                point[:] = point[0] + s, point[1] + n, max(point[2], m)
+        known = sorted((*key, *point) for key, point in points.items() if point[1] > 0)
+        shown = known[query.after : query.after + PART_POINTS]
         return HistoryPage(
             step_s=step,
             series=tuple(self._named(table, shown)),
             after=query.after + len(shown),
-            more=len(rows) > PART_POINTS,
+            more=len(known) > query.after + PART_POINTS,
         )
 
-    def _chosen(self, query: HistoryQuery, table: Table) -> tuple[str, tuple[str | int, ...]]:
-        """Return what limits the rows to what was asked for, and may be told."""
-        if table is GPU and query.of == "gpu":
-            return "gpu IN (SELECT id FROM gpu WHERE gpu = ?)", (query.name,)
-        if table is not LEASE:
-            return "1", ()
-        own, values = ("AND user = ?", (query.user,)) if query.user else ("", ())
-        by = "id = ?" if query.of == "lease" else "user = ?"
-        name: str | int = query.name
-        if query.of == "lease":
-            name = int(query.name) if query.name.isdecimal() and len(query.name) < 19 else -1
-        return f"lease IN (SELECT id FROM lease WHERE {by} {own})", (name, *values)  # noqa: S608
-
-    def _named(self, table: Table, rows: list[tuple[int, ...]]) -> Iterator[HistorySeries]:
+    def _named(self, table: Table, rows: Iterable[tuple[int, ...]]) -> Iterator[HistorySeries]:
         names = {key: (gpu, f"GPU {number}") for key, gpu, number in self._gpus()}
         points: dict[int, list[tuple[int, ...]]] = {}
         for key, *point in rows:
@@ -168,54 +195,76 @@ class _Reader:
 
     def _sums(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
         where: str = "1"
+        only: set[int] | None = None
         values: tuple[str | int, ...] = ()
         if query.user:
-            where, values = "lease IN (SELECT id FROM lease WHERE user = ?)", (query.user,)
+            chosen, values = "SELECT id FROM lease WHERE user = ?", (query.user,)
+            where = f"lease IN ({chosen})"
+            only = {each for (each,) in self._db.execute(chosen, values)}
         if query.name.isdecimal() and len(query.name) < 19:
-            where, values = f"{where} AND lease = ?", (*values, int(query.name))
-        source, bounds = _source(LEASE, self._exact(since, until), where, values)
-        day = "t - t % 86400" if query.metric == "day" else "0"
+            lease = int(query.name)
+            where, values = f"{where} AND lease = ?", (*values, lease)
+            only = {lease} if only is None or lease in only else set()
+        parts = self._exact(since, until)
+        source, bounds = _source(LEASE, parts, where, values)
+        by_day = query.metric == "day"
+        summed = ", ".join(f"sum({each})" for each in SUMMED)
         rows = self._db.execute(
-            "SELECT d, lease, user, user_class, department, client, program, model, capacity,"  # noqa: S608
-            " n, slots, idle, busy_n, busy, memory, granted, top FROM (SELECT"
-            f" {day} AS d, lease, gpu AS g, sum(n) AS n, sum(slots) AS slots,"
-            " sum(idle) AS idle, sum(busy_n) AS busy_n, sum(busy) AS busy, sum(memory) AS memory,"
-            " sum(granted) AS granted, max(memory_max) AS top"
-            f" FROM ({source}) GROUP BY 1, 2, 3)"
-            " JOIN lease AS names ON names.id = lease JOIN gpu AS gpus ON gpus.id = g",
+            f"SELECT {'t - t % 86400' if by_day else '0'}, lease, gpu, {summed}, max(memory_max)"  # noqa: S608
+            f" FROM ({source}) GROUP BY 1, 2, 3",
             bounds,
         )
-        key_of = self._key(query.metric)
-        found: dict[str, list[int]] = {}
-        for row in rows:
-            each = _figures(*row[8:])
-            known = found.get(key := key_of(row))
-            if known is None:
-                found[key] = each
-            else:
-                top = max(known[-1], each[-1])
-                known[:] = [a + b for a, b in zip(known, each, strict=True)]
-                known[-1] = top
+        groups = {(day, lease, gpu): row for day, lease, gpu, *row in rows}
+        for packed, begin, end in self._packed(LEASE, parts):
+            day = packed.begin - packed.begin % DAY_S if by_day else 0
+            for lease, gpu, row in lease_sums(packed, begin, end, only):
+                if (known := groups.setdefault((day, lease, gpu), row)) is not row:
+                    add_up(known, row)
+        found = self._figures(groups, query.metric)
         ordered = sorted(found)
-        chosen = ordered[query.after : query.after + PART_SUMS]
+        shown = ordered[query.after : query.after + PART_SUMS]
         return HistoryPage(
-            sums=tuple(SampleSum(key, *found[key]) for key in chosen),
-            after=query.after + len(chosen),
-            more=query.after + len(chosen) < len(ordered),
+            sums=tuple(SampleSum(key, *found[key]) for key in shown),
+            after=query.after + len(shown),
+            more=query.after + len(shown) < len(ordered),
         )
 
-    def _key(self, by: str) -> Callable[[tuple[Any, ...]], str]:
-        """Return what says the key of a row."""
-        if by and by in NAMED:
-            at = NAMED.index(by)
-            return lambda row: row[at]
-        if by == "lease":
-            return lambda row: lease_name(LeaseId(row[1]))
-        if by == "day":
-            return lambda row: day_of(1000 * row[0])
+    def _figures(self, groups: Groups, by: str) -> dict[str, list[int]]:
+        """Return the figures of groups by key, of leases and GPUs that have names."""
+        gpus = {
+            each: rest for each, *rest in self._db.execute("SELECT id, model, capacity FROM gpu")
+        }
+        leases = self._lease_names({lease for _, lease, _ in groups}, NAMED.get(by, "''"))
         row = self._db.execute("SELECT value FROM about WHERE name = 'server'").fetchone()
-        name = row[0] if row is not None and by == "server" else ""
-        return lambda _: name
+        server = row[0] if row is not None and by == "server" else ""
+        found: dict[str, list[int]] = {}
+        for (day, lease, gpu), sums in groups.items():
+            if lease not in leases or gpu not in gpus:
+                continue
+            model, capacity = gpus[gpu]
+            if by in NAMED:
+                key = leases[lease]
+            elif by == "lease":
+                key = lease_name(LeaseId(lease))
+            elif by == "day":
+                key = day_of(1000 * day)
+            else:
+                key = model if by == "model" else server
+            each = _figures(capacity, *sums)
+            if (known := found.setdefault(key, each)) is not each:
+                add_up(known, each)
+        return found
+
+    def _lease_names(self, leases: Iterable[int], column: str) -> dict[int, str]:
+        """Return one of the names of each lease that has names."""
+        wanted, names = sorted(leases), dict[int, str]()
+        for at in range(0, len(wanted), NAMES_AT_A_TIME):
+            some = wanted[at : at + NAMES_AT_A_TIME]
+            marks = ",".join("?" * len(some))
+            names.update(
+                self._db.execute(f"SELECT id, {column} FROM lease WHERE id IN ({marks})", some)  # noqa: S608
+            )
+        return names
 
     def _exact(self, since: int, until: int) -> Parts:
         """Return the coarsest rows that together are just the range, as far as they are kept."""
@@ -241,6 +290,37 @@ class _Reader:
             self._cover(at - 1, last, until, parts)
         else:
             self._cover(at - 1, since, until, parts)
+
+
+def _chosen(query: HistoryQuery, table: Table) -> tuple[str, tuple[str | int, ...]]:
+    """Return the statement for the keys that were asked for, and may be told; empty for all."""
+    if table is GPU and query.of == "gpu":
+        return "SELECT id FROM gpu WHERE gpu = ?", (query.name,)
+    if table is not LEASE:
+        return "", ()
+    own, values = ("AND user = ?", (query.user,)) if query.user else ("", ())
+    by = "id = ?" if query.of == "lease" else "user = ?"
+    name: str | int = query.name
+    if query.of == "lease":
+        name = int(query.name) if query.name.isdecimal() and len(query.name) < 19 else -1
+    return f"SELECT id FROM lease WHERE {by} {own}", (name, *values)  # noqa: S608
+
+
+def _at_each_time(
+    rows: Iterable[tuple[int, int, int, int, int]], metric: Metric
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield several leases' rows of one time as one, as a figure of all of them is meant."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for _, t, s, n, m in rows:
+        if t in found:
+            before_s, before_n, before_m = found[t]
+            count = max(before_n, n) if metric.additive else before_n + n
+            summed = metric.additive and metric.maximum
+            found[t] = before_s + s, count, before_m + m if summed else max(before_m, m)
+        else:
+            found[t] = s, n, m
+    for t, point in found.items():
+        yield 0, t, *point
 
 
 def _source(

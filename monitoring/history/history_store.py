@@ -2,8 +2,9 @@
 
 Each slot is one transaction, with the coarser rows that it completes (``INSERT OR REPLACE ...
 SELECT``, so that doing it twice changes nothing). A power loss may lose the last seconds, never the
-file (WAL, ``synchronous=NORMAL``). What is too old goes, and so does the oldest of the finest tier
-when the size is reached; rows that are not in the next tier yet stay.
+file (WAL, ``synchronous=NORMAL``). When a day is over, the hours of its GPUs and leases are packed
+(``packed_hours.py``), which makes them a third as large. What is too old goes, and so does the
+oldest of the finest tier when the size is reached; rows that are not in the next tier yet stay.
 """
 
 import os
@@ -14,13 +15,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gpupool.monitoring.history.history_settings import HistorySettings
-from gpupool.monitoring.history.series import GPU, LEASE, MIB, POOL, SERVER, TABLES, TIERS, Table
+from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
+from gpupool.monitoring.history.packed_hours import pack, spans
+from gpupool.monitoring.history.series import (
+    GPU,
+    LEASE,
+    MIB,
+    PACKED,
+    POOL,
+    SERVER,
+    TABLES,
+    TIERS,
+    Table,
+)
 from gpupool.monitoring.history.time_slots import Row, Slot
 from gpupool.pool.errors import StorageError
 
 FILE_NAME = "history.db"
-SCHEMA = 1
+SCHEMA = 2
+"""1 had no packed hours; a file of it gets their tables, and its days are packed one by one."""
+
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
 SYNCHRONOUS = "NORMAL"
@@ -54,7 +68,14 @@ def _make() -> str:
             f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
             for tier in TIERS
         ]
-    return "; ".join(parts) + ";"
+    return "; ".join(parts) + f"; {_MAKE_PACKED}"
+
+
+_MAKE_PACKED = "".join(
+    f"CREATE TABLE {table.packed}"  # from when to before when, and the rows
+    " (t INTEGER PRIMARY KEY, upto INTEGER NOT NULL, data BLOB NOT NULL); "
+    for table in PACKED
+)
 
 
 # Names of our own tables and columns alone are put into statements; values are parameters.
@@ -112,8 +133,9 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
-        if version == 0:
-            db.executescript(f"BEGIN; {_make()} PRAGMA user_version={SCHEMA}; COMMIT;")
+        if version < SCHEMA:
+            made = _make() if version == 0 else _MAKE_PACKED
+            db.executescript(f"BEGIN; {made} PRAGMA user_version={SCHEMA}; COMMIT;")
     except BaseException:
         db.close()
         raise
@@ -180,6 +202,7 @@ class HistoryStore:
             self._insert(SERVER, slot.t, {(): slot.server} if slot.server["n"] else {})
             self._insert(POOL, slot.t, {(): slot.pool} if slot.pool["n"] else {})
             self._roll_up(slot.t + TIERS[0].step_s)
+            self._pack()
 
     def _insert(self, table: Table, t: int, rows: Mapping[Any, Row]) -> None:
         columns = (*table.sums, *table.maxima)
@@ -216,6 +239,8 @@ class HistoryStore:
                 row = self._db.execute(f"SELECT min(t) FROM {SERVER.at(finer)}")  # noqa: S608
                 since = row.fetchone()[0] or complete
                 since -= since % coarser.step_s
+                if coarser is TIERS[-1]:
+                    since = max(since, *(self._packed_upto(table) for table in PACKED))
             if complete <= since:
                 continue
             for table in TABLES:
@@ -224,6 +249,34 @@ class HistoryStore:
             self._db.execute("INSERT OR REPLACE INTO rolled VALUES (?,?)", (finer.name, complete))
             if coarser is TIERS[-1]:
                 self._db.execute(_SEEN, (complete, since))
+
+    def _pack(self) -> None:
+        """Pack hours of the oldest day that is over and is not packed yet."""
+        over = self._rolled.get(TIERS[-2].name, 0)
+        for table in PACKED:
+            hours = table.at(TIERS[-1])
+            (oldest,) = self._db.execute(f"SELECT min(t) FROM {hours}").fetchone()  # noqa: S608
+            if oldest is None or (end := oldest - oldest % DAY_S + DAY_S) > over:
+                continue
+            counts = self._db.execute(
+                f"SELECT t, count(*) FROM {hours} WHERE t < ? GROUP BY t ORDER BY t",  # noqa: S608
+                (end,),
+            ).fetchall()
+            begin, upto = next(iter(spans(counts)))
+            rows = self._db.execute(
+                f"SELECT {', '.join(table.columns)} FROM {hours} WHERE t < ?",  # noqa: S608
+                (upto,),
+            ).fetchall()
+            self._db.execute(
+                f"INSERT INTO {table.packed} VALUES (?,?,?)",  # noqa: S608
+                (begin, upto, pack(table, begin, rows)),
+            )
+            self._db.execute(f"DELETE FROM {hours} WHERE t < ?", (upto,))  # noqa: S608
+
+    def _packed_upto(self, table: Table) -> int:
+        """Return the time before which a table's hours are packed."""
+        (upto,) = self._db.execute(f"SELECT max(upto) FROM {table.packed}").fetchone()  # noqa: S608
+        return upto or 0
 
     # --- what goes -------------------------------------------------------------------------------
 
@@ -285,12 +338,18 @@ class HistoryStore:
             (rows,),
         ).fetchone()[0]
         known = [each for each in (found, server) if each is not None]
+        if tier == TIERS[-1].name:
+            for each in PACKED:
+                row = self._db.execute(f"SELECT min(upto) - 1 FROM {each.packed}")  # noqa: S608
+                known += [last for (last,) in row if last is not None]
         return (min(known) if known else 0) + 1
 
     def _drop_before(self, tier: str, t: int) -> None:
         with self._db:
             for table in TABLES:
                 self._db.execute(f"DELETE FROM {table.name}_{tier} WHERE t < ?", (t,))  # noqa: S608
+            for table in PACKED if tier == TIERS[-1].name else ():
+                self._db.execute(f"DELETE FROM {table.packed} WHERE upto <= ?", (t,))  # noqa: S608
 
     def expire(self, now: int) -> None:
         """Delete what is kept no longer, a part at a time."""

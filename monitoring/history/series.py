@@ -40,6 +40,11 @@ class Table:
         """Return the table's name in a tier."""
         return f"{self.name}_{tier.name}"
 
+    @property
+    def packed(self) -> str:
+        """Return the name of the table of what is packed of the coarsest tier."""
+        return f"{self.name}_packed"
+
 
 GPU = Table(
     "sample",
@@ -95,6 +100,8 @@ POOL = Table(
     ("waiting_max", "oldest_wait_max"),
 )
 TABLES = (GPU, LEASE, SERVER, POOL)
+PACKED = (GPU, LEASE)
+"""Tables whose hours are packed, a day after the other: those with many rows of each hour."""
 
 
 @dataclass(frozen=True, slots=True)

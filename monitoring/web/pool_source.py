@@ -17,7 +17,8 @@ from gpupool.pool.record_query import RecordQuery
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.history_answers import HistoryAnswer
-from gpupool.remoting.client.pool_client import Pool, PoolUpdate
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.client.subscription import PoolUpdate
 from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
 

@@ -17,8 +17,7 @@ them: when the connection to a server of its lease is lost, so is the lease. All
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from gpupool.pool.view import PoolView
     from gpupool.remoting.client.check_answers import CheckAnswer
     from gpupool.remoting.client.history_answers import HistoryAnswer
+    from gpupool.remoting.client.subscription import PoolUpdate
     from gpupool.remoting.client.usage_query import UsageAnswer
 
 BACKUP_TIMEOUT_S = 30.0  # the largest backup is tens of megabytes
@@ -59,16 +59,6 @@ ROTATE_TIMEOUT_S = 8.0  # the voters have some seconds to keep the next CA's key
 POLICY_TIMEOUT_S = 6.0  # a large policy takes some commands
 ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolUpdate:
-    """An update of a subscription: the freshest view, and the measurements of each server."""
-
-    view: "PoolView"
-    telemetry: "dict[ServerId, Telemetry]"
-    age_s: float  # since the view arrived
-    connected: tuple[ServerId, ...]
 
 
 class Pool:
@@ -177,14 +167,16 @@ class Pool:
     @asynccontextmanager
     async def subscribe(
         self, interval_s: float
-    ) -> AsyncGenerator[trio.MemoryReceiveChannel[PoolUpdate], None]:
+    ) -> AsyncGenerator["trio.MemoryReceiveChannel[PoolUpdate]", None]:
         """Receive a ``PoolUpdate`` about every ``interval_s``, for as long as the block lasts.
 
         A reader that is late gets the latest one, never a backlog. Updates go on when no server
         answers any more: their age grows, and ``connected`` is empty.
         """
         self.connections.widen(ALL_SERVERS)
-        subscription = _Subscription(self.connections, interval_s, self._clock)
+        from gpupool.remoting.client.subscription import PoolUpdate, Subscription
+
+        subscription = Subscription(self.connections, interval_s, self._clock)
         async with trio.open_nursery() as nursery:
             send, receive = trio.open_memory_channel[PoolUpdate](1)
             nursery.start_soon(subscription.run, send)
@@ -387,69 +379,6 @@ class Pool:
         raise failures[0]
 
 
-class _Subscription:
-    """Collects the updates of all servers, and delivers the freshest view with all telemetry."""
-
-    def __init__(self, connections: Connections, interval_s: float, clock: Clock) -> None:
-        self._connections = connections
-        self._interval_s = interval_s
-        self._clock = clock
-        self._views: dict[ServerId, tuple[float, PoolView]] = {}
-        self._telemetry: dict[ServerId, Telemetry] = {}
-        self._nursery: trio.Nursery | None = None
-        self._first = trio.Event()
-
-    async def run(self, send: trio.MemorySendChannel[PoolUpdate]) -> None:
-        """Deliver updates until cancelled."""
-        self._connections.listen(self)
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                for connection in list(self._connections.by_server.values()):
-                    self.arrived(connection)
-                await self._first.wait()
-                while True:
-                    # When the reader is late, the next update replaces this one.
-                    with suppress(trio.WouldBlock):
-                        send.send_nowait(self._update())
-                    await trio.sleep(self._interval_s)
-        finally:
-            self._connections.unlisten(self)
-            for connection in list(self._connections.by_server.values()):
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + 0.2):
-                    await self._subscribe(connection, 0.0)
-
-    def _update(self) -> PoolUpdate:
-        connected = tuple(self._connections.by_server)
-        # A server that is still there is believed rather than one that was lost.
-        live = {s: v for s, v in self._views.items() if s in connected} or self._views
-        at, view = max(live.values(), key=lambda v: (v[1].raft.quorum, v[1].raft.applied_index))
-        age_s = self._clock.monotonic() - at
-        return PoolUpdate(view, dict(self._telemetry), age_s, connected)
-
-    async def _subscribe(self, connection: ServerConnection, interval_s: float) -> None:
-        try:
-            await connection.call(m.Subscribe(interval_s), timeout_s=CALL_TIMEOUT_S)
-        except GpupoolError as error:
-            LOG.debug("no updates from server %s: %s", connection.name, error)
-
-    def arrived(self, connection: ServerConnection) -> None:
-        """Subscribe at this server as well."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self._subscribe, connection, self._interval_s)
-
-    def left(self, connection: ServerConnection) -> None:
-        """Drop the server, so that its last measurements are not shown as new."""
-        self._telemetry.pop(connection.server, None)
-
-    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
-        """Take an update."""
-        if isinstance(message, m.Update):
-            self._views[connection.server] = (self._clock.monotonic(), message.view)
-            self._telemetry[connection.server] = message.telemetry
-            self._first.set()
-
-
 @asynccontextmanager
 async def connect_pool(
     credentials: Credentials,
@@ -494,4 +423,4 @@ async def connect_pool(
         raise failure
 
 
-__all__ = ["LeaseHandle", "Pool", "PoolUpdate", "connect_pool"]
+__all__ = ["LeaseHandle", "Pool", "connect_pool"]

@@ -67,6 +67,7 @@ class AdminService:
             m.GetView: self._get_view,
             m.GetTelemetry: self._get_telemetry,
             m.Subscribe: self._subscribe,
+            m.SubscribeTelemetry: self._subscribe,
             m.GetAudit: self._get_audit,
             m.GetUsage: self._get_usage,
             m.GetHistory: self._get_history,
@@ -203,7 +204,9 @@ class AdminService:
             case GpupoolError():
                 self._context.answer(client, call, m.refused(result))
 
-    def _subscribe(self, client: Client, call: int, message: m.Subscribe) -> None:
+    def _subscribe(
+        self, client: Client, call: int, message: m.Subscribe | m.SubscribeTelemetry
+    ) -> None:
         interval_s = message.interval_s
         if interval_s == 0:
             self._subscribers.pop(client.connection, None)
@@ -213,6 +216,7 @@ class AdminService:
                 raise NotNowError(f"{client.user} has {mine} subscriptions on this server")
             client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
             client.update_at = self._context.clock.monotonic()
+            client.wants_view = isinstance(message, m.Subscribe)
             self._subscribers[client.connection] = client
         else:
             raise UsageError("an interval is a positive number of seconds")
@@ -223,10 +227,14 @@ class AdminService:
         due = [client for client in self._subscribers.values() if client.update_at <= now]
         if not due:
             return
-        update = m.Update(self._view(), self.telemetry())
+        telemetry = self.telemetry()
+        viewed = any(client.wants_view for client in due)
+        whole = m.Update(self._view(), telemetry) if viewed else None
+        lean = m.TelemetryUpdate(telemetry)
         for client in due:
             # A beat that was missed is not made up for.
             client.update_at = now + client.update_every_s
+            update = whole if whole is not None and client.wants_view else lean
             self._context.send(client.connection, 0, update)
 
     # --- operating -------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ class ControlServer:
         if served is None:
             return
         # A client that reads slowly gets the next update instead of this one.
-        is_update = isinstance(action.message, m.Update)
+        is_update = isinstance(action.message, m.Update | m.TelemetryUpdate)
         if is_update and served.outbox.statistics().current_buffer_used:
             return
         try:

@@ -73,6 +73,7 @@ class Client:
     pending_calls: int = 0
     update_every_s: float = 0.0
     update_at: float = float("inf")
+    wants_view: bool = True  # with its updates
     members: tuple[m.Member, ...] = ()
     ca_pem: bytes = b""
 

@@ -488,35 +488,19 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
     return not wrong
 
 
-async def run(
-    folder: Path,
-    kinds: list[str],
-    seconds: float,
-    results: Results,
-    *,
-    quiet: bool,
-    programs: int,
-) -> bool:
-    """Run each attack for its share of the time; return whether the pool held in all.
-
-    Args:
-        folder: for the servers' files.
-        kinds: of attacks, by name.
-        seconds: for each.
-        results: take the figures.
-        quiet: whether each follows as much time without one.
-        programs: that compute meanwhile.
-    """
+async def run(folder: Path, options: argparse.Namespace, results: Results) -> bool:
+    """Run each attack for its share of the time; return whether the pool held in all."""
     servers = Servers(folder, SERVER_COUNT, GPUS, (str(HERE / "hostile_join.py"),))
     path = (str(HERE.parent / "remoting" / "host"), os.environ.get("PYTHONPATH"))
     servers.env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    pool = Pool(servers, folder, programs)
+    pool = Pool(servers, folder, options.programs)
     held = True
     try:
         await pool.start()
-        in_turns = chain.from_iterable(("", kind) for kind in kinds) if quiet else ("", *kinds)
-        for kind in (*in_turns, ""):
-            noticed = await measure(pool, kind, seconds)
+        kinds = [kind for kind in options.only.split(",") if kind]
+        quiet = chain.from_iterable(("", kind) for kind in kinds)
+        for kind in (*(quiet if options.quiet else ("", *kinds)), ""):
+            noticed = await measure(pool, kind, options.seconds)
             held = show(kind, noticed, results) and held
         for line in pool.end_programs():
             print(line)
@@ -541,19 +525,9 @@ def main() -> int:
     if options.attack:
         print(attack(options.attack, options.directory, options.seconds))
         return 0
-    results = Results.of("attack_pool.py", options)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        kinds = [kind for kind in options.only.split(",") if kind]
-        attacks = partial(
-            run,
-            Path(name),
-            kinds,
-            options.seconds,
-            results,
-            quiet=options.quiet,
-            programs=options.programs,
-        )
-        return 0 if trio.run(attacks) else 1
+        held = trio.run(run, Path(name), options, Results.of("attack_pool.py", options))
+    return 0 if held else 1
 
 
 if __name__ == "__main__":

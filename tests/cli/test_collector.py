@@ -7,7 +7,7 @@ from gpupool.cli.tui.collector import Collector
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.pool_client import PoolUpdate
+from gpupool.remoting.client.subscription import PoolUpdate
 
 LEASE = LeaseId(0x7F3A)
 

@@ -15,7 +15,7 @@ from gpupool.cli.tui.recording import Recorder, Recording
 from gpupool.cli.tui.screen import render
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import Milliseconds
-from gpupool.remoting.client.pool_client import PoolUpdate
+from gpupool.remoting.client.subscription import PoolUpdate
 
 
 def updates(snapshot: PoolSnapshot, count: int) -> list[PoolUpdate]:

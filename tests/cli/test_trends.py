@@ -16,7 +16,7 @@ from gpupool.cli.tui.trends import FOLLOWED_MAX, SLOT_S, SLOTS, Trends, trend_wi
 from gpupool.pool.history_query import HistoryPage, HistorySeries
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.telemetry import GpuTelemetry, Telemetry
-from gpupool.remoting.client.pool_client import PoolUpdate
+from gpupool.remoting.client.subscription import PoolUpdate
 
 SERVER, GPU = ServerId("000000000000"), GpuId("GPU-0-0")
 NOW = 1_700_000_000  # the view's, and the beginning of a slot

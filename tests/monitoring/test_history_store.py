@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.monitoring.samples import START_MS, gpu_id, sample, table
@@ -16,13 +17,14 @@ from gpupool.monitoring.history import history_store
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.history_writer import CAPPED, FULL, HistoryWriter
-from gpupool.monitoring.history.series import GPU, LEASE, TABLES, TIERS
+from gpupool.monitoring.history.packed_hours import Packed
+from gpupool.monitoring.history.series import GPU, LEASE, PACKED, TABLES, TIERS, Table
 from gpupool.monitoring.history.time_slots import Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.ids import LeaseId
 
 T0 = START_MS // 1000 // 3600 * 3600
-Rows = list[tuple[int, ...]]
+Rows = list[tuple[Any, ...]]
 
 
 def writer(
@@ -49,14 +51,20 @@ def rows_of(folder: Path, what: str) -> Rows:
 
 
 def sums_of(folder: Path, tier: str, until: int) -> dict[str, tuple[int, ...]]:
-    return {
-        each.name: rows_of(
-            folder,
-            f"SELECT {', '.join(f'sum({c})' for c in each.sums)} FROM {each.name}_{tier}"
-            f" WHERE t < {until}",
-        )[0]
-        for each in TABLES
-    }
+    return {each.name: _sums_of(folder, each, tier, until) for each in TABLES}
+
+
+def _sums_of(folder: Path, table: Table, tier: str, until: int) -> tuple[int, ...]:
+    sums = ", ".join(f"sum({each})" for each in table.sums)
+    [found] = rows_of(folder, f"SELECT {sums} FROM {table.name}_{tier} WHERE t < {until}")
+    if tier != TIERS[-1].name or table not in PACKED:
+        return found
+    for begin, data in rows_of(folder, f"SELECT t, data FROM {table.packed}"):
+        columns = Packed(table, begin, data).columns(("t", *table.sums))
+        rows = [row for row in zip(*columns, strict=True) if row[0] < until]
+        more = (sum(each) for each in list(zip(*rows, strict=True))[1:])
+        found = tuple((a or 0) + b for a, b in zip(found, more, strict=True))
+    return found
 
 
 # --- slots ----------------------------------------------------------------------------------------

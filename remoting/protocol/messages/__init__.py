@@ -14,7 +14,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
                  RunChecks                                ChecksDone
-                 Subscribe                                Done
+                 Subscribe, SubscribeTelemetry            Done
     orders       CreateToken, RevokeToken, RenewToken     Done
                  EndLease
                  RemoveServer, DrainServer, DrainGpu,
@@ -26,7 +26,8 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  PutPart, RestoreBackup                   Done
     membership   JoinPool                                 Joined
     (pushes)                                              CapacityAvailable, LeaseEnded,
-                                                          LeaseNotice, Members, Update, Dismissed
+                                                          LeaseNotice, Members, Update,
+                                                          TelemetryUpdate, Dismissed
 """
 
 # The names of all modules are this package's own.
@@ -99,7 +100,9 @@ if TYPE_CHECKING:
         ListTokens,
         RunChecks,
         Subscribe,
+        SubscribeTelemetry,
         TelemetryNow,
+        TelemetryUpdate,
         Tokens,
         TokenState,
         TokenView,

@@ -45,11 +45,28 @@ class Subscribe(Call):
     interval_s: float
 
 
+@message(35, answered_by=Done, rights=Rights.VIEWER)
+class SubscribeTelemetry(Call):
+    """As ``Subscribe``, which it replaces; pushes a ``TelemetryUpdate``, without the pool's view.
+
+    The view is the same from all servers, and the larger part in a large pool.
+    """
+
+    interval_s: float
+
+
 @message(195)
 class Update(Push):
     """What a subscription delivers."""
 
     view: PoolView
+    telemetry: Telemetry
+
+
+@message(197)
+class TelemetryUpdate(Push):
+    """What a subscription to telemetry delivers."""
+
     telemetry: Telemetry
 
 

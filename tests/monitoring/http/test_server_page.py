@@ -31,7 +31,8 @@ from gpupool.monitoring.web.server_gate import (
 from gpupool.pool.errors import AuthenticationError, UnreachableError
 from gpupool.pool.model import commands
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.client.pool_client import Pool, PoolUpdate
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.client.subscription import PoolUpdate
 from gpupool.remoting.protocol.addresses import Address
 
 HOST = "gpu-1:7470"

@@ -22,6 +22,7 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.enrolment import join_pool, login
+from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
@@ -76,6 +77,65 @@ async def test_updates_go_on_when_servers_come_and_go(
         latest = [await updates.receive() for _ in range(3)][-1]
         assert latest.connected == ()
         assert latest.age_s > 15
+
+
+class Heard:
+    """What a client's servers push, by the kind of message."""
+
+    def __init__(self) -> None:
+        self.servers: dict[type[m.Message], set[ServerId]] = {}
+
+    def arrived(self, connection: ServerConnection) -> None: ...
+
+    def left(self, connection: ServerConnection) -> None: ...
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        self.servers.setdefault(type(message), set()).add(connection.server)
+
+    async def counts(self) -> tuple[int, int]:
+        """Return how many servers send the view within two seconds, and how many do not."""
+        self.servers.clear()
+        await trio.sleep(2)
+        whole, lean = (self.servers.get(each, set()) for each in (m.Update, m.TelemetryUpdate))
+        assert not whole & lean
+        return len(whole), len(lean)
+
+
+async def test_a_few_servers_send_the_view_and_others_take_over(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster, heard = Cluster(nursery), Heard()
+    await cluster.start([1] * 6)
+    async with cluster.client() as pool:
+        pool.connections.listen(heard)
+        async with pool.subscribe(0.5) as updates:
+            await trio.sleep(2)
+            latest = [await updates.receive() for _ in range(3)][-1]
+            assert set(latest.telemetry) == {node.id for node in cluster.nodes}
+            assert await heard.counts() == (3, 3)
+            viewers = heard.servers[m.Update]
+            for node in [node for node in cluster.nodes if node.id in viewers][:2]:
+                await cluster.crash(node)
+            await trio.sleep(8)
+            latest = [await updates.receive() for _ in range(3)][-1]
+            assert latest.age_s < 1
+            assert len(latest.telemetry) == 4
+            assert await heard.counts() == (3, 1)
+        await trio.sleep(1)
+        assert await heard.counts() == (0, 0)
+
+
+async def test_servers_of_before_send_the_view_as_ever(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, heard = Cluster(nursery), Heard()
+    monkeypatch.setattr(m, "PROTOCOL", 7)
+    await cluster.start([1] * 5)
+    async with cluster.client() as pool:
+        pool.connections.listen(heard)
+        async with pool.subscribe(0.5):
+            await trio.sleep(1)
+            assert await heard.counts() == (5, 0)
 
 
 async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -> None:

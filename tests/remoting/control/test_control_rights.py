@@ -55,6 +55,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.GetView(),
         m.GetTelemetry(),
         m.Subscribe(0.0),
+        m.SubscribeTelemetry(0.0),
         m.GetAudit(),
         m.GetUsage(RecordQuery()),
         m.GetHistory(HistoryQuery("pool", "granted")),
