@@ -87,7 +87,7 @@ def cuda_library() -> Path:
 
 def nccl_library() -> Path:
     """Return where the library is that stands for NCCL between servers, if it was built."""
-    return cuda_dir() / "library" / "libnccl.so.2"
+    return cuda_library().with_name("libnccl.so.2")
 
 
 def tools_dir() -> Path:
@@ -334,6 +334,8 @@ def program_environment(
         del env["PYTHONPATH"]
     library = str(cuda_library().parent)
     paths = [p for p in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p and p != library]
+    ours = str(nccl_library())
+    preloads = [p for p in env.pop("LD_PRELOAD", "").split(os.pathsep) if p not in ("", ours)]
     if door in ("cuda", "both"):
         paths.insert(0, library)
         # Without CUDA devices JAX falls back to the CPU, and says so where CUDA was named.
@@ -347,12 +349,12 @@ def program_environment(
         if len(servers) > 1:
             # A copy of NCCL's own that is linked into a program has no way between servers, so it
             # had better say so; all others are ours by their name, wherever they would be found.
-            ours = str(nccl_library())
-            others = [p for p in env.get("LD_PRELOAD", "").split(os.pathsep) if p not in ("", ours)]
             if nccl_library().exists():
-                env["LD_PRELOAD"] = os.pathsep.join([ours, *others])
+                preloads.insert(0, ours)
             env.setdefault("NCCL_SHM_DISABLE", "1")
             env.setdefault("NCCL_NET_DISABLE_INTRA", "1")
+    if preloads:
+        env["LD_PRELOAD"] = os.pathsep.join(preloads)
     if paths:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     else:

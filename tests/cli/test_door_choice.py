@@ -220,6 +220,25 @@ def test_environment_of_both_doors(built: Path) -> None:
     assert env["PYTHONPATH"] == os.pathsep.join((str(dropin_dir()), str(cuda_dir() / "python")))
 
 
+def test_nccl_is_ours_between_servers_alone(built: Path) -> None:
+    ours = built.with_name("libnccl.so.2")
+    ours.touch()
+
+    def preloads(base: dict[str, str], servers: list[str], door: str = "cuda") -> str:
+        made = program_environment(base, door=door, agent="", lease="1", servers=servers)
+        return made.get("LD_PRELOAD", "")
+
+    several = preloads({"LD_PRELOAD": "other.so"}, ["a", "b"])
+    assert several == os.pathsep.join((str(ours), "other.so"))
+    assert preloads({"LD_PRELOAD": several}, ["a", "b"]) == several  # once
+    assert preloads({}, ["a"]) == ""
+    # In a run around this one there were several.
+    assert preloads({"LD_PRELOAD": several}, ["a"]) == "other.so"
+    assert preloads({"LD_PRELOAD": str(ours)}, ["a", "b"], "arrays") == ""
+    ours.unlink()
+    assert preloads({}, ["a", "b"]) == ""
+
+
 def test_environment_of_the_cuda_door(built: Path) -> None:
     library = str(built.parent)
     base = {"LD_LIBRARY_PATH": f"/a{os.pathsep}{library}", "PYTHONPATH": str(dropin_dir())}

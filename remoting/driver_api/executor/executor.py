@@ -80,7 +80,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         Tensors(client, direct),
         Queries(client, direct),
         GreenContexts(client, direct),
-        Collectives(client),
+        Collectives(client, out_of_band_replies),
         arrays,
         Streams(client, direct),
         hosts,

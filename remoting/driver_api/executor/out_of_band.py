@@ -1,11 +1,12 @@
-"""What gets past an executor that stands still: what the client wrote, and answers.
+"""What gets past an executor that stands still: what the client wrote, answers, ends.
 
 The driver keeps its caller when a stream's queue is full, and while memory is freed it keeps most
 callers until all kernels are over (seen on an H200). A kernel may wait for what the client writes
 to mapped memory, though, and a stream for the client's answer to a host function. Both lie behind,
 and nothing goes on without them. The client sends little ahead of an answer that comes soon
 (``shim/runtime/host.c``), but a function may wait for what the program calls next, and one launch
-of a graph with many functions is more than any queue holds.
+of a graph with many functions is more than any queue holds. NCCL keeps its caller until other ranks
+have come, which may never be, and then only the end of the communicator ends that.
 """
 
 import threading
@@ -20,6 +21,7 @@ from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import BY_NAME
 
 MAP_WRITE, HOST_DONE = BY_NAME["MAP_WRITE"].struct, BY_NAME["HOST_DONE"].struct
+NCCL_ASK = BY_NAME["NCCL_ASK"].struct
 
 PATIENCE_S = 0.005
 """So long an executor has not moved before anybody looks at what it has not read."""
@@ -32,11 +34,15 @@ def _never(_ticket: int) -> bool:
     return False
 
 
+def _nothing(_what: int, _communicator: int) -> None:
+    pass
+
+
 class OutOfBandReplies:
     """Executes writes to mapped memory and answers to host functions before their turn.
 
-    Neither calls the driver. A write comes too early for no kernel: with CUDA, it would be there
-    as soon as the program makes it.
+    Neither calls the driver. What is asked of NCCL is shown to whom it concerns. A write comes
+    too early for no kernel: with CUDA, it would be there as soon as the program makes it.
     """
 
     def __init__(self, reader: Reader, waiter: Waiter) -> None:
@@ -54,6 +60,7 @@ class OutOfBandReplies:
         self._started = False
         self._waits: Callable[[int], bool] = _never
         self._let_go: Callable[[int], object] = _never
+        self._asks_nccl: Callable[[int, int], None] = _nothing
 
     def start(self) -> None:
         """Get ready to look after the executor; called by the thread that executes."""
@@ -70,6 +77,10 @@ class OutOfBandReplies:
             let_go: ends its waiting.
         """
         self._waits, self._let_go = waits, let_go
+
+    def show_nccl(self, show: Callable[[int, int], None]) -> None:
+        """Have ``show`` called with what is asked of NCCL, and of which communicator."""
+        self._asks_nccl = show
 
     def need(self) -> None:
         """Look after the executor: there is one thing more that may have to get past it."""
@@ -111,6 +122,9 @@ class OutOfBandReplies:
             (ticket,) = HOST_DONE.unpack_from(body)
             if self._waits(ticket):
                 self._let_go(ticket)
+        if op == table.NCCL_ASK and len(body) >= NCCL_ASK.size:
+            _request, what, communicator, *_ = NCCL_ASK.unpack_from(body)
+            self._asks_nccl(what, communicator)
         return True
 
     def _write(self, frame: int, body: memoryview, data: bytes) -> bool:

@@ -1,8 +1,12 @@
 """NCCL with ranks on several servers: our libnccl.so.2, workers, and an NCCL without GPUs."""
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +15,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.control import Control
 from test_cuda_door import run
 
+from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api import build
+from gpupool.remoting.driver_api.executor.rare.collectives import (
+    OPERATION,
+    Collectives,
+    Communicator,
+)
+from gpupool.remoting.driver_api.executor.rare.nccl import ALL_REDUCE
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = str(HERE / "programs" / "nccl_program.py")
@@ -76,3 +87,89 @@ def test_a_server_without_nccl_says_so(library: Path, tmp_path: Path) -> None:
     done = two_ranks(library, tmp_path, str(tmp_path / "none.so"))
     assert done.stdout == ""
     assert "this server has no NCCL" in done.stderr
+
+
+def test_an_abort_ends_what_waits_for_other_ranks(
+    fake_nccl: str, library: Path, tmp_path: Path
+) -> None:
+    """NCCL keeps the worker in a group; the abort behind it gets past, and the session goes on."""
+    done = two_ranks(library, tmp_path, fake_nccl, "stuck")
+    said = ["abort 0 soon True", "goes on 3.0 4.0", "abort 0"]
+    assert done.stdout.splitlines()[2:] == said, done.stderr
+
+
+def test_collectives_are_captured(fake_nccl: str, library: Path, tmp_path: Path) -> None:
+    """They come to NCCL while the worker's stream captures, so graphs have what NCCL adds."""
+    done = two_ranks(library, tmp_path, fake_nccl, "capture")
+    said = ["captured 5.0 6.0 5.0 6.0", "captured 7.0 8.0 7.0 8.0"]
+    assert done.stdout.splitlines()[2:] == said, done.stderr
+
+
+class Calls:
+    """NCCL of a worker, of which it is remembered what was called."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[int, ...]] = []
+
+    def operation(self, *words: int) -> Callable[[], None]:
+        return lambda: self.called.append(words)
+
+    @contextlib.contextmanager
+    def group(self) -> Generator[None]:
+        self.called.append((-1,))
+        yield
+
+
+def posted(*operations: tuple[int, ...], count: int = 0, rest: bytes = b"") -> Calls:
+    """Return what NCCL was called with when a group came to a worker with communicator 1."""
+    nccl = Calls()
+    client = SimpleNamespace(api=None, session=None, waiter=None, streams={0: 77}, objects={})
+    out_of_band = SimpleNamespace(need=lambda: None, leave=lambda: None)
+    made = Collectives(cast("Any", client), cast("Any", out_of_band))
+    vars(made).update(_loaded=nccl, _known={1: Communicator(5, 0)})
+    data = b"".join(OPERATION.pack(*words) for words in operations) + rest
+    post = made.methods.get("NCCL_POST")
+    assert post is not None
+    post(count or len(operations), memoryview(data))
+    return nccl
+
+
+GOOD = (1, ALL_REDUCE, 16, 32, 4, 7, 0, 0, 0)
+
+
+def test_a_group_is_one_of_nccl() -> None:
+    assert posted(GOOD).called == [(ALL_REDUCE, 16, 32, 4, 7, 0, 0, 5, 77)]
+    assert posted(GOOD, GOOD).called == [(-1,), *posted(GOOD).called * 2]
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "error"),
+    [
+        (0, 2, KeyError),  # no such communicator
+        (1, 99, RemoteProtocolError),  # nor kind
+        (4, 1 << 49, RemoteProtocolError),  # nor so many elements
+        (5, 12, RemoteProtocolError),  # of that type
+        (6, 5, RemoteProtocolError),  # a reduction that it has not made
+        (7, 1 << 16, RemoteProtocolError),  # nor peer
+        (8, 3, KeyError),  # nor stream
+    ],
+)
+def test_of_a_malformed_group_nothing_is_executed(
+    at: int, value: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[tuple[int, ...]] = []
+
+    def operation(_: Calls, *words: int) -> Callable[[], None]:
+        return lambda: called.append(words)
+
+    monkeypatch.setattr(Calls, "operation", operation)
+    bad = (*GOOD[:at], value, *GOOD[at + 1 :])
+    with pytest.raises(error):
+        posted(GOOD, bad)
+    assert called == []
+
+
+@pytest.mark.parametrize(("count", "rest"), [(2, b""), (1, b"x"), (4097, b""), (1 << 63, b"")])
+def test_a_group_has_as_many_operations_as_it_says(count: int, rest: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        posted(GOOD, count=count, rest=rest)

@@ -8,10 +8,12 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.rare.nccl import (
     ID_SIZE,
     INVALID_USAGE,
     KINDS,
+    REMOTE_ERROR,
     SUCCESS,
     Nccl,
     NcclError,
@@ -41,6 +43,39 @@ UNDEFINED = -(1 << 31)
 NO_COLOR = -1
 TEXT_MAX = 900
 
+ABORT_S = 10.0
+"""Longest time for NCCL to end what it is doing; it hears of a lost server within 5 s."""
+
+
+class Abort:
+    """The end of a communicator by force, which may be asked for before its turn."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._over = threading.Event()
+        self._failed: NcclError | None = None
+
+    def run(self) -> None:
+        """Have NCCL end it; blocks for as long as that takes."""
+        try:
+            self._end()
+        except NcclError as error:
+            self._failed = error
+        finally:
+            self._over.set()
+
+    def answer(self) -> bytes:
+        """Wait for it, but not for ever.
+
+        Raises:
+            NcclError: when NCCL refuses, or does not come to an end.
+        """
+        if not self._over.wait(ABORT_S):
+            raise NcclError(REMOTE_ERROR)
+        if self._failed is not None:
+            raise self._failed
+        return ANSWER.pack(SUCCESS, 0, 0, 0)
+
 
 @dataclass(slots=True)
 class Communicator:
@@ -50,13 +85,15 @@ class Communicator:
     device: int
     failed: int = SUCCESS
     reductions: set[int] = field(default_factory=set[int])
+    abort: Abort | None = None
 
 
 class Collectives(HandlerGroup):
     """Executes what the client's libnccl.so.2 sends."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, out_of_band: OutOfBandReplies) -> None:
         super().__init__(client)
+        self._out_of_band = out_of_band
         self._loaded: Nccl | None = None
         self._known: dict[int, Communicator] = {}
         self._lock = threading.Lock()
@@ -88,6 +125,8 @@ class Collectives(HandlerGroup):
             return self._begin(communicator, lambda: self._init(first, second, given))
         if what == SPLIT:
             parent = self._known[communicator]
+            if parent.abort is not None:
+                return ANSWER.pack(REMOTE_ERROR, 0, 0, 0)
             return self._begin(first, lambda: self._split(parent, second, given))
         if what == TEXT:
             known = self._known.get(communicator)
@@ -99,6 +138,8 @@ class Collectives(HandlerGroup):
         self, what: int, number: int, first: int, second: int, given: bytes
     ) -> bytes | None:
         nccl, known = self._nccl, self._known[number]
+        if known.abort is not None and what != ABORT:
+            return ANSWER.pack(SUCCESS if what == STATE else REMOTE_ERROR, REMOTE_ERROR, 0, 0)
         if what == STATE:
             state = known.failed or nccl.state(known.handle)
             return ANSWER.pack(SUCCESS, state, 0, 0)
@@ -111,11 +152,43 @@ class Collectives(HandlerGroup):
             return self._answered(lambda: _done(nccl.end_scaled(first, known.handle)))
         if what == FINALIZE:
             return self._aside(known.device, lambda: _done(nccl.finalize(known.handle)))
-        if what in (DESTROY, ABORT):
+        if what == DESTROY:
             del self._known[number]
-            end = nccl.destroy if what == DESTROY else nccl.abort
-            return self._aside(known.device, lambda: _done(end(known.handle)))
+            return self._aside(known.device, lambda: _done(nccl.destroy(known.handle)))
+        if what == ABORT:
+            abort = self._begin_abort(known)
+            del self._known[number]
+            return self._aside(known.device, abort.answer)
         raise RemoteProtocolError("unknown call of NCCL", why=str(what))
+
+    def _begin_abort(self, known: Communicator) -> Abort:
+        with self._lock:
+            abort, begun = known.abort, known.abort is not None
+            if abort is None:
+                abort = known.abort = Abort(lambda: self._nccl.abort(known.handle))
+        if not begun:
+            self.waiter.start(known.device, abort.run)
+        return abort
+
+    def _ahead(self, what: int, number: int) -> None:
+        """Abort before its turn, for NCCL may keep the executor until that; another thread calls.
+
+        The answer follows in its turn. If that does not come, the session ends: nothing else can
+        help any more.
+        """
+        known = self._known.get(number)
+        if what != ABORT or known is None or known.abort is not None:
+            return
+        self._begin_abort(known)
+
+        def give_up() -> None:
+            if self._known.get(number) is known:
+                self.client.log(f"NCCL: a communicator did not end within {ABORT_S:.0f} s")
+                self.session.end()
+
+        timer = threading.Timer(ABORT_S, give_up)
+        timer.daemon = True
+        timer.start()
 
     def _begin(self, number: int, make: Callable[[], tuple[Communicator | None, int, int]]) -> None:
         """Make a communicator in a thread: all its ranks have to come before it is there."""
@@ -123,6 +196,8 @@ class Collectives(HandlerGroup):
             if number in self._known or len(self._known) + self._beginning >= COMMUNICATORS_MAX:
                 raise RemoteProtocolError("a communicator that cannot be made", why=str(number))
             self._beginning += 1
+        self._out_of_band.show_nccl(self._ahead)
+        self._out_of_band.start()
 
         def job() -> bytes:
             made = None
@@ -195,7 +270,10 @@ class Collectives(HandlerGroup):
                 kind, source, target, elements, of, reduction, peer, known.handle, streams[stream]
             )
             calls.append((known, call))
+        self._out_of_band.need()
         try:
+            if any(known.abort is not None for known, _ in calls):
+                raise NcclError(REMOTE_ERROR)
             if count == 1:
                 calls[0][1]()
             else:
@@ -206,6 +284,8 @@ class Collectives(HandlerGroup):
             self.client.log(f"NCCL: a group of {count} operations failed with {error.result}")
             for known, _ in calls:
                 known.failed = known.failed or error.result
+        finally:
+            self._out_of_band.leave()
 
 
 def _unpacked(layout: struct.Struct, data: bytes) -> tuple[Any, ...]:

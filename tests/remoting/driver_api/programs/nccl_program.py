@@ -1,6 +1,7 @@
 """One process with a rank on each of two servers, by NCCL's interface.
 
-With "lose", the second server's worker is ended after the first collective.
+With "lose", the second server's worker is ended after the first collective. With "stuck", the first
+rank waits for what the second never sends. With "capture", collectives are captured and launched.
 """
 
 import contextlib
@@ -114,6 +115,39 @@ def lose(ranks: list[Rank]) -> None:
         print("abort", nccl.ncclCommAbort(rank.comm))
 
 
+def stuck(ranks: list[Rank]) -> None:
+    """Wait for what nobody sends, and print what it takes to end that."""
+    words = (ranks[0].target, ctypes.c_size_t(COUNT), FLOAT, 1, ranks[0].comm, ranks[0].stream)
+    good(nccl.ncclRecv(*words))
+    good(nccl.ncclRecv(*words))  # which comes to an aborted communicator
+    time.sleep(0.1)  # until the worker is in it
+    began = time.monotonic()
+    print("abort", nccl.ncclCommAbort(ranks[0].comm), "soon", time.monotonic() - began < 5)
+    ranks[0].put(3.0)
+    good(cuda.cuMemcpyDtoD_v2(ranks[0].target, ranks[0].source, ctypes.c_size_t(8 * COUNT)))
+    print("goes on", *ranks[0].get())
+    print("abort", nccl.ncclCommAbort(ranks[1].comm))
+
+
+def capture(ranks: list[Rank]) -> None:
+    """Capture a collective of each rank, and launch the graphs twice."""
+    graph = ctypes.c_void_p()
+    execs = [ctypes.c_void_p() for _ in ranks]
+    for at, rank in enumerate(ranks):
+        rank.current()
+        good(cuda.cuStreamBeginCapture_v2(rank.stream, 2))
+        words = (rank.source, rank.target, ctypes.c_size_t(2 * COUNT), FLOAT, SUM)
+        good(nccl.ncclAllReduce(*words, rank.comm, rank.stream))
+        good(cuda.cuStreamEndCapture(rank.stream, ctypes.byref(graph)))
+        good(cuda.cuGraphInstantiateWithFlags(ctypes.byref(execs[at]), graph, ctypes.c_uint64(0)))
+        good(cuda.cuGraphDestroy(graph))
+    for value in (5.0, 7.0):
+        for rank, made in zip(ranks, execs, strict=True):
+            rank.put(value)
+            good(cuda.cuGraphLaunch(made, rank.stream))
+        show("captured", ranks)
+
+
 def main() -> None:
     version, count = ctypes.c_int(), ctypes.c_int()
     good(cuda.cuInit(0))
@@ -139,6 +173,10 @@ def main() -> None:
     if "lose" in sys.argv:
         lose(ranks)
         return
+    for name, special in (("stuck", stuck), ("capture", capture)):
+        if name in sys.argv:
+            special(ranks)
+            return
     split(ranks)
     each("ncclBroadcast", 1)
     each("ncclReduce", SUM, 0)
