@@ -20,7 +20,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-profiler-api==13.5.*'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
+.PHONY: help install demo test tests test-pages slow-tests client-tests coverage fuzz wheels test-wheels \
   check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests
 
 help:
@@ -75,6 +75,10 @@ tests: $(VENV)/installed-dev
 
 test: lint
 	@$(MAKE) --no-print-directory tests
+
+# The start page and the user guide, as a reader types them; slow-tests follows the other pages, too.
+test-pages: $(VENV)/installed-dev
+	$(BIN)/pytest -q -m slow tests/cli/test_page_blocks.py -k "start or user"
 
 # One after the other, because some of them use all of a machine.
 slow-tests: $(VENV)/installed-dev
