@@ -20,13 +20,14 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-profiler-api==13.5.*'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests test-pages slow-tests client-tests coverage fuzz wheels test-wheels \
+.PHONY: help install demo test tests slow-tests client-tests coverage fuzz wheels test-wheels \
   check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
+	@echo "make test-pages    follow what the start page and the user guide tell a reader to type"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
 	@echo "make browser-tests test the web page in Debian's Chromium (apt-get install chromium)"
@@ -76,6 +77,7 @@ tests: $(VENV)/installed-dev
 test: lint
 	@$(MAKE) --no-print-directory tests
 
+.PHONY: test-pages
 # The start page and the user guide, as a reader types them; slow-tests follows the other pages, too.
 test-pages: $(VENV)/installed-dev
 	$(BIN)/pytest -q -m slow tests/cli/test_page_blocks.py -k "start or user"
