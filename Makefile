@@ -27,6 +27,7 @@ help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
+	@echo "make test-pages    follow what the start page and the user guide tell a reader to type"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
 	@echo "make sanitized-tests   run the C programs behind the CUDA door with AddressSanitizer"
@@ -76,6 +77,11 @@ tests: $(VENV)/installed-dev
 
 test: lint
 	@$(MAKE) --no-print-directory tests
+
+.PHONY: test-pages
+# The start page and the user guide, as a reader types them; slow-tests follows the other pages, too.
+test-pages: $(VENV)/installed-dev
+	$(BIN)/pytest -q -m slow tests/cli/test_page_blocks.py -k "start or user"
 
 # One after the other, because some of them use all of a machine.
 slow-tests: $(VENV)/installed-dev

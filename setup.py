@@ -107,7 +107,7 @@ if URL:
 
 FOLDER = "gpupool.remoting.driver_api.library"
 FLAGS = [
-    *("-std=c11", "-O2", "-fvisibility=hidden"),
+    *("-std=c11", "-O2", "-fvisibility=hidden", "-pthread"),
     *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"),
 ]
 LINK = ["-pthread", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now,-z,noexecstack"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.page_blocks import blocks_of, pages
 
 from gpupool.cli.main import cli
 
@@ -22,6 +23,8 @@ PAGES = [
         and path.name not in ("cli.md", "errors.md")  # generated
     ),
 ]
+FOLLOWED = ("README.md", "start.md", "environments.md")
+"""Pages that tests/packaging/test_newcomer.py follows in a bare system."""
 ENDS = {"|", "&&", ";", "||", ">", "&"}
 
 
@@ -85,6 +88,15 @@ def test_faults_are_found() -> None:
 def test_commands_of_a_page_exist(page: Path) -> None:
     words = list(commands_in(page.read_text(encoding="utf-8")))
     assert [fault for each in words if (fault := fault_of(each))] == []
+
+
+def test_each_block_says_how_it_is_followed() -> None:
+    for page in pages():
+        for block in blocks_of(page):
+            assert block.kind in ("tested", "followed", "untested"), f"{page.name}: {block.script}"
+            assert bool(block.reason) == (block.kind == "untested"), f"{page.name}: {block.script}"
+            if page.name not in FOLLOWED:
+                assert block.kind != "followed", f"{page.name}: {block.script}"
 
 
 def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:

@@ -31,6 +31,30 @@ accelerate, lightning, cuda.core, torchaudio, torchdiffeq, GPyTorch, nvmath.
 """
 
 
+ERRORS = {
+    "a sentence of 31 words": ("word " * 31, ""),
+    "an error ends without a full stop": ("the server ends.", ""),
+    "an error begins with a small letter, behind our name": ("The server ends", ""),
+    "a command stands between double quotes": ("it ends", "`gpupool status` shows it"),
+    "a hint names what is on the machine, and no page": ("it ends", "see docs/health.md"),
+    "a clause of 25 words": ("it ends", "word " * 25),
+}
+GOOD_ERROR = ("CuPy is missing: no token", '"gpupool token create" makes one, see gpupool-...')
+
+
+def test_faults_of_error_sentences_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "errors.md"
+    rows = [*ERRORS.values(), GOOD_ERROR]
+    page.write_text(
+        "| sentence | hint |\n| --- | --- |\n" + "".join(f"| {a} | {b} |\n" for a, b in rows)
+    )
+    argv = [sys.executable, str(CHECK), str(page)]
+    said = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
+    for number, fault in enumerate(ERRORS, 3):
+        assert any(f":{number}: {fault}" in line for line in said), fault
+    assert not [line for line in said if f":{len(ERRORS) + 3}:" in line]
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return what the check says of each bad text and of the good one, from one process."""

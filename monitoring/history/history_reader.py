@@ -77,6 +77,8 @@ def read_history(folder: Path, query: HistoryQuery, time_max_s: float = TIME_MAX
         deadline = time.monotonic() + time_max_s
         db.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_BETWEEN_LOOKS)
         db.execute("BEGIN")
+        if db.execute("PRAGMA user_version").fetchone() == (0,):
+            return HistoryPage(problem=NOT_BEGUN)  # the writer has made the file, and no table yet
         return _Reader(db, deadline).answer(query)
     finally:
         db.close()

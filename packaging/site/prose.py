@@ -15,8 +15,10 @@ LENGTH_MAX = 30
 """Words in a sentence; a reader of another language loses the thread beyond."""
 ENUMERATION_WORDS = 4
 """A sentence with fewer words between its commas is a list, which is read word by word."""
-GENERATED = {"errors.md", "metrics.md"}
-"""They are made of texts of the program, which are checked where they stand."""
+ERRORS = ROOT / "docs" / "errors.md"
+"""It is made of the program's error sentences, which have rules of their own besides."""
+ERROR_LENGTH_MAX = 24
+"""Words of what happened, or why, or of a hint: it is read between other output."""
 RECORDS = {"adr", "results", "gpu-results.md", "simulation-results.md", "consensus-results.md"}
 """What was decided or seen at a time is not rewritten."""
 WORDS = {
@@ -66,7 +68,7 @@ def pages() -> Iterator[Path]:
     yield from sorted(path for path in ROOT.glob("*.md"))
     for path in sorted((ROOT / "docs").rglob("*.md")):
         parts = set(path.relative_to(ROOT / "docs").parts)
-        if not parts & RECORDS and path.name not in GENERATED:
+        if not parts & RECORDS:
             yield path
 
 
@@ -77,6 +79,13 @@ def findings(path: Path) -> Iterator[str]:
     for paragraph in paragraphs(text, helps=path.name == "cli.md"):
         for problem in problems(paragraph.text):
             yield f"{name}:{paragraph.line}: {problem}"
+    if path == ERRORS or path.name == ERRORS.name:
+        for number, line in enumerate(text.splitlines(), 1):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+            if len(cells) == 2 and cells[0] not in ("sentence", "---"):
+                said = [re.sub(r"\\(.)", r"\1", cell) for cell in cells]
+                for problem in error_problems(*said):
+                    yield f"{name}:{number}: {problem}"
 
 
 def problems(text: str) -> Iterator[str]:
@@ -90,6 +99,22 @@ def problems(text: str) -> Iterator[str]:
         count = length(sentence)
         if count > LENGTH_MAX:
             yield f"a sentence of {count} words: {sentence[:70]!r}"
+
+
+def error_problems(sentence: str, hint: str) -> Iterator[str]:
+    """Yield what an error has against the rules: a clause, why behind a colon, and a hint."""
+    if re.search(r"(?<!\.\.)\.$", sentence) or re.search(r"(?<!\.\.)\.$", hint):
+        yield f"an error ends without a full stop: {sentence!r} {hint!r}"
+    if re.match(r"(?!CuPy|NumPy|Python|Prometheus|Field )[A-Z][a-z]", sentence):
+        yield f"an error begins with a small letter, behind our name: {sentence!r}"
+    if "`" in sentence + hint:
+        yield f"a command stands between double quotes: {sentence!r} {hint!r}"
+    if "docs/" in hint:
+        yield f"a hint names what is on the machine, and no page: {hint!r}"
+    for part in (*re.split(r": |; ", sentence), *re.split(r": |; | / ", hint)):
+        count = len(re.findall(r"[\w'-]+", part))
+        if count > ERROR_LENGTH_MAX:
+            yield f"a clause of {count} words: {part[:70]!r}"
 
 
 def sentences(text: str) -> list[str]:

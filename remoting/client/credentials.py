@@ -66,7 +66,7 @@ def load_credentials(path: Path) -> Credentials:
         AuthenticationError: when there are none, or others may read the file.
         StorageError: when the file is not what ``save_credentials`` writes.
     """
-    login = "log in with `gpupool login TOKEN`; an operator makes one with `gpupool token create`"
+    login = 'log in with "gpupool login TOKEN"; an operator makes one with "gpupool token create"'
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -81,7 +81,7 @@ def load_credentials(path: Path) -> Credentials:
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise AuthenticationError(
                 f"{path} can be read by others",
-                why="whoever reads it can act as you",
+                why="anyone who reads it can act as you",
                 hint=f"chmod 600 {path}; and make a new token if somebody may have read it",
             )
         data = file.read(FILE_SIZE_MAX + 1)

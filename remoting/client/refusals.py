@@ -66,7 +66,7 @@ class Refusals:
         ):
             texts = [r.why for r in self.of_asks if r.kind == RefusalKind.NO_QUORUM]
             why = self.of_claim or texts[0]
-            hint = "`gpupool status` shows which servers are missing"
+            hint = '"gpupool status" shows which servers are missing'
             return NoQuorumError("the pool cannot grant anything now", why=why, hint=hint)
         short = self._why_offers_fail(request)
         if not self.of_asks and not self.of_claim and not short:

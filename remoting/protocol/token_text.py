@@ -52,7 +52,7 @@ SHORT_ADDRESSES_SIZE = 32
 PACKED = 0x08
 ADDRESS_COUNT_MAX = 16
 
-_PASTE_HINT = "copy the whole token again, as `gpupool token create` printed it"
+_PASTE_HINT = 'copy the whole token again, as "gpupool token create" printed it'
 
 
 class TokenTextError(AuthenticationError):

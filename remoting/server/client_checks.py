@@ -48,7 +48,7 @@ def check_text(context: ServiceContext, text: str) -> Token:
     said = parse_token(text)
     token = check_token(context, said.token, said.secret)
     if token.kind is TokenKind.SERVER:
-        raise AuthenticationError("a server token is good for `gpupool join` only")
+        raise AuthenticationError('a server token is good for "gpupool join" only')
     return token
 
 
@@ -137,7 +137,7 @@ def check_rights(context: ServiceContext, client: Client, kind: type[m.Call]) ->
     """
     rights = m.CALL_DECLARATIONS[kind].rights
     if client.kind is TokenKind.SERVER and rights is not m.Rights.SERVER:
-        raise DeniedError("a server token is good for `gpupool join` only")
+        raise DeniedError('a server token is good for "gpupool join" only')
     if client.kind is not TokenKind.SERVER and rights is m.Rights.SERVER:
         raise DeniedError("joining takes a server token, not a user's")
     if client.kind is TokenKind.VIEWER and rights is not m.Rights.VIEWER:

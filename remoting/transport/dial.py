@@ -140,7 +140,7 @@ def _refusal(error: BaseException, address: Address) -> GpupoolError:
     if isinstance(error, RemoteProtocolError):
         return RemoteProtocolError(f"{address} does not follow the protocol", why=why)
     return UnreachableError(
-        f"cannot reach {address}", why=why, hint="is `gpupool join` running there?"
+        f"cannot reach {address}", why=why, hint='is "gpupool join" running there?'
     )
 
 
@@ -223,5 +223,5 @@ def worst(failures: list[GpupoolError], addresses: tuple[Address, ...]) -> Gpupo
     more = f" and {len(addresses) - 4} more" if len(addresses) > 4 else ""
     why = f"{failures[0].why}; tried {tried}{more}" if failures else "no address is known"
     return UnreachableError(
-        "cannot reach the pool", why=why, hint="is `gpupool join` running there?"
+        "cannot reach the pool", why=why, hint='is "gpupool join" running there?'
     )

@@ -1,7 +1,7 @@
 """Blocks of the pages that are marked as tested run as they are written, with a pool."""
 
+import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -9,46 +9,92 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.page_blocks import ROOT, blocks_of, pages
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"start.md": "", "user.md": "gpupool up --servers 2 --emulate 2:8G"}
-"""Pages with such blocks, and what a reader has done before."""
+PAGES = {
+    path.name: [block for block in blocks_of(path) if block.kind == "tested"] for path in pages()
+}
+PLAIN = {name: blocks for name, blocks in PAGES.items() if blocks and name != "start.md"}
+PROGRAM = "import cupy\nprint(cupy.arange(10).sum())\n"
+POLICY = "[defaults]\nmax_gpus = 100\n"
 
-
-def blocks_of(page: str) -> list[str]:
-    """Return the marked blocks of a page."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return re.findall(r"<!-- tested -->\n```sh\n(.*?)```", text, re.DOTALL)
-
-
-def test_pages_with_marked_blocks_are_run() -> None:
-    pages = [path for path in (ROOT / "docs").rglob("*.md") if "<!-- tested" in path.read_text()]
-    assert {path.name for path in pages} == set(PAGES)
-    for path in pages:
-        assert len(blocks_of(path.name)) == path.read_text().count("<!-- tested")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """Yield a home with the programs that the pages name, without a pool in the end."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    shutil.copy(ROOT / "examples" / "kmeans.py", tmp_path / "train.py")
-    yield tmp_path
-    run("gpupool down", tmp_path)
+class Home:
+    """The home of a reader who types what the pages say."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: dict[str, str] = {}
+        for name in ("train.py", "evaluate.py"):
+            (path / name).write_text(PROGRAM)
+        (path / "new.toml").write_text(POLICY)
+        shutil.copytree(ROOT / "examples", path / "examples")
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("GPUPOOL_", "XDG_"))}
+        self.env |= {"HOME": str(path), "EDITOR": "true", "VISUAL": "true"}
+        self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
+
+    def run(self, script: str, stdin: str = "") -> str:
+        """Run lines in a shell that ends with the first command that fails; return what it says."""
+        words = ["sh", "-e", "-c", script]
+        done = subprocess.run(
+            words,
+            cwd=self.path,
+            env=self.env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def what_names_stand_for(self) -> dict[str, str]:
+        """Return what a reader writes where the pages have a name that stands for others."""
+        self.run("gpupool token create --user spare")
+        tokens = json.loads(self.run("gpupool token list --json"))["tokens"]
+        state = self.path / ".local/state/gpupool-up/local-a"
+        self.run(f"gpupool backup --history . --state-dir {state}")
+        return {
+            "gpu-1": "local-a",
+            "7f3a": self.run(
+                "lease=$(gpupool alloc -q); gpupool release $lease 2>/dev/null; echo $lease"
+            ),
+            "revoke ID": f"revoke {next(t['token'] for t in tokens if t['user'] == 'spare')}",
+            "/var/lib/gpupool": str(state),
+        }
 
 
-def run(script: str, home: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a block in a shell that ends with the first command that fails."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("GPUPOOL_", "XDG_"))}
-    env |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"}
-    argv = ["sh", "-e", "-c", script]
-    return subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Yield the home of a reader who has a pool."""
+    made = Home(tmp_path_factory.mktemp("home"))
+    try:
+        made.run("gpupool up")
+        made.names = made.what_names_stand_for()
+        yield made
+    finally:
+        made.run("gpupool down")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_run_as_they_are_written(page: str, home: Path) -> None:
-    for block in filter(None, [PAGES[page], *blocks_of(page)]):
-        done = run(block, home)
-        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+def test_the_start_page(tmp_path: Path) -> None:
+    reader = Home(tmp_path)
+    try:
+        for block in PAGES["start.md"]:
+            said = reader.run(block.script)
+            assert [text for text in block.prints if text not in said] == [], said
+    finally:
+        reader.run("gpupool down")
+
+
+@pytest.mark.parametrize("page", PLAIN)
+def test_blocks_run_as_they_are_written(page: str, home: Home) -> None:
+    token = home.run("gpupool token create --operator --user ada 2>/dev/null")
+    for block in PLAIN[page]:
+        script = block.script
+        for name, value in home.names.items():
+            script = script.replace(name, value.strip())
+        said = home.run(script, stdin=token)
+        assert [text for text in block.prints if text not in said] == [], said

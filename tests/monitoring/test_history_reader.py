@@ -10,7 +10,8 @@ from tests.monitoring.samples import START_MS, gpu_id, sample, table
 
 from gpupool.monitoring.frames import HistoryAnswered, frame_reader, to_frame
 from gpupool.monitoring.history.history_reader import read_history
-from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_settings import NOT_BEGUN, HistorySettings
+from gpupool.monitoring.history.history_store import FILE_NAME
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.series import TIERS, tier_for
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, SampleSum
@@ -181,6 +182,11 @@ def test_what_makes_no_sense_has_no_points(folder: Path, of: str, metric: str, n
 
 def test_nothing_is_known_before_there_is_a_file(tmp_path: Path) -> None:
     assert ask(tmp_path, "gpu", "busy", 0, 60).problem
+
+
+def test_a_file_without_tables_is_as_none(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).touch()  # as its writer makes it, some time before the tables
+    assert ask(tmp_path, "gpu", "busy", 0, 60).problem == NOT_BEGUN
 
 
 def test_the_coarsest_tier_with_enough_points_that_reaches_back_is_read() -> None:

@@ -133,7 +133,8 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
         finally:
             store.close()
     except sqlite3.Error as error:
-        raise StorageError(f"cannot read {path}", why=str(error)) from error
+        hint = '"gpupool backup --history DIR", on a server, makes a copy while it runs'
+        raise StorageError(f"cannot read {path}", why=str(error), hint=hint) from error
     if query.lease:
         return FoundUsage(parts=list(page.records), missing=missing)
     within, nothing = Range(query.since, query.until), ((), frozenset[LeaseId]())

@@ -1,4 +1,5 @@
 // Waits that are over soon. The worker says the rest: what else it has to send, and that it is over.
+#define _GNU_SOURCE  // C11 alone has no clock_gettime
 #include <poll.h>
 #include <string.h>
 #include <time.h>

@@ -446,7 +446,7 @@ async def test_a_server_token_lets_one_server_in(tmp_path: Path) -> None:
             await join(lab.text("ada", TokenKind.USER), 6)
         # A server's token is good for nothing else.
         async with connect_pool(lab.credentials("twin")) as pool:
-            with pytest.raises(DeniedError, match="good for `gpupool join` only"):
+            with pytest.raises(DeniedError, match='good for "gpupool join" only'):
                 await pool.view()
 
 

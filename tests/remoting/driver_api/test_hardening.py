@@ -1,5 +1,6 @@
 """How the native libraries are linked: what makes a fault in them harder to use."""
 
+import ast
 import os
 import struct
 import subprocess
@@ -81,3 +82,16 @@ def test_the_libraries_of_the_wheel_are_hardened() -> None:
         for name in names:
             guarded = Path(name).name in GUARDED
             assert weaknesses(wheel.read(name), guarded=guarded) == set(), name
+
+
+def test_the_installation_compiles_as_the_tests_do() -> None:
+    text = (Path(__file__).resolve().parents[3] / "setup.py").read_text(encoding="utf-8")
+    found = next(
+        node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLAGS"
+    )
+    # A flag that is missing there may cost an optional library, and nobody notices.
+    flags = {node.value for node in ast.walk(found) if isinstance(node, ast.Constant)}
+    ours = {word for word in build.COMPILE if not word.startswith(("-W", "-fPIC"))}
+    assert flags == {*ours, "-pthread"}
