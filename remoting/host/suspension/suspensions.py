@@ -138,14 +138,23 @@ class Suspensions:
     def _order(self, lease: LeaseId, number: int, *, wanted: bool) -> None:
         order = self._orders.get(lease)
         if order is None:
+            self._drop_old()
             order = self._orders[lease] = _Order(number, wanted)
             order.enter(P.RUNNING)
-        elif number < order.number or (number == order.number and wanted == order.wanted):
-            return
+        elif (number, not wanted) <= (order.number, not order.wanted):
+            return  # A suspension and its end have one number, and the end is later.
         order.number, order.wanted = number, wanted
         if order.phase is P.REFUSED:
             order.enter(P.RUNNING)
         self._start(lease, order)
+
+    def _drop_old(self) -> None:
+        """Forget leases that run, or have ended without a worker that would have said so."""
+        having = {worker.lease for worker in self._means.workers.values()}
+        old = trio.current_time() - CALM_S
+        for lease, order in list(self._orders.items()):
+            if order.phase in (P.RUNNING, P.REFUSED) and order.since < old and lease not in having:
+                self.forget(lease)
 
     def phases(self) -> dict[LeaseId, HostSuspension]:
         """Return every lease that has had an order, and how far it is."""

@@ -69,10 +69,10 @@ async def test_an_order_that_was_overtaken_does_nothing(make_host: MakeHost) -> 
     await trio.sleep(0.05)
     assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.SUSPENDED)
     assert state_of(worker) == "T"
-    kit.host.resume(lease.id, 6)
+    kit.host.resume(lease.id, 5)
     await reaches(kit, lease, P.RUNNING)
     kit.host.suspend(lease.id, 5)
-    assert kit.host.suspensions()[lease.id] == HostSuspension(6, P.RUNNING)
+    assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.RUNNING)
 
 
 async def test_all_workers_of_a_lease_stop_and_no_others(make_host: MakeHost) -> None:
