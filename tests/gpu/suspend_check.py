@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from leasing import GPUPOOL, RealPool  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
+from gpupool.remoting.host import host_memory  # noqa: E402
 from gpupool.remoting.host.suspension import checkpointer  # noqa: E402
 
 PROGRAM = str(HERE / "cuda_programs" / "suspended.py")
@@ -269,12 +270,14 @@ def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
             left = gpu_memory().get(worker, 0)
             back = means.back(lease, worker, size)
             goes_on = running.wait_steps(3, 20)
+            held = host_memory.resident(worker) // MIB
             good = size / out / 1e9 >= OUT_BAR and size / back / 1e9 >= BACK_BAR
             good = good and left <= LEFT_MAX and goes_on
             say(
                 f"{title}: {size / 1e9:.1f} GB, out {size / out / 1e9:.2f} GB/s ({out:.1f} s), "
                 f"back {size / back / 1e9:.2f} GB/s ({back:.1f} s), left {left // MIB} MiB, "
-                f"{'goes on' if goes_on else 'STANDS STILL'}, {'good' if good else 'BAD'}"
+                f"{'goes on' if goes_on else 'STANDS STILL'}, {'good' if good else 'BAD'}, "
+                f"{held} MiB of the machine's memory afterwards"
             )
             failed += title == "remote" and not good
         running.process.kill()

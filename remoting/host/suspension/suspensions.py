@@ -63,6 +63,7 @@ class Means:
     sample: Callable[[], Awaitable[None]]  # reads the GPUs' memory anew
     free_on: Callable[[GpuId], int]  # bytes that a GPU had left when it was read last
     instances: Callable[[], frozenset[GpuId]]  # the GPUs that are MIG instances
+    shared_by_mps: Callable[[], bool]  # whether NVIDIA's daemon shares the GPUs of this machine
     note_use: Callable[[LeaseId], None]
     log: Callable[[str], None]
 
@@ -229,7 +230,7 @@ class Suspensions:
             workers = self._workers(lease)
             real = {gpu for worker in workers for gpu in worker.real}
             size = sum(self._means.budget.usage(lease, gpu) for gpu in real)
-            problem = self._unsuitable(lease, workers) or self._no_room(size)
+            problem = self._unsuitable(workers) or self._no_room(size)
             if problem or order.gone:
                 order.enter(P.REFUSED, problem)
                 return
@@ -324,10 +325,12 @@ class Suspensions:
             for worker in self._workers(lease)
         )
 
-    def _unsuitable(self, lease: LeaseId, workers: Iterable[WorkerHandle]) -> str:
+    def _unsuitable(self, workers: Iterable[WorkerHandle]) -> str:
         """Return why a lease cannot be suspended at all; empty: it can be tried."""
         workers = list(workers)
         instances = self._means.instances()
+        if any(worker.real for worker in workers) and self._means.shared_by_mps():
+            return "programs on GPUs that NVIDIA's MPS shares cannot be suspended"
         if any(gpu in instances for worker in workers for gpu in worker.real):
             return "programs on a part of a GPU in MIG mode cannot be suspended"
         # The driver takes it, and cannot give it back (580.159: memory mapped by two processes).

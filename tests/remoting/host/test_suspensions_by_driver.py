@@ -163,18 +163,22 @@ async def test_what_cannot_be_suspended_runs_on(
     worker.imports = True
     await refused(3)
     worker.imports = False
-    assert await allocate(client, 8 * GIB) == b"had"
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
     await refused(4)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+    assert await allocate(client, 8 * GIB) == b"had"
+    await refused(5)
     assert [reason.split(",")[0] for reason in reasons] == [
         "the server's NVIDIA driver cannot suspend a program that uses the GPU like this one",
         "it has 1536 MiB on its GPUs",
         "its processes share GPU memory with each other",
+        "programs on GPUs that NVIDIA's MPS shares cannot be suspended",
         "it has 9728 MiB on its GPUs",
     ]
     assert "(--suspend-memory)" in reasons[-1]
     assert "memory to spare" in reasons[1]
-    kit.host.resume(lease.id, 5)
-    assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.RUNNING)
+    kit.host.resume(lease.id, 6)
+    assert kit.host.suspensions()[lease.id] == HostSuspension(6, P.RUNNING)
 
 
 async def test_ends_in_the_middle_of_a_suspension(
