@@ -18,7 +18,7 @@ from gpupool.pool.model.state import (
     PoolState,
     Server,
 )
-from gpupool.pool.policy.rulebook import plus, usage_of
+from gpupool.pool.policy.usage import plus, usage_of
 
 ROWS_PER_APPLY = 2
 """Rows that a server checks with each command, 2 to 4 us each: see docs/adr/smaller/servers.md."""
@@ -116,7 +116,7 @@ def _add(lease: Lease, granted: dict[tuple[ServerId, GpuId], int], usage: dict[s
     one, known = usage_of(lease), usage.get(lease.user)
     usage[lease.user] = one if known is None else plus(known, one)
     for partition in lease.partitions:
-        if lease.parts.get(partition.server) is not PartStatus.FREED:
+        if lease.is_charged(partition.server):
             key = (partition.server, partition.gpu)
             granted[key] = granted.get(key, 0) + partition.memory
 
@@ -155,6 +155,13 @@ def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
         found.append(f"lease {lease.id}: not found by its request")
     if not set(parts) - {PartStatus.FREED}:
         found.append(f"lease {lease.id}: freed everywhere, and still there")
+    if (suspension := lease.suspension) is not None:
+        if set(suspension.confirmed) >= lease.parts.keys():
+            found.append(f"lease {lease.id}: {suspension.state.value}, and confirmed by all")
+        if suspension.number > state.index or suspension.since > state.now:
+            found.append(f"lease {lease.id}: suspended after the table's time")
+    if (lease.history is not None and lease.history.away_since != 0) != lease.is_away:
+        found.append(f"lease {lease.id}: known as away, or its history not")
     if lease.held and PartStatus.ENDING in parts:
         found.append(f"lease {lease.id}: held, with a part ending")
     if max(lease.granted_at, lease.ended_at) > state.now:

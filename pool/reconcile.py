@@ -8,9 +8,17 @@ a crash between two steps loses nothing. The caller keeps proposals in flight fr
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.model.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
+from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PartStatus, PoolState, ServerStatus
+from gpupool.pool.model.suspension import (
+    ConfirmResumed,
+    ConfirmSuspended,
+    RefuseSuspension,
+    Suspension,
+    SuspensionState,
+)
 from gpupool.pool.policy import lease_ends
 
 UNREACHABLE_AFTER_S = 10.0
@@ -91,3 +99,89 @@ def plan_host(
     # Fencing: a worker must end when the table does not hold its lease here.
     kill = [lease for lease, count in worker_count.items() if count and lease not in held]
     return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO
+
+
+@dataclass(slots=True)
+class SuspensionPlan:
+    """What the server must do about its part of suspended leases, in this order."""
+
+    suspend: list[tuple[LeaseId, int]]  # what the host is told, with the number of the suspension
+    resume: list[tuple[LeaseId, int]]
+    kill: list[LeaseId]  # workers that have memory which the table has given back
+    propose: list[Command]
+
+
+def plan_suspensions(
+    state: PoolState,
+    self_id: ServerId,
+    incarnation: Incarnation,
+    hosted: Mapping[LeaseId, HostSuspension],
+    worker_count: Mapping[LeaseId, int],
+) -> SuspensionPlan:
+    """Return what to tell the host about suspensions, and what to propose of what it says.
+
+    Args:
+        state: the table as applied here.
+        self_id: this server.
+        incarnation: of this process. Nothing is planned before the table knows it.
+        hosted: how far the host is with each lease that it was told to suspend or resume.
+        worker_count: live workers of each lease, and those that are being started.
+    """
+    plan = SuspensionPlan([], [], [], [])
+    server = state.servers.get(self_id)
+    if server is None or server.incarnation != incarnation:
+        return plan
+    for lease in state.leases.at(self_id).values():
+        told = hosted.get(lease.id)
+        if lease.held and (lease.suspension is not None or told is not None):
+            _plan_lease(plan, lease, told, self_id, incarnation, worker_count.get(lease.id, 0))
+    return plan
+
+
+def _plan_lease(
+    plan: SuspensionPlan,
+    lease: Lease,
+    told: HostSuspension | None,
+    self_id: ServerId,
+    incarnation: Incarnation,
+    worker_count: int,
+) -> None:
+    suspension, key = lease.suspension, (lease.id, self_id, incarnation)
+    phase = told.phase if told is not None else None
+    if suspension is None:
+        if told is not None and phase in (SuspensionPhase.SUSPENDING, SuspensionPhase.SUSPENDED):
+            plan.resume.append((lease.id, told.number))
+        return
+    number = suspension.number
+    current = told is not None and told.number >= number
+    if suspension.state is SuspensionState.RESUMING:
+        if self_id in suspension.confirmed:
+            return
+        # Told before it is confirmed: a host that has not begun to suspend it must not begin now.
+        plan.resume.append((lease.id, number))
+        if phase in (None, SuspensionPhase.RUNNING, SuspensionPhase.REFUSED):
+            plan.propose.append(ConfirmResumed(*key, number))
+    elif not current:
+        plan.suspend.append((lease.id, number))
+        if suspension.state is SuspensionState.SUSPENDED and worker_count:
+            plan.kill.append(lease.id)
+    elif suspension.state is SuspensionState.SUSPENDING:
+        plan.propose += _host_says(suspension, told, key)
+    elif phase is not SuspensionPhase.SUSPENDED and worker_count:
+        # Fencing: its memory may be another's by now.
+        plan.kill.append(lease.id)
+
+
+def _host_says(
+    suspension: Suspension,
+    told: HostSuspension | None,
+    key: tuple[LeaseId, ServerId, Incarnation],
+) -> list[Command]:
+    """Return what to propose of a lease that the host was told to suspend."""
+    if told is None or key[1] in suspension.confirmed:
+        return []
+    if told.phase is SuspensionPhase.SUSPENDED:
+        return [ConfirmSuspended(*key, suspension.number, told.bytes)]
+    if told.phase is SuspensionPhase.REFUSED:
+        return [RefuseSuspension(*key, suspension.number, told.reason)]
+    return []

@@ -19,6 +19,13 @@ from gpupool.pool.model.ids import (
     TokenId,
 )
 from gpupool.pool.model.state import Gpu, Partition, Request, TokenKind
+from gpupool.pool.model.suspension import (
+    ConfirmResumed,
+    ConfirmSuspended,
+    RefuseSuspension,
+    ResumeLease,
+    SuspendLease,
+)
 
 VERSION = 1
 """Of the envelope. A server that meets a newer one stops instead of guessing."""
@@ -353,6 +360,11 @@ Command = (
     | RotateCa
     | RetireCa
     | ReportIssuer
+    | SuspendLease
+    | ConfirmSuspended
+    | RefuseSuspension
+    | ResumeLease
+    | ConfirmResumed
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -383,6 +395,11 @@ KINDS: dict[str, type[Command]] = {
     "rotate-ca": RotateCa,
     "retire-ca": RetireCa,
     "report-issuer": ReportIssuer,
+    "suspend-lease": SuspendLease,
+    "confirm-suspended": ConfirmSuspended,
+    "refuse-suspension": RefuseSuspension,
+    "resume-lease": ResumeLease,
+    "confirm-resumed": ConfirmResumed,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

@@ -17,13 +17,19 @@ Once the last server is upgraded, none can go back: the table may have what it c
 
 from collections.abc import Mapping
 
-VERSION = 6
+VERSION = 7
 """Of this program. It grows by one with a release that changes any of the above."""
 
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""
 
-SINCE: Mapping[str, int] = {}
+SINCE: Mapping[str, int] = {
+    "suspend-lease": 7,
+    "confirm-suspended": 7,
+    "refuse-suspension": 7,
+    "resume-lease": 7,
+    "confirm-resumed": 7,
+}
 """The version with which each command came, by its name; all others are older than versions."""
 
 

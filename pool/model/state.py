@@ -22,6 +22,7 @@ from gpupool.pool.model.ids import (
 )
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
+from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 
 T = TypeVar("T")
@@ -220,11 +221,23 @@ class Lease:
     """Since when its request waited; 0: it was granted at once."""
     user_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     department: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
+    suspension: Suspension | None = field(default=None, metadata=OPTIONAL)
+    history: SuspensionHistory | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def held(self) -> bool:
         """Return whether the program may still use it."""
         return not self.end_reason
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether its memory is given back although its parts are not freed."""
+        found = self.suspension
+        return found is not None and found.state is SuspensionState.SUSPENDED
+
+    def is_charged(self, server: ServerId) -> bool:
+        """Return whether its partitions on ``server`` count as granted: the one rule for it."""
+        return not self.is_away and self.parts.get(server) not in (PartStatus.FREED, None)
 
 
 class Operator(Enum):

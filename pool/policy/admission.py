@@ -11,7 +11,8 @@ from gpupool.pool.model.policy import UNIT, Usage, Zone
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.policy.policy_calendar import DAY_MS, UTC, offset_ms
-from gpupool.pool.policy.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used
+from gpupool.pool.policy.rulebook import Cap, Moment, Source, Terms, rulebook
+from gpupool.pool.policy.usage import NOTHING, USED, used
 
 May = Callable[[Server, Gpu], bool]
 NOUNS = {"max_gpus": "GPUs", "max_memory": "GiB", "max_leases": "leases"}

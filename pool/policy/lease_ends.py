@@ -87,6 +87,8 @@ def idle_plan(
         lease = state.leases.get(lease_id)
         if lease is None or not _held_here(lease, self_id) or not lease.idle_timeout_s:
             continue
+        if lease.suspension is not None:
+            continue  # what its program does not use, others do
         early_s = notice_s(lease.idle_timeout_s)
         here = unused_s >= lease.idle_timeout_s - early_s
         if len(lease.parts) > 1 and here != (self_id in lease.idle_on):

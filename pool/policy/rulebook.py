@@ -10,25 +10,24 @@ Which rule counts: the most specific one, so a user's own before the class's, an
 ``..._per_user`` and ``[defaults]`` for each user alone.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from operator import attrgetter
 
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.policy import (
     MILLI,
     NO_LIMIT,
-    UNIT,
     Policy,
     Reservation,
     Rule,
     Usage,
     Window,
 )
-from gpupool.pool.model.state import Gpu, Lease, Partition, PartStatus, PoolState, Server
+from gpupool.pool.model.state import Gpu, Lease, PoolState, Server
 from gpupool.pool.policy.policy_calendar import FOREVER, Phase, phase
+from gpupool.pool.policy.usage import NOTHING, plus, usage_of, used
 
 RULEBOOK_COUNT_MAX = 8
 USER_COUNT_MAX = 16_384
@@ -41,7 +40,6 @@ DIMENSIONS = ("max_gpus", "max_memory", "max_leases")
 
 Place = tuple[ServerId, GpuId]
 Key = tuple[str, str, str]
-NOTHING = Usage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +395,8 @@ class Rulebook:
             places = users.get(lease.user)
             if places is not None:
                 for part in lease.partitions:
+                    if not lease.is_charged(part.server):
+                        continue
                     place = (part.server, part.gpu)
                     places[place] = places.get(place, 0) + part.memory
         return held
@@ -428,50 +428,11 @@ def rulebook(policy: Policy) -> Rulebook:
     return known
 
 
-# --- what leases count ----------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def _word(found: Source | None) -> str:
     return found.rule.words[0] if found is not None else ""
-
-
-def units_of(partition: Partition, gpu: Gpu) -> int:
-    """Return the share of a GPU that a partition counts as, in units of ``policy.UNIT``."""
-    return partition.memory * UNIT // gpu.capacity if gpu.capacity else 0
-
-
-def usage_of(lease: Lease) -> Usage:
-    """Return what a lease counts: the parts of it that are not freed yet."""
-    if lease.parts and PartStatus.FREED not in lease.parts.values():
-        return Usage(sum(lease.units.values()), sum([p.memory for p in lease.partitions]), 1)
-    live = {server for server, part in lease.parts.items() if part is not PartStatus.FREED}
-    return Usage(
-        units=sum(lease.units.get(server, 0) for server in live),
-        memory=sum(part.memory for part in lease.partitions if part.server in live),
-        leases=1 if live else 0,
-    )
-
-
-def plus(one: Usage, other: Usage, sign: int = 1) -> Usage:
-    """Return the sum of two, or with ``sign`` -1 the difference."""
-    return Usage(
-        one.units + sign * other.units,
-        one.memory + sign * other.memory,
-        one.leases + sign * other.leases,
-    )
-
-
-USED: dict[str, Callable[[Usage], int]] = {
-    "max_gpus": attrgetter("units"),
-    "max_memory": attrgetter("memory"),
-    "max_leases": attrgetter("leases"),
-}
-"""What a cap of each dimension is compared with."""
-
-
-def used(usage: Usage, dimension: str) -> int:
-    """Return what a cap of this dimension is compared with."""
-    return USED[dimension](usage)
 
 
 @lru_cache(maxsize=1024)

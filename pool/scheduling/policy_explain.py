@@ -4,7 +4,7 @@ from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.pool.policy.admission import NOUNS, Admission, amount, duration_text, time_text
-from gpupool.pool.policy.rulebook import NOTHING
+from gpupool.pool.policy.usage import NOTHING
 from gpupool.pool.scheduling.placement import NoOffer, make_offer
 
 

@@ -20,7 +20,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.policy.admission import Admission
-from gpupool.pool.policy.rulebook import units_of
+from gpupool.pool.policy.usage import units_of
 
 
 def begin_accounts(state: PoolState) -> PoolState:

@@ -42,11 +42,19 @@ from gpupool.pool.model.commands import (
 from gpupool.pool.model.ids import Milliseconds, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, with_changes
+from gpupool.pool.model.suspension import (
+    ConfirmResumed,
+    ConfirmSuspended,
+    RefuseSuspension,
+    ResumeLease,
+    SuspendLease,
+)
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
     authorities,
     clock_setting,
     gpu_drains,
+    lease_suspensions,
     leases,
     policy_versions,
     servers,
@@ -142,4 +150,9 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RotateCa: authorities.rotate_ca,
     RetireCa: authorities.retire_ca,
     ReportIssuer: authorities.report_issuer,
+    SuspendLease: lease_suspensions.suspend_lease,
+    ConfirmSuspended: lease_suspensions.confirm_suspended,
+    RefuseSuspension: lease_suspensions.refuse_suspension,
+    ResumeLease: lease_suspensions.resume_lease,
+    ConfirmResumed: lease_suspensions.confirm_resumed,
 }

@@ -104,7 +104,17 @@ def _lease(lease: Lease, move: _Move) -> Lease:
     if move.made_since(lease.granted_at) or (lease.held and move.made_since(lease.notice_at)):
         ends_at, notice_at = move.moved(lease.ends_at), move.moved(lease.notice_at)
         lease = with_changes(lease, ends_at=ends_at, notice_at=notice_at)
-    return with_changes(lease, granted_at=move.past(lease.granted_at))
+    suspension, history = lease.suspension, lease.history
+    if suspension is not None:
+        since, resume_since = move.past(suspension.since), move.past(suspension.resume_since)
+        suspension = replace(suspension, since=since, resume_since=resume_since)
+    if history is not None:
+        resumed_at, away_since = move.past(history.resumed_at), move.past(history.away_since)
+        refusal = history.refusal
+        refusal = replace(refusal, at=move.past(refusal.at)) if refusal is not None else None
+        history = replace(history, resumed_at=resumed_at, away_since=away_since, refusal=refusal)
+    granted_at = move.past(lease.granted_at)
+    return with_changes(lease, granted_at=granted_at, suspension=suspension, history=history)
 
 
 def _server(server: Server, move: _Move) -> Server:

@@ -26,7 +26,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.lease_ends import with_terms
-from gpupool.pool.policy.rulebook import NOTHING, plus, units_of, usage_of
+from gpupool.pool.policy.usage import NOTHING, plus, units_of, usage_of
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.filters import (
     filter_text,
@@ -60,9 +60,9 @@ def grant(state: PoolState, command: Grant) -> Step:
     refusal = (
         _token_refusal(state, command)
         or _shape_refusal(state, command)
-        or _policy_refusal(state, command)
-        or _space_refusal(state, command)
-        or _fairness_refusal(state, command)
+        or policy_refusal(state, command.user, command.partitions)
+        or space_refusal(state, command.partitions)
+        or fairness_refusal(state, request.id, command.user, command.partitions)
     )
     if refusal is not None:
         return state, refusal
@@ -81,7 +81,7 @@ def grant(state: PoolState, command: Grant) -> Step:
         units=_units(state, command.partitions),
     )
     lease = with_request(state, with_terms(state, lease))
-    state = _count(_charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
+    state = count(charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
     state = with_changes(
         state,
         leases=state.leases.set(lease.id, lease),
@@ -147,20 +147,21 @@ def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
     return None
 
 
-def _policy_refusal(state: PoolState, command: Grant) -> Result | None:
+def policy_refusal(
+    state: PoolState, user: str, partitions: tuple[Partition, ...], lease_count: int = 1
+) -> Result | None:
     """Check the pool's policy: which GPUs this user may use, and how much of all."""
     if not state.policy.version:
         return None
     admission = Admission(state)
-    partitions = command.partitions
     servers = [state.servers[p.server] for p in partitions]
     places = [(s, s.gpus[p.gpu]) for s, p in zip(servers, partitions, strict=True)]
-    refusal = admission.place_refusal(command.user, places)
+    refusal = admission.place_refusal(user, places)
     if refusal is not None:
         return refusal
     units = sum(_units(state, partitions).values())
-    need = Usage(units, sum(p.memory for p in partitions), 1)
-    return admission.limit_refusal(command.user, need)
+    need = Usage(units, sum(p.memory for p in partitions), lease_count)
+    return admission.limit_refusal(user, need)
 
 
 def _units(state: PoolState, partitions: tuple[Partition, ...]) -> dict[ServerId, int]:
@@ -172,8 +173,9 @@ def _units(state: PoolState, partitions: tuple[Partition, ...]) -> dict[ServerId
     return units
 
 
-def _space_refusal(state: PoolState, command: Grant) -> Result | None:
-    for partition in command.partitions:
+def space_refusal(state: PoolState, partitions: tuple[Partition, ...]) -> Result | None:
+    """Check that there is room for ``partitions``, whose GPUs the pool has."""
+    for partition in partitions:
         server = state.servers[partition.server]
         gpu = server.gpus[partition.gpu]
         if not server.grantable:
@@ -187,10 +189,12 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
     return None
 
 
-def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
+def fairness_refusal(
+    state: PoolState, request: RequestId, user: str, partitions: tuple[Partition, ...]
+) -> Result | None:
     """Refuse GPUs that the oldest starved request of at least this priority needs."""
-    reserved = fairness.reserved_for_others(state, command.request.id, command.user)
-    if reserved is None or not any((p.server, p.gpu) in reserved.gpus for p in command.partitions):
+    reserved = fairness.reserved_for_others(state, request, user)
+    if reserved is None or not any((p.server, p.gpu) in reserved.gpus for p in partitions):
         return None
     waited_s = max(0, state.now - reserved.entry.since) // 1000
     return refuse(
@@ -346,11 +350,12 @@ def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     if lease.parts[server] is PartStatus.FREED:
         return state
     state = record_part(state, lease, server)
-    mine = tuple(p for p in lease.partitions if p.server == server)
-    state = _charge(state, mine, sign=-1)
+    if lease.is_charged(server):
+        mine = tuple(p for p in lease.partitions if p.server == server)
+        state = charge(state, mine, sign=-1)
     parts = lease.parts | {server: PartStatus.FREED}
     given_back = plus(usage_of(lease), usage_of(with_changes(lease, parts=parts)), -1)
-    state = _count(state, lease.user, given_back, sign=-1)
+    state = count(state, lease.user, given_back, sign=-1)
     if any(part is not PartStatus.FREED for part in parts.values()):
         lease = with_changes(lease, parts=parts)
         return with_changes(state, leases=state.leases.set(lease.id, lease))
@@ -366,7 +371,8 @@ def _close(state: PoolState, request: RequestId, why: str) -> PoolState:
     return with_changes(state, closed=closed.set(request, why))
 
 
-def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -> PoolState:
+def charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -> PoolState:
+    """Return ``state`` with these partitions granted, or with ``sign`` -1 given back."""
     servers = state.servers
     for partition in partitions:
         server = servers.get(partition.server)
@@ -379,7 +385,7 @@ def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -
     return with_changes(state, servers=servers)
 
 
-def _count(state: PoolState, user: str, change: Usage, *, sign: int) -> PoolState:
+def count(state: PoolState, user: str, change: Usage, *, sign: int) -> PoolState:
     """Return ``state`` with what a user holds changed in the books of the policy."""
     usage = plus(state.usage.get(user, NOTHING), change, sign)
     if usage == NOTHING:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from gpupool.pool.host_suspension import HostSuspension
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, Lease, Partition
@@ -100,6 +101,25 @@ class SessionHost(Protocol):
 
     async def kill_lease(self, lease: LeaseId, reason: str) -> None:
         """Kill every worker of ``lease`` and return once all are gone (waited for)."""
+        ...
+
+    def suspend(self, lease: LeaseId, number: int) -> None:
+        """Have the workers of a lease let go of the GPUs' memory; return at once.
+
+        An order with a lower number than an earlier one of this lease, or the same again, does
+        nothing. Sessions of the lease are opened once it has been resumed.
+        """
+        ...
+
+    def resume(self, lease: LeaseId, number: int) -> None:
+        """Have the workers of a lease go on, with all that they had; return at once.
+
+        One that has not begun to be suspended is not suspended any more when this returns.
+        """
+        ...
+
+    def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
+        """Return how far the host is with each live lease that had such an order."""
         ...
 
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:

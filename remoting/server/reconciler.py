@@ -22,7 +22,7 @@ from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
 from gpupool.pool.ports import RaftHealth, Role
-from gpupool.pool.reconcile import plan_host, plan_leader
+from gpupool.pool.reconcile import plan_host, plan_leader, plan_suspensions
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
@@ -104,6 +104,7 @@ class Reconciler:
             self._context.kill(lease, "the table does not hold this lease here")
         for command in plan.propose:
             self._once(command)
+        self._follow_suspensions(state, counts)
         self._end_idle(state, attached, now)
         if health is not None and health.role is Role.LEADER:
             now_ms = self._context.now_ms()
@@ -116,6 +117,19 @@ class Reconciler:
             self._report(server)
             self._drain_failing(state)
             self._report_issuer(state, server)
+
+    def _follow_suspensions(self, state: PoolState, counts: Mapping[LeaseId, int]) -> None:
+        """Have the host suspend and resume leases as the table says, and say how far it is."""
+        host = self._host
+        plan = plan_suspensions(state, self._self, self._incarnation, host.suspensions(), counts)
+        for lease, number in plan.suspend:
+            host.suspend(lease, number)
+        for lease, number in plan.resume:
+            host.resume(lease, number)
+        for lease in plan.kill:
+            self._context.kill(lease, "its memory was given back while it was suspended")
+        for command in plan.propose:
+            self._once(command)
 
     def _follow_leases(
         self,
@@ -132,8 +146,9 @@ class Reconciler:
         }
         used_since, unattached = self._used_since, self._unattached
         for lease in held:
-            # To open a session is use, however long it takes.
-            if lease in starting or lease not in used_since:
+            # To open a session is use, however long it takes; so is to be suspended.
+            is_suspended = state.leases[lease].suspension is not None
+            if lease in starting or lease not in used_since or is_suspended:
                 used_since[lease] = now
             if lease not in attached:
                 unattached.setdefault(lease, now)

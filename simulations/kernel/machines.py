@@ -18,6 +18,7 @@ from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
+from gpupool.simulations.kernel.simulated_suspensions import SimulatedSuspensions
 from gpupool.simulations.kernel.trace import Trace
 
 RACKS = ("r1", "r2")
@@ -45,6 +46,7 @@ class Worker:
     """The rests that are over, in virtual time."""
     counted: bool = False  # by its server, once it is ready or to die; its memory counts at once
     dying: bool = False
+    away: bool = False  # suspended: it occupies nothing
     ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
 
@@ -109,11 +111,30 @@ class Machine:
 
     def occupied(self) -> dict[GpuId, int]:
         """Return the bytes that live workers may occupy on each GPU, each lease counted once."""
-        leases = {(w.lease, p.gpu): p.memory for w in self.workers for p in w.partitions}
+        leases = {
+            (w.lease, p.gpu): p.memory for w in self.workers if not w.away for p in w.partitions
+        }
         sums: dict[GpuId, int] = {}
         for (_, gpu), memory in leases.items():
             sums[gpu] = sums.get(gpu, 0) + memory
         return sums
+
+    def set_away(self, lease: LeaseId, away: bool) -> None:
+        """Have all workers of a lease let go of their memory, or have it again."""
+        for worker in self.workers:
+            if worker.lease == lease:
+                worker.away = away
+        self._trace.note(self.name, "worker", f"lease {lease} {'lets go' if away else 'goes on'}")
+        self._workers_changed(self)
+
+    def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
+        """Return the partitions of a lease that its workers occupy."""
+        found = {p for w in self.workers if w.lease == lease and not w.away for p in w.partitions}
+        return tuple(sorted(found, key=lambda part: part.gpu))
+
+    def new_random(self) -> Random:
+        """Return a source of chance of its own, which draws nothing from this machine's."""
+        return Random(repr(self._random.getstate()))  # noqa: S311 - chance, no secret
 
     def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> Worker:
         """Start a worker, which occupies its memory from now on."""
@@ -183,6 +204,9 @@ class SimulatedHost:
         self._start_s = start_s
         self._openings: dict[LeaseId, list[_Opening]] = {}
         self._readings = {gpu.id: GpuReading(0, "") for gpu in machine.gpus()}
+        self._suspensions = SimulatedSuspensions(machine, process, self._openings)
+        self.suspend, self.resume = self._suspensions.suspend, self._suspensions.resume
+        self.suspensions = self._suspensions.phases
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""
@@ -243,6 +267,11 @@ class SimulatedHost:
         opened: Callable[[GpupoolError | None], None],
     ) -> None:
         """Start a worker; ``opened`` follows once it is ready, or with why it will never be."""
+        if self._suspensions.holds(lease.id):
+            start = partial(self.open_session, lease, partitions, opened)
+            error = GpupoolError("no session can be opened", why="the lease has ended")
+            self._suspensions.when_running(lease.id, start, partial(opened, error))
+            return
         opening = _Opening(opened)
         self._openings.setdefault(lease.id, []).append(opening)
         worker = self._machine.start_worker(lease.id, partitions)
@@ -250,6 +279,7 @@ class SimulatedHost:
 
     def kill_lease(self, lease: LeaseId, gone: Callable[[], None]) -> None:
         """Kill every worker of a lease, starting ones too; ``gone`` follows once all are."""
+        self._suspensions.forget(lease)
         for opening in list(self._openings.get(lease, ())):
             error = GpupoolError("no session can be opened", why="the lease has ended")
             self._process.after(0.0, partial(self._finish, lease, opening, error))

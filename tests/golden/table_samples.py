@@ -382,7 +382,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts()]
+    return [pool, short, heir, accounts(), suspensions()]
 
 
 def accounts() -> Script:
@@ -403,6 +403,47 @@ def accounts() -> Script:
     script.run([commands.Wait(later, "ada", TokenId("ada" * 4), "busy"), commands.Tick()])
     script.run([grant(later, "ada", part(B, 0, 70))])
     script.keep("with records")
+    return script
+
+
+def suspensions() -> Script:
+    """Return a pool whose leases are suspended, refused, and go on again."""
+    script = Script("suspensions")
+    script.run(founding())
+    up = commands.ServerUp(
+        A, ONE, "a:1", "0.1.0", "580.1", "13.0", gpus_of("a"), accounts=True, formats=7
+    )
+    script.run([up])
+    wide = request(1, 2, across=True)
+    script.run([grant(wide, "ada", part(A, 0, 70), part(B, 0, 70))])
+    script.run([grant(request(2), "bob", part(A, 1, 70))])
+    first, second = script.state.leases
+    script.run([commands.SuspendLease(first, "for the course", "root", True, None, bytes(16))])
+    number = script.state.index
+    script.run(
+        [
+            commands.SuspendLease(first, "again", "ada"),
+            commands.SuspendLease(first, "not mine", "bob"),
+            commands.ConfirmSuspended(first, A, ONE, number, GIB),
+            commands.ConfirmSuspended(first, B, ONE, number - 1, GIB),
+        ]
+    )
+    script.keep("with a lease that is being suspended")
+    script.run([commands.ConfirmSuspended(first, B, ONE, number, 2 * GIB)])
+    script.keep("with a suspended lease")
+    taken = grant(request(3), "bob", part(B, 0, 100))
+    waits = commands.Wait(request(4), "ada", TokenId("ada" * 4), "busy")
+    script.run([taken, waits, commands.ResumeLease(first, "ada")])
+    script.run([commands.ResumeLease(first, "root", True, b"\x01" * 16)])
+    script.keep("with a lease that waits to be resumed")
+    last = [lease for lease in script.state.leases if lease not in (first, second)]
+    script.run([commands.EndLease(last[0], "done", "bob"), commands.FreeLease(last[0], B, ONE)])
+    script.run([commands.ResumeLease(first)])
+    script.run([commands.ConfirmResumed(first, server, ONE, number) for server in (B, A)])
+    script.run([commands.SuspendLease(second, "to go first", for_request=request(4).id)])
+    refusal = commands.RefuseSuspension(second, A, ONE, script.state.index, "MIG mode")
+    script.run([refusal, refusal])
+    script.keep("with a lease that was not suspended")
     return script
 
 

@@ -46,7 +46,9 @@ def test_no_command_is_without_a_name_and_a_sample() -> None:
     recorded = read(FILE)
     full_ones = {name.split()[1] for name in recorded if name.startswith("command ")}
     assert full_ones == set(commands.KINDS)
-    run = {name.split()[2] for name in recorded if name.startswith(("pool ", "heir "))}
+    run = {
+        name.split()[2] for name in recorded if name.startswith(("pool ", "heir ", "suspensions "))
+    }
     assert run == set(commands.KINDS), "the script has every command"
 
 
@@ -81,6 +83,10 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table of a server with alerts",
         "table of a token for several",
         "table of a server that says its formats",
+        "table with a lease that is being suspended",
+        "table with a suspended lease",
+        "table with a lease that waits to be resumed",
+        "table with a lease that was not suspended",
         SOON,
         *RECORDING,
     ):

@@ -214,6 +214,51 @@ commands = st.one_of(
         successor=st.none() | request_ids,
     ),
     *[st.builds(c.EndLease, lease=leases, reason=REASONS, by=REASONS)] * 3,
+    *[
+        st.builds(
+            c.SuspendLease,
+            lease=leases,
+            why=REASONS,
+            by=st.sampled_from(["", *USERS]),
+            operator=st.booleans(),
+            for_request=st.none() | request_ids,
+            order=st.sampled_from([b"", b"", bytes(16), b"short"]),
+        )
+    ]
+    * 2,
+    *[
+        st.builds(
+            c.ConfirmSuspended,
+            lease=leases,
+            server=servers,
+            incarnation=incarnations,
+            number=st.integers(12, 60),
+            bytes=st.sampled_from([-1, 0, GIB]),
+        )
+    ]
+    * 2,
+    st.builds(
+        c.RefuseSuspension,
+        lease=leases,
+        server=servers,
+        incarnation=incarnations,
+        number=st.integers(12, 60),
+        reason=REASONS,
+    ),
+    st.builds(
+        c.ResumeLease,
+        lease=leases,
+        by=st.sampled_from(["", *USERS]),
+        operator=st.booleans(),
+        order=st.sampled_from([b"", bytes(16), b"y" * 16]),
+    ),
+    st.builds(
+        c.ConfirmResumed,
+        lease=leases,
+        server=servers,
+        incarnation=incarnations,
+        number=st.integers(12, 60),
+    ),
     st.builds(
         c.NoteIdle, lease=leases, server=servers, incarnation=incarnations, idle=st.booleans()
     ),

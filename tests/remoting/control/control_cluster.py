@@ -15,6 +15,7 @@ import trio.testing
 from tests.remoting.control.control_kit import SeededRng, VirtualClock
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command, GpuReading, wrap
@@ -176,6 +177,8 @@ class FakeHost:
     failure: GpupoolError | None = None
     rng: SeededRng = field(default_factory=SeededRng)
     used: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
+    orders: dict[LeaseId, HostSuspension] = field(default_factory=dict[LeaseId, HostSuspension])
+    refuses: str = ""  # why no lease can be suspended
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self.devices
@@ -198,6 +201,20 @@ class FakeHost:
 
     def use(self, lease: LeaseId) -> None:
         self.used[lease] = trio.current_time()
+
+    def suspend(self, lease: LeaseId, number: int) -> None:
+        known = self.orders.get(lease)
+        if known is None or known.number < number:
+            phase = SuspensionPhase.REFUSED if self.refuses else SuspensionPhase.SUSPENDED
+            self.orders[lease] = HostSuspension(number, phase, 1 << 20, self.refuses)
+
+    def resume(self, lease: LeaseId, number: int) -> None:
+        known = self.orders.get(lease)
+        if known is None or known.number <= number:
+            self.orders[lease] = HostSuspension(number, SuspensionPhase.RUNNING)
+
+    def suspensions(self) -> dict[LeaseId, HostSuspension]:
+        return dict(self.orders)
 
     async def open_session(
         self,
@@ -232,6 +249,7 @@ class FakeHost:
             await self.before_kill()
         await trio.sleep(self.kill_s)
         self.workers.pop(lease, None)
+        self.orders.pop(lease, None)
         self.killed.append((lease, reason))
 
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:

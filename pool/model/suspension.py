@@ -1,0 +1,119 @@
+"""Suspension in the table: what it has of a lease whose workers let go of their GPUs for a while.
+
+A lease goes from held to suspending, suspended, resuming, and is held again. Its memory is counted
+all the time but while it is suspended: it is given back once all servers of the lease have said
+that their workers have let go, and taken again before any of them is told to go on.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpupool.pool.model.codec import OPTIONAL
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+
+
+class SuspensionState(Enum):
+    """How far the suspension of a lease is."""
+
+    SUSPENDING = "suspending"  # its servers are told to stop its workers; its memory is counted
+    SUSPENDED = "suspended"  # they all have; its memory is given back
+    RESUMING = "resuming"  # its memory is counted again, and its servers bring its workers back
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """Why and how far a lease is suspended."""
+
+    state: SuspensionState
+    number: int  # the index of the command that began it: what confirmations must carry
+    by: str  # a user; empty: the pool itself
+    why: str
+    since: Milliseconds
+    for_request: RequestId | None = None  # which gets the memory
+    confirmed: tuple[ServerId, ...] = ()  # servers that have done what ``state`` asks of them
+    bytes: int = 0  # of its servers' memory, that it takes meanwhile
+    resume_since: Milliseconds = Milliseconds(0)
+    """Since when it goes on as soon as there is room; 0: somebody must say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendRefusal:
+    """The latest attempt to suspend a lease, which failed."""
+
+    reason: str
+    at: Milliseconds
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendLease:
+    """First step: all servers of a lease must stop its workers.
+
+    ``by`` is empty when the pool itself suspends it: for a request of higher priority, or because
+    of a window of the policy. Then it goes on by itself, too. ``order`` is as in ``DrainServer``.
+    """
+
+    lease: LeaseId
+    why: str
+    by: str = ""
+    operator: bool = False
+    for_request: RequestId | None = None
+    order: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmSuspended:
+    """Second step, by each server: its workers have let go of their GPUs' memory."""
+
+    lease: LeaseId
+    server: ServerId
+    incarnation: Incarnation
+    number: int
+    bytes: int  # of this server's memory, that they take now
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSuspension:
+    """Instead of the second step: a server cannot suspend this lease, so all go on."""
+
+    lease: LeaseId
+    server: ServerId
+    incarnation: Incarnation
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeLease:
+    """Third step: take the memory again, on the same GPUs.
+
+    A person's order that finds no room is kept: the pool orders it again when there is some.
+    """
+
+    lease: LeaseId
+    by: str = ""  # empty: the pool itself
+    operator: bool = False
+    order: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmResumed:
+    """Last step, by each server: its workers go on."""
+
+    lease: LeaseId
+    server: ServerId
+    incarnation: Incarnation
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuspensionHistory:
+    """What a lease has been through; it has none before it is suspended first."""
+
+    resumed_at: Milliseconds = Milliseconds(0)  # the latest time; 0: never
+    away_ms: int = 0  # how long its memory was given back, all in all
+    away_since: Milliseconds = Milliseconds(0)  # 0: it is not now
+    refusal: SuspendRefusal | None = None  # of the latest attempt; None when that has not failed
+    orders: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)  # as in ``Server``
