@@ -118,10 +118,9 @@ class Suspender:
         self.direct = direct or not has
         say("suspension by", "the host's calls" if self.direct else "gpupool suspend")
 
-    def lease_of(self, command: str) -> str:
+    def latest_lease(self) -> str:
         leases = json.loads(self.pool.command("leases", "--json").stdout)["leases"]
-        named = [each["name"] for each in leases if command in json.dumps(each)]
-        return named[-1] if named else str(leases[-1]["name"])
+        return max((str(each["name"]) for each in leases), key=lambda name: int(name, 16))
 
     def new_worker(self, before: set[int]) -> int:
         """Return the worker that has come to have GPU memory."""
@@ -216,7 +215,7 @@ def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...
         running = start(kind, run_words([PROGRAM, kind, ENDLESS], *options), pool.env)
         try:
             worker = suspender.new_worker(before)
-            case = (kind, running, suspender.lease_of(kind), worker)
+            case = (kind, running, suspender.latest_lease(), worker)
             cases.append(case)
             threads.append(threading.Thread(target=disturb, args=case))
             threads[-1].start()  # the others start meanwhile
@@ -258,7 +257,7 @@ def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
             worker, lease = running.process.pid, ""
         else:
             running = start(title, run_words(program, "-p", "0.5", "--door", "cuda"), pool.env)
-            worker, lease = suspender.new_worker(before), suspender.lease_of("gpt2")
+            worker, lease = suspender.new_worker(before), suspender.latest_lease()
         running.wait_steps(10, 60)
         means = suspender
         if title == "native":
