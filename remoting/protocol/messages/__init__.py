@@ -118,10 +118,12 @@ from gpupool.remoting.protocol.messages.orders import (
     Order,
     RemoveServer,
     RenewToken,
+    ResumeLease,
     RetireCa,
     RevokeToken,
     RotateCa,
     SetClock,
+    SuspendLease,
 )
 from gpupool.remoting.protocol.messages.policy_messages import (
     CheckPolicy,
