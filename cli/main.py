@@ -50,6 +50,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "undrain": ("admin:undrain", "Grant on a drained server or GPU again."),
     "label": ("admin:label", "Set or show the labels of a server."),
     "kill": ("admin:kill", "End a lease now."),
+    "suspend": ("admin:suspend", "Have a lease let go of its GPUs; its program waits."),
+    "resume": ("admin:resume", "Have a suspended lease go on."),
     "clock": ("clock", "Show the pool's time against the servers' clocks, and mend it."),
     "ca": ("ca", "Show the pool's CA, and exchange it for another one."),
     "audit": ("audit", "Show who administered what, and when."),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
-from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
     Lease,
@@ -18,15 +18,19 @@ from gpupool.pool.model.state import (
     PoolState,
     Server,
     ServerStatus,
+    with_changes,
 )
 from gpupool.pool.model.suspension import (
     ConfirmResumed,
     ConfirmSuspended,
     RefuseSuspension,
+    ResumeLease,
     Suspension,
     SuspensionState,
 )
 from gpupool.pool.policy import lease_ends
+from gpupool.pool.policy.admission import Admission
+from gpupool.pool.transitions.lease_suspensions import resume_refusal
 
 UNREACHABLE_AFTER_S = 10.0
 """Without contact for so long, a server's GPUs are not grantable (design section 3)."""
@@ -83,7 +87,30 @@ def plan_leader(
     if now_ms > state.now and state.waiting.renewed_before(now_ms - WAITING_LAPSE_MS):
         plan.append(Tick())
     plan += lease_ends.due(state, now_ms)
+    plan += due_resumptions(state, now_ms)
     return tuple(plan)
+
+
+def due_resumptions(state: PoolState, now_ms: int) -> tuple[ResumeLease, ...]:
+    """Return which suspended leases go on now: the first by priority, then by wait, with room.
+
+    One for each pass: it takes memory that the next must not count on.
+    """
+    suspended = state.leases.suspended()
+    if not suspended:
+        return ()
+    if now_ms > state.now:
+        state = with_changes(state, now=Milliseconds(now_ms))
+    terms = Admission(state).terms
+    wanted = [
+        (-terms(lease.user).priority, lease.suspension.resume_since, lease.id, lease)
+        for lease in suspended.values()
+        if lease.held and lease.is_away and lease.suspension and lease.suspension.resume_since
+    ]
+    for *_, lease in sorted(wanted, key=lambda each: each[:3]):
+        if resume_refusal(state, lease) is None:
+            return (ResumeLease(lease.id),)
+    return ()
 
 
 def plan_host(

@@ -18,6 +18,7 @@ from gpupool.pool.model.state import (
     Server,
     ServerStatus,
 )
+from gpupool.pool.model.suspension import suspension_reason
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
@@ -85,7 +86,7 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """One lease; ``state`` is held, ending or unreachable."""
+    """One lease; ``state`` is held, ending, unreachable, suspending, suspended or resuming."""
 
     id: LeaseId
     name: str
@@ -103,6 +104,9 @@ class LeaseView:
     department: str = field(default="", metadata=OPTIONAL)
     freed: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # parts that are over
     ends_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: no limit of time
+    kept_bytes: int = field(default=0, metadata=OPTIONAL)  # of servers' memory, while suspended
+    waits_to_resume: bool = field(default=False, metadata=OPTIONAL)  # it goes on once there is room
+    not_suspended: str = field(default="", metadata=OPTIONAL)  # why the latest attempt failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +382,10 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
     for lease in state.leases.values():
         servers = [state.servers.get(each) for each in lease.parts]
         lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
-        word = "unreachable" if lost else "held" if lease.held else "ending"
+        suspension, history = lease.suspension, lease.history
+        word = "held" if suspension is None else suspension.state.value
+        word = "unreachable" if lost else word if lease.held else "ending"
+        refusal = history.refusal if history is not None else None
         views.append(
             LeaseView(
                 id=lease.id,
@@ -387,7 +394,7 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 client=visible(lease.client),
                 program=visible(lease.program),
                 state=word,
-                reason=visible(lease.end_reason),
+                reason=visible(lease.end_reason or suspension_reason(suspension)),
                 partitions=lease.partitions,
                 granted_at=lease.granted_at,
                 age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
@@ -397,6 +404,9 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 department=lease.department,
                 freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
                 ends_at=lease.ends_at,
+                kept_bytes=suspension.bytes if suspension is not None else 0,
+                waits_to_resume=suspension is not None and bool(suspension.resume_since),
+                not_suspended=visible(refusal.reason) if refusal is not None else "",
             )
         )
     return tuple(views)

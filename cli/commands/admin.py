@@ -1,4 +1,4 @@
-"""The commands that give one order each: drain, undrain, label, kill, leave.
+"""The commands that give one order each: drain, undrain, label, kill, suspend, resume, leave.
 
 An order's class has its rights and the sentence about its outcome; here are its arguments alone.
 """
@@ -12,9 +12,18 @@ from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import say, stdout_console
-from gpupool.cli.lib.values import Parsed, parse_label, parse_lease
-from gpupool.pool.errors import UsageError
-from gpupool.pool.model.ids import LeaseId
+from gpupool.cli.lib.values import Parsed, parse_label, parse_lease, size_text
+from gpupool.pool.errors import LeaseLostError, NotNowError, UsageError
+from gpupool.pool.model.ids import LeaseId, lease_name
+
+if TYPE_CHECKING:
+    from gpupool.remoting.protocol import messages as m
+
+PATIENCE_S = 3.0
+"""For the server that is looked at to apply what another one has committed."""
+
+POLL_S = 0.3
+"""Between two looks at a lease that is being suspended or resumed."""
 
 if TYPE_CHECKING:
     from gpupool.pool.view import ServerView
@@ -62,6 +71,72 @@ def kill(credentials: str | None, lease: int, reason: str) -> None:
     from gpupool.remoting.protocol import messages as m
 
     operate(credentials, m.EndLease(LeaseId(lease), reason))
+
+
+@click.command()
+@click.argument("lease", type=Parsed("lease", parse_lease))
+@click.option("--why", default="", help="Its owner sees it.")
+@pool_options
+def suspend(credentials: str | None, lease: int, why: str) -> None:
+    """Have LEASE let go of its GPUs until it is resumed; its program waits.
+
+    Users suspend their own leases, operators any. What is on the GPUs is kept in the memory of
+    their server meanwhile. The command returns once others can have the GPUs.
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    order = m.SuspendLease(LeaseId(lease), why)
+    run_async(lambda: _move(credentials, order, LeaseId(lease), "suspended"))
+
+
+@click.command()
+@click.argument("lease", type=Parsed("lease", parse_lease))
+@pool_options
+def resume(credentials: str | None, lease: int) -> None:
+    """Have a suspended LEASE go on, on the same GPUs.
+
+    Users resume their own leases, operators any. Without room it goes on later by itself, in its
+    turn, and the command says so.
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    order = m.ResumeLease(LeaseId(lease))
+    run_async(lambda: _move(credentials, order, LeaseId(lease), "held"))
+
+
+async def _move(given: str | None, order: "m.Order", lease: LeaseId, wanted: str) -> None:
+    """Give an order, and return once the lease is as it should be, or will not be for long.
+
+    Raises:
+        NotNowError: when it could not be suspended.
+        LeaseLostError: when it has ended meanwhile.
+    """
+    import trio
+
+    async with connected(given) as pool:
+        say(f"gpupool: {await pool.operate(order)}")
+        name, began, patience = lease_name(lease), False, trio.current_time() + PATIENCE_S
+        while True:
+            leases = (await pool.view()).leases
+            found = next((each for each in leases if each.id == lease), None)
+            if found is None or found.state == "ending":
+                why = found.reason if found is not None else ""
+                raise LeaseLostError(f"lease {name} has ended", why=why)
+            if found.state == wanted:
+                if wanted == "suspended":
+                    size = size_text(found.kept_bytes)
+                    say(f"gpupool: lease {name} is suspended; {size} of it are kept in memory")
+                else:
+                    say(f"gpupool: lease {name} goes on")
+                return
+            began = began or found.state in ("suspending", "resuming")
+            late = trio.current_time() > patience
+            if wanted == "suspended" and found.state == "held" and (began or late):
+                why = found.not_suspended
+                raise NotNowError(f"lease {name} could not be suspended, and runs on", why=why)
+            if wanted == "held" and found.state == "suspended" and found.waits_to_resume:
+                return
+            await trio.sleep(POLL_S)
 
 
 @click.command()

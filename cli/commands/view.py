@@ -185,7 +185,7 @@ def leases(
 @click.option(
     "--replay",
     type=click.Path(dir_okay=False, exists=True),
-    help="Show what a file of --record has, without a pool.",
+    help="Show a file of --record, without a pool.",
 )
 @view_options
 def top(

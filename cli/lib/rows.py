@@ -344,7 +344,7 @@ def _lease_row(
         client=lease.client,
         program=lease.program,
         state=lease.state,
-        reason=lease.reason,
+        reason=_lease_reason(lease),
         gpus=gpus,
         memory=sum(part.memory for part in lease.partitions),
         age_s=lease.age_s + snapshot.view_age_s,
@@ -353,6 +353,15 @@ def _lease_row(
         figures=lease_figures(sessions),
         user_class=lease.user_class,
     )
+
+
+def _lease_reason(lease: LeaseView) -> str:
+    """Return why a lease is in its state; of one that is held, why it was not suspended."""
+    if lease.state == "suspended" and lease.waits_to_resume:
+        return f"{lease.reason}; it goes on when there is room"
+    if not lease.reason and lease.not_suspended:
+        return f"not suspended: {lease.not_suspended}"
+    return lease.reason
 
 
 def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:

@@ -36,6 +36,14 @@ class Suspension:
     """Since when it goes on as soon as there is room; 0: somebody must say so."""
 
 
+def suspension_reason(suspension: Suspension | None) -> str:
+    """Return who suspended a lease, and why, for people; nothing for a lease that is not."""
+    if suspension is None:
+        return ""
+    why = f": {suspension.why}" if suspension.why else ""
+    return f"by {suspension.by or 'the pool'}{why}"
+
+
 @dataclass(frozen=True, slots=True)
 class SuspendRefusal:
     """The latest attempt to suspend a lease, which failed."""

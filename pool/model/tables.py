@@ -36,6 +36,11 @@ class LeaseRow(Protocol):
         """Return whether it has not ended."""
         ...
 
+    @property
+    def suspension(self) -> object | None:
+        """Return its suspension, if it has one."""
+        ...
+
 
 class WaitingRow(Protocol):
     """What the bounds of waiting requests need of one."""
@@ -56,12 +61,13 @@ W = TypeVar("W", bound=WaitingRow)
 
 
 class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
-    """Leases by id, by server, and by the end that the policy sets."""
+    """Leases by id, by server, by the end that the policy sets, and those with a suspension."""
 
-    __slots__ = ("_at", "_ends")
+    __slots__ = ("_at", "_ends", "_suspended")
 
     _at: PersistentMap[ServerId, PersistentMap[LeaseId, L]]
     _ends: SortedSet[tuple[int, LeaseId]]
+    _suspended: PersistentMap[LeaseId, L]
 
     def __init__(self, content: Mapping[LeaseId, L] | Iterable[tuple[LeaseId, L]] = ()) -> None:
         """Make a table of ``content``, in its order."""
@@ -71,6 +77,9 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
             for server in lease.parts:
                 at.setdefault(server, {})[lease.id] = lease
         self._at = PersistentMap({server: PersistentMap(each) for server, each in at.items()})
+        self._suspended = PersistentMap(
+            (lease.id, lease) for lease in self.values() if lease.suspension is not None
+        )
         self._ends = SortedSet()
         for lease in self.values():
             if _ends(lease):
@@ -82,6 +91,10 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         It is the same object for as long as none of them changes.
         """
         return self._at.get(server, _NONE)
+
+    def suspended(self) -> PersistentMap[LeaseId, L]:
+        """Return the leases with a suspension, ended ones included."""
+        return self._suspended
 
     def ended_by(self, now: int) -> list[L]:
         """Return the held leases that end by the policy at ``now`` or before, by id."""
@@ -105,12 +118,16 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         if is_ and not was:
             ends = ends.including((value.ends_at, key))
         changed._at, changed._ends = at, ends
+        apart = self._suspended
+        keeps = value.suspension is not None
+        changed._suspended = apart.set(key, value) if keeps else apart.without(key)
         return changed
 
     def without(self, key: LeaseId) -> Self:
         """Return the table without a lease."""
         before = self.get(key)
         changed = super().without(key)
+        changed._suspended = self._suspended.without(key)
         if before is None:
             return changed
         at, ends = self._at, self._ends

@@ -67,6 +67,7 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         resume_since=_wanted_since(state) if not by else Milliseconds(0),
     )
     history = _with_order(lease.history or SuspensionHistory(), command.order)
+    history = replace(history, refusal=None)
     lease = with_changes(lease, suspension=suspension, history=history)
     why = suspension.why or "no reason given"
     if by:

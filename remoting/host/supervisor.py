@@ -45,7 +45,7 @@ from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
-from gpupool.remoting.host.confinement import PROPERTIES, Confinement
+from gpupool.remoting.host.confinement import PROPERTIES, Confinement, uses_mps
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.keepers import Keeper, OwnKeeper
 from gpupool.remoting.host.limits import HostLimits
@@ -179,6 +179,7 @@ class HostSupervisor:
             sample=lambda: self.inventory.sample(self.watchdog.own_use),
             free_on=self.inventory.free_on,
             instances=lambda: frozenset(gpu.id for gpu in self.gpus() if gpu.parent),
+            shared_by_mps=uses_mps,
             note_use=self._note_lease,
             log=self._log,
         )

@@ -18,7 +18,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.record_query import (
@@ -75,7 +75,7 @@ class AdminService:
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
-            m.EndLease: self._end_lease,
+            **dict.fromkeys((m.EndLease, m.SuspendLease, m.ResumeLease), self._order_of_lease),
         }
 
     def closed(self, client: Client) -> None:
@@ -320,19 +320,22 @@ class AdminService:
             f"{where} has no GPU {name[:64]}", hint='"gpupool gpus" shows the GPUs by number and id'
         )
 
-    def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
-        state = self._context.state
-        if message.lease not in state.leases and state.index < message.lease:
+    def _order_of_lease(self, client: Client, call: int, order: m.Order) -> None:
+        state, named = self._context.state, order.named_lease()
+        assert named is not None, "such orders name a lease"
+        if named not in state.leases and state.index < named:
             # A lease's number is its place in the log, and this table has not got so far.
-            act = partial(self._end_known_lease, client, call, message)
+            act = partial(self._order_of_known_lease, client, call, order, named)
             self._context.when_current(client, call, act)
         else:
-            self._end_known_lease(client, call, message)
+            self._order_of_known_lease(client, call, order, named)
 
-    def _end_known_lease(self, client: Client, call: int, message: m.EndLease) -> None:
-        lease = self._context.state.leases.get(message.lease)
+    def _order_of_known_lease(
+        self, client: Client, call: int, message: m.Order, named: LeaseId
+    ) -> None:
+        lease = self._context.state.leases.get(named)
         if lease is None:
-            what = f"the pool has no lease {lease_name(message.lease)}"
+            what = f"the pool has no lease {lease_name(named)}"
             raise UsageError(what, hint='"gpupool leases" shows those that it has')
         operator = client.kind is TokenKind.OPERATOR
         if not operator and lease.user != client.user:

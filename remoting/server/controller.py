@@ -410,6 +410,7 @@ class Controller:
             health, attachments.connections, attachments.lost, self._leases.starting
         )
         self._leases.push_notices()
+        self._leases.push_suspensions()
         state = context.state
         me = state.servers.get(context.self_id)
         if me is not None and me.voter and not context.has_keys() and self._key_at <= now:

@@ -12,12 +12,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, NotNowError, UsageError
+from gpupool.pool.errors import (
+    DeniedError,
+    GpupoolError,
+    LeaseLostError,
+    LeaseSuspendedError,
+    NotNowError,
+    UsageError,
+)
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Lease, Partition, PartStatus
+from gpupool.pool.model.suspension import suspension_reason
 from gpupool.pool.policy.lease_ends import notice_text
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
@@ -40,6 +48,9 @@ TEXT_LENGTH_MAX = 200
 DOOR_LENGTH_MAX = 32
 TICKET_SIZE_MAX = 64
 
+SUSPENDED_ANSWER_S = 20.0
+"""A client whose lease is suspended for longer is told so, and asks again."""
+
 CLIENT_GONE = "its client disconnected"
 """The reason by which a lease ends that no connection holds any more."""
 
@@ -51,6 +62,16 @@ class _Awaited:
     client: Client
     call: int
     message: m.Attach
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An ``OpenSession`` for a suspended lease."""
+
+    client: Client
+    call: int
+    message: m.OpenSession
     deadline: float
 
 
@@ -70,8 +91,11 @@ class LeaseService:
         self._context = context
         self.attachments = Attachments(context)
         self._awaited: list[_Awaited] = []
+        self._kept: list[_Kept] = []
         self._starting: dict[int, _Starting] = {}
         self._start_number = 0
+        self._told_of_suspension: dict[tuple[int, LeaseId], int] = {}
+        """The numbers of the suspensions that connections were told of, and not of their end."""
 
     def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
@@ -95,6 +119,7 @@ class LeaseService:
     def closed(self, client: Client) -> None:
         """Act on a client that has gone: a lease that only it held is lost."""
         self._awaited = [each for each in self._awaited if each.client is not client]
+        self._kept = [each for each in self._kept if each.client is not client]
         for lease in sorted(client.attached):
             self.attachments.detach(client, lease)
             if lease not in self.attachments.connections:
@@ -115,6 +140,14 @@ class LeaseService:
         for each in list(self._awaited):
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
+        for each in list(self._kept):
+            lease = self._context.state.leases.get(each.message.lease)
+            if lease is None or not lease.held or lease.suspension is None:
+                self._kept.remove(each)
+                try:
+                    self._open_session(each.client, each.call, each.message)
+                except GpupoolError as error:
+                    self._context.answer(each.client, each.call, m.refused(error))
 
     def poll(self, now: float) -> None:
         """Refuse the ``Attach`` calls whose lease has not come in time."""
@@ -123,10 +156,17 @@ class LeaseService:
             name = lease_name(each.message.lease)
             error = LeaseLostError(f"this server does not know lease {name}")
             self._context.answer(each.client, each.call, m.refused(error))
+        for kept in [kept for kept in self._kept if kept.deadline <= now]:
+            self._kept.remove(kept)
+            error = LeaseSuspendedError(
+                "no session can be opened yet", why="its lease is suspended"
+            )
+            self._context.answer(kept.client, kept.call, m.refused(error))
 
     def wake_at(self) -> float:
         """Return when ``poll`` has to be called next."""
-        return min((each.deadline for each in self._awaited), default=float("inf"))
+        deadlines = [each.deadline for each in (*self._awaited, *self._kept)]
+        return min(deadlines, default=float("inf"))
 
     # --- pushes ----------------------------------------------------------------------------------
 
@@ -158,6 +198,32 @@ class LeaseService:
                     client.noticed[lease_id] = lease.ends_at
                     notice = m.LeaseNotice(lease_id, notice_text(lease))
                     self._context.send(connection, 0, notice)
+
+    def push_suspensions(self) -> None:
+        """Tell clients when a lease of theirs is suspended, and when that is over, once each."""
+        leases, clients = self._context.state.leases, self._context.clients
+        suspended = leases.suspended()
+        if not suspended and not self._told_of_suspension:
+            return
+        connections = self.attachments.connections
+        for lease_id, lease in suspended.items():
+            suspension = lease.suspension
+            if suspension is None or not lease.held:
+                continue
+            for connection in sorted(connections.get(lease_id, ())):
+                if self._told_of_suspension.get((connection, lease_id)) != suspension.number:
+                    self._told_of_suspension[connection, lease_id] = suspension.number
+                    text = f"it is suspended {suspension_reason(suspension)}; its calls wait"
+                    self._context.send(connection, 0, m.LeaseNotice(lease_id, text))
+        for connection, lease_id in list(self._told_of_suspension):
+            lease = leases.get(lease_id)
+            if lease is not None and lease.suspension is not None:
+                continue
+            del self._told_of_suspension[connection, lease_id]
+            if lease is not None and lease.held and clients.get(connection) is not None:
+                refusal = lease.history.refusal if lease.history is not None else None
+                why = f"it could not be suspended ({refusal.reason}), and " if refusal else "it "
+                self._context.send(connection, 0, m.LeaseNotice(lease_id, f"{why}goes on"))
 
     def push_capacity(self, now: float) -> None:
         """Tell waiting clients of free capacity; see ``wait_queue``."""
@@ -354,6 +420,10 @@ class LeaseService:
             # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
             # belief that nothing runs for it.
             raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")
+        if lease.suspension is not None:
+            deadline = context.clock.monotonic() + SUSPENDED_ANSWER_S
+            self._kept.append(_Kept(client, call, message, deadline))
+            return
         partitions = tuple(p for p in lease.partitions if p.server == self_id)
         self._start(client, call, message, lease, partitions)
 

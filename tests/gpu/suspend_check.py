@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from leasing import GPUPOOL, RealPool  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
+from gpupool.remoting.host import host_memory  # noqa: E402
 from gpupool.remoting.host.suspension import checkpointer  # noqa: E402
 
 PROGRAM = str(HERE / "cuda_programs" / "suspended.py")
@@ -117,10 +118,9 @@ class Suspender:
         self.direct = direct or not has
         say("suspension by", "the host's calls" if self.direct else "gpupool suspend")
 
-    def lease_of(self, command: str) -> str:
+    def latest_lease(self) -> str:
         leases = json.loads(self.pool.command("leases", "--json").stdout)["leases"]
-        named = [each["name"] for each in leases if command in json.dumps(each)]
-        return named[-1] if named else str(leases[-1]["name"])
+        return max((str(each["name"]) for each in leases), key=lambda name: int(name, 16))
 
     def new_worker(self, before: set[int]) -> int:
         """Return the worker that has come to have GPU memory."""
@@ -215,7 +215,7 @@ def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...
         running = start(kind, run_words([PROGRAM, kind, ENDLESS], *options), pool.env)
         try:
             worker = suspender.new_worker(before)
-            case = (kind, running, suspender.lease_of(kind), worker)
+            case = (kind, running, suspender.latest_lease(), worker)
             cases.append(case)
             threads.append(threading.Thread(target=disturb, args=case))
             threads[-1].start()  # the others start meanwhile
@@ -257,7 +257,7 @@ def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
             worker, lease = running.process.pid, ""
         else:
             running = start(title, run_words(program, "-p", "0.5", "--door", "cuda"), pool.env)
-            worker, lease = suspender.new_worker(before), suspender.lease_of("gpt2")
+            worker, lease = suspender.new_worker(before), suspender.latest_lease()
         running.wait_steps(10, 60)
         means = suspender
         if title == "native":
@@ -269,12 +269,14 @@ def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
             left = gpu_memory().get(worker, 0)
             back = means.back(lease, worker, size)
             goes_on = running.wait_steps(3, 20)
+            held = host_memory.resident(worker) // MIB
             good = size / out / 1e9 >= OUT_BAR and size / back / 1e9 >= BACK_BAR
             good = good and left <= LEFT_MAX and goes_on
             say(
                 f"{title}: {size / 1e9:.1f} GB, out {size / out / 1e9:.2f} GB/s ({out:.1f} s), "
                 f"back {size / back / 1e9:.2f} GB/s ({back:.1f} s), left {left // MIB} MiB, "
-                f"{'goes on' if goes_on else 'STANDS STILL'}, {'good' if good else 'BAD'}"
+                f"{'goes on' if goes_on else 'STANDS STILL'}, {'good' if good else 'BAD'}, "
+                f"{held} MiB of the machine's memory afterwards"
             )
             failed += title == "remote" and not good
         running.process.kill()

@@ -267,7 +267,7 @@ def reason(name: str, result: int) -> str:
         driver_calls.NO_SUCH_FUNCTION: "the server's NVIDIA driver is older than 570, which is "
         "the first that can suspend a program",
         driver_calls.NOT_SUPPORTED: "the server's NVIDIA driver cannot suspend a program that "
-        "uses the GPU like this one, for instance with memory that processes share",
+        "uses the GPU like this one, for instance with managed memory",
         _OPERATING_SYSTEM: "only root may suspend programs on NVIDIA GPUs, and this server was "
         "not started by root",
         _OUT_OF_MEMORY: "there is not enough memory for it",

@@ -63,6 +63,7 @@ class Means:
     sample: Callable[[], Awaitable[None]]  # reads the GPUs' memory anew
     free_on: Callable[[GpuId], int]  # bytes that a GPU had left when it was read last
     instances: Callable[[], frozenset[GpuId]]  # the GPUs that are MIG instances
+    shared_by_mps: Callable[[], bool]  # whether NVIDIA's daemon shares the GPUs of this machine
     note_use: Callable[[LeaseId], None]
     log: Callable[[str], None]
 
@@ -138,14 +139,23 @@ class Suspensions:
     def _order(self, lease: LeaseId, number: int, *, wanted: bool) -> None:
         order = self._orders.get(lease)
         if order is None:
+            self._drop_old()
             order = self._orders[lease] = _Order(number, wanted)
             order.enter(P.RUNNING)
-        elif number < order.number or (number == order.number and wanted == order.wanted):
-            return
+        elif (number, not wanted) <= (order.number, not order.wanted):
+            return  # A suspension and its end have one number, and the end is later.
         order.number, order.wanted = number, wanted
         if order.phase is P.REFUSED:
             order.enter(P.RUNNING)
         self._start(lease, order)
+
+    def _drop_old(self) -> None:
+        """Forget leases that run, or have ended without a worker that would have said so."""
+        having = {worker.lease for worker in self._means.workers.values()}
+        old = trio.current_time() - CALM_S
+        for lease, order in list(self._orders.items()):
+            if order.phase in (P.RUNNING, P.REFUSED) and order.since < old and lease not in having:
+                self.forget(lease)
 
     def phases(self) -> dict[LeaseId, HostSuspension]:
         """Return every lease that has had an order, and how far it is."""
@@ -220,7 +230,7 @@ class Suspensions:
             workers = self._workers(lease)
             real = {gpu for worker in workers for gpu in worker.real}
             size = sum(self._means.budget.usage(lease, gpu) for gpu in real)
-            problem = self._unsuitable(lease, workers) or self._no_room(size)
+            problem = self._unsuitable(workers) or self._no_room(size)
             if problem or order.gone:
                 order.enter(P.REFUSED, problem)
                 return
@@ -315,10 +325,12 @@ class Suspensions:
             for worker in self._workers(lease)
         )
 
-    def _unsuitable(self, lease: LeaseId, workers: Iterable[WorkerHandle]) -> str:
+    def _unsuitable(self, workers: Iterable[WorkerHandle]) -> str:
         """Return why a lease cannot be suspended at all; empty: it can be tried."""
         workers = list(workers)
         instances = self._means.instances()
+        if any(worker.real for worker in workers) and self._means.shared_by_mps():
+            return "programs on GPUs that NVIDIA's MPS shares cannot be suspended"
         if any(gpu in instances for worker in workers for gpu in worker.real):
             return "programs on a part of a GPU in MIG mode cannot be suspended"
         # The driver takes it, and cannot give it back (580.159: memory mapped by two processes).

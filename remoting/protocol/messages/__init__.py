@@ -128,11 +128,13 @@ if TYPE_CHECKING:
         Order,
         RemoveServer,
         RenewToken,
+        ResumeLease,
         RetireCa,
         RevokeToken,
         RotateCa,
         SetClock,
         SetSilence,
+        SuspendLease,
     )
     from gpupool.remoting.protocol.messages.policy_messages import (
         CheckPolicy,

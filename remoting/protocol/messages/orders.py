@@ -13,6 +13,8 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     DrainGpu        DrainGpu          yes                yes: another order undoes it
     LabelServer     LabelServer       yes                yes: another order undoes it
     EndLease        EndLease          no                 no: a lease ends once
+    SuspendLease    SuspendLease      no                 yes: another order undoes it
+    ResumeLease     ResumeLease       no                 yes: another order undoes it
     SetClock        SetClock          no                 no: the era of the table numbers it
     RetireCa        RetireCa          no                 no: done twice, it does the same
     SetSilence      SetSilence        no                 yes: another order undoes it
@@ -29,6 +31,8 @@ from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId, lease_name
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
+from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
+from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
@@ -68,6 +72,10 @@ class Order(Call):
 
     def named_gpu(self) -> str | None:
         """Return the id or the index of the GPU of that server that the order is about."""
+        return None
+
+    def named_lease(self) -> LeaseId | None:
+        """Return the lease that the order is about; its user may give it, too."""
         return None
 
     def numbered(self, number: bytes) -> Self:
@@ -307,6 +315,10 @@ class EndLease(Order):
     lease: LeaseId
     reason: str
 
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
     def command(self, issue: Issue) -> Command:
         """Return the command; its reason names the person as well."""
         reason = visible(self.reason[:END_REASON_LENGTH_MAX]) or "ended by order"
@@ -317,6 +329,59 @@ class EndLease(Order):
         """Return that its workers are about to end."""
         del note
         return f"lease {lease_name(self.lease)} is ending"
+
+
+@message(62, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class SuspendLease(Order):
+    """Have a lease let go of its GPUs until it is resumed; one's own, or any for an operator."""
+
+    lease: LeaseId
+    why: str
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        why = visible(self.why[:REASON_LENGTH_MAX])
+        by, operator = issue.by, issue.operator
+        return SuspendCommand(self.lease, why, by, operator, order=self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return that its workers are about to let go."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being suspended"
+
+
+@message(63, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class ResumeLease(Order):
+    """Have a suspended lease go on; one's own, or any for an operator."""
+
+    lease: LeaseId
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        return ResumeCommand(self.lease, issue.by, issue.operator, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return that its workers are about to go on."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being resumed"
 
 
 @message(55, answered_by=Done, rights=Rights.OPERATOR)
@@ -381,7 +446,7 @@ class RetireCa(Order):
         return f"{done}; {note}" if note else done
 
 
-@message(62, answered_by=Done, rights=Rights.OPERATOR)
+@message(59, answered_by=Done, rights=Rights.OPERATOR)
 class SetSilence(Order):
     """Silence findings and alerts for so long, on one server or everywhere; or no more."""
 

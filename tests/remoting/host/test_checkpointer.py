@@ -70,7 +70,7 @@ def test_all_are_locked_before_the_first_one_lets_go() -> None:
     ("name", "result", "why"),
     [
         ("Lock", 600, "did not come to rest within 10 s"),
-        ("Checkpoint", 801, "for instance with memory that processes share"),
+        ("Checkpoint", 801, "for instance with managed memory"),
         ("Checkpoint", 2, "not enough memory"),
         ("Checkpoint", 999, "the NVIDIA driver answers 999 to Checkpoint"),
         ("GetState", 304, "only root may suspend programs"),

@@ -29,7 +29,9 @@ def state_of(worker: WorkerHandle) -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("State:"))
 
 
-async def test_calls_wait_while_a_lease_is_suspended(make_host: MakeHost) -> None:
+async def test_calls_and_sessions_wait_while_a_lease_is_suspended(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit = await make_host()
     lease = kit.lease()
     client, worker = await kit.connect(lease)
@@ -41,6 +43,10 @@ async def test_calls_wait_while_a_lease_is_suspended(make_host: MakeHost) -> Non
     assert kit.host.idle_s()[lease.id] == 0.0
     gpu = lease.partitions[0].gpu
     assert kit.host.telemetry()[0][0].memory_used == 0
+    monkeypatch.setattr(session_opener, "SUSPENDED_ANSWER_S", 0.02)
+    with pytest.raises(LeaseSuspendedError, match="its lease is suspended"):
+        await kit.open(lease)
+    monkeypatch.undo()
     answered = trio.Event()
 
     async def ask() -> None:
@@ -49,89 +55,56 @@ async def test_calls_wait_while_a_lease_is_suspended(make_host: MakeHost) -> Non
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
+        nursery.start_soon(kit.connect, lease)
         await trio.sleep(0.05)
         assert not answered.is_set()
+        assert kit.host.worker_count() == {lease.id: 1}
         kit.host.resume(lease.id, 2)
         with trio.fail_after(SOON_S):
             await answered.wait()
     assert await reaches(kit, lease, P.RUNNING) == HostSuspension(2, P.RUNNING)
     assert kit.host.budget.usage(lease.id, gpu) == GIB // 2
     assert not worker.exited.is_set()
-
-
-async def test_an_order_that_was_overtaken_does_nothing(make_host: MakeHost) -> None:
-    kit = await make_host()
-    lease = kit.lease()
-    _client, worker = await kit.connect(lease)
-    kit.host.suspend(lease.id, 5)
-    await reaches(kit, lease, P.SUSPENDED)
-    kit.host.resume(lease.id, 4)
-    await trio.sleep(0.05)
-    assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.SUSPENDED)
-    assert state_of(worker) == "T"
-    kit.host.resume(lease.id, 6)
-    await reaches(kit, lease, P.RUNNING)
-    kit.host.suspend(lease.id, 5)
-    assert kit.host.suspensions()[lease.id] == HostSuspension(6, P.RUNNING)
+    assert kit.host.worker_count() == {lease.id: 2}
 
 
 async def test_all_workers_of_a_lease_stop_and_no_others(make_host: MakeHost) -> None:
+    """One may die meanwhile, and the lease may end as at any other time."""
     kit = await make_host(warm_workers=1)
     lease, other = kit.lease(), kit.lease(0x7F3B)
-    workers = [(await kit.connect(lease))[1] for _ in range(2)]
+    (first, one), (second, two) = [await kit.connect(lease) for _ in range(2)]
     beside, stranger = await kit.connect(other)
     spare = await kit.warm()
     kit.host.suspend(lease.id, 1)
     await reaches(kit, lease, P.SUSPENDED)
-    assert [state_of(each) for each in workers] == ["T", "T"]
+    assert [state_of(each) for each in (one, two)] == ["T", "T"]
     assert "T" not in (state_of(stranger), state_of(spare))
     assert await beside.usage() == 0
 
+    one.kill("it was hit")
+    with trio.fail_after(SOON_S):
+        await one.ended.wait()
+        assert await first.at_end()
+    kit.host.resume(lease.id, 1)
+    await reaches(kit, lease, P.RUNNING)
+    assert await second.usage() == 0
 
-async def test_a_suspended_lease_ends_like_any_other(make_host: MakeHost) -> None:
-    kit = await make_host()
-    lease = kit.lease()
-    client, worker = await kit.connect(lease)
-    kit.host.suspend(lease.id, 1)
+    kit.host.suspend(lease.id, 5)
+    await reaches(kit, lease, P.SUSPENDED)
+    kit.host.resume(lease.id, 4)  # overtaken
+    await trio.sleep(0.05)
+    assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.SUSPENDED)
+    kit.host.resume(lease.id, 5)
+    await reaches(kit, lease, P.RUNNING)
+    kit.host.suspend(lease.id, 5)  # and so is this one
+    assert kit.host.suspensions()[lease.id] == HostSuspension(5, P.RUNNING)
+    assert await second.usage() == 0
+
+    kit.host.suspend(lease.id, 6)
     await reaches(kit, lease, P.SUSPENDED)
     with trio.fail_after(SOON_S):
         await kit.host.kill_lease(lease.id, "it is over")
-        assert await client.at_end()
-    assert worker.process.returncode == -signal.SIGKILL
+        assert await second.at_end()
+    assert two.process.returncode == -signal.SIGKILL
     assert kit.host.suspensions() == {}
-    assert not worker.directory.exists()
-
-
-async def test_a_session_of_a_suspended_lease_waits(
-    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kit = await make_host()
-    lease = kit.lease()
-    kit.host.suspend(lease.id, 1)
-    await reaches(kit, lease, P.SUSPENDED)
-    monkeypatch.setattr(session_opener, "SUSPENDED_ANSWER_S", 0.02)
-    with pytest.raises(LeaseSuspendedError, match="its lease is suspended"):
-        await kit.open(lease)
-    monkeypatch.undo()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(kit.connect, lease)
-        await trio.sleep(0.05)
-        assert kit.host.worker_count() == {}
-        kit.host.resume(lease.id, 2)
-    assert kit.host.worker_count() == {lease.id: 1}
-
-
-async def test_a_worker_that_died_meanwhile_is_no_obstacle(make_host: MakeHost) -> None:
-    kit = await make_host()
-    lease = kit.lease()
-    first, worker = await kit.connect(lease)
-    second, _ = await kit.connect(lease)
-    kit.host.suspend(lease.id, 1)
-    await reaches(kit, lease, P.SUSPENDED)
-    worker.kill("it was hit")
-    with trio.fail_after(SOON_S):
-        await worker.ended.wait()
-    kit.host.resume(lease.id, 2)
-    await reaches(kit, lease, P.RUNNING)
-    assert await second.usage() == 0
-    assert await first.at_end()
+    assert not two.directory.exists()
