@@ -93,7 +93,7 @@ def steps_of(lane: str, seconds: float, options: argparse.Namespace) -> list[Ste
         case _:
             words = program("many_cores", "--out", options.out / "swarm.jsonl")
             # The slowest seed takes some seconds.
-            words += ["--first", str(options.first), "--seconds", f"{max(3, seconds - 15):g}"]
+            words += ["--first", str(options.first), "--seconds", f"{max(3, seconds - 20):g}"]
             return [Step("swarm", words, 1.0)]
 
 
