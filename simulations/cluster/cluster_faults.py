@@ -427,3 +427,4 @@ class ClusterFaults:
             if process.paused:
                 process.resume()
         self._cluster.restart_down_servers()
+        self._recovery.heal()

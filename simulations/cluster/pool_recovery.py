@@ -11,6 +11,7 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
+from gpupool.simulations.kernel.ca_files import trust_each_other
 
 TOLD_S = 8.0
 """A server that was left behind and can be reached is told so within this."""
@@ -23,17 +24,24 @@ class Recovery:
         """Begin with nothing lost."""
         self._cluster = cluster
         self._done = False
+        self._ghost = ""  # the machine of the server that returned as it was
+        self._former: ServerId | None = None
         self.disturbed_at = -TOLD_S
 
     def happen(self, random: Random) -> None:
         """Stop all servers, and let the one that knows most go on alone.
 
         One of the others returns as it was, which must not last; the rest do ``gpupool rejoin``.
-        The real order may go to any server that is left, and loses what that one lacks. The one
-        that knows most lacks nothing that was ever confirmed, so here nothing may be lost.
+        The real order may go to any server that is left, and loses what that one lacks. The voter
+        that knows most lacks nothing that was ever confirmed, so here nothing may be lost. One
+        without the CA's key could let nobody in afterwards, of which the real order warns.
         """
         cluster, environment = self._cluster, self._cluster.environment
         if self._done:
+            return
+        voters = self._voters()
+        keys = [environment.machines[name].authorities for name in voters]
+        if not all(each.keys.issuperset(each.trusted) for each in keys):
             return
         disks = {name: environment.machines[name].disk for name in cluster.servers}
         if any("repair" in disk.names() for disk in disks.values()):
@@ -45,8 +53,9 @@ class Recovery:
         for process in list(cluster.servers.values()):
             cluster.end_process(process)
         known: list[tuple[int, int, str]] = []
-        for name, disk in disks.items():
-            found = recovery.replay(Storage(disk, create=False), PoolMachine(PoolState()))
+        for name in voters:
+            storage = Storage(disks[name], create=False)
+            found = recovery.replay(storage, PoolMachine(PoolState()))
             known.append((found.last_term, found.last_index, name))
         survivor = max(known)[2]
         self._recover(survivor)
@@ -59,6 +68,29 @@ class Recovery:
         for name in others:
             if name != ghost:
                 cluster.rejoin(name)
+
+    def heal(self) -> None:
+        """Let the operator do ``gpupool rejoin`` on the one that returned, if nobody can tell it.
+
+        The pool may exchange its CA while that server is cut off: it is no member any more, so
+        nothing waits for it, and then no link with it comes up (seed 7000000).
+        """
+        environment = self._cluster.environment
+        members = environment.checkers.logs.state.servers
+        ghost = environment.machines.get(self._ghost)
+        if ghost is None or ghost.server != self._former:
+            return
+        others = [each for each in environment.machines.values() if each.server in members]
+        if not any(trust_each_other(ghost.authorities, each.authorities) for each in others):
+            self._cluster.rejoin(ghost.name)
+
+    def _voters(self) -> list[str]:
+        found: list[str] = []
+        for name, process in self._cluster.servers.items():
+            replicated_log = process.replicated_log
+            if replicated_log is not None and process.server in replicated_log.health().voters:
+                found.append(name)
+        return found
 
     def _recover(self, survivor: str) -> None:
         machine = self._cluster.environment.machines[survivor]
@@ -79,6 +111,7 @@ class Recovery:
         cluster.start_again(ghost)
         process = cluster.servers.get(ghost)
         if process is not None and process.alive and process.server == former:
+            self._ghost, self._former = ghost, former
             since = cluster.scheduler.now
             cluster.scheduler.after(TOLD_S, partial(self._must_be_over, process, since))
 

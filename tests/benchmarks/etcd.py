@@ -51,6 +51,18 @@ DOORS = "doors.json"
 # --- the two clients, in a process of their own -----------------------------------------------
 
 
+def open_socket(port: int) -> socket.socket:
+    """Connect to a server of ours, which may only just have been started again."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=5)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 class OurClient:
     """One TLS connection; answers come in any order, and each is one byte."""
 
@@ -58,7 +70,7 @@ class OurClient:
         context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(folder / f"{CLIENT}.pem")
-        plain = socket.create_connection(("127.0.0.1", port), timeout=5)
+        plain = open_socket(port)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = context.wrap_socket(plain, server_hostname="127.0.0.1")
 

@@ -126,3 +126,25 @@ def test_pool_is_recovered_and_a_server_that_was_left_behind_is_told() -> None:
     assert ["recovered without this server" in line.text for line in stopped] == [True]
     joined = {line.subject for line in report.lines if line.kind == "removed"}
     assert joined == {"s1", "s2", "s3", "s4", "s5"} - {recovered.subject}
+
+
+def test_pool_is_recovered_by_a_server_that_can_let_the_others_in() -> None:
+    """Of nine servers two have no vote, and so no key of the CA; one of them knew most."""
+    faults = (("recover", 2.0),)
+    options = replace(swarm(7000002), clients=0, faults=faults, policy_s=0.0, fault_s=8.0)
+    report = run(options)
+    assert report.failure is None
+    (recovered,) = [line for line in report.lines if line.kind == "recovered"]
+    joined = {line.subject for line in report.lines if line.kind == "removed"}
+    assert joined == {f"s{number}" for number in range(1, 10)} - {recovered.subject}
+
+
+def test_server_that_a_recovery_left_behind_joins_again_after_an_exchange_of_the_ca() -> None:
+    """It was cut off from the recovery until its CA was dropped, so nobody could tell it."""
+    keep = (14, 16, 28, 39)  # a cut, the recovery, and the exchange of the CA
+    report = run(replace(swarm(7000000), servers=3, clients=1, fault_s=16.0, keep=keep))
+    assert report.failure is None
+    healed, joined = 17.2, [line for line in report.lines if line.kind == "removed"]
+    assert [line.subject for line in joined if line.at >= healed] == ["s1"]
+    dropped = [line for line in report.lines if line.kind == "trusts" and "and" not in line.text]
+    assert {line.subject for line in dropped if line.at < healed} == {"s2", "s3"}
