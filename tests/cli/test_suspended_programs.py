@@ -1,6 +1,7 @@
 """Programs that are suspended in mid-run on a real pool with emulated GPUs."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 PROGRAM = """
@@ -19,6 +20,10 @@ def state_of(pool: dict[str, Any], lease: str) -> str:
     return next((each["state"] for each in pool["leases"] if each["name"] == lease), "over")
 
 
+def in_state(lease: str, state: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda pool: state_of(pool, lease) == state
+
+
 def test_a_program_gives_way_comes_back_and_ends(live_pool: Any) -> None:
     """Its GPU is another's meanwhile; it goes on by itself once there is room; kill -9 ends it."""
     python = ["--", sys.executable, "-c"]
@@ -27,7 +32,7 @@ def test_a_program_gives_way_comes_back_and_ends(live_pool: Any) -> None:
     (lease,) = [each["name"] for each in live_pool.view()["leases"]]
     done = live_pool.run("suspend", lease, "--why", "for a test")
     assert done.returncode == 0, done.stderr
-    live_pool.wait_until(lambda pool: state_of(pool, lease) == "suspended")
+    live_pool.wait_until(in_state(lease, "suspended"))
     assert live_pool.granted() == 0
 
     holder = live_pool.spawn("run", "-n", "2", "-p", "1", "--server", "a", *python, HOLDER)
@@ -36,7 +41,7 @@ def test_a_program_gives_way_comes_back_and_ends(live_pool: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert state_of(live_pool.view(), lease) == "suspended"
     holder.kill()
-    live_pool.wait_until(lambda pool: state_of(pool, lease) == "held")
+    live_pool.wait_until(in_state(lease, "held"))
     last = 1
     while last < 200:
         line = program.stdout.readline()
@@ -44,7 +49,7 @@ def test_a_program_gives_way_comes_back_and_ends(live_pool: Any) -> None:
         assert line == f"{last} {1000 * last}\n", live_pool.logs()
 
     assert live_pool.run("suspend", lease).returncode == 0
-    live_pool.wait_until(lambda pool: state_of(pool, lease) == "suspended")
+    live_pool.wait_until(in_state(lease, "suspended"))
     program.kill()
-    live_pool.wait_until(lambda pool: state_of(pool, lease) == "over")
+    live_pool.wait_until(in_state(lease, "over"))
     assert live_pool.granted() == 0

@@ -285,25 +285,34 @@ def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
     return failed
 
 
-def preempt(pool: RealPool, ballast: int) -> int:
-    """Let an interactive lease take the GPU from a training one."""
-    options = ["-p", "1", "--door", "cuda", "--preemptible"]
-    training = start(
-        "training", run_words([PROGRAM, "gpt2", ENDLESS, str(ballast)], *options), pool.env
-    )
+def preempt(pool: RealPool, suspender: Suspender, ballast: int) -> int:
+    """Let an interactive lease take the whole GPU from a training one.
+
+    By the pool's own choice, or by hand where requests cannot say that they may be preempted.
+    """
+    by_hand = "--preemptible" not in pool.command("run", "--help").stdout
+    options = ["-p", "1", "--door", "cuda", *([] if by_hand else ["--preemptible"])]
+    program = [PROGRAM, "gpt2", ENDLESS, str(ballast)]
+    training = start("training", run_words(program, *options), pool.env)
     if not training.wait_steps(10, 60):
         say("preempt FAILED to start:", *training.other[-5:])
         return 1
     code = "import torch; print('STEP', float(torch.ones(1000, device='cuda').sum()), flush=True)"
-    began = time.monotonic()
-    words = [*GPUPOOL, "run", "-v", "-p", "1", "--priority", "10", "--door", "cuda", "--"]
-    asking = start("interactive", [*words, sys.executable, "-c", code], pool.env)
+    words = [*GPUPOOL, "run", "-v", "-p", "1", "--door", "cuda"]
+    words += [] if by_hand else ["--priority", "10"]
+    lease, began = suspender.latest_lease(), time.monotonic()
+    if by_hand:
+        say("suspended by hand:", pool.command("suspend", lease).stderr.strip())
+    asking = start("interactive", [*words, "--", sys.executable, "-c", code], pool.env)
     came = asking.wait_steps(1, 60)
     took = time.monotonic() - began
     asking.process.wait(30)
+    if by_hand:
+        say("resumed by hand:", pool.command("resume", lease).stderr.strip())
     goes_on = training.wait_steps(3, 60)
     good = came and took <= 20 and goes_on
-    say(f"preempt: first operation after {took:.1f} s, training goes on: {goes_on}", good)
+    how = "by hand" if by_hand else "by priority"
+    say(f"preempt {how}: first operation after {took:.1f} s, training goes on: {goes_on}", good)
     if not good:
         say(*asking.other[-8:], "|", *training.other[-8:])
     training.process.kill()
@@ -327,7 +336,7 @@ def main() -> int:
         parts: dict[str, Callable[[], int]] = {
             "same": lambda: same(pool, suspender, arguments.steps),
             "speed": lambda: speed(pool, suspender, arguments.ballast),
-            "preempt": lambda: preempt(pool, arguments.ballast),
+            "preempt": lambda: preempt(pool, suspender, arguments.ballast),
         }
         for name in arguments.only.split(","):
             if time.monotonic() - BEGAN > arguments.budget - 60:

@@ -1,12 +1,12 @@
 """Programs behind the CUDA door that are suspended in mid-run, by a real server and its keeper."""
 
-import os
 import shutil
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -18,7 +18,6 @@ from fake_pool import DEADLINE_S, FakeGpuPool
 from gpupool.remoting.driver_api import build
 
 pytestmark = pytest.mark.slow  # a pool of its own: its workers have a driver that is steered
-GIB = 1 << 30
 
 PROGRAM = """
 import ctypes, time
@@ -27,7 +26,7 @@ assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(con
 assert not cuda.cuCtxSetCurrent(context)
 blocks = [ctypes.c_uint64() for _ in range(3)]
 for i, block in enumerate(blocks):
-    assert not cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(30 << 30))
+    assert not cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(1 << 30))
 step = 0
 while True:
     for i, block in enumerate(blocks):
@@ -60,38 +59,79 @@ def control(pool: FakeGpuPool) -> Generator[Control]:
     with Control(folder) as found:
         found.path.chmod(0o666)
         site = pool.server.folder / "bindings" / "sitecustomize.py"
+        # Little memory: what is suspended is counted against that of this machine.
         added = f'os.environ["FAKE_CUDA_CONTROL"] = "{found.path}"\n'
+        added += 'os.environ["FAKE_CUDA_MEMORY"] = "4g"\n'
         site.write_text(site.read_text() + added)
         pool.start()
         yield found
     shutil.rmtree(folder)
 
 
-def test_a_program_gives_its_memory_to_another_and_goes_on(
-    pool: FakeGpuPool, control: Control
-) -> None:
+def start(pool: FakeGpuPool) -> tuple["subprocess.Popen[str]", IO[str]]:
+    """Start the program; return it and its output, once it computes."""
     python = ["-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", PROGRAM]
     program = pool.spawn("run", *python)
     assert program.stdout is not None
-    assert program.stdout.readline() == "1\n", program.stderr
-    lease = pool.lease()
-    done = pool.command("suspend", lease, "--why", "for a test")
+    assert program.stdout.readline() == "1\n", pool.logs()
+    return program, program.stdout
+
+
+def suspend(pool: FakeGpuPool, control: Control) -> None:
+    done = pool.command("suspend", pool.lease(), "--why", "for a test")
     assert done.returncode == 0, done.stderr
-    pool.until(lambda: CHECKPOINTED in control.states().values())
+    assert CHECKPOINTED in control.states().values()
+
+
+def test_a_program_gives_its_memory_to_another_and_goes_on(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    program, lines = start(pool)
+    suspend(pool, control)
     assert control.memory_used() == 0
     code = PROGRAM.replace("while True", "while step < 3")
     other = pool.command("run", "-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", code)
     assert other.stdout == "1\n2\n3\n", other.stderr + pool.logs()
-    time.sleep(0.5)
-    os.set_blocking(program.stdout.fileno(), False)
-    before = program.stdout.read() or ""
     assert program.poll() is None
-    done = pool.command("resume", lease)
+    done = pool.command("resume", pool.lease())
     assert done.returncode == 0, done.stderr
-    os.set_blocking(program.stdout.fileno(), True)
-    count = before.count("\n") + 1
-    for step in range(count + 1, count + 20):
-        assert program.stdout.readline() == f"{step}\n"
-    program.terminate()
-    program.wait(DEADLINE_S)
+    for step in range(2, 200):
+        assert lines.readline() == f"{step}\n"
+    # What ends a lease ends it while it is suspended, too.
+    suspend(pool, control)
+    program.kill()
+    pool.until(lambda: pool.leases() == [] and control.memory_used() == 0)
+    pool.until(lambda: CHECKPOINTED not in control.states().values())
+
+
+@pytest.mark.parametrize("step", ["Lock", "Checkpoint", "Restore", "Unlock"])
+def test_a_server_that_is_killed_in_the_middle_leaves_nothing(
+    step: str, pool: FakeGpuPool, control: Control
+) -> None:
+    program, _lines = start(pool)
+    if step in ("Restore", "Unlock"):
+        suspend(pool, control)
+    function = f"cuCheckpointProcess{step}"
+    called = control.calls().get(function, 0)
+    control.set_fault(function, 0, times=1, delay_us=60_000_000)
+    pool.spawn("suspend" if step in ("Lock", "Checkpoint") else "resume", pool.lease())
+    pool.until(lambda: control.calls().get(function, 0) > called)
+    pool.server.kill()
+    assert program.wait(DEADLINE_S) == 125
+    pool.restart()
     pool.until(lambda: pool.leases() == [])
+    pool.until(lambda: control.memory_used() == 0)
+    control.clear_faults()
+    code = PROGRAM.replace("while True", "while step < 3")
+    other = pool.command("run", "-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", code)
+    assert other.stdout == "1\n2\n3\n", other.stderr + pool.logs()
+
+
+def test_a_worker_that_dies_while_it_is_suspended_is_said(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    program, _lines = start(pool)
+    suspend(pool, control)
+    pool.server.kill_workers()
+    assert program.wait(DEADLINE_S) == 125
+    pool.until(lambda: pool.leases() == [] and control.memory_used() == 0)
