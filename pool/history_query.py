@@ -12,6 +12,9 @@ from gpupool.pool.model.ids import Milliseconds
 POINTS_MAX = 2000
 """Of one series."""
 
+EVERYBODY = "*"
+"""The name in a question for sums by class that are of all leases, whoever asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
@@ -19,7 +22,8 @@ class HistoryQuery:
 
     of: str  # pool, server, gpu, lease, user, or sums
     metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``
-    name: str = ""  # a GPU's id, a lease's number or a user's name; of sums: a lease's, or empty
+    #: A GPU's id, a lease's number or a user's name; of sums: a lease's, ``EVERYBODY``, or empty.
+    name: str = ""
     since: Milliseconds = Milliseconds(0)
     until: Milliseconds = Milliseconds(0)
     after: int = 0  # points of earlier parts

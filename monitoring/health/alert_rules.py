@@ -5,16 +5,20 @@ is generated from them.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpupool.monitoring.health.pool_health import PoolFinding, PoolHealth, line
+from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.telemetry import Health, Telemetry
 from gpupool.pool.view import PoolView, visible
 
 IDLE_S = 30 * 60.0
 WAITS_S = 15 * 60.0
+WASTE_SHARE = 0.5
+WASTE_HELD_H = 24.0
+"""GPU-hours in a week below which nobody is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,14 @@ RULES = (
         "max(gpupool_pool_oldest_wait_seconds) > 0",
     ),
     Rule(
+        "ClassWaste",
+        "warning",
+        "More than half of what a class held in a week was idle.",
+        "sum by (class) (increase(gpupool_idle_gpu_seconds_total[7d])) > "
+        "0.5 * sum by (class) (increase(gpupool_granted_gpu_seconds_total[7d])) "
+        "and sum by (class) (increase(gpupool_granted_gpu_seconds_total[7d])) > 86400",
+    ),
+    Rule(
         "WaitingWithFreeGpus",
         "warning",
         "A request has waited for a quarter of an hour, and GPUs are free.",
@@ -199,10 +211,10 @@ def holding(health: PoolHealth, view: PoolView, said: tuple[Telemetry, ...]) -> 
     by_name = {rule.name: rule for rule in RULES}
     found += _idle_while_others_wait(by_name["IdleWhileOthersWait"], view, said)
     found += _waits_with_free_gpus(by_name["WaitingWithFreeGpus"], view)
-    return [each for each in found if not _is_silenced(each, view)]
+    return [each for each in found if not is_silenced(each, view)]
 
 
-def _is_silenced(condition: Condition, view: PoolView) -> bool:
+def is_silenced(condition: Condition, view: PoolView) -> bool:
     """Return whether the rule itself is silenced, on a server or of a subject."""
     server = condition.subject.partition("/")[0]
     return any(
@@ -232,6 +244,24 @@ def _idle_while_others_wait(
             yield Condition(
                 rule, f"lease/{lease.name}", visible(text), f"gpupool kill {lease.name}"
             )
+
+
+def wasteful_classes(sums: Iterable[SampleSum]) -> list[Condition]:
+    """Return the classes of which samples of a week say that they used less than half."""
+    rule = next(each for each in RULES if each.name == "ClassWaste")
+    by_class: dict[str, SampleSum] = {}
+    for each in sums:
+        known = by_class.get(each.key)
+        by_class[each.key] = each if known is None else known.plus(each)
+    found: list[Condition] = []
+    for name, each in sorted(by_class.items()):
+        held_h, wasted_h = each.held / 1e6 / 3600, each.wasted / 1e6 / 3600
+        if held_h >= WASTE_HELD_H and wasted_h > WASTE_SHARE * held_h:
+            text = f"of {held_h:.0f} GPU-hours of class {name or 'none'} in a week, "
+            text += f"{100 * wasted_h / held_h:.0f} % were idle"
+            subject = f"class/{name or 'none'}"
+            found.append(Condition(rule, visible(subject), visible(text), "gpupool usage --week"))
+    return found
 
 
 def _waits_with_free_gpus(rule: Rule, view: PoolView) -> Iterator[Condition]:

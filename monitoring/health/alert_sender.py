@@ -27,15 +27,25 @@ from gpupool.monitoring.health.alert_messages import (
     post,
     send_mail,
 )
-from gpupool.monitoring.health.alert_rules import RULES, Condition, holding
+from gpupool.monitoring.health.alert_rules import (
+    RULES,
+    Condition,
+    holding,
+    is_silenced,
+    wasteful_classes,
+)
 from gpupool.monitoring.health.alert_settings import AlertSettings, read_settings
 from gpupool.monitoring.health.pool_health import merged
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.history_query import EVERYBODY, HistoryQuery
+from gpupool.pool.model.ids import Milliseconds
 from gpupool.remoting.client.credentials import Credentials, load_credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.worker import sandbox
 
 LOOK_EVERY_S = 5.0
+WASTE_EVERY_S = 3600.0
+WEEK_MS = 7 * 86_400_000
 UNDER_WAY_MAX = 64
 """Messages that are tried again; one more pushes none out, and is lost with a line in the log."""
 RESOLVER = "/run/systemd/resolve"
@@ -77,6 +87,8 @@ class Sender:
         self._sends, self._majority = False, True
         self._under_way = 0
         self._name = "pool"
+        self._wasteful: list[Condition] = []
+        self._waste_due_s = 0.0
         self.log = AlertLog()
 
     async def run(self) -> None:
@@ -111,7 +123,19 @@ class Sender:
         self._name = view.name
         said = await pool.telemetry()
         health = merged(view, said)
-        self._take(holding(health, view, tuple(said.values())), nursery)
+        if trio.current_time() >= self._waste_due_s:
+            self._waste_due_s = trio.current_time() + WASTE_EVERY_S
+            self._wasteful = await self._look_for_waste(pool, view.now)
+        wasteful = [each for each in self._wasteful if not is_silenced(each, view)]
+        self._take([*holding(health, view, tuple(said.values())), *wasteful], nursery)
+
+    async def _look_for_waste(self, pool: Pool, now_ms: int) -> list[Condition]:
+        since, until = Milliseconds(now_ms - WEEK_MS), Milliseconds(now_ms)
+        try:
+            answer = await pool.history(HistoryQuery("sums", "class", EVERYBODY, since, until))
+        except GpupoolError:
+            return self._wasteful
+        return wasteful_classes(each for page in answer.pages.values() for each in page.sums)
 
     def _take(self, conditions: list[Condition], nursery: trio.Nursery) -> None:
         if not self._majority and not any(c.rule.name == "NoMajority" for c in conditions):

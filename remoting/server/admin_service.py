@@ -16,7 +16,7 @@ from gpupool.pool.errors import (
     NotNowError,
     UsageError,
 )
-from gpupool.pool.history_query import HistoryPage
+from gpupool.pool.history_query import EVERYBODY, HistoryPage, HistoryQuery
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
@@ -50,6 +50,12 @@ USAGE_COUNT_MAX = 2
 SERVER_ID_LENGTH = 12
 REPEATED_WITHIN_MS = 60_000
 """A client that lost its connection repeats an order at another server within less time."""
+
+
+def as_seen_by(user: str, query: HistoryQuery) -> HistoryQuery:
+    """Return a question with what a user may see of its answer: their own, and sums of classes."""
+    of_classes = (query.of, query.metric, query.name) == ("sums", "class", EVERYBODY)
+    return replace(query, user="" if of_classes else user)
 
 
 class AdminService:
@@ -174,7 +180,7 @@ class AdminService:
         """Have the observer answer from what this server has measured."""
         query = message.query
         if client.kind is not TokenKind.OPERATOR:
-            query = replace(query, user=client.user)
+            query = as_seen_by(client.user, query)
         else:
             check_unexpired(self._context, client)
         self._ask_observer(client, call, query)

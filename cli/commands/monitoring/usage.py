@@ -1,5 +1,6 @@
 """``gpupool usage``: who had how much of the pool, and for how long."""
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,11 @@ DEFAULT_SINCE = "30d"
     "--wasted", is_flag=True, help="Show what was held while nothing ran, the most first."
 )
 @click.option(
+    "--week",
+    is_flag=True,
+    help="Report who held GPUs without using them in the last 7 days: classes, users, leases.",
+)
+@click.option(
     "--cost", is_flag=True, help="Show what it cost, too, by the prices of the pool's policy."
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
@@ -69,6 +75,7 @@ def command(
     as_csv: bool,
     parquet: str | None,
     wasted: bool,
+    week: bool,
     cost: bool,
     strict: bool,
     as_json: bool,
@@ -81,6 +88,11 @@ def command(
     _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
+    if week:
+        _show_week(
+            credentials, as_json=as_json, others=bool(as_csv or parquet or lease or database)
+        )
+        return
     query = RecordQuery(
         since=Milliseconds(0 if lease else round(since * 1000)),
         until=Milliseconds(round(until * 1000)) if until is not None and not lease else FAR,
@@ -140,6 +152,32 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
     within, nothing = Range(query.since, query.until), ((), frozenset[LeaseId]())
     report = make_report(page.groups, page.whole, nothing, (), query.by, within)
     return FoundUsage(report=report, missing=missing)
+
+
+def _show_week(credentials: str | None, *, as_json: bool, others: bool) -> None:
+    """Show the weekly report of waste."""
+    from gpupool.monitoring.usage_report import as_plain
+    from gpupool.monitoring.waste_report import waste_lines, worst
+
+    if others:
+        raise UsageError("--week is a report for people, or with --json", hint="leave out the rest")
+    query = RecordQuery(since=Milliseconds(round(parse_since("7d") * 1000)), by="user")
+
+    async def ask() -> list[FoundUsage]:
+        async with connected(credentials) as pool:
+            return [
+                await ask_usage(pool, replace(query, by=by)) for by in ("class", "user", "lease")
+            ]
+
+    found = run_async(ask)
+    reports = [each.report for each in found if each.report is not None]
+    if as_json:
+        plain = {report.by: as_plain(worst(report)) for report in reports}
+        print_json(version=__version__, silent=found[-1].silent, **plain)
+    else:
+        for line in waste_lines(*reports):
+            click.echo(line)
+    _warn(found[-1])
 
 
 async def _ask(credentials: str | None, query: RecordQuery, *, cost: bool) -> FoundUsage:

@@ -12,12 +12,21 @@ from tests.cli.conftest import pool, server
 
 from gpupool.monitoring.health import alert_log
 from gpupool.monitoring.health.alert_log import AlertLog, Message
-from gpupool.monitoring.health.alert_rules import RULES, Condition, Rule, holding, prometheus
+from gpupool.monitoring.health.alert_rules import (
+    RULES,
+    Condition,
+    Rule,
+    holding,
+    prometheus,
+    wasteful_classes,
+)
 from gpupool.monitoring.health.check_table import CHECKS
 from gpupool.monitoring.health.pool_health import merged
+from gpupool.pool.history_query import EVERYBODY, HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.telemetry import Finding, Health, SessionTelemetry, Telemetry
 from gpupool.pool.view import LeaseView, SilenceView, WaitingView
+from gpupool.remoting.server.admin_service import as_seen_by
 
 PACKAGED = Path(__file__).resolve().parents[3] / "packaging" / "prometheus" / "alerts.yml"
 PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
@@ -44,6 +53,10 @@ SERIES = {
     "IdleWhileOthersWait": [
         ("gpupool_idle_gpu_seconds_total", "0+60x90"),
         ("gpupool_pool_oldest_wait_seconds", "5x90"),
+    ],
+    "ClassWaste": [
+        ('gpupool_idle_gpu_seconds_total{class="a"}', "0+1500x90"),
+        ('gpupool_granted_gpu_seconds_total{class="a"}', "0+2000x90"),
     ],
     "WaitingWithFreeGpus": [
         ("gpupool_pool_oldest_wait_seconds", "1000x90"),
@@ -121,6 +134,28 @@ def test_findings_become_alerts() -> None:
     ]
     lost = VIEW.servers[1].name
     assert held(VIEW, telemetry(0)) == [("ServerSilent", f"{lost}/answer/{lost}")]
+
+
+def class_sum(name: str, held_h: float, wasted_h: float) -> SampleSum:
+    hour = 3600 * 1_000_000
+    return SampleSum(name, 9, 9, round(held_h * hour), round(wasted_h * hour), 1, 1, 1, 1, 1)
+
+
+def test_a_class_that_wastes_most_of_a_week() -> None:
+    sums = [class_sum("lab", 20, 12), class_sum("few", 23, 23), class_sum("ok", 90, 44)]
+    assert wasteful_classes(sums) == []
+    [found] = wasteful_classes([*sums, class_sum("lab", 20, 12)])  # of another server
+    assert (found.rule.name, found.subject) == ("ClassWaste", "class/lab")
+    assert found.text == "of 40 GPU-hours of class lab in a week, 60 % were idle"
+    [nameless] = wasteful_classes([class_sum("", 30, 30)])
+    assert nameless.subject == "class/none"
+
+
+def test_sums_by_class_are_for_everybody() -> None:
+    asked = HistoryQuery("sums", "class", EVERYBODY)
+    assert as_seen_by("ada", asked).user == ""
+    for of, metric, name in (("sums", "class", ""), ("sums", "user", "*"), ("user", "busy", "*")):
+        assert as_seen_by("ada", HistoryQuery(of, metric, name)).user == "ada"
 
 
 def test_what_is_silenced_is_told_to_nobody() -> None:
