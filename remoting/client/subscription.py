@@ -1,7 +1,8 @@
 """A client's subscription to all servers of its pool: measurements of each, the view of a few.
 
 All servers in touch with a majority say the same of the pool, and in a large pool that is most of
-an update: 2 MB with 1,000 servers. So three servers send it; the others send what they measure.
+an update: 2.8 MB with 1,000 servers. So three servers send it, above 100 servers one does; the
+others send what they measure.
 """
 
 import logging
@@ -25,8 +26,8 @@ from gpupool.remoting.protocol import messages as m
 
 LOG = logging.getLogger("gpupool.client")
 
-VIEWERS = 3
-"""Servers that send the view; those without a majority are not counted."""
+VIEWERS, LARGE = 3, 100
+"""Servers that send the view, but one above so many; those without a majority are not counted."""
 
 TELEMETRY_SINCE = 8
 """The version of the protocol from which servers send measurements alone."""
@@ -98,10 +99,11 @@ class Subscription:
         """Ask others for the view when too few send it; let those go that are more than enough."""
         connections = self._connections.by_server
         good = [each for each in self._viewers if self._is_good(each)]
-        for server in good[VIEWERS:]:
+        wanted = viewers_of(len(connections))
+        for server in good[wanted:]:
             if _sends_less(connections[server]):
                 self._start(connections[server], viewer=False)
-        lacking = VIEWERS - len(good)
+        lacking = wanted - len(good)
         others = (each for each in connections if each not in self._viewers)
         for server in list(islice(others, max(0, lacking))):
             self._start(connections[server], viewer=True)
@@ -137,7 +139,7 @@ class Subscription:
         """Subscribe at this server as well."""
         self._viewers.pop(connection.server, None)
         good = sum(self._is_good(each) for each in self._viewers)
-        self._start(connection, viewer=good < VIEWERS)
+        self._start(connection, viewer=good < viewers_of(len(self._connections.by_server)))
 
     def left(self, connection: ServerConnection) -> None:
         """Drop the server, so that its last measurements are not shown as new."""
@@ -151,6 +153,11 @@ class Subscription:
         if isinstance(message, m.Update):
             self._views[connection.server] = (self._clock.monotonic(), message.view)
             self._first.set()
+
+
+def viewers_of(servers: int) -> int:
+    """Return how many of the servers send the view."""
+    return VIEWERS if servers <= LARGE else 1
 
 
 def _sends_less(connection: ServerConnection) -> bool:

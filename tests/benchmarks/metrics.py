@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -40,11 +41,11 @@ HELD_SHARE, TAKEN_SHARE = 0.01, 0.005
 class Server:
     """One server in a process, with a home of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Sequence[str] = ("-m", "gpupool.cli.main")) -> None:
         self.folder = folder
         self._environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
         self._log = (folder / "log").open("w")
-        command = [sys.executable, "-m", "gpupool.cli.main", "join", "--emulate", "8:16G"]
+        command = [sys.executable, *program, "join", "--emulate", "8:16G"]
         command += ["--listen", "127.0.0.1:0", "--state-dir", str(folder / "state")]
         self.process = subprocess.Popen(command, env=self._environment, stderr=self._log)
 

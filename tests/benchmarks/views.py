@@ -31,7 +31,7 @@ from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.view import build_view
-from gpupool.remoting.client.subscription import VIEWERS
+from gpupool.remoting.client.subscription import viewers_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.messages import to_frame as to_control_frame
 
@@ -153,7 +153,7 @@ def measure(servers: int, leases: int) -> None:
     print(f"  the view is made in {made:.2f} ms")
     print(f"  an update with the view: {whole}")
     print(f"  measurements alone: {lean}")
-    viewers = min(VIEWERS, servers)
+    viewers = min(viewers_of(servers), servers)
     for name, count in (("all servers", servers), (f"{viewers} servers", viewers)):
         rest = servers - count
         size = count * whole.size + rest * lean.size

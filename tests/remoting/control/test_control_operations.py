@@ -21,6 +21,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.transitions.policy_versions import pack_text
+from gpupool.remoting.client import subscription
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.protocol import messages as m
@@ -102,7 +103,7 @@ class Heard:
 
 
 async def test_a_few_servers_send_the_view_and_others_take_over(
-    autojump_clock: Clock, nursery: trio.Nursery
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, heard = Cluster(nursery), Heard()
     await cluster.start([1] * 6)
@@ -123,6 +124,10 @@ async def test_a_few_servers_send_the_view_and_others_take_over(
             assert await heard.counts() == (3, 1)
         await trio.sleep(1)
         assert await heard.counts() == (0, 0)
+        monkeypatch.setattr(subscription, "LARGE", 3)
+        async with pool.subscribe(0.5):
+            await trio.sleep(2)
+            assert await heard.counts() == (1, 3)
 
 
 async def test_servers_of_before_send_the_view_as_ever(
