@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # whose tests fake_pool imports
+
 from fake_pool import DEADLINE_S, FakeGpuPool
 
 ADDRESSES = ("10.9.0.2", "10.9.0.3")

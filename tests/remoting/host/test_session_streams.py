@@ -134,3 +134,10 @@ def test_sending_to_nobody_is_a_connection_error(pair: Pair) -> None:
 def test_key_does_not_stay_on_disk(tmp_path: Path) -> None:
     worker_context(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_client_chooses_the_cipher(tmp_path: Path) -> None:
+    """The CUDA door's library asks for AES with 128 bits, of which there is more in a second."""
+    context, _fingerprint = worker_context(tmp_path)
+    assert not context.options & ssl.OP_CIPHER_SERVER_PREFERENCE
+    assert "TLS_AES_128_GCM_SHA256" in {each["name"] for each in context.get_ciphers()}
