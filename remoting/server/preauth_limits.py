@@ -12,9 +12,9 @@ out. So a new connection always gets in, and an old one goes for it when there i
 
 TLS handshakes cost processor time (up to 1 ms each, all that belongs to them), so unknown addresses
 start at most ``handshakes_per_s`` together, and each one gets its turn: start-time fair queueing,
-after Goyal, Vin and Cheng (1996). TLS costs memory, too, until its connection has proven itself: when
-``tls_count_max`` of unknown addresses have some, the next one ends the oldest of the address with
-the most. Pure: ``lobby`` and ``router`` have the sockets and the waiting.
+after Goyal, Vin and Cheng (1996). TLS costs memory, too, until its connection has proven itself:
+when ``tls_count_max`` of unknown addresses have some, the next one ends the oldest of the address
+with the most. Pure: ``lobby`` and ``router`` have the sockets and the waiting.
 """
 
 import heapq

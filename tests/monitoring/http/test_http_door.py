@@ -244,9 +244,12 @@ async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
             except trio.TooSlowError:
                 refused.set()
 
+    def say(_message: object) -> bool:
+        return True
+
     with observers, trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.run, door, lambda _message: True)
+            nursery.start_soon(link.run, door, say)
             await trio.testing.wait_all_tasks_blocked()
             async with trio.open_nursery() as strangers:
                 for _ in range(64):
