@@ -42,7 +42,7 @@ class ServerSettings:
 
     #: TLS handshakes of unknown addresses that begin in a second: each costs up to 1 ms, with all
     #: that belongs to it.
-    handshakes_per_s: float = 250.0
+    handshakes_per_s: float = 150.0
 
     #: TLS of unknown addresses that have proven nothing: each takes 50 to 150 KiB. When there is
     #: more, the oldest one of the busiest address goes; the next ones wait without TLS.

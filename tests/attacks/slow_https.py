@@ -41,9 +41,13 @@ class SlowClients:
         plain.setblocking(False)
         plain.bind((f"127.0.2.{1 + self.opened % SOURCE_COUNT}", 0))
         plain.connect_ex(("127.0.0.1", self.ports[self.opened % len(self.ports)]))
-        tls = self.context.wrap_socket(
-            plain, server_hostname=self.name, do_handshake_on_connect=False
-        )
+        try:
+            tls = self.context.wrap_socket(
+                plain, server_hostname=self.name, do_handshake_on_connect=False
+            )
+        except OSError:  # refused before it began
+            plain.close()
+            return
         self.selector.register(tls, selectors.EVENT_WRITE, _Slow(tls))
         self.opened += 1
         self.held += 1

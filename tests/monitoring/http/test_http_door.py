@@ -214,10 +214,6 @@ async def test_a_stranger_goes_after_a_while_and_leaves_nothing(
         await eventually(all_are_closed)
 
 
-def _take(_message: object) -> bool:
-    return True
-
-
 async def test_when_nobody_takes_them_connections_are_refused(tmp_path: Path) -> None:
     web = Web(tmp_path)
     async with start_lab(tmp_path, 1, None, web.link) as lab:
@@ -248,9 +244,12 @@ async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
             except trio.TooSlowError:
                 refused.set()
 
+    def say(_message: object) -> bool:
+        return True
+
     with observers, trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.run, door, _take)
+            nursery.start_soon(link.run, door, say)
             await trio.testing.wait_all_tasks_blocked()
             async with trio.open_nursery() as strangers:
                 for _ in range(64):
