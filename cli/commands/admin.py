@@ -124,8 +124,9 @@ async def _move(given: str | None, order: "m.Order", lease: LeaseId, wanted: str
                 raise LeaseLostError(f"lease {name} has ended", why=why)
             if found.state == wanted:
                 if wanted == "suspended":
-                    size = size_text(found.kept_bytes)
-                    say(f"gpupool: lease {name} is suspended; {size} of it are kept in memory")
+                    size = size_text(found.kept_bytes) if found.kept_bytes else ""
+                    kept = f"; {size} of it are kept in its servers' memory" if size else ""
+                    say(f"gpupool: lease {name} is suspended{kept}")
                 else:
                     say(f"gpupool: lease {name} goes on")
                 return

@@ -1,7 +1,7 @@
 """Histories of clients, as operations on small sequential objects: one per GPU, one per request.
 
-They hold only the calls of clients and their answers, with the instants of both. An outsider can
-judge by nothing else.
+They hold the calls of clients and their answers, with the instants of both: an outsider can judge
+by nothing else. Of suspensions, which no client asks for, they hold when they were committed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,14 @@ from gpupool.simulations.checkers.linearizability import Operation, Verdict, che
 @dataclass(frozen=True, slots=True)
 class Take:
     """A lease with ``memory`` bytes of this GPU was granted."""
+
+    lease: LeaseId
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeAgain:
+    """A suspended lease got its memory again, under the number that it had."""
 
     lease: LeaseId
     memory: int
@@ -50,7 +58,7 @@ class MaybeGranted:
     """A claim whose answer never came."""
 
 
-GpuOperation = Take | GiveBack
+GpuOperation = Take | TakeAgain | GiveBack
 RequestOperation = Granted | Closed | Cancelled | MaybeGranted
 
 GpuState = tuple[LeaseId, frozenset[tuple[LeaseId, int]]]
@@ -67,8 +75,12 @@ def gpu_model(capacity: int, state: GpuState, operation: GpuOperation) -> GpuSta
     if isinstance(operation, GiveBack):
         return newest, frozenset(h for h in holders if h[0] != operation.lease)
     used = sum(memory for _, memory in holders)
+    if used + operation.memory > capacity:
+        return None
+    if isinstance(operation, TakeAgain):
+        return newest, holders | {(operation.lease, operation.memory)}
     # The id is the fencing token: a later grant of the same memory must have a greater one.
-    if operation.lease <= newest or used + operation.memory > capacity:
+    if operation.lease <= newest:
         return None
     return operation.lease, holders | {(operation.lease, operation.memory)}
 
@@ -102,15 +114,34 @@ class History:
     )
 
     held: set[LeaseId] = field(default_factory=set[LeaseId])
+    _away: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
+    _resumed: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
     ended_at: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
     """When the pool ended a lease. A client that is cut off learns of it later, or never."""
 
     def pool_holds(self, leases: Iterable[Lease], now: float) -> None:
         """Take note of the leases that the pool holds after a command."""
-        held = {lease.id for lease in leases if lease.held}
+        rows = {lease.id: lease for lease in leases if lease.held}
+        held = set(rows)
         for lease in self.held - held:
             self.ended_at[lease] = now
+            if lease in self._resumed:  # also one whose client never heard of its grant
+                self._at(self._resumed.pop(lease), GiveBack(lease), now, inf)
         self.held = held
+        away = {lease.id: lease for lease in rows.values() if lease.is_away}
+        for lease in away.keys() - self._away.keys():
+            self._at(away[lease], GiveBack(lease), now, now)
+        for lease in (self._away.keys() - away.keys()) & held:
+            self._resumed[lease] = rows[lease]
+            for part in rows[lease].partitions:
+                again: Operation[GpuOperation] = Operation(now, now, TakeAgain(lease, part.memory))
+                self.gpus.setdefault(part.gpu, []).append(again)
+        self._away = away
+
+    def _at(self, lease: Lease, what: GpuOperation, since: float, until: float) -> None:
+        """Record what happened on all GPUs of a lease."""
+        for part in lease.partitions:
+            self.gpus.setdefault(part.gpu, []).append(Operation(since, until, what))
 
     def granted(
         self,

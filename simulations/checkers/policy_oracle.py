@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from gpupool.pool.model.state import Filter, Gpu, Operator, PartStatus, PoolState, Request, Server
+from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.transitions.policy_versions import unpack_text
 
 DAY_S = 86_400
@@ -132,6 +133,9 @@ class Rules:
             if kind == "leases":
                 total += bool(live)
                 continue
+            found = lease.suspension
+            if found is not None and found.state is SuspensionState.SUSPENDED:
+                continue  # it counts as a lease alone
             for part in lease.partitions:
                 server = state.servers.get(part.server) if part.server in live else None
                 gpu = server.gpus.get(part.gpu) if server is not None else None

@@ -185,6 +185,11 @@ class MemoryTruth:
                 ):
                     text = f"lease {worker.lease} is freed at {index}, its worker on "
                     self._failures.fail("freed-is-gone", f"{text}{machine.name} lives")
+                lease = None if anew or worker.away else state.leases.get(worker.lease)
+                if lease is not None and lease.is_away and lease.parts.get(machine.server):
+                    text = f"lease {worker.lease} has given its memory back at {index}, and its "
+                    text += f"worker on {machine.name} still occupies it"
+                    self._failures.fail("suspended-is-away", text)
 
 
 class DeadClientsLeave:

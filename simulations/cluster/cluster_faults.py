@@ -382,6 +382,9 @@ class ClusterFaults:
         elif what == "drain":
             server = self._draw_server(random)
             self._cluster.operator.drain(server, 0.5 + 4 * random.random())
+        elif what == "suspend" and state.leases:
+            lease = random.choice(sorted(state.leases))
+            self._cluster.operator.suspend(lease, 0.5 + 4 * random.random())
         elif what == "drain-gpu":
             machine = self._environment.machines[random.choice(self.server_names())]
             gpu = random.choice(machine.gpus()).id

@@ -142,6 +142,19 @@ class Operator:
         self._environment.checkers.causes.ordered.add(lease)
         self._order(m.EndLease(lease, "by order"), lambda _at: None)
 
+    def suspend(self, lease: LeaseId, for_s: float) -> None:
+        """Have a lease let go of its GPUs for a while."""
+
+        def suspended(_at: float) -> None:
+            self.process.after(for_s, resume)
+
+        def resume() -> None:
+            order = m.ResumeLease(lease, self._random.randbytes(16))
+            self._order(order, lambda _at: None)
+
+        order = m.SuspendLease(lease, "to make room", self._random.randbytes(16))
+        self._order(order, suspended)
+
     def set_clock(self) -> None:
         """Set the table's time to where the voters' clocks are."""
         self._order(m.SetClock(), lambda _at: None)
@@ -240,6 +253,8 @@ def describe(order: m.Call) -> str:
             return f"policy after version {order.base}"
         case m.EndLease():
             return f"end lease {order.lease}"
+        case m.SuspendLease() | m.ResumeLease():
+            return f"{type(order).__name__} {order.lease}"
         case m.RemoveServer():
             return f"remove {order.server}"
         case _:

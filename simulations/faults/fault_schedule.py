@@ -393,5 +393,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "rotate-ca": _operate("rotate-ca"),
     "retire-ca": _operate("retire-ca"),
     "drain-gpu": _operate("drain-gpu"),
+    "suspend": _operate("suspend"),
     "sign": _sign,
 }

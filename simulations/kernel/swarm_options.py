@@ -65,6 +65,7 @@ FAULT_KINDS = (
     "retire-ca",  # and drops the older one, unless a server still uses it
     "drain-gpu",  # one GPU of a server, by an operator
     "sign",  # of a failing GPU, for which its server drains it; an operator undrains it
+    "suspend",  # a lease, by an operator, who resumes it later
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 

@@ -250,7 +250,7 @@ def free_twice_counts_twice() -> AbstractContextManager[None]:
     def free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         if lease.parts[server] is PartStatus.FREED:
             mine = tuple(p for p in lease.partitions if p.server == server)
-            return leases._charge(state, mine, sign=-1)
+            return leases.charge(state, mine, sign=-1)
         return original(state, lease, server)
 
     return patched(leases, "_free_part", free_part)

@@ -48,7 +48,7 @@ def space_unchecked() -> AbstractContextManager[None]:
         del state, command
         return None
 
-    return patched(leases, "_space_refusal", space_refusal)
+    return patched(leases, "space_refusal", space_refusal)
 
 
 def apply_differs() -> AbstractContextManager[None]:

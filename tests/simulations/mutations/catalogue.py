@@ -14,6 +14,7 @@ from tests.simulations.mutations import (
     broken_drains,
     broken_policy,
     broken_servers,
+    broken_suspensions,
 )
 from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
 from tests.simulations.mutations.mutation import Mutation, short, with_policy
@@ -246,6 +247,34 @@ MUTATIONS = (
         "a server goes on granting on a drained GPU",
         broken_drains.gpu_drain_ignored,
         (("drain-gpu", 1.0),),
+    ),
+    Mutation(
+        "given-back-at-once",
+        "suspended-is-away",
+        "the memory of a lease is given back when its suspension is ordered",
+        broken_suspensions.given_back_at_once,
+        (("suspend", 0.7),),
+    ),
+    Mutation(
+        "suspension-confirmed-early",
+        "suspended-is-away",
+        "a server confirms a suspension that its host has only begun",
+        broken_suspensions.confirmed_too_early,
+        (("suspend", 0.7),),
+    ),
+    Mutation(
+        "goes-on-uncharged",
+        "suspended-is-away",
+        "a host resumes a lease before the table has charged it again",
+        broken_suspensions.goes_on_uncharged,
+        (("suspend", 0.7),),
+    ),
+    Mutation(
+        "resumed-uncharged",
+        "table-sound",
+        "a resumed lease takes no memory",
+        broken_suspensions.resumed_uncharged,
+        (("suspend", 0.7),),
     ),
     Mutation(
         "undrain-forgotten",

@@ -1,0 +1,82 @@
+"""Broken builds of the suspension of leases."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.simulations.mutations.patching import patched, patched_handler
+
+from gpupool.pool import reconcile
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model.results import Step
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.suspension import (
+    ConfirmSuspended,
+    ResumeLease,
+    SuspendLease,
+    Suspension,
+    SuspensionState,
+)
+from gpupool.pool.transitions import lease_suspensions
+from gpupool.remoting.server import reconciler
+
+
+def given_back_at_once() -> AbstractContextManager[None]:
+    """Give the memory back when a suspension is ordered, before any server has let go."""
+    original = lease_suspensions.suspend_lease
+
+    def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
+        state, result = original(state, command)
+        lease = state.leases.get(command.lease)
+        if result.ok and lease is not None and lease.suspension is not None:
+            number = lease.suspension.number
+            for server in lease.parts:
+                incarnation = state.servers[server].incarnation
+                said = ConfirmSuspended(lease.id, server, incarnation, number, 0)
+                state, _ = lease_suspensions.confirm_suspended(state, said)
+        return state, result
+
+    return patched_handler(SuspendLease, suspend_lease)
+
+
+def confirmed_too_early() -> AbstractContextManager[None]:
+    """Let a server confirm as soon as its host has begun."""
+
+    def _host_says(
+        suspension: Suspension, told: Any, key: tuple[LeaseId, ServerId, Incarnation]
+    ) -> list[ConfirmSuspended]:
+        del told
+        return [ConfirmSuspended(*key, suspension.number, 0)]
+
+    return patched(reconcile, "_host_says", _host_says)
+
+
+def goes_on_uncharged() -> AbstractContextManager[None]:
+    """Let hosts resume a lease whose memory is not its own again yet."""
+    original = reconcile.plan_suspensions
+
+    def plan_suspensions(
+        state: PoolState, self_id: ServerId, incarnation: Any, hosted: Any, worker_count: Any
+    ) -> reconcile.SuspensionPlan:
+        plan = original(state, self_id, incarnation, hosted, worker_count)
+        for lease in state.leases.at(self_id).values():
+            found = lease.suspension
+            if lease.held and found is not None and found.state is SuspensionState.SUSPENDED:
+                plan.resume.append((lease.id, found.number))
+        return plan
+
+    return patched(reconciler, "plan_suspensions", plan_suspensions)
+
+
+def resumed_uncharged() -> AbstractContextManager[None]:
+    """Let a lease go on without taking its memory again."""
+    original = lease_suspensions.resume_lease
+
+    def resume_lease(state: PoolState, command: ResumeLease) -> Step:
+        after, result = original(state, command)
+        return after if not result.ok else _with_books_of(after, state), result
+
+    return patched_handler(ResumeLease, resume_lease)
+
+
+def _with_books_of(after: PoolState, before: PoolState) -> PoolState:
+    return lease_suspensions.with_changes(after, servers=before.servers)
