@@ -31,7 +31,8 @@ class TableTime:
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
-        self._seen: deque[tuple[float, ServerId, int]] = deque()
+        self._seen: dict[ServerId, deque[tuple[float, int]]] = {}
+        """When, and how far ahead, each clock was seen; only those after which none was as far."""
         self._era: int = 0
         self._before_ms = 0
         self._run_on_ms = 0.0
@@ -40,9 +41,10 @@ class TableTime:
     def observe(self, clocks: Mapping[ServerId, int], at: float) -> None:
         """Look at the wall clocks of all servers at the virtual time ``at``."""
         for server, wall_ms in clocks.items():
-            self._seen.append((at, server, wall_ms - int(at * 1000)))
-        while self._seen and self._seen[0][0] < at - WINDOW_S:
-            self._seen.popleft()
+            zero_ms, seen = wall_ms - int(at * 1000), self._seen.setdefault(server, deque())
+            while seen and seen[-1][1] <= zero_ms:
+                seen.pop()
+            seen.append((at, zero_ms))
 
     def applied(self, state: PoolState, clocks: Mapping[ServerId, int], at: float) -> None:
         """Judge the table's time after a command was applied for the first time."""
@@ -63,8 +65,10 @@ class TableTime:
 
     def _by_clocks_ms(self, voters: tuple[ServerId, ...], at: float) -> float:
         """Return the latest time that the voters' clocks, as they were lately, allow."""
-        latest: dict[ServerId, int] = {}
-        for _, server, zero_ms in self._seen:
-            latest[server] = max(zero_ms, latest.get(server, zero_ms))
-        zero_ms = majority_time([latest[v] for v in voters if v in latest], len(voters))
+        latest: list[int] = []
+        for seen in filter(None, map(self._seen.get, voters)):
+            while seen and seen[0][0] < at - WINDOW_S:
+                seen.popleft()
+            latest += [zero_ms for _, zero_ms in list(seen)[:1]]
+        zero_ms = majority_time(latest, len(voters))
         return at * 1000 + zero_ms + SLACK_S * 1000 if zero_ms is not None else 0.0
