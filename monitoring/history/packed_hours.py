@@ -11,7 +11,7 @@ import zlib
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, repeat
 from operator import add
 
 from gpupool.monitoring.history.series import GPU, LEASE, TIERS, Metric, Table
@@ -20,6 +20,9 @@ from gpupool.pool.errors import StorageError
 HOUR_S = TIERS[-1].step_s
 ROWS_MAX = 5000
 """Of one value, so that no transaction is long."""
+
+HOURS_MAX = 24
+"""Rows of one day are packed together, at most."""
 
 LEVEL = 9
 WIDTH_BYTES, SIZE_BYTES = 1, 4
@@ -51,7 +54,12 @@ class Packed:
 
     def _column(self, name: str, width: int, start: int, end: int) -> Column:
         values = _spread(zlib.decompress(self.data[start:end]), width)
-        return [self.begin + HOUR_S * each for each in values] if name == "t" else values
+        if name != "t":
+            return values
+        if not 0 <= min(values) <= max(values) < HOURS_MAX:
+            raise ValueError("an hour is of another day")
+        times = [self.begin + HOUR_S * each for each in range(HOURS_MAX)]
+        return [times[each] for each in values]
 
     def _places(self) -> list[tuple[int, int, int]]:
         """Return the width, the start and the end of each column."""
@@ -138,17 +146,22 @@ def points_of(
         until: before then.
         chosen: keys of GPUs or leases; None for all.
     """
-    names = ("t", packed.table.keys[0], *metric.sums, metric.count)
-    times, keys, *sums, counts = packed.columns(names)
+    [keys] = packed.columns((packed.table.keys[0],))
+    if chosen is not None and not any(map(chosen.__contains__, set(keys))):
+        return
+    times, counts, *sums = packed.columns(("t", metric.count, *metric.sums))
     values: Iterable[int] = sums[0]
     for more in sums[1:]:
         values = map(add, values, more)
     tops: Iterable[int] = repeat(-1)
     if metric.maximum:
         [tops] = packed.columns((metric.maximum,))
+    rows = zip(keys, times, values, counts, tops)  # noqa: B905 - the last may be endless
+    if chosen is not None:
+        rows = compress(rows, map(chosen.__contains__, keys))
     is_gpu = packed.table is GPU
-    for t, key, value, count, top in zip(times, keys, values, counts, tops):  # noqa: B905
-        if since <= t < until and (chosen is None or key in chosen):
+    for key, t, value, count, top in rows:
+        if since <= t < until:
             yield key if is_gpu else 0, t, value, count, top
 
 
