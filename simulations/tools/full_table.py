@@ -23,6 +23,7 @@ from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import bootstrap, open_storage
+from gpupool.pool.host_suspension import HostSuspension
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, GpuReading, Grant, Tick, wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request
@@ -141,6 +142,9 @@ class _IdleHost:
         return {}
 
     def idle_s(self) -> dict[LeaseId, float]:
+        return {}
+
+    def suspensions(self) -> dict[LeaseId, HostSuspension]:
         return {}
 
 

@@ -23,6 +23,7 @@ class Row:
     parts: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     ends_at: int = 0
     held: bool = True
+    suspension: None = None
 
 
 @dataclass(frozen=True)
