@@ -1,6 +1,7 @@
 """Where a server listens, and the address, speed and software that it advertises to others."""
 
 import socket
+import sys
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ async def open_listeners(listen: Address) -> list[trio.SocketListener]:
 
 def _defer_silent(listener: trio.SocketListener) -> None:
     """Have the kernel hold new connections until they say something: clients always speak first."""
-    if hasattr(socket, "TCP_DEFER_ACCEPT"):
+    if sys.platform == "linux":
         with suppress(OSError):
             listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
 

@@ -101,7 +101,7 @@ class EtcdClient:
     PUT = b"\x0a\x03key\x12" + bytes([len(COMMAND)]) + COMMAND
 
     def __init__(self, port: int, folder: Path) -> None:
-        import grpc  # pyright: ignore[reportMissingImports]
+        import grpc  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
         library: Any = grpc
         pem = (folder / f"{CLIENT}.pem").read_bytes()

@@ -272,6 +272,36 @@ def check_streams(cp: Any, memory: int) -> None:
     assert float(a.max()) == 1
 
 
+def check_extensions(cp: Any, memory: int) -> None:
+    """Functions of `cupyx.scipy` run whole on the worker; SciPy says what they give."""
+    host = np.random.RandomState(3).rand(48, 48)
+    device = cp.asarray(host)
+    calls: list[tuple[str, Any]] = [
+        ("ndimage", lambda m, a: m.gaussian_filter(a, 2)),
+        ("ndimage", lambda m, a: m.label(a > 0.5)),
+        ("ndimage", lambda m, a: m.center_of_mass(a)),
+        ("ndimage", lambda m, a: m.zoom(a, 2, order=1)),
+        ("signal", lambda m, a: m.convolve(a, a, mode="same")),
+        ("signal", lambda m, a: m.butter(4, 0.2)),
+        ("signal", lambda m, a: m.sosfiltfilt(m.butter(4, 0.2, output="sos"), a.ravel())),
+        ("signal", lambda m, a: m.find_peaks(a.ravel())[0]),
+        ("signal.windows", lambda m, a: m.hann(9)),
+        ("special", lambda m, a: m.erf(a)),
+        ("special", lambda m, a: m.sici(a)),
+        ("fft", lambda m, a: m.dctn(a, norm="ortho")),
+        ("linalg", lambda m, a: m.lu(a)),
+        ("linalg", lambda m, a: m.solve_triangular(a, a[0], lower=True)),
+        ("stats", lambda m, a: m.zscore(a)),
+    ]
+    for path, call in calls:
+        wanted = call(importlib.import_module(f"scipy.{path}"), host)
+        made = call(importlib.import_module(f"cupyx.scipy.{path}"), device)
+        pairs = zip(made, wanted, strict=True) if isinstance(wanted, tuple) else [(made, wanted)]
+        for one, other in pairs:
+            assert np.allclose(cp.asnumpy(one), other, rtol=1e-6, atol=1e-9), path
+    print(f"  {len(calls)} calls of cupyx.scipy")
+
+
 def check_errors(cp: Any, memory: int) -> None:
     """Errors keep their classes, and what depends on them fails too."""
     kinds: list[tuple[Callable[[], Any], Any]] = [

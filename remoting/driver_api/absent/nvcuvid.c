@@ -30,6 +30,10 @@ REFUSE(cuvidGetSourceAudioFormat)
 REFUSE(cuvidCreateVideoParser)
 REFUSE(cuvidParseVideoData)
 REFUSE(cuvidDestroyVideoParser)
+// nvJPEG of CUDA 13 asks for these without a look at what it found, and goes on without a hardware decoder
+// when the first refuses. Without them it calls a null pointer.
+REFUSE(__std_2U4S4U_X08)
+REFUSE(__std_2U4S4AD_X08)
 
 __attribute__((visibility("default"))) int cuvidGetVideoSourceState(void);
 int cuvidGetVideoSourceState(void) { return STATE_ERROR; }
