@@ -16,28 +16,38 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 LOG = logging.getLogger("gpupool.test")
 
 
-def test_each_grant_and_each_end_has_a_line_with_fields(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("gpupool"), "propagate", True)
+class Kept(logging.Handler):
+    """Keeps what is logged, whatever other tests have set up above this logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def test_each_grant_and_each_end_has_a_line_with_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    monkeypatch.setattr(LOG, "handlers", [kept])
+    monkeypatch.setattr(LOG, "level", logging.INFO)
     pool = Pool()
     lines = LeaseLines(LOG, lambda: pool.state, since_ms=0)
-    with caplog.at_level(logging.INFO, "gpupool.test"):
-        before = pool.state.events
-        assert pool.do(pool.claim("ada", pool.request())).ok
-        [lease] = pool.state.leases
-        assert pool.do(c.EndLease(lease, "released", "ada")).ok
-        lines.record([each for each in pool.state.events if each not in before])
-    granted, ended = [json.loads(JsonFormatter().format(each)) for each in caplog.records]
+    before = pool.state.events
+    assert pool.do(pool.claim("ada", pool.request())).ok
+    [lease] = pool.state.leases
+    assert pool.do(c.EndLease(lease, "released", "ada")).ok
+    lines.record([each for each in pool.state.events if each not in before])
+    granted, ended = [json.loads(JsonFormatter().format(each)) for each in kept.records]
     assert (granted["event"], granted["user"], granted["gpus"]) == ("granted", "ada", 1)
     assert granted["message"].startswith(f"lease {granted['lease']} granted: 1 GPU(s) on ")
     assert granted["servers"] == [s.name for s in pool.state.servers.values()][:1]
     assert (ended["event"], ended["reason"]) == ("ended", "released")
     assert ended["held_s"] >= 0
-    caplog.clear()
+    kept.records.clear()
     later = LeaseLines(LOG, lambda: pool.state, since_ms=2**60)
     later.record(pool.state.events)  # the journal, applied again by a start
-    assert not caplog.records
+    assert not kept.records
 
 
 def test_the_table_tells_of_the_events_of_each_command() -> None:

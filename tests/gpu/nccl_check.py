@@ -5,7 +5,8 @@
 Two ``gpupool join`` on this machine offer one GPU each. Native and remote runs are held to the same
 transport (``NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1``). Prints one line for each case, with figures;
 the exit status is the number of cases that failed. The servers' workers get the machine's network
-(``GPUPOOL_UNCONFINED``), without which NCCL cannot connect.
+(``GPUPOOL_UNCONFINED``), without which NCCL cannot connect; with ``GPUPOOL_NCCL_PORTS`` in the
+environment they are held to those ports instead.
 """
 
 import argparse
@@ -24,6 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from leasing import Outcome, RealPool, run  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
+from gpupool.remoting.host.confinement import PORTS_VARIABLE, VARIABLE  # noqa: E402
 
 ACROSS = ("-n", "2", "--across", "--no-wait")
 PROGRAM = str(HERE / "cuda_programs" / "torch_nccl.py")
@@ -122,7 +124,8 @@ def main() -> int:
     end = time.monotonic() + options.budget
     build.ensure()
     os.environ.update(TRANSPORT)
-    os.environ["GPUPOOL_UNCONFINED"] = "network,landlock-network,system-calls"
+    if PORTS_VARIABLE not in os.environ:
+        os.environ[VARIABLE] = "network,landlock-network,system-calls"
     os.environ.setdefault("NCCL_DEBUG", "WARN")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="gpupool-check-") as name:

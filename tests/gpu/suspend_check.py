@@ -165,7 +165,8 @@ class Suspender:
         end = time.monotonic() + 60
         while not holds():
             if time.monotonic() > end:
-                raise RuntimeError(problem)
+                said = [self.pool.command(each).stdout for each in ("leases", "gpus", "events")]
+                raise RuntimeError("\n".join([problem, *said]))
             time.sleep(0.05)
 
 

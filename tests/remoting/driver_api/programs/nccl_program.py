@@ -54,6 +54,8 @@ class Rank:
         self.current()
         data = (ctypes.c_float * (2 * COUNT))(*([value] * COUNT + [value + 1] * COUNT))
         good(cuda.cuMemcpyHtoD_v2(self.source, data, ctypes.c_size_t(8 * COUNT)))
+        # From pageable memory it may still be on its way, and other streams do not wait for it.
+        good(cuda.cuCtxSynchronize())
 
     def get(self) -> tuple[float, float]:
         self.current()
