@@ -92,20 +92,26 @@ class FaultProxy:
 
     def _source(self, stream: trio.SocketStream) -> str:
         port = stream.socket.getpeername()[1]
+        own_port = stream.socket.getsockname()[1]
         for _ in range(LOOK_COUNT):
-            inode = _inode_of_port(port)
+            table = Path("/proc/net/tcp").read_text(encoding="ascii")
+            inode = inode_of_connection(table, port, own_port)
             for pid in _pids_with(inode) if inode else ():
                 if (name := self._name_of_pid(pid)) is not None:
                     return name
         return "stranger"
 
 
-def _inode_of_port(port: int) -> str:
-    """Return the inode of the socket that is bound to this port of loopback."""
-    wanted = f"0100007F:{port:04X}"
-    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+def inode_of_connection(table: str, port: int, other_port: int) -> str:
+    """Return the inode of the socket of loopback at ``port`` that is connected to ``other_port``.
+
+    ``table`` is the text of ``/proc/net/tcp`` (proc(5)). One port can have several rows: an ended
+    connection to another port stays for a minute as TIME_WAIT, with the inode 0.
+    """
+    wanted = [f"0100007F:{port:04X}", f"0100007F:{other_port:04X}"]
+    for line in table.splitlines()[1:]:
         fields = line.split()
-        if fields[1] == wanted:
+        if fields[1:3] == wanted and fields[9] != "0":
             return fields[9]
     return ""
 

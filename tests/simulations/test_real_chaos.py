@@ -6,7 +6,7 @@ import os
 import pytest
 import trio
 
-from gpupool.simulations.chaos.fault_proxy import FaultProxy
+from gpupool.simulations.chaos.fault_proxy import FaultProxy, inode_of_connection
 from gpupool.simulations.chaos.real_chaos import Chaos
 
 
@@ -68,6 +68,21 @@ async def test_proxy_looks_again_for_a_client_that_it_missed(nursery: trio.Nurse
             await stream.receive_some(10)
         assert waited.cancelled_caught
     nursery.cancel_scope.cancel()
+
+
+def test_an_ended_connection_from_the_same_port_is_not_taken_for_the_client() -> None:
+    """The kernel gives a port again while an older connection from it waits as TIME_WAIT."""
+    rest = "00000000:00000000 03:00001000 00000000"
+    table = "\n".join(
+        [
+            "  sl  local_address rem_address st",
+            f" 0: 0100007F:9C40 0100007F:1D2E 06 {rest} 0 0 0 3 0000",
+            f" 1: 0100007F:9C40 0100007F:1F90 01 {rest} 0 0 4711 1 0000",
+            f" 2: 0100007F:1F90 0100007F:9C40 01 {rest} 0 0 4712 1 0000",
+        ]
+    )
+    assert inode_of_connection(table, 0x9C40, 0x1F90) == "4711"
+    assert inode_of_connection(table, 0x9C40, 0x1D2E) == ""
 
 
 @pytest.mark.slow
