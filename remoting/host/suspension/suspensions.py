@@ -258,6 +258,7 @@ class Suspensions:
         order.stopped += moved.stopped
         order.saved = tuple(number for number in order.saved if number not in moved.stopped)
         order.bytes = sum(self._means.budget.usage(lease, gpu) for gpu in real)
+        self._say(lease, f"suspended, {order.bytes // MIB} MiB", order.since)
         order.enter(P.SUSPENDED)
 
     async def _resume(self, lease: LeaseId, order: _Order) -> None:
@@ -268,7 +269,10 @@ class Suspensions:
             async with self._turn(gpu for worker in workers for gpu in worker.real):
                 moved = await self._try_resume(lease, order)
             if not moved.problem:
+                self._say(lease, f"resumed, {order.bytes // MIB} MiB", order.since)
                 break
+            if not order.reason:  # Later ones may differ in figures alone.
+                self._means.log(f"lease {lease:04x} is not resumed yet: {moved.problem}")
             order.reason = moved.problem
             late = trio.current_time() > deadline
             # One that cannot go on would leave the others waiting for it.
@@ -280,6 +284,9 @@ class Suspensions:
         order.bytes, order.stopped, order.saved = 0, (), ()
         order.enter(P.RUNNING)
         self._means.note_use(lease)
+
+    def _say(self, lease: LeaseId, done: str, since: float) -> None:
+        self._means.log(f"lease {lease:04x} {done} in {trio.current_time() - since:.1f} s")
 
     async def _try_resume(self, lease: LeaseId, order: _Order) -> keeper_messages.Moved:
         if problem := await self._no_room_on_gpus(lease, order):

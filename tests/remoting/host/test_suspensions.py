@@ -39,6 +39,7 @@ async def test_calls_and_sessions_wait_while_a_lease_is_suspended(
     kit.host.suspend(lease.id, 1)
     kit.host.suspend(lease.id, 1)
     assert await reaches(kit, lease, P.SUSPENDED) == HostSuspension(1, P.SUSPENDED)
+    await kit.logged(f"lease {lease.id:04x} suspended, 0 MiB in")
     assert state_of(worker) == "T"
     assert kit.host.idle_s()[lease.id] == 0.0
     gpu = lease.partitions[0].gpu
@@ -63,6 +64,7 @@ async def test_calls_and_sessions_wait_while_a_lease_is_suspended(
         with trio.fail_after(SOON_S):
             await answered.wait()
     assert await reaches(kit, lease, P.RUNNING) == HostSuspension(2, P.RUNNING)
+    await kit.logged(f"lease {lease.id:04x} resumed, 0 MiB in")
     assert kit.host.budget.usage(lease.id, gpu) == GIB // 2
     assert not worker.exited.is_set()
     assert kit.host.worker_count() == {lease.id: 2}
