@@ -111,7 +111,7 @@ class ServerConnection:
         try:
             with trio.move_on_after(timeout_s):
                 if not self.closed.is_set():
-                    await self._stream.send(number, message)
+                    await self._send(number, message)
                     await waiting.done.wait()
         except FrameTooLargeError as error:
             raise UsageError("this is too large to be asked for", why=error.why) from error
@@ -157,11 +157,19 @@ class ServerConnection:
                     return
 
     async def _ping(self) -> None:
-        # Shielded, because half a message would make the connection useless. The answer itself is
-        # not awaited: any message shows that the server is alive.
-        limit_s = SILENT_LOOKS_MAX * LOOK_EVERY_S
-        with trio.move_on_after(limit_s, shield=True), suppress(*GONE):
-            await self._stream.send(next(self._numbers), m.Ping())
+        # The answer is not awaited: any message shows that the server is alive.
+        with suppress(*GONE):
+            await self._send(next(self._numbers), m.Ping())
+
+    async def _send(self, number: int, message: m.Call) -> None:
+        """Write a message whole, whoever gives up meanwhile.
+
+        Half a message would make the connection useless, and leases live on it. A server that takes
+        nothing for so long is lost in any case.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.move_on_after(SILENT_LOOKS_MAX * LOOK_EVERY_S, shield=True):
+            await self._stream.send(number, message)
 
     async def aclose(self) -> None:
         """Hang up."""

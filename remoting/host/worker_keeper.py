@@ -295,11 +295,11 @@ class WorkerKeeper:
 
     def files(self) -> keeper_messages.Files:
         """Return how much of the disk the files of assigned workers take."""
-        if self._files is None:
-            return keeper_messages.Files({}, 0)
         with self._lock:
             workers = [worker for worker in self.workers.values() if worker.assigned]
         with self._files_lock:
+            if self._files is None:
+                return keeper_messages.Files({}, 0)
             return keeper_messages.Files(*self._files.measure([each.place() for each in workers]))
 
     def close(self) -> None:
@@ -309,8 +309,10 @@ class WorkerKeeper:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(orphan_reaper.DEATH_TIMEOUT_S)
                 self.bury(worker.number)
-        if self._directory is not None:
-            remove_tree(self._directory, self._log)
+        with self._files_lock:
+            self._files = None  # Somebody may be about to measure what goes now.
+            if self._directory is not None:
+                remove_tree(self._directory, self._log)
         if self._groups is not None:
             self._groups.close()
 

@@ -1,11 +1,14 @@
 """A client that asks whether its lease is lost: servers answer after what they know of it."""
 
+from functools import partial
+
 import pytest
 import trio
 import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request
 from tests.remoting.control.control_kit import until
 
+from gpupool.pool.errors import UnreachableError
 from gpupool.remoting.protocol import messages as m
 
 Clock = trio.testing.MockClock
@@ -76,3 +79,27 @@ async def test_a_silent_server_keeps_nobody_waiting_for_ever(
         assert why == (f"lost server {name}: no answer for 4 s" if watched else "")
         assert trio.current_time() - before < 5.5
         await cluster.resume(name)
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_call_that_is_given_up_takes_no_lease_with_it(
+    autojump_clock: Clock, nursery: trio.Nursery, ticks: int
+) -> None:
+    """A program that was killed while its session was asked for ended the whole lease.
+
+    A call that was cancelled while it was written closed the connection, on which the lease lives.
+    """
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool, 1), wait_s=0)
+        (connection,) = hold.connections().values()
+        async with trio.open_nursery() as asking:
+            asking.start_soon(partial(connection.call, m.Ping(), timeout_s=9.0))
+            for _ in range(ticks):
+                await trio.lowlevel.checkpoint()
+            asking.cancel_scope.cancel()
+        with pytest.raises(UnreachableError, match="no answer within 0 s"):
+            await connection.call(m.Ping(), timeout_s=0.0)
+        assert await hold.check() == ""
+        assert not connection.closed.is_set()

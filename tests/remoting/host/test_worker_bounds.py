@@ -17,6 +17,8 @@ from gpupool.remoting.host import host_memory, lease_cgroups, orphan_reaper, use
 from gpupool.remoting.host.lease_cgroups import LeaseCgroups, own_group
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
+from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+from gpupool.remoting.protocol import keeper_messages
 
 MIB, GIB = 1 << 20, 1 << 30
 MOUNTS = (
@@ -262,3 +264,13 @@ async def test_what_a_worker_started_dies_with_it_by_its_group(
     # No worker gets out of its group.
     top = group.path.parents[2] / "cgroup.procs"
     assert await attack(other, f"open({str(top)!r}, 'w').write('0')") == "EACCES"
+
+
+def test_files_are_measured_no_more_once_the_keeper_has_closed(tmp_path: Path) -> None:
+    """A measurement that began while a server stopped ended the server with a traceback."""
+    said: list[str] = []
+    keeper = WorkerKeeper(KeeperSettings(tmp_path, None, own_uids=False), said.append)
+    keeper.open(cuda=False, nodes=None)
+    assert keeper.files().whole > 0
+    keeper.close()
+    assert keeper.files() == keeper_messages.Files({}, 0)
