@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["numpy"]
+# ///
 """Cluster points with k-means, the points split over up to two GPUs.
 
 A plain CuPy program. The result is checked against the same iterations in NumPy.

@@ -75,9 +75,9 @@ def kill(credentials: str | None, lease: int, reason: str) -> None:
 
 @click.command()
 @click.argument("lease", type=Parsed("lease", parse_lease))
-@click.option("--why", default="", help="Its owner sees it.")
+@click.option("--reason", default="", help="Its owner sees it.")
 @pool_options
-def suspend(credentials: str | None, lease: int, why: str) -> None:
+def suspend(credentials: str | None, lease: int, reason: str) -> None:
     """Have LEASE let go of its GPUs until it is resumed; its program waits.
 
     Users suspend their own leases, operators any. What is on the GPUs is kept in the memory of
@@ -85,7 +85,7 @@ def suspend(credentials: str | None, lease: int, why: str) -> None:
     """
     from gpupool.remoting.protocol import messages as m
 
-    order = m.SuspendLease(LeaseId(lease), why)
+    order = m.SuspendLease(LeaseId(lease), reason)
     run_async(lambda: _move(credentials, order, LeaseId(lease), "suspended"))
 
 

@@ -99,10 +99,10 @@ def find_program(name: str, path: str | None = None) -> str:
         return found
     there = os.path.exists(name) if os.sep in name else shutil.which(name, os.F_OK, path)
     if not there:
-        raise NotFoundError(
-            f"cannot find the program {name!r}",
-            hint="" if os.sep in name else "is it on the PATH? A file here is written ./NAME",
-        )
+        hint = "" if os.sep in name else "is it on the PATH? A file here is written ./NAME"
+        if name == "python" and shutil.which("python3", path=path):
+            hint = "this machine has python3"
+        raise NotFoundError(f"cannot find the program {name!r}", hint=hint)
     if os.path.isdir(name):
         hint = "name a program in it, with its arguments"
         raise NotExecutableError(f"cannot run {name!r}", why="it is a folder", hint=hint)

@@ -28,13 +28,16 @@ LAUNCHERS = frozenset((*SHELLS, *WRAPPERS, "srun", "mpirun", "uv"))
 """Binaries that only start other programs, most often Python ones."""
 
 PROBE = (
-    "import importlib.util as u, sys\n"
+    "import importlib.util as u, os, sys\n"
     "s = u.find_spec('cupy')\n"
     "n = u.find_spec('numpy')\n"
     "print('cupy:' + (str(s.origin) if s else ''))\n"
     "print('numpy:' + (str(n.origin) if n else ''))\n"
     "print('cuda:' + ' '.join(x for x in sys.argv[1].split(',') if u.find_spec(x)))\n"
     "print('python:%d.%d' % sys.version_info[:2])\n"
+    "own = sys.prefix != sys.base_prefix\n"
+    "mark = os.path.join(os.path.dirname(os.__file__), 'EXTERNALLY-MANAGED')\n"
+    "print('system:' + ('' if own or not os.path.exists(mark) else 'yes'))\n"
 )
 
 DROPIN_PYTHON_MIN = (3, 9)
@@ -55,6 +58,7 @@ class Environment:
     numpy: str
     cuda: tuple[str, ...]  # those of CUDA_PACKAGES that it has
     version: tuple[int, int]
+    system: bool = False  # the system's own, into which pip installs nothing (PEP 668)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,16 @@ def parse_answer(interpreter: str, text: str) -> Environment | None:
         return None
     version = (int(match[1]), int(match[2]))
     cuda = tuple(found.get("cuda", "").split())
-    return Environment(interpreter, found.get("cupy", ""), found.get("numpy", ""), cuda, version)
+    system = bool(found.get("system", ""))
+    cupy, numpy = found.get("cupy", ""), found.get("numpy", "")
+    return Environment(interpreter, cupy, numpy, cuda, version, system)
+
+
+def how_to_get_numpy(answer: Environment) -> str:
+    """Return what a person types, so that the program has NumPy."""
+    if answer.system:
+        return "python3 -m venv ENV; ENV/bin/pip install numpy; then run ENV/bin/python"
+    return f"{answer.interpreter} -m pip install numpy"
 
 
 def choose_door(
@@ -259,8 +272,7 @@ def _choose_for_python(
     warning = ""
     if own and not answer.numpy:
         warning = (
-            f"{interpreter} has no NumPy, which the drop-in cupy needs: "
-            f"{interpreter} -m pip install numpy"
+            f"{interpreter} has no NumPy, which the drop-in cupy needs: {how_to_get_numpy(answer)}"
         )
     warning = warning or (ignored_path(arguments) if own else "")
     return DoorChoice("arrays", f"{whose} has no CuPy", warning)

@@ -31,3 +31,9 @@ class Silence:
     def key(self) -> tuple[str, str, str]:
         """Return what it is of."""
         return self.check, self.server, self.subject
+
+
+def silence_scope(server: str, subject: str) -> str:
+    """Return on which server and of which subject a silence is; empty when it is of all."""
+    parts = (f"on {server}" if server else "", f"({subject})" if subject else "")
+    return " ".join(part for part in parts if part)

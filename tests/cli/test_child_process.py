@@ -129,6 +129,11 @@ def test_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFoundError) as missing:
         find_program("train.py")
     assert "./NAME" in missing.value.hint
+    (tmp_path / "python3").write_text("#!/bin/sh\n")
+    (tmp_path / "python3").chmod(0o755)
+    with pytest.raises(NotFoundError) as old_name:
+        find_program("python", str(tmp_path))
+    assert old_name.value.hint == "this machine has python3"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])

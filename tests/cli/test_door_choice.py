@@ -207,6 +207,11 @@ def test_a_python_that_is_too_old_gets_the_cuda_door(built: Path, tmp_path: Path
 def test_what_is_missing_is_said_with_its_remedy(built: Path, tmp_path: Path) -> None:
     python = old_python(tmp_path, "3.12", numpy="")
     assert "python3 -m pip install numpy" in choose_door("auto", python, [python], {}).warning
+    system = script(
+        tmp_path / "python3", Path(python).read_text().replace("3.12", "3.12\\nsystem:yes")
+    )
+    warning = choose_door("auto", system, [system], {}).warning
+    assert "ENV/bin/pip install numpy" in warning  # pip installs nothing into the system's own
     solve = tmp_path / "solve.py"
     solve.write_text("import cupy\n")
     choice = choose_door("cuda", python, [python, str(solve)], {})

@@ -33,6 +33,9 @@ def test_an_operator_silences_what_is_known(live_pool: LivePool) -> None:
     listed = live_pool.run("health", "silences")
     assert f"by root: {reason}" in listed.stdout or reason in listed.stdout
     live_pool.run("health", "unsilence", "disk")  # the check, which nobody has silenced
+    other = live_pool.run("health", "unsilence", "Disk", "--server", "b")
+    assert "Disk on b is not silenced" in other.stderr
+    assert "it is silenced everywhere: " in other.stderr
     assert json.loads(live_pool.run("health", "silences", "--json").stdout)["silences"]
     assert live_pool.run("health", "unsilence", "Disk").returncode == 0
     wrong = live_pool.run("health", "silence", "dsk", "--reason", "x")

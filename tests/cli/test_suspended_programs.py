@@ -30,7 +30,7 @@ def test_a_program_gives_way_comes_back_and_ends(live_pool: Any) -> None:
     program = live_pool.spawn("run", "-p", "1", "--server", "a", *python, PROGRAM)
     assert program.stdout.readline() == "1 1000\n"
     (lease,) = [each["name"] for each in live_pool.view()["leases"]]
-    done = live_pool.run("suspend", lease, "--why", "for a test")
+    done = live_pool.run("suspend", lease, "--reason", "for a test")
     assert done.returncode == 0, done.stderr
     live_pool.wait_until(in_state(lease, "suspended"))
     assert live_pool.granted() == 0

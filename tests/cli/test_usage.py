@@ -90,6 +90,7 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     table = live_pool.run("usage", "--by", "lease", "--wasted", "--cost")
     assert "UNPRICED" in table.stdout.splitlines()[0]
     assert "unknown" in table.stdout
+    assert "had no price" in table.stderr
     week = live_pool.run("usage", "--week")
     assert week.stdout.startswith("held by leases: "), week.stderr
     copy = tmp_path / "usage.db"

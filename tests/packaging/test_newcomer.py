@@ -21,7 +21,7 @@ from tests.page_blocks import blocks_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SUITE = "bookworm"
-ASKED_FOR = "python3,python3-venv,gcc,libc6-dev,make"
+ASKED_FOR = "python3,python3-venv,pipx,gcc,libc6-dev,make"
 """What the pages ask for; gcc of minbase has no headers of its own."""
 
 SOURCE = "/srv/gpupool"
@@ -152,7 +152,7 @@ def test_the_demo_ends_with_commands_that_work(machine: Machine) -> None:
 
 
 def test_five_commands_of_the_start_page_lead_to_a_result(machine: Machine) -> None:
-    install, play = START[0].script, START[1].script
+    install, play = START[1].script, START[2].script
     commands = [line for line in install.splitlines() + play.splitlines() if line.strip()]
     at = next(n for n, line in enumerate(commands) if line.startswith("gpupool run"))
     assert at + 1 <= 5, commands
@@ -169,13 +169,10 @@ def test_five_commands_of_the_start_page_lead_to_a_result(machine: Machine) -> N
 
 
 def test_the_readme_leads_to_three_servers_and_a_client(machine: Machine) -> None:
-    servers, clients = (line.split("#")[0].strip() for line in README[1].script.splitlines()[1:3])
-    create = README[1].script.splitlines()[0]
-    assert "pip install" in servers
-    assert "pip install" in clients
-    machine.run(f"{create}\n{servers.replace(FOLDED, SOURCE).replace('[cuda12]', '')}")
-    path = START[2].script.splitlines()[-1]
-    assert path == "export PATH=/opt/gpupool/bin:$PATH"
+    install, path = (line.split("  #")[0].strip() for line in README[1].script.splitlines())
+    assert install.startswith("pipx install ")
+    assert START[3].script == f"{install.replace(FOLDED, '.')}\n{path}\n"
+    machine.run(install.replace(FOLDED, SOURCE).replace("[cuda12]", ""))
     lines = [line.split("  #")[0].strip() for line in README[2].script.splitlines()]
     first, others, login, use, invite = lines
     shown = machine.serve(first, "one", 7470, path)
@@ -189,6 +186,9 @@ def test_the_readme_leads_to_three_servers_and_a_client(machine: Machine) -> Non
     program = use.replace("train.py", "examples/kmeans.py")
     user = {"HOME": "/srv/user", "GPUPOOL_JOIN_STATE_DIR": "/srv/none"}
     machine.run(f"{path}\nuntil gpupool status | grep 'quorum 3/3'; do sleep 0.5; done")
+    # The user's programs have an environment of their own.
+    machine.run("python3 -m venv /srv/work; /srv/work/bin/pip install --quiet numpy")
+    path = path.replace("~", "/root") + "\nexport PATH=/srv/work/bin:$PATH"
     said = machine.run(f"mkdir -p /srv/user\n{path}\n{logins[0]}\n{program}", **user)
     assert "labels equal to NumPy's: 100" in said
     assert "gpupool-" in machine.run(f"{path}\n{invite}")
@@ -199,16 +199,15 @@ def test_uv_installs_it_and_runs_programs(machine: Machine) -> None:
     install, use = next(each for each in blocks_of(page) if each.kind == "followed").script.split(
         "\n"
     )[:2]
-    ask = '# /// script\n# dependencies = ["numpy"]\n# ///\n'
-    work = machine.root / "srv" / "work"
+    mine = {"HOME": "/srv/uv", "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt"}
+    machine.run("python3 -m venv /opt/uv\n/opt/uv/bin/pip install --quiet uv", **mine)
+    path = "export PATH=/opt/uv/bin:$PATH"
+    first = START[0].script
+    assert install.replace("/path/to/gpupool", ".") == first.splitlines()[0]
+    assert "labels equal to NumPy's: 100" in machine.run(f"{path}\n{first}", **mine)
+    work = machine.root / "srv" / "work-uv"
     work.mkdir()
-    (work / "train.py").write_text(ask + (ROOT / "examples" / "kmeans.py").read_text())
-    said = machine.run(
-        "python3 -m venv /opt/uv\n/opt/uv/bin/pip install --quiet uv\n"
-        "export PATH=/opt/uv/bin:~/.local/bin:$PATH\n"
-        f"{install.replace('/path/to/gpupool', SOURCE)}\n"
-        f"gpupool up\ncd /srv/work\n{use}\ngpupool down",
-        HOME="/srv/uv",
-        SSL_CERT_FILE="/etc/ssl/certs/ca-certificates.crt",
-    )
+    (work / "train.py").write_text((ROOT / "examples" / "kmeans.py").read_text())
+    path += ":~/.local/bin"
+    said = machine.run(f"{path}\ngpupool up\ncd /srv/work-uv\n{use}\ngpupool down", **mine)
     assert "labels equal to NumPy's: 100" in said

@@ -13,8 +13,9 @@ from gpupool.cli.lib.listing import fetch_snapshot, reach_all
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.values import DURATION, duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+from gpupool.pool.model.silences import silence_scope
 from gpupool.pool.telemetry import Health
-from gpupool.pool.view import visible
+from gpupool.pool.view import PoolView, visible
 
 if TYPE_CHECKING:
     from gpupool.monitoring.health.pool_health import PoolHealth
@@ -226,7 +227,17 @@ def silence(
     from gpupool.remoting.protocol import messages as m
 
     order = m.SetSilence(_name_of(check), server, subject, reason, for_s)
+    if server:
+        _check_server(server, fetch_snapshot(credentials).view)
     operate(credentials, order)
+
+
+def _check_server(name: str, view: PoolView) -> None:
+    """Refuse a name that no server has: nothing would be silent, and nobody would know."""
+    names = sorted(each.name for each in view.servers)
+    if name not in names:
+        hint = f"it has {', '.join(names)}"[:300]
+        raise UsageError(f"the pool has no server named {visible(name)}", hint=hint)
 
 
 @command.command()
@@ -234,10 +245,16 @@ def silence(
 @_of_options
 @pool_options
 def unsilence(credentials: str | None, check: str, server: str, subject: str) -> None:
-    """End a silence before its time; say the same of what it is as when it was set."""
+    """End a silence before its time; give the options with which it was set."""
     from gpupool.remoting.protocol import messages as m
 
-    operate(credentials, m.SetSilence(_name_of(check), server, subject, None, 0.0))
+    name = _name_of(check)
+    of_name = [each for each in fetch_snapshot(credentials).view.silences if each.check == name]
+    operate(credentials, m.SetSilence(name, server, subject, None, 0.0))
+    scopes = [(each.server, each.subject) for each in of_name]
+    if scopes and (server, subject) not in scopes:
+        others = ", ".join(sorted(silence_scope(*each) or "everywhere" for each in scopes))
+        say(f"  it is silenced {visible(others)}: give --server and --subject as there")
 
 
 @command.command()
@@ -253,6 +270,6 @@ def silences(credentials: str | None, as_json: bool) -> None:
         say("gpupool: nothing is silenced")
     for each in sorted(view.silences, key=lambda one: one.until):
         left = duration_text(max(0.0, (each.until - view.now) / 1000))
-        where = " ".join(part for part in (each.server, each.subject) if part) or "everywhere"
+        where = silence_scope(each.server, each.subject) or "everywhere"
         text = f"{each.check:<20} {where:<24} for {left:<8} by {each.by}: {each.reason}"
         click.echo(visible(text))

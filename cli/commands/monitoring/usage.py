@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from gpupool import __version__
 from gpupool.cli.commands.audit import parse_since
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
     from gpupool.monitoring.usage_report import Report
 
 DEFAULT_SINCE = "30d"
+WITHOUT_WEEK = {
+    "since": "--since",
+    "until": "--until",
+    "by": "--by",
+    "lease": "--lease",
+    "as_csv": "--csv",
+    "parquet": "--parquet",
+    "wasted": "--wasted",
+    "cost": "--cost",
+    "database": "--file",
+}
+"""What the weekly report has no use for: parameters, and options as they are typed."""
 
 
 @click.command()
@@ -89,9 +102,8 @@ def command(
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
     if week:
-        _show_week(
-            credentials, as_json=as_json, others=bool(as_csv or parquet or lease or database)
-        )
+        _check_week()
+        _show_week(credentials, as_json=as_json, strict=strict)
         return
     query = RecordQuery(
         since=Milliseconds(0 if lease else round(since * 1000)),
@@ -111,9 +123,7 @@ def command(
             _show(report, found, as_csv=as_csv, as_json=as_json, wasted=wasted)
     else:
         _show_lease(query.lease, found, as_json=as_json)
-    _warn(found)
-    if strict and (found.silent or found.missing):
-        raise SystemExit(ExitCode.UNHEALTHY)
+    _end(found, strict=strict)
 
 
 def _check_forms(*, as_csv: bool, as_json: bool, parquet: str | None, lease: int | None) -> None:
@@ -154,13 +164,28 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
     return FoundUsage(report=report, missing=missing)
 
 
-def _show_week(credentials: str | None, *, as_json: bool, others: bool) -> None:
+def _check_week() -> None:
+    """Refuse options that the weekly report would pass over.
+
+    Raises:
+        UsageError: when another option than --json says what to report.
+    """
+    context = click.get_current_context()
+    given = [
+        option
+        for name, option in WITHOUT_WEEK.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        what = f"--week is a report of its own, of 7 days, and takes no {given[0]}"
+        raise UsageError(what, hint="leave out one of them; --week has --json")
+
+
+def _show_week(credentials: str | None, *, as_json: bool, strict: bool) -> None:
     """Show the weekly report of waste."""
     from gpupool.monitoring.usage_report import as_plain
     from gpupool.monitoring.waste_report import waste_lines, worst
 
-    if others:
-        raise UsageError("--week is a report for people, or with --json", hint="leave out the rest")
     query = RecordQuery(since=Milliseconds(round(parse_since("7d") * 1000)), by="user")
 
     async def ask() -> list[FoundUsage]:
@@ -177,7 +202,7 @@ def _show_week(credentials: str | None, *, as_json: bool, others: bool) -> None:
     else:
         for line in waste_lines(*reports):
             click.echo(line)
-    _warn(found[-1])
+    _end(found[-1], strict=strict)
 
 
 async def _ask(credentials: str | None, query: RecordQuery, *, cost: bool) -> FoundUsage:
@@ -240,6 +265,13 @@ def _show_lease(lease: LeaseId, found: FoundUsage, *, as_json: bool) -> None:
         click.echo(visible(line))
 
 
+def _end(found: FoundUsage, *, strict: bool) -> None:
+    """Say what is not known, and exit with 3 for that, if this was asked for."""
+    _warn(found)
+    if strict and (found.silent or found.missing):
+        raise SystemExit(ExitCode.UNHEALTHY)
+
+
 def _warn(found: FoundUsage) -> None:
     for name, why in found.silent.items():
         say(f"gpupool: server {visible(name)} did not answer ({visible(why)})")
@@ -248,3 +280,7 @@ def _warn(found: FoundUsage) -> None:
     if found.missing:
         count = sum(last - first + 1 for first, last in found.missing)
         say(f"gpupool: {count} records of leases are not to be had, so the sums are too small")
+    costs = found.report.costs if found.report is not None else None
+    if costs is not None and costs.whole.unpriced and not costs.whole.amount:
+        say("gpupool: the pool's policy had no price for any of these GPUs")
+        say('  hint: an operator sets [prices] by "gpupool policy edit"; docs/policy.md has them')

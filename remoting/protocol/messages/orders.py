@@ -30,6 +30,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId, lease_name
+from gpupool.pool.model.silences import SILENCE_MAX_MS, silence_scope
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
 from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
 from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
@@ -465,7 +466,9 @@ class SetSilence(Order):
         """Refuse a reason as ``DrainServer`` does, and an empty one."""
         _check_reason(self.reason)
         if self.reason is not None and not self.reason.strip():
-            raise UsageError("a silence needs a reason")
+            raise UsageError("a silence needs a reason", hint='--reason "a new disk comes"')
+        if self.reason is not None and not 0 < self.for_s * 1000 <= SILENCE_MAX_MS:
+            raise UsageError("a silence is for longer than nothing, and for 90 days at most")
 
     def command(self, issue: Issue) -> Command:
         """Return the command; the silence begins now, by the pool's time."""
@@ -482,7 +485,8 @@ class SetSilence(Order):
 
     def outcome(self, note: str) -> str:
         """Return what is silent now."""
-        what = " ".join(part for part in (self.of, self.server, self.subject) if part)
+        where = silence_scope(self.server, self.subject)
+        what = f"{self.of} {where}" if where else self.of
         if self.reason is None:
             return f"{what} is not silenced{' any more' if not note else ''}"
         return f"{what} is silenced"

@@ -175,7 +175,7 @@ async def test_a_finding_is_silenced(autojump_clock: Clock, nursery: trio.Nurser
     await cluster.start([1])
     async with cluster.client("root") as root, cluster.client() as pool:
         order = m.SetSilence("disk", "gpu-1", "free", "new disk", 3600.0)
-        assert await root.operate(order) == "disk gpu-1 free is silenced"
+        assert await root.operate(order) == "disk on gpu-1 (free) is silenced"
         view = await pool.view()
         [known] = view.silences
         assert (known.reason, known.by) == ("new disk", "root")
@@ -183,12 +183,13 @@ async def test_a_finding_is_silenced(autojump_clock: Clock, nursery: trio.Nurser
         with pytest.raises(DeniedError):
             await pool.operate(order)
         lift = m.SetSilence("disk", "gpu-1", "free", None, 0.0)
-        assert await root.operate(lift) == "disk gpu-1 free is not silenced any more"
-        assert await root.operate(lift) == "disk gpu-1 free is not silenced"
+        assert await root.operate(lift) == "disk on gpu-1 (free) is not silenced any more"
+        assert await root.operate(lift) == "disk on gpu-1 (free) is not silenced"
         assert (await pool.view()).silences == ()
         for wrong in (
             m.SetSilence("disk", "", "", " ", 60.0),
             m.SetSilence("disk", "", "", "why", 91 * 86_400.0),
+            m.SetSilence("disk", "", "", "why", 0.0),
             m.SetSilence("disk", "", "", "two\nlines", 60.0),
         ):
             with pytest.raises(UsageError):

@@ -78,7 +78,7 @@ def start(pool: FakeGpuPool) -> tuple["subprocess.Popen[str]", IO[str]]:
 
 
 def suspend(pool: FakeGpuPool, control: Control) -> None:
-    done = pool.command("suspend", pool.lease(), "--why", "for a test")
+    done = pool.command("suspend", pool.lease(), "--reason", "for a test")
     assert done.returncode == 0, done.stderr
     assert CHECKPOINTED in control.states().values()
 

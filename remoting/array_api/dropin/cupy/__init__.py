@@ -13,9 +13,16 @@ try:
 except ModuleNotFoundError as _error:
     if _error.name != "numpy":
         raise
+    import os as _os
+
+    _mark = _os.path.join(_os.path.dirname(_os.__file__), "EXTERNALLY-MANAGED")
+    _how = (
+        "python3 -m venv ENV; ENV/bin/pip install numpy; then run ENV/bin/python"
+        if _sys.prefix == _sys.base_prefix and _os.path.exists(_mark)  # PEP 668: pip refuses
+        else f"{_sys.executable} -m pip install numpy"
+    )
     raise ModuleNotFoundError(
-        "gpupool's drop-in cupy needs NumPy in the program's environment: "
-        f"{_sys.executable} -m pip install numpy",
+        f"gpupool's drop-in cupy needs NumPy in the program's environment: {_how}",
         name="numpy",
     ) from None
 
