@@ -360,7 +360,9 @@ class HostSupervisor:
             if not plain and worker.lease is not None:
                 plain = self._data_encryption(worker.lease) == DataEncryption.OFF
             try:
-                worker.send(worker_messages.Connection(plain=plain), connection.fileno())
+                lane = session if session in worker.lanes else b""
+                message = worker_messages.Connection(plain=plain, lane=lane)
+                worker.send(message, connection.fileno())
             except WorkerFailedError as error:
                 worker.kill(str(error))
                 raise
@@ -380,10 +382,12 @@ class HostSupervisor:
 
     def _waiting(self, session: bytes) -> WorkerHandle | None:
         for worker in self.worker_pool.workers.values():
+            connected = worker.state is WorkerState.CONNECTED
             if worker.session == session and (
-                worker.state is WorkerState.WAITING
-                or (worker.state is WorkerState.CONNECTED and worker.expects_peers)
+                worker.state is WorkerState.WAITING or (connected and worker.expects_peers)
             ):
+                return worker
+            if connected and session in worker.lanes:
                 return worker
         return None
 
@@ -423,7 +427,10 @@ class HostSupervisor:
             if self._nursery is not None:
                 self._nursery.start_soon(self.watchdog.measure_contexts, worker)
         elif isinstance(message, worker_messages.Expecting):
-            worker.expects_peers = bool(worker.peers)
+            if message.lanes:
+                worker.expect_lanes(message.lanes, self.worker_pool.workers.values())
+            else:
+                worker.expects_peers = bool(worker.peers)
         elif isinstance(message, worker_messages.Dial) and not worker.dialling:
             worker.dialling = True
             if self._nursery is not None:

@@ -4,7 +4,7 @@ import array
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol.handshake import SESSION_SIZE
 from gpupool.remoting.transport.descriptor_passing import (
     DESCRIPTOR_COUNT_MAX,
     receive_with_descriptors,
@@ -30,6 +31,9 @@ LOG_TEXT_MAX = 64 * 1024
 PLEDGES_MAX = 1 << 16
 """Pieces of memory of one lease that are charged under tokens, with those that are not to be found
 any more while somebody has them."""
+
+LANE_WAYS = 2
+"""Further connections of a client go up or down, and each way has a number."""
 
 MESSAGES_PER_S, MESSAGES_MAX = 1000.0, 10_000
 """A worker reports once a second, and is refused connections no faster than they come in."""
@@ -129,6 +133,7 @@ class WorkerHandle:
     imports: bool = False  # it has asked for what another worker of the lease shares
     peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
     expects_peers: bool = False  # it takes connections of the workers there
+    lanes: tuple[bytes, ...] = ()  # numbers of further connections of its client
     dialling: bool = False  # a connection for it is being made
     budget: socket.socket | None = None  # non-blocking
     totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
@@ -169,6 +174,18 @@ class WorkerHandle:
             raise WorkerFailedError("the worker takes no messages", why=str(error)) from error
         if sent != len(data):
             raise WorkerFailedError("the worker takes no messages", why="its socket is full")
+
+    def expect_lanes(self, lanes: tuple[bytes, ...], others: Iterable["WorkerHandle"]) -> None:
+        """Note the numbers that further connections of the client name; once, and new ones.
+
+        A worker that was taken over must not get the connections of another one's client.
+        """
+        known = {name for other in others for name in (other.session, *other.lanes)}
+        right = [len(lane) for lane in lanes] == [SESSION_SIZE] * LANE_WAYS
+        if self.lanes or not right or known.intersection(lanes):
+            self.kill("it expects connections that are not its client's")
+        else:
+            self.lanes = lanes
 
     def say(self, text: str, log: Callable[[str], None]) -> None:
         """Log a line that this worker or its client has caused, unless there were too many."""

@@ -101,6 +101,7 @@ class Connection:
     """An untouched connection, which comes with it; ``plain`` allows it to be unencrypted."""
 
     plain: bool
+    lane: bytes = field(default=b"", metadata=codec.OPTIONAL)  # the number of ``Expecting``
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Expecting:
-    """The client has introduced the process's other workers: they may connect from now on."""
+    """Others may connect from now on: the process's other workers, or the client once more."""
+
+    #: Numbers that further connections of the client name in place of the session's.
+    lanes: tuple[bytes, ...] = field(default=(), metadata=codec.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ class Tally:
     executed_ns: int | None = None  # time to execute anything, where nobody else measures it
     executing_since: int = 0  # what is not in ``executed_ns`` yet; 0: nothing is executed
 
+    lane_bytes_in: int = 0  # that came by further connections
+    lane_bytes_out: int = 0
+
     def answered(self, began_ns: int) -> None:
         """Count an answer whose execution began at ``began_ns``, and is ready to be sent."""
         self.waits += 1

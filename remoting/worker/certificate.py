@@ -19,7 +19,14 @@ _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 """Clients pin the hash and check no date, because a server's clock may be wrong."""
 
 
-def worker_context(directory: Path) -> tuple[ssl.SSLContext, bytes]:
+class WorkerContext(ssl.SSLContext):
+    """The settings of this worker's TLS."""
+
+    identity: tuple[bytes, bytes] = b"", b""
+    """The certificate and the key in DER, for a door's own TLS."""
+
+
+def worker_context(directory: Path) -> tuple[WorkerContext, bytes]:
     """Return a TLS 1.3 server context with a fresh key, and the SHA-256 of its certificate.
 
     ``ssl`` reads keys from files only, so the key lies in ``directory`` for a moment, unreadable
@@ -46,7 +53,7 @@ def worker_context(directory: Path) -> tuple[ssl.SSLContext, bytes]:
     path.touch(mode=0o600, exist_ok=False)
     try:
         path.write_bytes(pem)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = WorkerContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # One connection a key: nothing will ever be resumed.
         # The client knows which cipher costs the least, and OpenSSL would take the longest key.
@@ -55,4 +62,10 @@ def worker_context(directory: Path) -> tuple[ssl.SSLContext, bytes]:
     finally:
         path.unlink()
     der = certificate.public_bytes(serialization.Encoding.DER)
+    secret = key.private_bytes(
+        serialization.Encoding.DER,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
+    context.identity = der, secret
     return context, hashlib.sha256(der).digest()

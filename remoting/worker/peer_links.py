@@ -37,6 +37,11 @@ HEADER = struct.Struct("<QQI4x")
 """Number of the transfer, bytes that follow, or bytes of a text that says why there are none."""
 
 
+TakeLane = Callable[[int, socket.socket, "tuple[bytes, bytes] | None", bytes], None]
+"""Takes over a further connection of the client: which way it goes, the connection, the worker's
+certificate and key unless it has proven itself, and the ticket that it has to know."""
+
+
 class PeerLostError(Exception):
     """The link to another worker broke; ``status`` is cudaErrorDevicesUnavailable."""
 
@@ -94,6 +99,18 @@ class Links(Protocol):
         """End both links with a worker, also in the middle of a transfer."""
         ...
 
+    def expect_lanes(
+        self, ids: tuple[bytes, bytes], take: "TakeLane", encrypts: Callable[[], bool]
+    ) -> bool:
+        """Take further connections of the client that name these numbers; False: none may be.
+
+        Args:
+            ids: of the connections that go up, and of those that go down.
+            take: takes over a connection; raises GpupoolError.
+            encrypts: says whether that can be one with TLS.
+        """
+        ...
+
     def close(self) -> None:
         """Close all links."""
         ...
@@ -102,13 +119,21 @@ class Links(Protocol):
 class Peers:
     """The links of one worker. Its door's thread uses them; others may only `accept`."""
 
-    def __init__(self, dial: Callable[[str], socket.socket], expect: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        dial: Callable[[str], socket.socket],
+        expect: Callable[[tuple[bytes, ...]], None],
+    ) -> None:
         """Make links without an introduction.
 
         Args:
             dial: returns a connection to the server with that id; raises OSError.
-            expect: called before other workers connect here.
+            expect: called before others connect here: other workers, or the client by these
+                numbers.
         """
+        self.may_encrypt = False  # this worker's client uses TLS
+        self.lane_ids: tuple[bytes, bytes] | None = None
+        self.take_lane: TakeLane | None = None
         self.key = b""  # by which other workers prove themselves; empty before the introduction
         self._dial = dial
         self._expect = expect
@@ -135,7 +160,17 @@ class Peers:
         self._index = index
         self._others = others
         self.key = key
-        self._expect()
+        self._expect(())
+
+    def expect_lanes(
+        self, ids: tuple[bytes, bytes], take: TakeLane, encrypts: Callable[[], bool]
+    ) -> bool:
+        """Take further connections of the client that name these numbers; False: none may be."""
+        if self.may_encrypt and not encrypts():
+            return False
+        self.lane_ids, self.take_lane = ids, take
+        self._expect(ids)
+        return True
 
     def connect(self, index: int) -> str:
         """Connect to a worker, if that has not been done; return why it cannot be."""

@@ -53,8 +53,8 @@ class SessionReport:
         stream, path, tally = self._stream, self._path, self._stream.tally
         return Report(
             stream.calls,
-            stream.bytes_in + self._peers.bytes_in,
-            stream.bytes_out + self._peers.bytes_out,
+            stream.bytes_in + tally.lane_bytes_in + self._peers.bytes_in,
+            stream.bytes_out + tally.lane_bytes_out + self._peers.bytes_out,
             busy=False,
             waits=tally.waits,
             wait_us=tally.wait_ns // 1000,

@@ -20,19 +20,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
 from gpupool.remoting.protocol import handshake, worker_messages
 from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
 from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
+from gpupool.remoting.worker.client_handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    accept_client,
+    set_options,
+)
 from gpupool.remoting.worker.peer_links import INTRODUCTION, Peers
 from gpupool.remoting.worker.session_report import SessionReport
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
-
-HANDSHAKE_TIMEOUT_S = 10.0
-"""For the whole handshake of one connection, however slowly its bytes arrive."""
 
 HANDSHAKE_COUNT_MAX = 8
 """Handshakes at a time: a stranger who saw the session's name can hold up no more than these."""
@@ -43,11 +45,8 @@ HANGUP_GRACE_S = 2.0
 LOG_TEXT_MAX = 128 * 1024
 """Characters that a door may log: more than the host logs of one worker."""
 
-KEEPALIVE_CLIENT = (4, 2, 3)
 KEEPALIVE_LINK = (1, 1, 3)
-"""Seconds before the first probe and between probes, and how many. A client has 10 s before its
-session ends; another worker, for which a copy waits, has 4 s."""
-"""A client that vanished silently is noticed within 10 s, as on its control connection."""
+"""As ``KEEPALIVE_CLIENT``, for another worker: a copy waits for it, so it has 4 s."""
 
 PRELOADED = (
     *("numpy", "numpy.fft", "numpy.linalg", "numpy.random", "numpy.polynomial", "numpy.ma"),
@@ -63,6 +62,9 @@ PRELOADED_CUDA = (
 )
 
 EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3
+
+if TYPE_CHECKING:
+    from gpupool.remoting.worker.certificate import WorkerContext
 
 Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Peers], None]
 
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _prepare(
     start: worker_messages.Start, confine: worker_messages.Confine, parent_pid: int
-) -> tuple[ssl.SSLContext, worker_messages.Ready]:
+) -> tuple["WorkerContext", worker_messages.Ready]:
     """Confine this process and import what it will need; return its TLS context and report."""
     own_uid = start.own_uid and (not start.expose or namespaces.expose(start.expose))
     holds = _confine(start, confine, own_uid=own_uid)
@@ -183,7 +185,7 @@ class Worker:
         channel: WorkerChannel,
         keeper: WorkerChannel,
         start: worker_messages.Start,
-        context: ssl.SSLContext,
+        context: "WorkerContext",
         parent_pid: int,
         confinement: Sequence[str],
         *,
@@ -205,7 +207,7 @@ class Worker:
         self._log_left = LOG_TEXT_MAX
         self._winner = threading.Lock()  # held for good by the client's connection
         self._dialled: queue.SimpleQueue[socket.socket | str] = queue.SimpleQueue()
-        self._peers = Peers(self._dial, lambda: channel.send(worker_messages.Expecting()))
+        self._peers = Peers(self._dial, lambda ids: channel.send(worker_messages.Expecting(ids)))
 
     def run(self) -> None:
         """Carry out the host's messages until it closes its end."""
@@ -214,7 +216,7 @@ class Worker:
             if isinstance(message, worker_messages.Assign):
                 self._assigned(message)
             elif isinstance(message, worker_messages.Connection):
-                self._connection(self._channel.take_descriptor(), plain=message.plain)
+                self._connection(self._channel.take_descriptor(), message)
             elif isinstance(message, worker_messages.CheckGpu):
                 self._test(message)
             elif isinstance(message, worker_messages.Proceed):
@@ -287,14 +289,14 @@ class Worker:
             self._measured.wait()
         self._prepared.set()
 
-    def _connection(self, sock: socket.socket, *, plain: bool) -> None:
+    def _connection(self, sock: socket.socket, what: worker_messages.Connection) -> None:
         if self._assign is None or not self._handshakes.acquire(blocking=False):
             sock.close()
             self._channel.send(worker_messages.Rejected("too many handshakes at a time"))
             return
-        self._start_thread(lambda: self._serve_connection(sock, plain=plain))
+        self._start_thread(lambda: self._serve_connection(sock, what.lane, plain=what.plain))
 
-    def _serve_connection(self, sock: socket.socket, *, plain: bool) -> None:
+    def _serve_connection(self, sock: socket.socket, lane: bytes, *, plain: bool) -> None:
         assert self._assign is not None
         # A descriptor of its own: ``ssl`` takes the other one out of ``sock``.
         line = sock.dup()
@@ -303,6 +305,9 @@ class Worker:
         deadline.start()
         try:
             set_options(sock)
+            if lane:
+                self._accept_lane(sock, lane, plain=plain)
+                return
             if self._winner.locked():
                 self._accept_peer(sock, plain=plain)
                 return
@@ -321,6 +326,25 @@ class Worker:
             line.close()
             self._handshakes.release()
         self._serve(proven)
+
+    def _accept_lane(self, sock: socket.socket, lane: bytes, *, plain: bool) -> None:
+        """Do the handshake of a further connection of the client, which the door takes over.
+
+        Raises:
+            GpupoolError: when it is none.
+            OSError: when the connection broke.
+        """
+        ids, take = self._peers.lane_ids, self._peers.take_lane
+        if self._assign is None or ids is None or take is None or lane not in ids:
+            raise AuthenticationError("data connection refused", why="nobody asked for it")
+        ticket = handshake.lane_ticket(self._assign.ticket, lane)
+        identity: tuple[bytes, bytes] | None = self._context.identity
+        sock.settimeout(HANDSHAKE_TIMEOUT_S)
+        if sock.recv(1, socket.MSG_PEEK) != bytes([handshake.TLS_FIRST_BYTE]):
+            expected = replace(self._assign, session=lane, ticket=ticket)
+            sock, identity = accept_client(sock, self._context, expected, plain=plain), None
+        sock.setblocking(True)
+        take(ids.index(lane), sock, identity, ticket)
 
     def _accept_peer(self, sock: socket.socket, *, plain: bool) -> None:
         """Do the handshake with another worker of the client, which has introduced them.
@@ -358,6 +382,7 @@ class Worker:
 
         assert self._assign is not None
         stream = _stream(sock)
+        self._peers.may_encrypt = stream.transport == "tls"
         self._channel.send(worker_messages.Connected(stream.transport))
         self._start_thread(lambda: self._watch_hangup(sock.fileno()))
         report = SessionReport(stream, sock, self._peers, self._channel.send)
@@ -414,60 +439,6 @@ class Worker:
     def _end(self, reason: str, *, failed: bool) -> None:
         _try_send(self._channel, worker_messages.Ended(worker_messages.shortened(reason), failed))
         os._exit(EXIT_FAILED if failed else EXIT_DONE)
-
-
-def accept_client(
-    sock: socket.socket, context: ssl.SSLContext, assign: worker_messages.Assign, *, plain: bool
-) -> socket.socket:
-    """Do the worker's side of the handshake, except for the final byte.
-
-    Args:
-        sock: untouched since it was accepted; ``HANDSHAKE_TIMEOUT_S`` bounds each read here, and
-            the caller bounds the whole.
-        context: holds the worker's certificate.
-        assign: the session whose client is expected.
-        plain: whether an unencrypted connection is acceptable.
-
-    Raises:
-        GpupoolError: when the client did not prove that it knows the ticket.
-        OSError: when the connection broke.
-    """
-    sock.settimeout(HANDSHAKE_TIMEOUT_S)
-    first = sock.recv(1, socket.MSG_PEEK)
-    if first and first[0] == handshake.TLS_FIRST_BYTE:
-        wrapped = context.wrap_socket(sock, server_side=True)
-        try:
-            handshake.check_ticket(assign.ticket, read_exactly(wrapped, handshake.TICKET_SIZE))
-        except BaseException:
-            wrapped.close()
-            raise
-        return wrapped
-    if not plain:
-        raise AuthenticationError("data connection refused", why="it is not encrypted")
-    hello = read_exactly(sock, handshake.CLIENT_HELLO_SIZE)
-    client_nonce = handshake.parse_client_hello(hello, assign.session)
-    server_nonce = os.urandom(handshake.NONCE_SIZE)
-    sock.sendall(handshake.server_proof(assign.ticket, client_nonce, server_nonce))
-    proof = read_exactly(sock, handshake.PROOF_SIZE)
-    handshake.check_client_proof(assign.ticket, client_nonce, server_nonce, proof)
-    return sock
-
-
-def set_options(sock: socket.socket, keepalive: tuple[int, int, int] = KEEPALIVE_CLIENT) -> None:
-    """Prepare a TCP connection for small frames and for another end that vanishes.
-
-    No TCP_USER_TIMEOUT: since Linux 5.11 it also ends a connection whose peer is alive but reads
-    nothing, and a program stopped with Ctrl-Z keeps its session.
-    """
-    sock.setblocking(True)
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
-    for name, value in zip(names, keepalive, strict=True):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _stream(sock: socket.socket) -> SessionStream:

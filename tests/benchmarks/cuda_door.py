@@ -1,7 +1,7 @@
 """The CUDA door against native CUDA, on this machine's GPU: native beside remote in one run.
 
-    python tests/benchmarks/cuda_door.py [--only start,models,launches,quarters,tls] [--json FILE]
-        [--csv FILE]
+    python tests/benchmarks/cuda_door.py [--only start,models,launches,quarters,tls,bulk]
+        [--json FILE] [--csv FILE]
 
 Needs a real GPU, nvcc, PyTorch, torchvision and transformers. Remote means ``gpupool join`` and
 ``gpupool run`` over loopback: a Unix socket, or TCP where it says so. Every figure is the median of
@@ -33,6 +33,8 @@ from gpupool.remoting.driver_api import build  # noqa: E402
 MODELS = [sys.executable, str(ROOT / "tests" / "gpu" / "cuda_programs" / "models.py")]
 WORKLOADS = ["resnet_train", "resnet_infer", "gpt2_train", "gpt2_generate"]
 SPEED = ROOT / "tests" / "gpu" / "cuda_programs" / "speed.cu"
+STRIPES = ROOT / "tests" / "remoting" / "driver_api" / "programs" / "stripes.c"
+BULK_ROUNDS, BULK_TLS = 3, 0.9  # of one plain connection
 LIMIT_S = 150
 ROUNDS = 7  # as in models.py
 START_ROUNDS = 5
@@ -303,6 +305,39 @@ class Bench:
             self.pool = RealPool(self.folder / "near-again")
         return None
 
+    def bulk(self) -> None:
+        """Measure large copies over TCP and TLS, by one connection and by several each way."""
+        self.pool.stop()
+        program, found = self.folder / "stripes", dict[tuple[str, int, str], float]()
+        command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-o", str(program), str(STRIPES)]
+        subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+        for encryption in ("off", "tls"):
+            pool = RealPool(self.folder / f"bulk-{encryption}", encryption=encryption, remote=True)
+            times: dict[tuple[int, str], list[float]] = {}
+            try:
+                for lanes in (0, 2, 4, 8) * BULK_ROUNDS:
+                    options = ["-p", "0.5", "--env", f"GPUPOOL_LANES={lanes}"]
+                    words = [str(program), "256", "8", "go"]
+                    outcome = pool.run(words, *options, limit=LIMIT_S, name="stripes")
+                    if outcome.code:
+                        return self.report.failed("stripes.c", outcome)
+                    for key, value in outcome.results.items():
+                        times.setdefault((lanes, key), []).append(float(value))
+            finally:
+                pool.stop()
+            for (lanes, key), values in times.items():
+                found[encryption, lanes, key] = statistics.median(values)
+        for key in ("up_GBps", "up_cpu_ns", "down_GBps", "down_cpu_ns"):
+            plain = found["off", 0, key]
+            for (encryption, lanes, name), value in found.items():
+                if name == key:
+                    unit = "GB/s" if "GBps" in key else "ns"  # for each KiB, of all processors
+                    bar = BULK_TLS if (encryption, lanes, unit) == ("tls", 4, "GB/s") else 0.0
+                    label = f"{key}: {encryption}, {lanes or 1} connections"
+                    self.report.row(label, plain, value, unit, value / plain, bar)
+        self.pool = RealPool(self.folder / "near-bulk")
+        return None
+
     def quarters(self) -> None:
         """Measure four quarter partitions beside one whole GPU, and what CUDA does natively."""
         for fraction, whole, what, budget in (
@@ -347,7 +382,7 @@ class Bench:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="start,models,launches,quarters,tls")
+    parser.add_argument("--only", default="start,models,launches,quarters,tls,bulk")
     parser.add_argument("--json", default="")
     parser.add_argument("--budget", type=float, default=400, help="seconds for all of it")
     add_options(parser)

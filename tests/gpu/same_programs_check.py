@@ -3,10 +3,10 @@
     python tests/gpu/same_programs_check.py [--jobs N] [--gpus N] [--runtimes FOLDER] [--only NAMES]
 
 The test suite runs them with a driver without a GPU (``tests/remoting/driver_api``). Behind the
-door they must print the same here as there. Natively some cannot, because they ask for what a
-partition
-of 64 MiB does; what they say is shown for comparison, as are lines that are others natively:
-``ahead`` says which calls the driver keeps while a host function waits. A folder of runtimes has
+door they must print the same here as there. Natively they run without what they ask of the door
+alone (``OURS`` in ``check.h``), and see as many GPUs; how they fail there is shown for comparison,
+as are lines that are others natively: ``ahead`` says which calls the driver keeps while a host
+function waits. A folder of runtimes has
 libcudart of any versions, shared and static, each of which gets a program. The exit status is the
 number of failures.
 """
@@ -134,7 +134,9 @@ def main() -> int:
             door += ["--memory", str(MEMORY), "--devices", str(program.gpus)]
             door += ["--verbose", "--", *words]
             env = dict(os.environ)
-            native = run(words, LIMIT_S, place / "native.log", env)
+            visible = ",".join(map(str, range(program.gpus)))
+            alone = env | {"CUDA_VISIBLE_DEVICES": visible}
+            native = run(words, LIMIT_S, place / "native.log", alone)
             return native, run(door, LIMIT_S, place / "remote.log", env)
 
         only = {name for name in options.only.split(",") if name}

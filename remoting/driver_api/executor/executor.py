@@ -16,6 +16,7 @@ from gpupool.remoting.driver_api.executor.graphs.graph_launches import GraphLaun
 from gpupool.remoting.driver_api.executor.graphs.graphs import Graphs
 from gpupool.remoting.driver_api.executor.graphs.node_params import Translator
 from gpupool.remoting.driver_api.executor.host_functions import HostFunctions
+from gpupool.remoting.driver_api.executor.lanes import Lanes
 from gpupool.remoting.driver_api.executor.memory.cuda_arrays import Arrays
 from gpupool.remoting.driver_api.executor.memory.ipc import Ipc
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
@@ -72,6 +73,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         SharedPools(client, direct, tokens, pools),
         transfers,
         PeerCopies(client, links),
+        Lanes(client, links),
         Mapped(client, out_of_band_replies, tokens),
         Managed(client, memory, transfers, addresses),
         kernels,

@@ -15,6 +15,8 @@ from gpupool.remoting.driver_api.schema.layout import FRAME, HEADER
 from gpupool.remoting.transport.tally import Tally
 
 FRAME_MAGIC = 0x47504331
+STRIPE_MAGIC = 0x47504332
+"""Of a frame whose bulk bytes come by the lanes."""
 BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
 
@@ -42,6 +44,23 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Close the stream."""
+        ...
+
+
+class Stripes(Protocol):
+    """The further connections on which large uploads come; see ``lanes.py``."""
+
+    @property
+    def complete(self) -> bool:
+        """Say whether all of them are there."""
+        ...
+
+    def receive(self, target: memoryview, offset: int) -> None:
+        """Fill ``target`` with what lies at ``offset`` of a stripe; 0 begins the next one."""
+        ...
+
+    def end(self) -> None:
+        """End all of them, also for threads that use them."""
         ...
 
 
@@ -88,6 +107,8 @@ class Reader:
         """The number of the frame at hand."""
         self._body = (0, 0, 0)  # of that frame: where it lies, and the bytes behind it
         self._left = 0  # of those bytes
+        self.lanes: Stripes | None = None
+        self._striped = -1  # bytes that were read of those that come by the lanes; -1: none do
         # For two threads:
         self._changed = threading.Condition(threading.Lock())
         self._shared = False
@@ -132,13 +153,19 @@ class Reader:
     def _next_frame(self) -> tuple[int, int, int]:
         at = self._locate(FRAME.size)
         magic, size, bulk = FRAME.unpack_from(self.buffer, at)
-        if magic != FRAME_MAGIC or size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX:
+        if size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX or not self._is_frame(magic, bulk):
             raise RemoteProtocolError("malformed frame")
         start = self._locate(size)
         self.frame += 1
-        self._left = bulk
-        self._body = found = (start, start + size, bulk)
-        return found
+        self._striped = 0 if magic == STRIPE_MAGIC else -1
+        self._left = on_line = bulk if self._striped < 0 else 0
+        self._body = (start, start + size, on_line)
+        return start, start + size, bulk
+
+    def _is_frame(self, magic: int, bulk: int) -> bool:
+        if magic == STRIPE_MAGIC:
+            return bulk > 0 and self.lanes is not None and self.lanes.complete
+        return magic == FRAME_MAGIC
 
     def _locate(self, count: int) -> int:
         """Return where ``count`` bytes lie in ``buffer``; they stay until the next call."""
@@ -157,6 +184,11 @@ class Reader:
 
     def _into(self, target: memoryview) -> None:
         self._steps += 1
+        if self._striped >= 0 and self.lanes is not None:
+            self.lanes.receive(target, self._striped)
+            self._striped += len(target)
+            self._stream.tally.lane_bytes_in += len(target)
+            return
         have = min(len(target), self._end - self._start)
         target[:have] = self.view[self._start : self._start + have]
         self._start += have
@@ -266,8 +298,9 @@ class Reader:
             while len(self._ahead) < at + FRAME.size:
                 yield True
             magic, size, bulk = FRAME.unpack_from(self._ahead, at)
-            if magic != FRAME_MAGIC or size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX:
+            if size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX or not self._is_frame(magic, bulk):
                 return  # the executor will say so
+            bulk = 0 if magic == STRIPE_MAGIC else bulk
             at += FRAME.size
             while len(self._ahead) < at + size:
                 yield True

@@ -10,12 +10,15 @@ from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import ASSERT, Api
 from gpupool.remoting.driver_api.executor.executor import Executor
 from gpupool.remoting.driver_api.executor.host_turns import Turn
+from gpupool.remoting.driver_api.executor.lanes import LaneSet
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader, Stream
 from gpupool.remoting.worker.peer_links import Links
 
 ANSWER = struct.Struct("<IiQIiQ")
 REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
+STRIPE = 0x100
+"""Added to the kind of an answer whose bulk bytes come by the lanes."""
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -33,6 +36,8 @@ class Session:
         self._held: list[bytes | memoryview] = []  # goes out with the next message, which is near
         self.began: dict[int, int] = {}
         """When each request began that is not answered yet, in nanoseconds."""
+        self.lanes: LaneSet | None = None
+        """Those on which large downloads go."""
         self.before_assert: Callable[[], None] | None = None
         """Called before the program hears that an assertion of a kernel has failed."""
 
@@ -70,7 +75,7 @@ class Session:
 
     def part(self, request: int, bulk: memoryview) -> None:
         """Send some of the bytes that a request wants, in their order; its reply follows."""
-        self._send([ANSWER.pack(PART, 0, request, 0, 0, len(bulk)), bulk])
+        self._send_bulk(PART, request, bulk)
 
     def end(self) -> None:
         """End the session: one of its calls will never be answered."""
@@ -84,7 +89,7 @@ class Session:
             with self.sending:
                 self._held += (head, bytes(bulk))
         else:
-            self._send([head, bulk])
+            self._send_bulk(DATA, download, bulk)
 
     def answers(self, answers: bytes, *, replies: bool = False) -> None:
         """Deliver downloads that are answers already; ``replies`` as above."""
@@ -115,6 +120,16 @@ class Session:
         with self.sending:
             held, self._held = self._held, []
             self.stream.send_buffers([*held, *buffers])
+
+    def _send_bulk(self, kind: int, number: int, bulk: memoryview) -> None:
+        lanes = self.lanes
+        if lanes is None or not lanes.takes(len(bulk)):
+            self._send([ANSWER.pack(kind, 0, number, 0, 0, len(bulk)), bulk])
+            return
+        with self.sending:
+            self._send([ANSWER.pack(kind | STRIPE, 0, number, 0, 0, len(bulk))])
+            lanes.send(bulk)
+            self.stream.tally.lane_bytes_out += len(bulk)
 
     def notice(self, text: str) -> None:
         """Say something to the user of the program."""
@@ -165,6 +180,9 @@ def serve(
     except (ProtocolError, struct.error) as error:
         log(f"CUDA session: ended because of the client: {error}")
     finally:
+        for lanes in (session.reader.lanes, session.lanes):
+            if lanes is not None:
+                lanes.end()
         if links is not None:
             links.close()
         stream.close()

@@ -179,3 +179,4 @@ class Methods(TypedDict, total=False):
     AWAIT_STREAM: Callable[[int], None]
     NCCL_ASK: Callable[[int, int, int, int, memoryview], Answer]
     NCCL_POST: Callable[[int, memoryview], None]
+    LANES: Callable[[int], Answer]

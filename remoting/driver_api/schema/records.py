@@ -243,6 +243,8 @@ RECORDS: tuple[Record, ...] = (
     # Collectives of NCCL, by the worker's own libnccl.so.2.
     asked("NCCL_ASK", "what communicator first second", tail=rest("data")),
     posted("NCCL_POST", "count", tail=items("operations", count=OPERATION_SIZE)),
+    # Further connections for large copies; the answer is two numbers for them and how many.
+    asked("LANES", "count", reply="request"),
 )
 
 BASE_RECORDS = 156

@@ -163,6 +163,7 @@ END_EVENT = 157
 AWAIT_STREAM = 158
 NCCL_ASK = 159
 NCCL_POST = 160
+LANES = 161
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

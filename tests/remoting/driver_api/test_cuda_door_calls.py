@@ -59,7 +59,7 @@ def test_what_the_samples_of_cuda_do(library: Path, tmp_path: Path) -> None:
 
 NATIVELY = """\
 no room for nodes: 1 1 1 1 1
-what was told stays: 1
+what was given is there: 1
 more when asked for: 1
 no cluster: 1
 waits: 0 1 0

@@ -123,6 +123,39 @@ def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
     assert ("gpupool run encrypts" in done.stderr) is (library == "none.so")
 
 
+@pytest.fixture(scope="module")
+def stripes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Build the program with large copies."""
+    program = tmp_path_factory.mktemp("programs") / "stripes"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"]
+    command += ["-o", str(program), str(HERE / "programs" / "stripes.c"), str(build.ensure())]
+    subprocess.run(command, check=True)
+    return str(program)
+
+
+@pytest.mark.parametrize("lanes", [3, pytest.param(0, marks=pytest.mark.slow)])
+def test_large_copies_go_by_several_connections(
+    lanes: int, fake_gpu_pool: FakeGpuPool, stripes: str
+) -> None:
+    options = ["-v", "-p", "0.25", "--env", f"GPUPOOL_LANES={lanes}"]
+    done = fake_gpu_pool.command("run", *options, "--", stripes, "9", "2", "go")
+    assert done.stdout.endswith("results right\n"), done.stderr + fake_gpu_pool.logs()
+    assert ("3 connections each way for large copies" in done.stderr) is (lanes > 0)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_session_ends_with_one_of_its_connections(
+    way: str, fake_gpu_pool: FakeGpuPool, stripes: str
+) -> None:
+    options = ["-p", "0.25", "--env", "GPUPOOL_LANES=2"]
+    done = fake_gpu_pool.command("run", *options, "--", stripes, "9", "1", way)
+    assert done.stdout == "connections: 5\nerror 46, then 46\n", done.stderr
+    assert done.returncode == 125
+    assert done.stderr.count("the GPU is lost") == 1, done.stderr
+    assert "broke" in done.stderr
+    fake_gpu_pool.until(lambda: fake_gpu_pool.leases() == [])
+
+
 def test_what_the_driver_reads_at_its_start_reaches_the_server(
     fake_gpu_pool: FakeGpuPool, leased: str
 ) -> None:

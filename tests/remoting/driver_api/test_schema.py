@@ -97,6 +97,7 @@ def test_what_came_later_stays_as_it_came() -> None:
         ("AWAIT_STREAM", False, "<Q"),
         ("NCCL_ASK", True, "<QQQQ"),
         ("NCCL_POST", False, "<Q"),
+        ("LANES", True, "<Q"),
     ]
 
 

@@ -2,6 +2,7 @@ import contextlib
 import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerProcess
 from gpupool.remoting.protocol import framing, worker_messages
 from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
@@ -47,7 +49,7 @@ host_message = st.one_of(
         groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
         settings=st.dictionaries(text, text, max_size=3),
     ),
-    st.builds(worker_messages.Connection, plain=st.booleans()),
+    st.builds(worker_messages.Connection, plain=st.booleans(), lane=st.binary(max_size=16)),
     st.builds(worker_messages.Proceed),
 )
 counts = st.integers(0, 2**63)
@@ -221,3 +223,50 @@ def test_budget_client_asks_and_hears() -> None:
         assert heard == [(1, 3, 10), (2, 3, 4), (1, 0, 60), (3, 2, 0)]
         with pytest.raises(HostGoneError):
             client.usage(0)
+
+
+def handle(session: bytes, killed: list[str]) -> WorkerHandle:
+    """Return what the host keeps for a worker that has a client; no process is behind it."""
+
+    async def reap() -> int:
+        return 0
+
+    process = WorkerProcess(1, kill=lambda: killed.append(session.hex()), reap=reap)
+    sockets = socket.socketpair()
+    for end in sockets:
+        end.close()
+    return WorkerHandle(
+        0, process, pidfd=-1, control=sockets[0], errors=-1, directory=Path(), session=session
+    )
+
+
+A, B, C, D = (bytes([number]) * 16 for number in range(4))
+
+
+@pytest.mark.parametrize(
+    ("lanes", "good"),
+    [
+        ((C, D), True),
+        ((C, A), False),  # its own session, whose connection is there
+        ((C, B), False),
+        ((b"taken up" * 2, C), False),
+        ((C,), False),
+        ((C, D, D), False),
+        ((C, D[:15]), False),
+        ((C, b""), False),
+    ],
+    ids=["right", "its session", "another's", "another's lane", "one", "three", "short", "empty"],
+)
+def test_a_worker_expects_no_connections_of_another_s_client(
+    lanes: tuple[bytes, ...], good: bool
+) -> None:
+    killed: list[str] = []
+    worker, other = handle(A, killed), handle(B, killed)
+    other.expect_lanes((b"taken up" * 2, b"taken go" * 2), (worker, other))
+    assert not killed
+    worker.expect_lanes(lanes, (worker, other))
+    assert (worker.lanes == lanes) is good
+    assert (killed == []) is good
+    if good:
+        worker.expect_lanes((b"and then" * 2, b"and here" * 2), (worker, other))
+        assert killed == [A.hex()]  # once is enough

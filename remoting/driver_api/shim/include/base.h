@@ -186,6 +186,8 @@ struct gp_hooks {
     int (*capture_allocate)(uint64_t *address, size_t size, void *stream);
     int (*capture_free)(uint64_t address, void *stream);
     int (*capture_call)(struct gp_handle *graph, uint64_t id);  // takes over its reference
+    // Of wire/open_lanes.c: a struct line has carried enough for further connections to pay.
+    void (*open_lanes)(void *line);
     // Of rare/reference.c: references to what is in a module that is unloaded end.
     void (*module_unloaded)(const void *module);
 };

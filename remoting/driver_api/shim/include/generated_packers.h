@@ -890,6 +890,11 @@ static inline unsigned char *gp_open_nccl_post(uint64_t count) {
     return at + sizeof packed;
 }
 
+static inline int gp_exchange_lanes(struct gp_request *request, uint64_t count) {
+    const uint64_t packed[1] = {count};
+    return gp_exchange(request, GP_LANES, packed, 1, NULL, 0, NULL, 0);
+}
+
 static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {
     const uint64_t packed[2] = {stream, flags};
     return gp_post(GP_CALL_cuStreamCreate, packed, 2);

@@ -162,6 +162,7 @@
 #define GP_AWAIT_STREAM 158
 #define GP_NCCL_ASK 159
 #define GP_NCCL_POST 160
+#define GP_LANES 161
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257

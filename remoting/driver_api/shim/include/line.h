@@ -4,10 +4,12 @@
 // Frames. A frame to the worker is a header of 16 bytes, a body of records, and bulk bytes that
 // belong to its last record. Records are appended to a buffer, which leaves when a thread waits for
 // a reply, when it holds FLUSH_SIZE bytes, or FLUSH_DELAY_NS after its first record. A frame from
-// the worker is a struct answer, its body and its bulk bytes.
+// the worker is a struct answer, its body and its bulk bytes. The bulk bytes of a large copy may be a
+// stripe instead: they go by other connections (lanes.h), and the frame or the answer says so.
 //
-// Files, each of which calls those before it: line.c (which lines there are, how they are lost),
-// receive.c (answers), send.c (the buffer, records), exchange.c (calls that wait for a reply).
+// Files, each of which calls those before it: lanes.c (further connections), line.c (which lines
+// there are, how they are lost), receive.c (answers), send.c (the buffer, records), exchange.c (calls
+// that wait for a reply), open_lanes.c.
 //
 // Threads. A line has no thread that only reads: a thread that waits for a reply reads, for itself
 // and for the others. Three kinds of threads use a line. The program's threads append, send, wait
@@ -51,12 +53,15 @@
 #define GP_LINE_H
 
 #include "wire.h"
+#include "lanes.h"
 #include "link.h"
 
 #include <time.h>
 
 #define BUFFER_SIZE (512 * 1024)
 #define READ_SIZE (64 * 1024)
+#define LANES_BROKE "one of the connections to the server broke"
+#define LANES_PAY (32u << 20)  // bytes of large copies, after which lanes are opened
 
 struct frame {
     uint32_t magic, body;
@@ -104,6 +109,9 @@ struct line {
     unsigned char *mirror;  // what kernels wrote, as it comes in
     int64_t leaving;  // until when to send, 0 for ever: the program ends
     struct gp_request announced;  // done: a host function's turn has come
+
+    struct gp_lanes *up, *down;  // NULL without; set once, and those that go up when all are there
+    uint64_t carried;            // bytes of large copies, until lanes are opened
 };
 
 // line.c
@@ -112,6 +120,8 @@ extern int gp_line_count;                      // up to the last that is used
 extern struct line *gp_only_line;              // unless there are several
 void gp_line_lose(struct line *line, const char *why);
 void gp_line_lose_one(struct line *line);  // without a word
+// Count bytes of a large copy; once they are many, lanes are opened.
+void gp_line_carried(struct line *line, uint64_t size);
 // Look for what ends a session without a word on its connection.
 bool gp_line_still_there(struct line *line);
 
@@ -140,5 +150,9 @@ unsigned char *gp_line_append(struct line *line, int op, int flags, size_t size,
 // released before anything is sent.
 void gp_line_send(struct line *line, const void *bulk, size_t bulk_size);
 void *gp_line_flush_late(void *line);  // the flusher
+
+// exchange.c: ask the worker of a line; gp_hear waits for the answer
+void gp_line_ask(struct line *line, int device, struct gp_request *request, int op,
+                 const uint64_t *values, int count);
 
 #endif

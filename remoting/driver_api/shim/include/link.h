@@ -2,6 +2,8 @@
 #ifndef GP_LINK_H
 #define GP_LINK_H
 
+#include "base.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,7 +16,7 @@ struct gp_link {
     int socket;   // -1 where this process has no use for the server
     int devices;  // as gpupool run says
     char name[104], id[104];
-    uint8_t session[16], certificate[32];
+    uint8_t session[16], certificate[32], ticket[32];
     bool encrypted;
     void *connection;  // of OpenSSL; NULL for none
     pthread_mutex_t lock;  // of the connection
@@ -31,6 +33,14 @@ struct gp_handshake {
 bool gp_tls_possible(void);
 bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
                   const uint8_t ticket[32], struct gp_handshake *handshake);
+// The worker's certificate and key, in DER.
+struct gp_identity {
+    const unsigned char *certificate, *key;
+    size_t certificate_size, key_size;
+};
+// The other end of gp_tls_start, but for the byte that accepts.
+bool gp_tls_accept(struct gp_link *link, const struct gp_identity *identity, const uint8_t ticket[32]);
+void gp_link_moved(struct gp_link *link);  // what was copied from elsewhere is in use from here on
 // As recv and sendmsg with MSG_DONTWAIT: -1 with EAGAIN when it would block; gp_receive gives 0 at
 // the end. Sent is at most the first of the parts where bytes are encrypted.
 ssize_t gp_receive(struct gp_link *link, void *target, size_t size);
@@ -45,6 +55,8 @@ extern int gp_named_count;
 // Take what gpupool run has to say; the reason when the lease is lost, else NULL.
 const char *gp_ask_agent(int wait_ms);
 void gp_tell_agent(const char *what);
-bool gp_peer_is_dead(const struct gp_link *link);  // has not answered for too long
+// One more connection to a link's worker, by a number and a ticket of its own.
+bool gp_link_again(const struct gp_link *link, const uint8_t id[16], const uint8_t ticket[32],
+                   struct gp_link *made);
 
 #endif

@@ -29,6 +29,7 @@ struct gp_link;
 int gp_wire_open(struct gp_link *link, struct gp_request *hello);
 void gp_wire_ask_records(int server);  // which records the worker knows
 bool gp_knows(int op);                 // the worker of the server that calls go to now
+bool gp_knows_at(int server, int op);
 int gp_wire_run(int server);
 void gp_wire_prefer(int server);
 #define GP_WAITS 1024

@@ -36,6 +36,11 @@ static void ask(struct line *line, int device, struct gp_request *request, int o
     pthread_mutex_unlock(&line->send_lock);
 }
 
+void gp_line_ask(struct line *line, int device, struct gp_request *request, int op,
+                 const uint64_t *values, int count) {
+    ask(line, device, request, op, values, count, NULL, 0, NULL, 0);
+}
+
 int gp_hear(struct gp_request *request) {
     gp_line_await(request->line, request);
     return request->status;
@@ -113,7 +118,9 @@ void gp_wire_ask_records(int server) {
     known_records[server] = gp_hear(&request) == GP_SUCCESS ? reply[0] : 0;
 }
 
-bool gp_knows(int op) { return known_records[gp_here()] >= (uint64_t)op; }
+bool gp_knows_at(int server, int op) { return known_records[server] >= (uint64_t)op; }
+
+bool gp_knows(int op) { return gp_knows_at(gp_here(), op); }
 
 int gp_wire_run(int server) {
     return gp_start_thread(gp_line_flush_late, gp_lines[server], 0) ? GP_OUT_OF_MEMORY : GP_SUCCESS;

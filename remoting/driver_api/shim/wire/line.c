@@ -21,7 +21,15 @@ static bool note_lost(const struct line *line) {
 }
 
 void gp_line_lose_one(struct line *line) {
-    if (note_lost(line)) shutdown(line->link->socket, SHUT_RDWR);
+    if (!note_lost(line)) return;
+    shutdown(line->link->socket, SHUT_RDWR);
+    gp_lanes_end(__atomic_load_n(&line->up, __ATOMIC_ACQUIRE));
+    gp_lanes_end(__atomic_load_n(&line->down, __ATOMIC_ACQUIRE));
+}
+
+void gp_line_carried(struct line *line, uint64_t size) {
+    uint64_t before = __atomic_fetch_add(&line->carried, size, __ATOMIC_RELAXED);
+    if (before < LANES_PAY && before + size >= LANES_PAY) gp_hooks.open_lanes(line);
 }
 
 // All servers at once: what ends the lease ends all of its sessions.
@@ -54,6 +62,8 @@ void gp_wire_forked(void) {
         note_lost(gp_lines[at]);
         close(gp_lines[at]->link->socket);
         gp_lines[at]->link->socket = -1;
+        gp_lanes_forked(gp_lines[at]->up);
+        gp_lanes_forked(gp_lines[at]->down);
     }
     if (gp_agent_socket >= 0) close(gp_agent_socket);
     gp_agent_socket = -1;

@@ -23,7 +23,6 @@
 #define HANDSHAKE_SECONDS 30
 #define HANDSHAKE_LOOK_MS 500  // between looks whether the lease is lost already
 #define SOCKET_BUFFER (4 << 20)
-#define SILENCE_MS 3500  // after which a machine that acknowledges nothing is taken for dead
 
 struct gp_link gp_links[GP_SERVERS_MAX];
 int gp_agent_socket = -1;
@@ -93,20 +92,13 @@ static bool connect_to(int fd, const struct addrinfo *at, struct gp_handshake *h
     return error == 0;
 }
 
-static int connect_tcp(const char *host, const char *port, struct gp_handshake *handshake) {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    if (getaddrinfo(host, port, &hints, &found) != 0) return -1;
-    int fd = -1;
-    for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
-        fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0) continue;
-        if (!connect_to(fd, at, handshake)) {
-            close(fd);
-            fd = -1;
-        }
-    }
-    freeaddrinfo(found);
+static int connect_tcp(const struct addrinfo *at, struct gp_handshake *handshake) {
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
+    if (!connect_to(fd, at, handshake)) {
+        close(fd);
+        return -1;
+    }
     // With the check of gp_peer_is_dead, a machine that went away is noticed after 5 s, should
     // gpupool run not have noticed that before. Each probe is sent once, and may be lost.
     const int on = 1, idle = 1, interval = 1, count = 4;
@@ -115,6 +107,17 @@ static int connect_tcp(const char *host, const char *port, struct gp_handshake *
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    return fd;
+}
+
+static int connect_host(const char *host, const char *port, struct gp_handshake *handshake) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    if (getaddrinfo(host, port, &hints, &found) != 0) return -1;
+    int fd = -1;
+    for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
+        fd = connect_tcp(at, handshake);
+    }
+    freeaddrinfo(found);
     return fd;
 }
 
@@ -164,13 +167,39 @@ static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32],
     return receive_exactly(fd, &accepted, 1, handshake) && accepted == 1;
 }
 
-static bool encrypted(struct gp_link *link, const char *session, const uint8_t ticket[32],
-                      struct gp_handshake *handshake) {
-    char name[300];
-    uint8_t fingerprint[32];
-    return gp_json_string(gp_json_field(session, "server_name"), name, sizeof name) &&
-           copy_hex(gp_json_field(session, "certificate_sha256"), fingerprint, sizeof fingerprint) &&
-           gp_tls_start(link, name, fingerprint, ticket, handshake);
+// Prove both ends on a connection that has just been made.
+static bool begin(struct gp_link *link, bool tls, const uint8_t id[16], const uint8_t ticket[32],
+                  struct gp_handshake *handshake) {
+    const int size = SOCKET_BUFFER;
+    setsockopt(link->socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+    struct timeval look = {.tv_usec = HANDSHAKE_LOOK_MS * 1000}, none = {0};
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &look, sizeof look);
+    char name[64] = "";
+    for (int at = 0; at < 16; at++) sprintf(name + 2 * at, "%02x", id[at]);
+    strcat(name, ".session.gpupool");
+    bool proven = tls ? gp_tls_start(link, name, link->certificate, ticket, handshake)
+                      : prove(link->socket, id, ticket, handshake);
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+    return proven;
+}
+
+bool gp_link_again(const struct gp_link *link, const uint8_t id[16], const uint8_t ticket[32],
+                   struct gp_link *made) {
+    struct gp_handshake handshake = {.goes_on = goes_on};
+    struct sockaddr_storage address;
+    socklen_t size = sizeof address;
+    *made = *link;
+    made->connection = NULL;
+    if (getpeername(link->socket, (struct sockaddr *)&address, &size) != 0) return false;
+    struct addrinfo at = {.ai_addr = (struct sockaddr *)&address, .ai_addrlen = size};
+    at.ai_family = address.ss_family;
+    made->socket = connect_tcp(&at, &handshake);
+    if (made->socket < 0) return false;
+    gp_link_moved(made);
+    if (begin(made, link->connection != NULL, id, ticket, &handshake)) return true;
+    close(made->socket);
+    return false;
 }
 
 static const char *program_name(void) {
@@ -288,6 +317,7 @@ static int connect_link(struct gp_link *link, const char *session) {
     bool encrypt = strcmp(encryption, "off") != 0, tls = false;
     // For links between servers.
     memcpy(link->session, id, sizeof id);
+    memcpy(link->ticket, ticket, sizeof ticket);  // of which further connections have theirs
     link->encrypted = encrypt;
     copy_hex(gp_json_field(session, "certificate_sha256"), link->certificate, 32);
     gp_json_string(gp_json_field(session, "server_id"), link->id, sizeof link->id);
@@ -308,7 +338,7 @@ static int connect_link(struct gp_link *link, const char *session) {
         address = gp_json_blank(gp_json_value(address));
         char port[8];
         snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
-        link->socket = connect_tcp(host, port, &handshake);
+        link->socket = connect_host(host, port, &handshake);
         tls = encrypt;
     }
     if (link->socket < 0) {
@@ -316,15 +346,7 @@ static int connect_link(struct gp_link *link, const char *session) {
         gp_say("cannot connect to server %s%s%s", link->name, *host ? " at " : "", host);
         return GP_NO_DEVICE;
     }
-    const int size = SOCKET_BUFFER;
-    setsockopt(link->socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
-    setsockopt(link->socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
-    struct timeval look = {.tv_usec = HANDSHAKE_LOOK_MS * 1000}, none = {0};
-    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &look, sizeof look);
-    bool proven = tls ? encrypted(link, session, ticket, &handshake)
-                      : prove(link->socket, id, ticket, &handshake);
-    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    if (!proven) {
+    if (!begin(link, tls, id, ticket, &handshake)) {
         if (handshake.lost != NULL) gp_say("%s", handshake.lost);
         gp_say("server %s refused the data connection", link->name);
         return GP_NO_DEVICE;
@@ -440,14 +462,4 @@ void gp_tell_agent(const char *what) {
     int size = snprintf(line, sizeof line, "{\"op\":\"broken\",\"pid\":%d,\"what\":\"%s\"}\n",
                         (int)getpid(), what);
     if (gp_agent_socket >= 0) send_exactly(gp_agent_socket, line, (size_t)size);
-}
-
-// Keep-alive probes are not sent while bytes are in flight, and the kernel tries to deliver those
-// for a quarter of an hour.
-bool gp_peer_is_dead(const struct gp_link *link) {
-    struct tcp_info info;
-    socklen_t size = sizeof info;
-    if (getsockopt(link->socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-    return info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 &&
-           info.tcpi_last_ack_recv > SILENCE_MS;
 }

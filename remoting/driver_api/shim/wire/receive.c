@@ -20,7 +20,7 @@
 #define DOWNLOADS_MAX 65536
 #define DOWNLOAD_BYTES_MAX ((size_t)512 << 20)  // which rest in the worker's memory
 
-enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5, HOST = 6, PART = 7 };
+enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5, HOST = 6, PART = 7, STRIPE = 0x100 };
 
 struct answer {
     uint32_t kind;
@@ -101,6 +101,20 @@ static bool read_exactly(struct line *line, void *target, size_t size) {
     return true;
 }
 
+// Read the bulk bytes of an answer: a stripe comes by the lanes.
+static bool read_bulk(struct line *line, const struct answer *head, void *target) {
+    if (head->bulk >= GP_STRIPE_MIN) gp_line_carried(line, head->bulk);
+    if ((head->kind & STRIPE) == 0) return read_exactly(line, target, head->bulk);
+    struct gp_lanes *lanes = __atomic_load_n(&line->down, __ATOMIC_ACQUIRE);
+    if (lanes == NULL) return false;
+    gp_lanes_receive(lanes, target, 0, head->bulk);
+    int over;
+    while ((over = gp_lanes_wait(lanes, LOOK_MS)) == 0) {
+        if (gp_line_still_there(line) && gp_lanes_are_dead(lanes)) gp_lanes_end(lanes);
+    }
+    return over > 0;
+}
+
 static struct download **find_download(struct line *line, uint64_t id) {
     struct download **at = &line->downloads;
     while (*at != NULL && (*at)->id != id) at = &(*at)->next;
@@ -114,7 +128,7 @@ static bool read_download(struct line *line, const struct answer *head) {
     struct download *found = *find_download(line, head->request);
     pthread_mutex_unlock(&line->read_lock);
     if (found == NULL || found->size != head->bulk || head->body != 0) return false;
-    if (!read_exactly(line, gp_hooks.mapped_alias(found->target), found->size)) return false;
+    if (!read_bulk(line, head, gp_hooks.mapped_alias(found->target))) return false;
     gp_hooks.mapped_filled(found->target, found->size);
     pthread_mutex_lock(&line->read_lock);
     struct download **at = find_download(line, head->request);
@@ -136,7 +150,7 @@ static bool read_part(struct line *line, const struct answer *head) {
     if (request == NULL || head->body != 0) return false;
     if (head->bulk > request->bulk_size - request->bulk_read) return false;
     unsigned char *target = (unsigned char *)request->bulk + request->bulk_read;
-    if (!read_exactly(line, gp_hooks.mapped_alias(target), head->bulk)) return false;
+    if (!read_bulk(line, head, gp_hooks.mapped_alias(target))) return false;
     gp_hooks.mapped_filled(target, head->bulk);
     request->bulk_read += head->bulk;
     return true;
@@ -187,8 +201,8 @@ static bool read_answer(struct line *line) {
         return true;
     }
     if (head.kind == PRINTED) return read_printed(line, &head);
-    if (head.kind == DATA) return read_download(line, &head);
-    if (head.kind == PART) return read_part(line, &head);
+    if ((head.kind & ~STRIPE) == DATA) return read_download(line, &head);
+    if ((head.kind & ~STRIPE) == PART) return read_part(line, &head);
     if (head.kind == MIRROR) return read_mirror(line, &head);
     if (head.kind == HOST) {
         uint64_t ticket;

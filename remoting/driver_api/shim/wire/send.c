@@ -8,10 +8,12 @@
 #include <sys/prctl.h>
 #include <sys/uio.h>
 
-#define FRAME_MAGIC 0x47504331U  // "1CPG"
+#define FRAME_MAGIC 0x47504331U   // "1CPG"
+#define STRIPE_MAGIC 0x47504332U  // the bulk bytes come by the lanes
 #define FLUSH_SIZE (32 * 1024)
 #define FLUSH_DELAY_NS 50000
 #define LOOK_SENDING_MS 200   // between looks of a thread that sends, which gpupool run cannot wake
+#define LANES_LOOK_MS 5       // the same while lanes send for it
 #define LEAVING_NS 200000000  // for what is left to send when the program ends
 
 static __thread struct line *opened;  // from gp_open to gp_close
@@ -79,19 +81,41 @@ static void send_all(struct line *line, struct iovec *parts, int count) {
     }
 }
 
-void gp_line_send(struct line *line, const void *bulk, size_t bulk_size) {
+// Send bulk bytes by the lanes; reads answers meanwhile, as send_all does.
+static void send_stripe(struct line *line, struct gp_lanes *lanes, const void *bulk, size_t size) {
+    int64_t looked = gp_now_ns();
+    int over;
+    gp_lanes_send(lanes, bulk, size);
+    while ((over = gp_lanes_wait(lanes, LANES_LOOK_MS)) == 0) {
+        struct pollfd entry = {.fd = line->link->socket, .events = POLLIN};
+        if (!somebody_reads(line) && poll(&entry, 1, 0) > 0) gp_line_await(line, NULL);
+        if (gp_now_ns() - looked > LOOK_SENDING_MS * 1000000LL) {
+            looked = gp_now_ns();
+            gp_line_still_there(line);  // which ends the lanes where it is not
+        }
+    }
+    if (over < 0) gp_line_lose(line, LANES_BROKE);
+}
+
+static void send_frame(struct line *line, const void *bulk, size_t bulk_size, struct gp_lanes *lanes) {
     struct buffer *full = line->open_buffer;
     line->open_buffer = line->spare_buffer;
     line->open_buffer->used = sizeof(struct frame);
     pthread_mutex_unlock(&line->line_lock);
-    struct frame head = {FRAME_MAGIC, (uint32_t)(full->used - sizeof head), bulk_size};
+    uint32_t magic = lanes != NULL ? STRIPE_MAGIC : FRAME_MAGIC;
+    struct frame head = {magic, (uint32_t)(full->used - sizeof head), bulk_size};
     memcpy(full->bytes, &head, sizeof head);
     struct iovec parts[2] = {
         {full->bytes, full->used},
         {(void *)(uintptr_t)bulk, bulk_size},
     };
-    send_all(line, parts, bulk_size ? 2 : 1);
+    send_all(line, parts, bulk_size && lanes == NULL ? 2 : 1);
     line->spare_buffer = full;
+    if (lanes != NULL && !gp_line_is_lost(line)) send_stripe(line, lanes, bulk, bulk_size);
+}
+
+void gp_line_send(struct line *line, const void *bulk, size_t bulk_size) {
+    send_frame(line, bulk, bulk_size, NULL);
 }
 
 static void flush(struct line *line) {
@@ -235,7 +259,9 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
     size_t whole = sizeof(struct record) + (size_t)count * 8;
     unsigned char *at = gp_line_append(line, op, 0, whole, device);
     memcpy(at, values, (size_t)count * 8);
-    gp_line_send(line, bulk, size);
+    bool large = op == GP_COPY_IN && size >= GP_STRIPE_MIN;
+    if (large) gp_line_carried(line, size);
+    send_frame(line, bulk, size, large ? __atomic_load_n(&line->up, __ATOMIC_ACQUIRE) : NULL);
     pthread_mutex_unlock(&line->send_lock);
     return gp_line_is_lost(line) ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
 }

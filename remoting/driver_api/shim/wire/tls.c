@@ -24,6 +24,7 @@ enum {
     CTRL_SET_READ_AHEAD = 41,
     CTRL_SET_HOSTNAME = 55,
     CTRL_SET_MIN_VERSION = 123,
+    KEY_EC = 408,
     MODE_PARTIAL_MOVING_WRITES = 1 | 2,
     VERSION_1_3 = 0x0304,
     BIO_CTRL_FLUSH = 11,
@@ -40,7 +41,8 @@ enum {
 
 static struct {
     void *(*lib_ctx_new)(void);
-    const void *(*method)(void);
+    const void *(*client)(void);
+    const void *(*server)(void);
     void *(*ctx_new)(void *lib_ctx, const char *properties, const void *method);
     long (*ctx_ctrl)(void *ctx, int command, long value, void *pointer);
     void (*ctx_set_read_size)(void *ctx, size_t size);
@@ -49,7 +51,12 @@ static struct {
     void *(*new)(void *ctx);
     long (*ctrl)(void *ssl, int command, long value, void *pointer);
     void (*set_bio)(void *ssl, void *read, void *write);
+    void *(*get_bio)(const void *ssl);
     int (*connect)(void *ssl);
+    int (*accept)(void *ssl);
+    int (*use_certificate)(void *ctx, int size, const unsigned char *der);
+    int (*use_key)(int kind, void *ctx, const unsigned char *der, long size);
+    int (*set_tickets)(void *ctx, size_t count);
     void *(*peer_certificate)(const void *ssl);
     int (*read)(void *ssl, void *bytes, int size);
     int (*write)(void *ssl, const void *bytes, int size);
@@ -77,7 +84,8 @@ static bool find_openssl(void) {
         void *target;
     } wanted[] = {
         {"OSSL_LIB_CTX_new", &openssl.lib_ctx_new},
-        {"TLS_client_method", &openssl.method},
+        {"TLS_client_method", &openssl.client},
+        {"TLS_server_method", &openssl.server},
         {"SSL_CTX_new_ex", &openssl.ctx_new},
         {"SSL_CTX_ctrl", &openssl.ctx_ctrl},
         {"SSL_CTX_set_default_read_buffer_len", &openssl.ctx_set_read_size},
@@ -86,7 +94,12 @@ static bool find_openssl(void) {
         {"SSL_new", &openssl.new},
         {"SSL_ctrl", &openssl.ctrl},
         {"SSL_set_bio", &openssl.set_bio},
+        {"SSL_get_rbio", &openssl.get_bio},
         {"SSL_connect", &openssl.connect},
+        {"SSL_accept", &openssl.accept},
+        {"SSL_CTX_use_certificate_ASN1", &openssl.use_certificate},
+        {"SSL_CTX_use_PrivateKey_ASN1", &openssl.use_key},
+        {"SSL_CTX_set_num_tickets", &openssl.set_tickets},
         {"SSL_get1_peer_certificate", &openssl.peer_certificate},
         {"SSL_read", &openssl.read},
         {"SSL_write", &openssl.write},
@@ -173,27 +186,65 @@ static bool waits(const void *connection, int result) {
     return result <= 0 && openssl.get_error(connection, result) == ERROR_WANT_READ;
 }
 
-bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
-                  const uint8_t ticket[32], struct gp_handshake *handshake) {
+static void *make_context(const void *method) {
     // A library context of its own outlives what OpenSSL frees at exit, when runtimes of CUDA
     // still call us.
-    void *own = openssl.lib_ctx_new();
-    void *ctx = own == NULL ? NULL : openssl.ctx_new(own, NULL, openssl.method());
-    if (ctx == NULL) return false;
+    static void *own;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (own == NULL) own = openssl.lib_ctx_new();
+    pthread_mutex_unlock(&lock);
+    void *ctx = own == NULL ? NULL : openssl.ctx_new(own, NULL, method);
+    if (ctx == NULL) return NULL;
     openssl.ctx_ctrl(ctx, CTRL_SET_MIN_VERSION, VERSION_1_3, NULL);
     openssl.ctx_ctrl(ctx, CTRL_MODE, MODE_PARTIAL_MOVING_WRITES, NULL);
     openssl.ctx_ctrl(ctx, CTRL_SET_READ_AHEAD, 1, NULL);
     openssl.ctx_set_read_size(ctx, READ_AHEAD_SIZE);
     openssl.ctx_set_ciphers(ctx, CIPHERS);  // where it refuses, its own order holds
     openssl.ctx_set_verify(ctx, VERIFY_NONE, NULL);
-    void *connection = openssl.new(ctx);
+    return ctx;
+}
+
+static void *make_connection(struct gp_link *link, void *ctx) {
+    void *connection = ctx == NULL ? NULL : openssl.new(ctx);
     void *bio = make_bio(link);
-    if (connection == NULL || bio == NULL) return false;
+    if (connection == NULL || bio == NULL) return NULL;
     openssl.set_bio(connection, bio, bio);
+    openssl.clear_errors();
+    return connection;
+}
+
+static bool stop_blocking(const struct gp_link *link) {
+    return fcntl(link->socket, F_SETFL, fcntl(link->socket, F_GETFL) | O_NONBLOCK) == 0;
+}
+
+void gp_link_moved(struct gp_link *link) {
+    pthread_mutex_init(&link->lock, NULL);
+    if (link->connection != NULL) openssl.bio_set_data(openssl.get_bio(link->connection), link);
+}
+
+bool gp_tls_accept(struct gp_link *link, const struct gp_identity *identity, const uint8_t ticket[32]) {
+    void *ctx = make_context(openssl.server());
+    if (ctx == NULL || openssl.set_tickets(ctx, 0) != 1) return false;
+    if (openssl.use_certificate(ctx, (int)identity->certificate_size, identity->certificate) != 1) return false;
+    if (openssl.use_key(KEY_EC, ctx, identity->key, (long)identity->key_size) != 1) return false;
+    void *connection = make_connection(link, ctx);
+    uint8_t found[32], different = 0;
+    if (connection == NULL || openssl.accept(connection) != 1) return false;
+    if (openssl.read(connection, found, sizeof found) != sizeof found) return false;
+    for (int at = 0; at < 32; at++) different |= found[at] ^ ticket[at];
+    if (different) return false;
+    link->connection = connection;
+    return stop_blocking(link);
+}
+
+bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
+                  const uint8_t ticket[32], struct gp_handshake *handshake) {
+    void *connection = make_connection(link, make_context(openssl.client()));
+    if (connection == NULL) return false;
     openssl.ctrl(connection, CTRL_SET_HOSTNAME, 0, (void *)(uintptr_t)server_name);
     uint8_t accepted = 0;
     int result;
-    openssl.clear_errors();
     do result = openssl.connect(connection);
     while (waits(connection, result) && handshake->goes_on(handshake));
     if (result != 1 || !pinned(connection, fingerprint)) return false;
@@ -202,7 +253,7 @@ bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t f
     while (waits(connection, result) && handshake->goes_on(handshake));
     if (result != 1 || accepted != 1) return false;
     link->connection = connection;
-    return fcntl(link->socket, F_SETFL, fcntl(link->socket, F_GETFL) | O_NONBLOCK) == 0;
+    return stop_blocking(link);
 }
 
 // As recv and send with MSG_DONTWAIT would.

@@ -106,7 +106,7 @@ static void rows(void *stream) {
     CHECK(cuMemFree_v2(device));
     CHECK(cuArrayDestroy(one));
     CHECK(cuArrayDestroy(two));
-    NEED(cuArrayDestroy(two) == 400);
+    OURS(cuArrayDestroy(two) == 400);
 }
 
 // A large volume, whose rows lie apart on the host.
@@ -117,7 +117,7 @@ static void volume(void *stream) {
     for (size_t at = 0; at < pitch * height * depth; at++) bytes[at] = (unsigned char)(at >> 4);
     void *array, *none;
     CHECK(cuArray3DCreate_v2(&array, &wanted));
-    NEED(left() <= all - width * height * depth);
+    OURS(left() <= all - width * height * depth);
     CHECK(cuArray3DGetDescriptor_v2(&seen, array));
     NEED(memcmp(&seen, &wanted, sizeof seen) == 0);
     struct copy_3d copy = {{.kind = HOST, .host = bytes, .pitch = pitch, .height = height},
@@ -134,12 +134,12 @@ static void volume(void *stream) {
         }
     }
     wanted.height = 1 << 16;
-    NEED(cuArray3DCreate_v2(&none, &wanted) == 2);
+    OURS(cuArray3DCreate_v2(&none, &wanted) == 2);
     wanted.flags = 0x40;
-    NEED(cuArray3DCreate_v2(&none, &wanted) == 801);
+    OURS(cuArray3DCreate_v2(&none, &wanted) == 801);
     CHECK(cuArrayDestroy(array));
     CHECK(cuCtxSynchronize());
-    NEED(left() == all);
+    OURS(left() == all);
     free(bytes), free(back);
 }
 
@@ -176,9 +176,9 @@ static void textures(const char *image) {
     NEED(found[0] == 0 && found[WIDE + 3] == 13 && found[WIDE * HIGH - 1] == 390 + 95);
     CHECK(cuSurfObjectDestroy(surface));
     CHECK(cuTexObjectDestroy(texture));
-    NEED(cuTexObjectDestroy(texture) == 1);
+    OURS(cuTexObjectDestroy(texture) == 1);
     CHECK(cuArrayDestroy(array));
-    NEED(cuTexObjectCreate(&texture, &of, &how, NULL) == 400);
+    OURS(cuTexObjectCreate(&texture, &of, &how, NULL) == 400);
 
     // Of memory with a pitch.
     size_t pitch;
@@ -195,7 +195,8 @@ static void textures(const char *image) {
     CHECK(cuMipmappedArrayCreate(&mipmap, &wanted, 3));
     CHECK(cuMipmappedArrayGetLevel(&level, mipmap, 0));
     CHECK(cuMipmappedArrayGetLevel(&same, mipmap, 0));
-    NEED(level == same && cuArrayDestroy(level) == 400);
+    NEED(level == same);
+    OURS(cuArrayDestroy(level) == 400);
     copy.target = (struct rectangle){.kind = ARRAY, .array = level};
     CHECK(cuMemcpy2D_v2(&copy));
     CHECK(cuMipmappedArrayGetLevel(&level, mipmap, 2));
@@ -222,7 +223,7 @@ static void textures(const char *image) {
     }
     CHECK(cuTexObjectDestroy(other));
     CHECK(cuMipmappedArrayDestroy(mipmap));
-    NEED(cuMipmappedArrayDestroy(mipmap) == 400);
+    OURS(cuMipmappedArrayDestroy(mipmap) == 400);
     CHECK(cuMemFree_v2(out));
     CHECK(cuMemFree_v2(flat));
     CHECK(cuModuleUnload(module));
@@ -238,7 +239,7 @@ int main(int count, char **arguments) {
     volume(stream);
     textures(arguments[1]);
     CHECK(cuCtxSynchronize());
-    NEED(left() == all);
+    OURS(left() == all);
     puts("results right");
     return 0;
 }

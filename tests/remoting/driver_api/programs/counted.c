@@ -20,33 +20,33 @@ int main(int count, char **arguments) {
     all = left();
 
     // Variables of modules.
-    NEED(cuModuleLoadData(&module, large) == 2);
-    NEED(left() == all);
+    OURS(cuModuleLoadData(&module, large) == 2);
+    OURS(left() == all);
     CHECK(cuModuleLoadData(&module, small));
-    NEED(left() == all - 2 * MIB);
+    OURS(left() == all - 2 * MIB);
     CHECK(cuModuleUnload(module));
-    NEED(left() == all);
+    OURS(left() == all);
 
     // What kernels may allocate and print, beyond what the driver has at first.
     CHECK(cuCtxGetLimit(&heap, 2));
     CHECK(cuCtxSetLimit(2, heap + 32 * MIB));
-    NEED(left() == all - 32 * MIB);
-    NEED(cuCtxSetLimit(2, heap + 128 * MIB) == 2);
+    OURS(left() == all - 32 * MIB);
+    OURS(cuCtxSetLimit(2, heap + 128 * MIB) == 2);
     CHECK(cuCtxGetLimit(&size, 2));
-    NEED(size == heap + 32 * MIB && left() == all - 32 * MIB);
+    OURS(size == heap + 32 * MIB && left() == all - 32 * MIB);
     CHECK(cuCtxSetLimit(2, heap));
     CHECK(cuCtxSetLimit(1, 16 * MIB));
-    NEED(left() < all && left() >= all - 16 * MIB);
+    OURS(left() < all && left() >= all - 16 * MIB);
     CHECK(cuCtxSetLimit(1, MIB));
-    NEED(left() == all);
+    OURS(left() == all);
     // Stacks, of all threads that the device can have.
     int processors, threads;
     CHECK(cuCtxGetLimit(&size, 0));
     CHECK(cuDeviceGetAttribute(&processors, 16, 0));
     CHECK(cuDeviceGetAttribute(&threads, 39, 0));
-    NEED(cuCtxSetLimit(0, size + 4096) == 2 && left() == all);
+    OURS(cuCtxSetLimit(0, size + 4096) == 2 && left() == all);
     CHECK(cuCtxSetLimit(0, size + 32));
-    NEED(left() <= all - (size_t)processors * (size_t)threads * 32);
+    OURS(left() <= all - (size_t)processors * (size_t)threads * 32);
     all = left();
 
     // printf: in turn with the program's own, and there before a synchronisation is over.

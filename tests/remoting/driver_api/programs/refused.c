@@ -79,7 +79,8 @@ static void told(void *function, const char *folder) {
     before.parameters[1] = &n;
     CHECK(cuGraphKernelNodeSetParams_v2(node, &before));
     CHECK(cuGraphKernelNodeGetParams_v2(node, &after));
-    printf("what was told stays: %d\n", before.parameters[0] == (void *)&words[0]);
+    uint64_t *address = after.parameters[0];
+    printf("what was given is there: %d\n", *address == words[0] && *(int *)after.parameters[1] == n);
     printf("more when asked for: %d\n", dotted(graph, folder, 1) > dotted(graph, folder, 0));
     CHECK(cuGraphDestroy(graph));
     CHECK(cuMemFree_v2(memory));

@@ -78,7 +78,7 @@ static void contexts(void) {
     NEED(cuCtxEnablePeerAccess(context, 0) != 0);  // a device is no peer of its own
     CHECK(cuCtxSetFlags(4));
     CHECK(cuCtxGetFlags(&flags));
-    NEED(flags == 4);
+    NEED((flags & 7) == 4);  // the driver may add others, such as CU_CTX_MAP_HOST
     CHECK(cuCtxResetPersistingL2Cache());
     CHECK(cuDeviceGetProperties(properties, 0));
     NEED(properties[0] == 1024 && properties[3] == 64 && properties[7] == 49152);

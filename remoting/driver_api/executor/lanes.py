@@ -1,0 +1,171 @@
+"""Further connections of a session, over which the bytes of large copies go side by side.
+
+One TLS connection is encrypted by one thread, which is slower than the network, and one TCP
+connection fills no link beyond 10 Gb/s. ``shim/include/lanes.h`` says how lanes work; both ends
+have its code in C. A connection names a number of 16 random bytes, of which the client alone hears,
+by the line, and proves that it knows the session's ticket. So nobody else's becomes a part of it.
+"""
+
+import ctypes
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
+from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.worker.peer_links import Links
+
+LANES_MAX = 8
+"""Connections of a session that go one way; of ``lanes.h``."""
+
+STRIPE_MIN = 1 << 20
+"""Bytes that go by the lanes; what is less goes by the line. Of ``lanes.h``."""
+
+AHEAD_SIZE_MAX = 512 << 20
+"""Bytes that are read ahead at most, as with the line: see ``reader.py``."""
+
+UP, DOWN = 0, 1
+ID_SIZE = 16
+
+
+class Identity(ctypes.Structure):
+    """``struct gp_identity``: the worker's certificate and key, in DER."""
+
+    _fields_ = (
+        ("certificate", ctypes.c_char_p),
+        ("key", ctypes.c_char_p),
+        ("certificate_size", ctypes.c_size_t),
+        ("key_size", ctypes.c_size_t),
+    )
+
+
+class LaneSet:
+    """Connections that go one way, and what C does with them."""
+
+    @classmethod
+    def load(cls, *, sends: bool, path: Path | None = None) -> Self | None:
+        """Return an empty set, or None where there is no library for it."""
+        try:
+            library = ctypes.CDLL(str(path or library_dir() / LAUNCHER))
+            return cls(library, sends=sends)
+        except (OSError, AttributeError):
+            return None
+
+    def __init__(self, library: ctypes.CDLL, *, sends: bool) -> None:
+        pointer, wide = ctypes.c_void_p, ctypes.c_uint64
+        self._new: Any = library.gpupool_lanes_new
+        self._new.argtypes, self._new.restype = [ctypes.c_bool, wide], pointer
+        self._encrypts: Any = library.gpupool_lanes_encrypt
+        self._encrypts.argtypes, self._encrypts.restype = [], ctypes.c_bool
+        self._add: Any = library.gpupool_lanes_add
+        self._add.argtypes = [pointer, ctypes.c_int, pointer, ctypes.c_char_p]
+        self._add.restype = ctypes.c_bool
+        self._send: Any = library.gpupool_lanes_send
+        self._send.argtypes = [pointer, pointer, wide]
+        self._receive: Any = library.gpupool_lanes_receive
+        self._receive.argtypes = [pointer, pointer, wide, wide]
+        self._end: Any = library.gpupool_lanes_end
+        self._end.argtypes = [pointer]
+        self._self: int | None = self._new(sends, AHEAD_SIZE_MAX)
+        self.count = 0
+        self.due = 0
+
+    def encrypts(self) -> bool:
+        """Say whether there is an OpenSSL for connections with TLS."""
+        return bool(self._encrypts())
+
+    @property
+    def complete(self) -> bool:
+        """Say whether all connections are there."""
+        return 0 < self.due == self.count
+
+    def takes(self, size: int) -> bool:
+        """Say whether so many bytes go by the connections, and not by the line."""
+        return size >= STRIPE_MIN and self.complete
+
+    def add(self, sock: socket.socket, identity: tuple[bytes, bytes] | None, ticket: bytes) -> bool:
+        """Take over a connection, whose client proves itself here where it has an identity."""
+        given = None
+        if identity is not None:
+            certificate, key = identity
+            given = Identity(certificate, key, len(certificate), len(key))
+        descriptor = sock.detach()
+        good = self._add(self._self, descriptor, ctypes.byref(given) if given else None, ticket)
+        self.count += bool(good)
+        return bool(good)
+
+    def send(self, view: memoryview) -> None:
+        """Send a stripe.
+
+        Raises:
+            ConnectionError: when a connection broke.
+        """
+        if self._send(self._self, _address(view), len(view)) < 0:
+            raise ConnectionError("a connection for large copies broke")
+
+    def receive(self, target: memoryview, offset: int) -> None:
+        """Fill ``target`` with what lies at ``offset`` of a stripe; 0 begins the next one.
+
+        Raises:
+            ConnectionError: when a connection broke.
+        """
+        if self._receive(self._self, _address(target), offset, len(target)) < 0:
+            raise ConnectionError("a connection for large copies broke")
+
+    def end(self) -> None:
+        """End all connections, also for threads that use them."""
+        self._end(self._self)
+
+
+def _address(view: memoryview) -> int | None:
+    # A view that cannot be written has no other way to its address.
+    if view.readonly:
+        return ctypes.cast(ctypes.c_char_p(view.tobytes()), ctypes.c_void_p).value
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+class Lanes(HandlerGroup):
+    """The lanes of one client process, which asks for them once."""
+
+    def __init__(self, client: Client, links: Links | None) -> None:
+        super().__init__(client)
+        self._links = links
+        self._sets: tuple[LaneSet, LaneSet] | None = None
+        self._lock = threading.Lock()
+        self.methods = {"LANES": self._ask}
+
+    def _ask(self, count: int) -> bytes:
+        """Answer with the numbers of further connections, up and down, and how many may come."""
+        if self._sets is not None:
+            raise RemoteProtocolError("further connections were asked for before")
+        up, down = LaneSet.load(sends=False), LaneSet.load(sends=True)
+        ids = os.urandom(ID_SIZE), os.urandom(ID_SIZE)
+        nothing = bytes(2 * ID_SIZE + 8)
+        if self._links is None or up is None or down is None or not count:
+            return nothing
+        if not self._links.expect_lanes(ids, self._take, up.encrypts):
+            return nothing
+        self._sets = up, down
+        up.due = down.due = min(count, LANES_MAX)
+        session = self.client.session
+        session.reader.lanes, session.lanes = up, down
+        return b"".join(ids) + up.due.to_bytes(8, "little")
+
+    def _take(
+        self, way: int, sock: socket.socket, identity: tuple[bytes, bytes] | None, ticket: bytes
+    ) -> None:
+        """Take over a connection that names one of the numbers.
+
+        Raises:
+            AuthenticationError: when it is one too many, or does not prove itself.
+        """
+        assert self._sets is not None
+        lanes = self._sets[way]
+        with self._lock:
+            if lanes.count == lanes.due:
+                raise AuthenticationError("data connection refused", why="there are enough")
+            if not lanes.add(sock, identity, ticket):
+                raise AuthenticationError("data connection refused", why="wrong ticket")
