@@ -31,7 +31,6 @@ INTERNALS = (
     "cupy.lib._routines_poly",
     "cupy.lib._polynomial",
     "cupy.polynomial",
-    "cupy.random._distributions",
 )
 CUDA = ("driver", "compiler", "cub", "cufft", "curand", "cusolver", "cublas", "nvrtc", "texture")
 SAYS = "internals of CuPy: "
@@ -107,6 +106,11 @@ def _nothing(*_args: object) -> int:
     return 0
 
 
+def _get_size(size: Any) -> tuple[int, ...]:
+    """Return what CuPy makes of a `size`; tests of random numbers compare shapes with it."""
+    return () if size is None else tuple(size) if hasattr(size, "__len__") else (int(size),)
+
+
 def _stand_in(module: str) -> Callable[[str], Anything]:
     def lookup(name: str) -> Anything:
         if name.startswith("__"):
@@ -129,6 +133,7 @@ def install(cupy: Any) -> None:
         setattr(core, name, importlib.import_module("cupy._core." + name))
     core.__getattr__ = _stand_in("cupy._core")
     core.internal.prod = math.prod
+    core.get_size = _get_size
     core.core.ndarray = core.ndarray = cupy.ndarray
     for module in (core, core.core):
         module.get_compute_type = _nothing
@@ -142,6 +147,7 @@ def install(cupy: Any) -> None:
     cupyx.scipy = scipy
     sparse: Any = importlib.import_module("cupyx.scipy.sparse")
     scipy.sparse, sparse.issparse = sparse, _nothing
-    # The tests' seeds and their one patched name are in a private module of CuPy.
-    cupy.random._distributions = cupy.random
-    sys.modules["cupy.random._distributions"] = cupy.random
+    # Public names whose tests look for them in private modules.
+    for name in ("_distributions", "_bit_generator", "_sample"):
+        setattr(cupy.random, name, cupy.random)
+        sys.modules[f"cupy.random.{name}"] = cupy.random
