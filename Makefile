@@ -27,6 +27,7 @@ help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
+	@echo "make test-cupy     run CuPy's own tests through the array door; CUPY=/path/to/cupy"
 	@echo "make test-pages    follow what the start page and the user guide tell a reader to type"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
@@ -180,6 +181,15 @@ wheels: $(VENV)/wheels/installed
 test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
 	GPUPOOL_CUDA_PYTHON=$(abspath $(VENV))/wheels/bin/python $(BIN)/pytest -n 2 -m slow \
 	  tests/remoting/driver_api/test_fake_cuda_clients.py tests/remoting/driver_api/test_cuda_door_wheels.py
+
+# CuPy's own tests on emulated GPUs, from a checkout of CuPy at the version that the drop-in names:
+#   make test-cupy CUPY=/path/to/cupy FOLDERS="math_tests fft_tests"
+CUPY ?=
+FOLDERS ?=
+.PHONY: test-cupy
+test-cupy: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check mpmath
+	$(BIN)/python tests/array_suite/run_suite.py "$(CUPY)" $(FOLDERS)
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md

@@ -143,6 +143,16 @@ def _put(a: Array, indices: Any, values: Any, mode: Any = "wrap") -> None:
     np.put(a, indices, values, mode=mode)
 
 
+def _argument(name: str) -> Operation:
+    function: Any = getattr(np, name)
+
+    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        made = np.asarray(function(a, *args, **kwargs))
+        return made if dtype is None else made.astype(dtype)
+
+    return call
+
+
 def _along(function: Operation) -> Operation:
     def call(a: Array, indices: Array, *rest: Any) -> Any:
         axis = rest[-1]
@@ -196,6 +206,8 @@ def _address(a: Array) -> int:
 
 def _memory(a: Array, offset: int, shape: Any, dtype: Any, strides: Any) -> Array:
     """Return an array over the memory that ``a`` starts in; it must stay inside."""
+    if 0 in shape:
+        return np.empty(shape, dtype)  # of no element
     owner = _owner(a)
     flat = owner.reshape(-1, order="A").view(np.uint8)
     start = _address(a) - _address(owner) + offset
@@ -303,6 +315,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= _cuda(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
+        **{name: _argument(name) for name in ("argmax", "argmin")},
         "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
         "choose": _choose,
         "copyto": _copyto,

@@ -21,10 +21,10 @@ def _state(seed: int, _method: int) -> np.random.RandomState:
     return np.random.RandomState(seed % (1 << 32))
 
 
-def _generator(kind: str, seed: int) -> np.random.Generator:
+def _generator(kind: str, seed: int | list[int]) -> np.random.Generator:
     if kind not in BIT_GENERATORS:
         raise ValueError(f"no bit generator {kind}")
-    return np.random.Generator(np.random.PCG64(seed % (1 << 64)))
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 def _drawn(name: str) -> Callable[..., Any]:
@@ -39,7 +39,9 @@ def _drawn(name: str) -> Callable[..., Any]:
 
 def _randint(source: Any, shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> Any:
     draw = source.integers if isinstance(source, np.random.Generator) else source.randint
-    return np.asarray(draw(low, high, size=shape, dtype=np.int64)).astype(dtype)
+    # Bounds of one number each may need all 64 bits of their own type.
+    wide = np.uint64 if isinstance(high, int) and high > (1 << 63) else np.int64
+    return np.asarray(draw(low, high, size=shape, dtype=wide)).astype(dtype)
 
 
 def _choice(source: Any, a: Any, shape: tuple[int, ...], replace: bool, p: Any) -> Any:

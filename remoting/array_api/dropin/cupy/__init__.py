@@ -31,6 +31,7 @@ from cupy import exceptions as exceptions
 from cupy import fft as fft
 from cupy import lib as lib
 from cupy import linalg as linalg
+from cupy import polynomial as polynomial
 from cupy import random as random
 from cupy._core import convert as _convert
 from cupy._core.array import ndarray as ndarray

@@ -60,8 +60,10 @@ def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Met
     letter = arguments.normalize_order(order)
     c, f = meta.contiguity
     lengths = meta.shape if shape is None else arguments.shape_of(shape)
-    if letter == "A" or (letter == "K" and shape is not None and len(lengths) != meta.ndim):
+    if letter == "A":
         letter = "F" if f and not c else "C"
+    elif letter == "K" and len(lengths) != meta.ndim:
+        letter = "C"
     if letter == "K":
         return keep_order(meta, kind, lengths)
     return fresh(kind, lengths, letter)

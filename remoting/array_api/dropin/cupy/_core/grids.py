@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import transfers
+from cupy._core.dispatch import arguments, transfers
 from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.functions import FUNCTIONS
 from cupy._core.queries import result_type
@@ -76,6 +76,17 @@ class broadcast:
         self.size = int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
 
 
+def _flat_index(index: Any) -> Any:
+    """Return an integer or a slice, all that CuPy's flat iterators take; IndexError for others."""
+    if index is Ellipsis:
+        return slice(None)
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, bool) or not arguments.is_scalar(index):
+        raise IndexError("unsupported iterator index")
+    return int(index)
+
+
 class flatiter:
     """A 1-D view of the elements, for reading and writing."""
 
@@ -87,18 +98,15 @@ class flatiter:
         return self.base.size
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple):
-            raise IndexError("unsupported iterator index")
-        return self.base.ravel()[index].copy()
+        return self.base.ravel()[_flat_index(index)].copy()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(index, tuple):
-            raise IndexError("unsupported iterator index")
+        index = _flat_index(index)
         flat = self.base.ravel()
-        ndarray: Any = state.hooks["ndarray"]
-        if isinstance(index, slice) and isinstance(value, ndarray):
+        if isinstance(index, slice):
             # As in NumPy, values are repeated, and surplus ones are ignored.
-            value = FUNCTIONS["resize"](value.ravel(), (len(range(*index.indices(flat.size))),))
+            value = convert.array(value, dtype=self.base.dtype).ravel()
+            value = FUNCTIONS["resize"](value, (len(range(*index.indices(flat.size))),))
         flat[index] = value
         if not self.base.flags.c_contiguous:
             self.base[...] = flat.reshape(self.base.shape)

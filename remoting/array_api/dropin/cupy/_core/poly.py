@@ -62,9 +62,14 @@ def polymul(a1: Any, a2: Any) -> Any:
 
 def polyval(p: Any, x: Any) -> Any:
     """Evaluate a polynomial, by Horner's rule."""
-    coefficients = p.coeffs if isinstance(p, poly1d) else convert.asarray(p)
+    coefficients: Any = p.coeffs if isinstance(p, poly1d) else p
+    if not arguments.is_array(coefficients) or coefficients.ndim == 0:
+        raise TypeError("p must be 1d ndarray or poly1d object")
+    if coefficients.ndim > 1:
+        raise ValueError("p must be 1d array")
     if isinstance(x, poly1d):
-        total: Any = poly1d(convert.array([0.0]))
+        # A number of Python leaves the type of these coefficients as it is.
+        total: Any = poly1d(convert.array([0], np.result_type(x.coeffs.dtype.type(0), 1)))
         for index in range(coefficients.size):
             total = polymul(total, x)
             total = polyadd(total, poly1d(coefficients[index : index + 1]))

@@ -1,5 +1,6 @@
 """Random states on the servers; this side knows the shapes and types of their draws."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -123,23 +124,16 @@ def _draw_from(source: Any, name: str) -> Any:
     return getattr(source, name)
 
 
-class _Source(Remote):
+class RandomState(Remote):
+    """A random state on the current device; the numbers are those of its generator."""
+
     __slots__ = ()
-    _family = ""
-    """What the names of its operations begin with."""
 
     def _draw(
         self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Any:
         args = (self, shape, dtype, *values)
-        return make.forward(f"{self._family}.{name}", args, {}, fresh(dtype, shape))
-
-
-class RandomState(_Source):
-    """A random state on the current device; the numbers are those of its generator."""
-
-    __slots__ = ()
-    _family = "random"
+        return make.forward(f"random.{name}", args, {}, fresh(dtype, shape))
 
     def __new__(cls, seed: Any = None, method: int = 100) -> Any:
         """Make a state with a seed, a random one by default."""
@@ -242,27 +236,70 @@ def _check_range(low: int, last: int, kind: np.dtype[Any]) -> None:
         raise ValueError(f"high is out of bounds for {kind.name}")
 
 
-def _seed(seed: Any) -> Any:
+def _seed(seed: Any) -> int:
+    """Return the number that CuPy makes of a seed of a random state."""
     if seed is None:
-        return int.from_bytes(os.urandom(4), "little")
+        return int.from_bytes(os.urandom(8), "little")
     if isinstance(seed, state.hooks["ndarray"]):
         seed = seed.get()
     if isinstance(seed, np.ndarray):
-        return int(seed.ravel()[0]) if seed.size else 0
-    if isinstance(seed, (int, np.integer)):
-        return int(seed)
-    raise TypeError(f"Seed must be an integer, not {type(seed).__name__}")
+        digest = hashlib.md5(seed.tobytes(), usedforsecurity=False).hexdigest()
+        return int(digest[:16], 16)
+    given = np.asarray(seed)
+    if given.dtype.kind not in "biu":
+        raise TypeError("Seed must be an integer.")
+    made = int(given)
+    if not 0 <= made < 1 << 64:
+        raise ValueError("Seed must be an integer between 0 and 2**64 - 1")
+    return made
 
 
 for _name in DISTRIBUTIONS:
     setattr(RandomState, _name, _distribution(_name))
 
 
-class BitGenerator:
-    """A source of random bits, made on the server when a `Generator` uses it."""
+class _Bits(Remote):
+    __slots__ = ()
 
-    def __init__(self, seed: Any = None) -> None:
-        self.seed = _seed(seed)
+
+class BitGenerator:
+    """A source of random bits; its state is made on the current device when it is first used."""
+
+    def __init__(self, seed: Any = None, *, size: int = -1) -> None:
+        del size  # of the state; the server has CuPy's own default
+        self._entropy = _entropy(seed)
+        self._made: Any = None
+
+    def _state(self) -> Any:
+        if self._made is None or self._made._session.failure is not None:
+            args = (type(self).__name__, self._entropy)
+            self._made = remote_object(_Bits, pool.current(), "random.generator", args)
+        return self._made
+
+    def random_raw(self, size: Any = None, output: bool = True) -> Any:
+        """Draw 32 random bits for each element."""
+        drawn = Generator(self).integers(0, 1 << 32, () if size is None else size, np.uint32)
+        return drawn.view(np.int32) if output else None
+
+
+def _entropy(seed: Any) -> Any:
+    """Return a seed of a bit generator as a number, or as words of 32 bits, as NumPy reads it."""
+    if seed is None:
+        return int.from_bytes(os.urandom(7), "little")
+    if isinstance(seed, state.hooks["ndarray"]):
+        seed = seed.get()
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    if sequence.spawn_key:
+        raise TypeError("a SeedSequence that another one spawned cannot be sent; use its state")
+    numbers = [int(item) for item in np.ravel(np.asarray(sequence.entropy, object))]
+    if len(numbers) == 1 and numbers[0] < 1 << 63:
+        return numbers[0]
+    words: list[int] = []
+    for number in numbers:
+        words.append(number & 0xFFFFFFFF)
+        while number := number >> 32:
+            words.append(number & 0xFFFFFFFF)
+    return words
 
 
 class XORWOW(BitGenerator):
@@ -277,26 +314,36 @@ class Philox4x3210(BitGenerator):
     """Counter-based generator."""
 
 
-class Generator(_Source):
-    """A random generator on the current device; see `numpy.random.Generator`."""
+def _check_out(out: Any, kind: np.dtype[Any], size: Any, c_only: bool = False) -> None:
+    """Raise where an output array does not fit, as CuPy does."""
+    if out.dtype != kind:
+        raise TypeError(
+            f"Supplied output array has the wrong type. Expected {kind.name}, got {out.dtype.name}"
+        )
+    if not (out.flags.c_contiguous if c_only else out.flags.forc):
+        raise ValueError("Supplied output array is not contiguous, writable or aligned.")
+    if size is not None and arguments.shape_of(size) != out.shape:
+        raise ValueError("size must match out.shape when used together")
 
-    __slots__ = ()
-    _family = "generator"
 
-    def __new__(cls, bit_generator: Any = None) -> Any:
-        """Make a generator over a bit generator."""
-        source = bit_generator if isinstance(bit_generator, BitGenerator) else XORWOW(bit_generator)
-        args = (type(source).__name__, source.seed)
-        return remote_object(cls, pool.current(), "random.generator", args)
+class Generator:
+    """A random generator; see `numpy.random.Generator`. Its state is that of its bit generator."""
+
+    def __init__(self, bit_generator: Any) -> None:
+        self.bit_generator = bit_generator
+
+    def _draw(
+        self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Any:
+        args = (self.bit_generator._state(), shape, dtype, *values)
+        return make.forward(f"generator.{name}", args, {}, fresh(dtype, shape))
 
     def random(self, size: Any = None, dtype: Any = float, out: Any = None) -> Any:
         """Draw uniformly from [0, 1)."""
-        made = self._draw(
-            "random",
-            [],
-            out.shape if out is not None else _shape(size, []),
-            arguments.dtype_of(dtype),
-        )
+        kind = arguments.dtype_of(dtype)
+        if out is not None:
+            _check_out(out, kind, size)
+        made = self._draw("random", [], out.shape if out is not None else _shape(size, []), kind)
         if out is not None:
             out[...] = made
             return out
@@ -313,8 +360,12 @@ class Generator(_Source):
         """Draw integers from [low, high), or [low, high] with ``endpoint``."""
         if high is None:
             low, high = 0, low
-        values = [_value(low), _value(high + 1 if endpoint else high)]
-        return self._draw("integers", values, _shape(size, values), arguments.dtype_of(dtype))
+        kind = arguments.dtype_of(dtype)
+        first, last = int(low), int(high) - (not endpoint)
+        _check_range(first, last, kind)
+        if last - first >= 1 << 64:
+            raise ValueError(f"high - low must be within uint64 range (actual: {last - first})")
+        return self._draw("integers", [first, last + 1], _shape(size, []), kind)
 
     def dirichlet(self, alpha: Any, size: Any = None) -> Any:
         """Draw from the Dirichlet distribution."""
@@ -339,7 +390,11 @@ def _generated(name: str) -> Callable[..., Any]:
         size, out = bound.pop("size"), bound.pop("out")
         bound.pop("method")
         kind = arguments.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
+        if typed and kind.char not in "fd":
+            raise TypeError(f"Unsupported dtype {kind.name!r} for {name}")
         values = [_value(value) for value in bound.values()]
+        if out is not None:
+            _check_out(out, kind, size, name == "standard_gamma")
         shape = out.shape if out is not None else _shape(size, values)
         made = self._draw(name, values, shape, kind)
         if out is not None:

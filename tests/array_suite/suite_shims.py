@@ -1,0 +1,153 @@
+"""Stand-ins for CuPy's internal modules: a test file can import them, a test that uses them fails.
+
+CuPy's tests name modules that the drop-in does not have, because a program never needs them.
+Without stand-ins one such import would lose all tests of its file.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import math
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+INTERNALS = (
+    "cupy_backends",
+    "cupyx.cusolver",
+    "cupyx.cusparse",
+    "cupyx.cutensor",
+    "cupyx.cutlass",
+    "cupyx.linalg",
+    "cupyx.scipy",
+    "cupyx.jit",
+    "cupy.cublas",
+    "cupy.cuda",
+    "cupy.fft._fft",
+    "cupy.fft._cache",
+    "cupy.linalg._util",
+    "cupy.linalg._decomposition",
+    "cupy.lib._routines_poly",
+    "cupy.lib._polynomial",
+    "cupy.polynomial",
+)
+CUDA = ("driver", "compiler", "cub", "cufft", "curand", "cusolver", "cublas", "nvrtc", "texture")
+SAYS = "internals of CuPy: "
+# A module that is loading may call a stand-in, to decorate a test for example; a test may not.
+running = False
+
+
+class InternalsUsed(NotImplementedError):
+    """A test called one of CuPy's internals."""
+
+
+class Anything:
+    """A name of a stand-in module."""
+
+    def __init__(self, name: str, *_class: object) -> None:
+        self._name = name
+
+    def __call__(self, *_args: object, **_kwargs: object) -> "Anything":
+        if running:
+            raise InternalsUsed(SAYS + self._name)
+        return self
+
+    def __getattr__(self, name: str) -> "Anything":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(f"{self._name}.{name}")
+
+    def __add__(self, _other: object) -> "Anything":
+        return self
+
+    __radd__ = __mul__ = __rmul__ = __add__
+
+    def __lt__(self, _other: object) -> bool:
+        return True
+
+    __le__ = __lt__
+
+    def __gt__(self, _other: object) -> bool:
+        return False
+
+    __ge__ = __gt__
+
+
+class Module(types.ModuleType):
+    """A stand-in module: it has every name."""
+
+    def __getattr__(self, name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(f"{self.__name__}.{name}")
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what the drop-in and the installed packages do not have."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        private = fullname.startswith("cupy._")
+        if private or any(f"{fullname}.".startswith(f"{name}.") for name in INTERNALS):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        del module
+
+
+def _nothing(*_args: object) -> int:
+    return 0
+
+
+def _get_size(size: Any) -> tuple[int, ...]:
+    """Return what CuPy makes of a `size`; tests of random numbers compare shapes with it."""
+    return () if size is None else tuple(size) if hasattr(size, "__len__") else (int(size),)
+
+
+def _stand_in(module: str) -> Callable[[str], Anything]:
+    def lookup(name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(f"{module}.{name}")
+
+    return lookup
+
+
+def install(cupy: Any) -> None:
+    """Put the stand-ins in place; what the tests need of them to be collected is real."""
+    # The drop-in's own finder is the last one, and refuses what nobody has found.
+    sys.meta_path.insert(len(sys.meta_path) - 1, Finder())
+    for name in CUDA:
+        if not hasattr(cupy.cuda, name):
+            setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
+    cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _nothing
+    core: Any = importlib.import_module("cupy._core")
+    for name in ("core", "flags", "internal", "_kernel", "_accelerator"):
+        setattr(core, name, importlib.import_module("cupy._core." + name))
+    core.__getattr__ = _stand_in("cupy._core")
+    core.internal.prod = math.prod
+    core.get_size = _get_size
+    core.core.ndarray = core.ndarray = cupy.ndarray
+    for module in (core, core.core):
+        module.get_compute_type = _nothing
+        module.set_compute_type = _nothing
+    util: Any = importlib.import_module("cupy._util")
+    util.PerformanceWarning = cupy.exceptions.__dict__.get("PerformanceWarning", UserWarning)
+    cupy._util = util
+    cupy.cuda.device.get_compute_capability = lambda: "90"
+    cupyx: Any = importlib.import_module("cupyx")
+    scipy: Any = importlib.import_module("cupyx.scipy")
+    cupyx.scipy = scipy
+    sparse: Any = importlib.import_module("cupyx.scipy.sparse")
+    scipy.sparse, sparse.issparse = sparse, _nothing
+    # Public names whose tests look for them in private modules.
+    for name in ("_distributions", "_bit_generator", "_sample"):
+        setattr(cupy.random, name, cupy.random)
+        sys.modules[f"cupy.random.{name}"] = cupy.random

@@ -1,0 +1,67 @@
+"""The list of expected outcomes of CuPy's tests: reasons, patterns of families, the comparison."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.array_suite import suite_outcomes as so
+
+ONE = "cupy_tests/fft_tests/test_fft.py::TestPlan_param_3_{n=None}::test_plan[float32]"
+TWO = "cupy_tests/fft_tests/test_fft.py::TestPlan_param_4_{n=5}::test_plan"
+THREE = "cupy_tests/core_tests/test_ndarray.py::TestCopy::test_copy"
+
+
+def failed(test: str, error: str) -> so.Outcome:
+    return so.Outcome(test, "failed", error)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("InternalsUsed: internals of CuPy: cupy.fft._fft._fft", so.INTERNALS),
+        ("ValueError: emulated GPUs do not run this", so.EMULATION),
+        ("AttributeError: module 'cupy' has no attribute 'vectorize'", so.MISSING),
+        ("AssertionError: \nNot equal to tolerance", so.RESULT),
+        ("IndexError: too many", so.ERROR),
+    ],
+)
+def test_a_message_says_the_reason(error: str, reason: str) -> None:
+    assert so.reason_of(failed(THREE, error)) == reason
+
+
+def test_a_family_that_fails_as_a_whole_is_one_pattern() -> None:
+    outcomes = [failed(ONE, "ValueError"), failed(TWO, "ValueError")]
+    expected = so.patterns(outcomes)
+    assert expected == {"cupy_tests/fft_tests/test_fft.py::TestPlan::test_plan*": so.ERROR}
+    assert so.expected_reason(expected, outcomes[0]) == so.ERROR
+
+
+def test_a_family_that_fails_in_part_is_named_test_by_test() -> None:
+    outcomes = [failed(ONE, "ValueError"), so.Outcome(TWO, "passed")]
+    expected = so.patterns(outcomes)
+    assert expected == {ONE: so.ERROR}
+    assert so.expected_reason(expected, outcomes[1]) is None
+
+
+def test_a_failure_that_the_record_lacks_is_new(tmp_path: Path) -> None:
+    record = tmp_path / "record.xz"
+    so.write_record({ONE: so.INTERNALS, THREE: so.RESULT}, record)
+    expected = so.read_record(record)
+    outcomes = [failed(ONE, ""), failed(TWO, ""), so.Outcome(THREE, "passed")]
+    rows = [line.split(" | ") for line in so.table(outcomes, expected)]
+    heads, core, fft = rows[0], rows[2], rows[3]
+    assert [core[0], core[1], core[heads.index("now pass")]] == ["| core", "1", "1"]
+    assert [fft[heads.index(so.INTERNALS)], fft[heads.index("new")]] == ["1", "1"]
+    assert so.without_internals(outcomes, expected) == 0.5
+
+
+def test_the_last_outcome_of_a_test_counts_and_addresses_do_not(tmp_path: Path) -> None:
+    lines = tmp_path / "outcomes.jsonl"
+    fields = {"id": "a/b_tests::t[<f at 0x7f01>]", "outcome": "failed", "type": "E", "error": "x"}
+    again = {**fields, "id": "a/b_tests::t[<f at 0x7fff>]", "outcome": "passed", "type": ""}
+    lines.write_text(json.dumps(fields) + "\n" + json.dumps(again) + "\n")
+    assert so.read_outcomes(lines) == [so.Outcome("a/b_tests::t[<f at 0x>]", "passed", "x")]
+
+
+def test_the_record_has_reasons_of_the_closed_set_only() -> None:
+    assert set(so.read_record().values()) <= set(so.REASONS)

@@ -1,0 +1,141 @@
+"""What CuPy's own tests found: each call has the values, types and errors of CuPy now.
+
+`make test-cupy` runs those tests; these stand for the classes of failures that it showed.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+GENERATORS = ("XORWOW", "MRG32k3a", "Philox4x3210")
+
+
+@pytest.mark.parametrize("index", [None, (0,), True, [0]])
+def test_a_flat_iterator_refuses_what_is_no_integer_and_no_slice(cp: Any, index: Any) -> None:
+    a = cp.zeros((2, 3))
+    with pytest.raises(IndexError, match="unsupported iterator index"):
+        a.flat[index]
+    with pytest.raises(IndexError, match="unsupported iterator index"):
+        a.flat[index] = cp.ones(1)
+    assert not a.get().any()
+
+
+def test_values_are_repeated_over_all_of_a_flat_iterator(cp: Any) -> None:
+    ours, theirs = cp.zeros((2, 3), order="F"), np.zeros((2, 3), order="F")
+    ours.flat[...] = cp.asarray([1, 2], "i1")
+    theirs.flat[...] = np.asarray([1, 2], "i1")
+    assert (ours.get() == theirs).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 2, 3)])
+def test_an_array_like_another_keeps_its_order_only_for_as_many_axes(cp: Any, shape: Any) -> None:
+    fortran = np.zeros((2, 3, 4), order="F")
+    wanted = np.empty_like(fortran, shape=shape)
+    assert cp.empty_like(cp.asarray(fortran), shape=shape).strides == wanted.strides
+
+
+def test_a_sum_of_no_element_is_a_view_of_none(cp: Any) -> None:
+    assert cp.einsum("ij->ji", cp.zeros((0, 1), "f4"), dtype="f8").get().shape == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_index_of_an_extreme_has_the_type_asked_for(cp: Any, name: str) -> None:
+    made = getattr(cp, name)(cp.asarray([[3, 1, 2]]), axis=1, dtype="i4")
+    assert made.dtype == np.int32
+    assert made.get().tolist() == [getattr(np, name)([3, 1, 2])]
+
+
+def test_polynomials_are_evaluated_only_by_coefficients_of_one_axis(cp: Any) -> None:
+    with pytest.raises(ValueError, match="1d array"):
+        cp.polyval(cp.ones((2, 3)), 2)
+    with pytest.raises(TypeError, match="1d ndarray"):
+        cp.polyval([1, 2], 2)
+    of_f4 = cp.polyval(cp.poly1d(cp.asarray([1, 2], "f4")), cp.poly1d(cp.asarray([1, 3], "f4")))
+    assert of_f4.coeffs.dtype == np.float32
+
+
+# --- power series ---------------------------------------------------------------------------------
+
+
+def test_power_series_have_the_values_of_numpy(cp: Any) -> None:
+    x, c = np.array([[0.5, 2.0, 3.0]]), np.array([3, 1, 2, 0])
+    ours, theirs = cp.polynomial.polynomial, np.polynomial.polynomial
+    assert np.allclose(ours.polyval(cp.asarray(x), cp.asarray(c)).get(), theirs.polyval(x, c))
+    roots = ours.polyvalfromroots(cp.asarray(x), cp.asarray(c)).get()
+    assert np.allclose(roots, theirs.polyvalfromroots(x, c))
+    assert np.allclose(ours.polyvander(cp.asarray(x), 3).get(), theirs.polyvander(x, 3))
+    assert np.allclose(ours.polycompanion(cp.asarray(c)).get(), theirs.polycompanion(c))
+    small = np.array([1.0, 2.0, 1e-9])
+    trimmed = cp.polynomial.polyutils.trimcoef(cp.asarray(small), 1e-6)
+    assert trimmed.get().tolist() == [1.0, 2.0]
+    assert cp.polynomial.polyutils.trimseq(cp.asarray(c)).get().tolist() == [3, 1, 2]
+
+
+def test_power_series_refuse_what_cupy_refuses(cp: Any) -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        cp.polynomial.polynomial.polyvander(cp.ones(2), -1)
+    with pytest.raises(TypeError, match="must be an integer"):
+        cp.polynomial.polynomial.polyvander(cp.ones(2), 1.5)
+    with pytest.raises(ValueError, match="at least 1"):
+        cp.polynomial.polynomial.polycompanion(cp.ones(1))
+    with pytest.raises(ValueError, match="not 1-d"):
+        cp.polynomial.polyutils.as_series([cp.ones((2, 2))])
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_raw_random_bits_follow_from_the_seed(cp: Any, name: str) -> None:
+    kind = getattr(cp.random, name)
+    first, again, other = kind(5).random_raw(9), kind(5).random_raw(9), kind(6).random_raw(9)
+    assert first.dtype == np.int32
+    assert (first.get() == again.get()).all()
+    assert (first.get() != other.get()).any()
+    assert kind(5).random_raw(2, output=False) is None
+
+
+def test_a_seed_of_several_numbers_counts_as_a_whole(cp: Any) -> None:
+    seeds = [np.array([1, 2]), np.array([1, 3]), 1, 1 << 80, np.random.SeedSequence(7)]
+    drawn = [cp.random.XORWOW(seed).random_raw(4).get().tolist() for seed in seeds]
+    assert len({tuple(each) for each in drawn}) == len(seeds)
+    states = [cp.random.RandomState(np.array([1, last])).rand(4).get().tolist() for last in (2, 3)]
+    assert states[0] != states[1]
+    with pytest.raises(TypeError):
+        cp.random.XORWOW(np.float64(0))
+    with pytest.raises(TypeError, match="Seed must be an integer"):
+        cp.random.RandomState(1.5)
+    with pytest.raises(ValueError, match="between 0 and"):
+        cp.random.RandomState(-1)
+
+
+def test_generators_share_the_state_of_their_bit_generator(cp: Any) -> None:
+    source = cp.random.Philox4x3210(3)
+    first, second = cp.random.Generator(source), cp.random.Generator(source)
+    assert first.bit_generator is source
+    assert (first.random(8).get() != second.random(8).get()).any()
+    first.bit_generator = cp.random.Philox4x3210(3)
+    second.bit_generator = cp.random.Philox4x3210(3)
+    assert (first.random(8).get() == second.random(8).get()).all()
+
+
+def test_a_generator_checks_bounds_and_outputs_before_it_draws(cp: Any) -> None:
+    generator = cp.random.default_rng(1)
+    with pytest.raises(ValueError, match="high is out of bounds"):
+        generator.integers(0, 300, dtype="u1")
+    with pytest.raises(ValueError, match="low >= high"):
+        generator.integers(4, 4)
+    with pytest.raises(TypeError, match="wrong type"):
+        generator.random(3, out=cp.zeros(3, "f4"))
+    with pytest.raises(ValueError, match="size must match"):
+        generator.random((2, 3), out=cp.zeros((3, 3)))
+    with pytest.raises(ValueError, match="not contiguous"):
+        generator.standard_normal((3, 2), out=cp.zeros((4, 6))[:3, :2])
+    with pytest.raises(TypeError):
+        generator.standard_normal(3, dtype="i4")
+    assert generator.integers(0, (1 << 64) - 1, 5, "u8").dtype == np.uint64
