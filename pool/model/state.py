@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
 from gpupool.pool.model.silences import Silence
-from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
+from gpupool.pool.model.suspension import Span, Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 
 T = TypeVar("T")
@@ -389,10 +389,7 @@ class RecordedGpu:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """One server's part of a lease, from request to end, for the accounts.
-
-    Numbers have no gaps. There is one record for each lease and server.
-    """
+    """One server's part of a lease, for the accounts. Numbers have no gaps."""
 
     number: int  # 1 for the first record of the pool
     lease: LeaseId
@@ -407,9 +404,10 @@ class LeaseRecord:
     requested_at: Milliseconds
     granted_at: Milliseconds
     ended_at: Milliseconds
-    freed_at: Milliseconds  # until then nobody else could have the memory
+    freed_at: Milliseconds  # until then nobody else could have the memory, but for ``away``
     reason: str
     idle_timeout_ms: int
+    away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # suspended: not counted
 
 
 @dataclass(frozen=True, slots=True)

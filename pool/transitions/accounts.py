@@ -19,6 +19,7 @@ from gpupool.pool.model.state import (
     RecordedGpu,
     with_changes,
 )
+from gpupool.pool.model.suspension import times_away
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.usage import units_of
 
@@ -66,6 +67,7 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         freed_at=state.now,
         reason=lease.end_reason,
         idle_timeout_ms=round(lease.idle_timeout_s * 1000),
+        away=times_away(lease.history, state.now),
     )
     records = (*state.records[-RECORD_COUNT_MAX + 1 :], record)
     return with_changes(state, records=records, record_count=record.number)

@@ -455,6 +455,8 @@ def suspensions() -> Script:
     refusal = commands.RefuseSuspension(second, A, ONE, script.state.index, "MIG mode")
     script.run([refusal, refusal])
     script.keep("with a lease that was not suspended")
+    script.run([commands.EndLease(first, "done", "ada"), commands.FreeLease(first, A, ONE)])
+    script.keep("with a record of a lease that was suspended")
     return script
 
 

@@ -237,3 +237,29 @@ def test_a_lease_of_which_the_observer_has_one_part_is_one_lease(
     for group in page.groups:
         rows[group.key] = rows.get(group.key, 0) + group.leases
     assert list(rows.values()) == counts
+
+
+AWAY = ((Milliseconds(START_MS + 1000), Milliseconds(START_MS + 5000)),)
+SUSPENDED = record(101, away=AWAY)
+
+
+def of_schema_1(path: Path) -> None:
+    """Write the file of a gpupool without suspended leases."""
+    store = UsageStore(path, write=True)
+    store.add(RECORDS)
+    store.close()
+    db = sqlite3.connect(path)
+    db.executescript("ALTER TABLE record DROP COLUMN away; PRAGMA user_version=1;")
+    db.close()
+
+
+def test_a_file_of_before_suspensions_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    of_schema_1(path)
+    copy = UsageStore(path)
+    assert copy.everything() == RECORDS
+    copy.close()
+    store = UsageStore(path, write=True)
+    store.add([SUSPENDED])
+    assert store.everything() == [*RECORDS, SUSPENDED]
+    store.close()
