@@ -7,7 +7,7 @@ and begun anew from ``leases.jsonl``.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from gpupool.monitoring.accounting import gaps_of
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.forgetting import Forgotten, meant
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.model.suspension import Span
 from gpupool.pool.record_query import RecordQuery
@@ -107,6 +108,20 @@ class UsageStore:
         """Add the records that are not there yet, in one transaction."""
         with self._db:
             self._db.executemany(_INSERT, [_row_of(record) for record in records])
+
+    def forget(self, forgotten: Iterable[Forgotten]) -> None:
+        """Replace the names of users by pseudonyms, in the file and in its journal."""
+        users = self._db.execute("SELECT DISTINCT user FROM record").fetchall()
+        found = [(order, user) for (user,) in users for order in meant(forgotten, user)]
+        if not found:
+            return
+        self._db.execute("PRAGMA secure_delete=ON")
+        with self._db:
+            self._db.executemany(
+                "UPDATE record SET user = ?, client = '' WHERE user = ? AND number <= ?",
+                [(order.pseudonym, user, order.number) for order, user in found],
+            )
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def newest(self) -> int:
         """Return the largest number of a record; 0 for none."""

@@ -10,6 +10,7 @@ from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from gpupool.pool.model.codec import OPTIONAL
+from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.formats import BEFORE_VERSIONS
 from gpupool.pool.model.ids import (
     GpuId,
@@ -463,6 +464,7 @@ class PoolState:
     authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
     """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
+    forgotten: tuple[Forgotten, ...] = field(default=(), metadata=OPTIONAL)  # the latest last
     backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
 
     def server_named(self, name: str) -> Server | None:

@@ -95,6 +95,7 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
         staged=staged,
         backup_at=move.past(state.backup_at),
         silences=tuple(_silence(each, move) for each in state.silences),
+        forgotten=tuple(replace(each, at=move.past(each.at)) for each in state.forgotten),
     )
 
 

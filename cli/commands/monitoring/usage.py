@@ -1,5 +1,6 @@
 """``gpupool usage``: who had how much of the pool, and for how long."""
 
+import sys
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 from gpupool import __version__
 from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import Parsed, parse_lease
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_SINCE = "30d"
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--since",
     default=DEFAULT_SINCE,
@@ -65,7 +66,9 @@ DEFAULT_SINCE = "30d"
 )
 @pool_options
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
     credentials: str | None,
     since: float,
     until: float | None,
@@ -85,6 +88,8 @@ def command(
     Users see their own leases and sums of the others by class, operators everybody's. All servers
     are asked, and each has the records of the whole pool; one that does not answer is named.
     """
+    if context.invoked_subcommand is not None:
+        return
     _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
@@ -248,3 +253,23 @@ def _warn(found: FoundUsage) -> None:
     if found.missing:
         count = sum(last - first + 1 for first, last in found.missing)
         say(f"gpupool: {count} records of leases are not to be had, so the sums are too small")
+
+
+@command.command()
+@click.argument("user")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pool_options
+def forget(credentials: str | None, user: str, yes: bool) -> None:
+    """Have the accounts and the histories of all servers know USER by a pseudonym alone.
+
+    For operators. USER must have no lease and no waiting request. Servers that are away do it when
+    they are back, within 90 days. Tokens, the policy and the audit keep the name; so do copies that
+    were made before. Who comes back under the name begins anew.
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("this cannot be undone", hint="--yes does it without asking")
+        click.confirm(f"Forget {visible(user)} in all accounts?", abort=True, err=True)
+    operate(credentials, m.ForgetUser(user))
