@@ -159,6 +159,8 @@ def _findings(found: list[Problem]) -> Table:
         "text": [visible(each.text) for each in found],
         "hint": [visible(each.hint) for each in found],
         "silence": [each.silence for each in found],
+        # What a silence of it is of, or is of now.
+        "key": [list(each.key) if each.key is not None else None for each in found],
     }
 
 
