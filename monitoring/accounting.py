@@ -32,9 +32,14 @@ class Range:
         return record.granted_at < self.until and record.freed_at > self.since
 
     def ms_of(self, record: LeaseRecord) -> int:
-        """Return for how long a part was granted within the range."""
+        """Return for how long a part was granted and not suspended within the range."""
         since, until = max(record.granted_at, self.since), min(record.freed_at, self.until)
-        return max(0, until - since)
+        away = (min(until, end) - max(since, begin) for begin, end in record.away)
+        return max(0, until - since) - sum(each for each in away if each > 0)
+
+    def cut(self, since: int, until: int) -> "Range":
+        """Return what the range has in common with another."""
+        return Range(max(self.since, since), min(self.until, until))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,8 @@ def _add(
     row: Cost,
     whole: Cost,
 ) -> None:
-    since, until = max(part.granted_at, within.since), min(part.freed_at, within.until)
     for begin, end, prices in spans:
-        ms = min(until, end) - max(since, begin)
+        ms = within.cut(begin, end).ms_of(part)
         if ms <= 0:
             continue
         for gpu in part.gpus:

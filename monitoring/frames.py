@@ -14,6 +14,7 @@ from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model import codec
+from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.remoting.protocol import framing
 
@@ -31,6 +32,7 @@ class Kind(IntEnum):
     SAMPLE = 4  # server to observer, once a second
     HISTORY_QUERY = 5  # server to observer
     HISTORY_PAGE = 6  # observer to server
+    FORGET = 7  # server to observer
     WEB_SETUP = 32
     TARGETS = 33
     TOKEN_ASKED = 34  # the only question of the observer
@@ -40,6 +42,13 @@ class Kind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class RecordsWritten:
     """``leases.jsonl`` has new lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """All users whom the pool has forgotten lately."""
+
+    users: tuple[Forgotten, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ Message = (
     | Sample
     | HistoryAsked
     | HistoryAnswered
+    | Forget
     | WebSetup
     | Targets
     | TokenAsked
@@ -94,6 +104,7 @@ _KINDS: dict[int, type[Any]] = {
     Kind.SAMPLE: Sample,
     Kind.HISTORY_QUERY: HistoryAsked,
     Kind.HISTORY_PAGE: HistoryAnswered,
+    Kind.FORGET: Forget,
     Kind.WEB_SETUP: WebSetup,
     Kind.TARGETS: Targets,
     Kind.TOKEN_ASKED: TokenAsked,

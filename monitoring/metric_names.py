@@ -98,7 +98,7 @@ DECLARED: tuple[Metric, ...] = (
         "gauge",
         "class",
         """
-        leases(state): Leases with a part here that are held, or ending.
+        leases(state): Leases with a part here that are held, suspended or ending.
         granted_gpus: GPUs granted here, as shares of their memory.
         """,
     ),

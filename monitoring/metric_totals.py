@@ -129,7 +129,8 @@ class Totals:
         for lease in sample.leases:
             key = self._key(lease.user_class, lease.user)
             shares = _shares(lease, capacity)
-            labels = (*key, "ending" if lease.ending else "held")
+            word = "suspended" if lease.suspended else "held"
+            labels = (*key, "ending" if lease.ending else word)
             leases[labels] = leases.get(labels, 0.0) + 1
             granted[key] = granted.get(key, 0.0) + shares
         found["leases"] = dict(self._labelled(leases))

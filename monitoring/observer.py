@@ -27,6 +27,7 @@ from gpupool.monitoring.frames import (
     PAGE_SIZE_MAX,
     Answered,
     Asked,
+    Forget,
     HistoryAnswered,
     HistoryAsked,
     Message,
@@ -120,6 +121,10 @@ class Observer:
             case HistoryAsked():
                 await self._asking.acquire()
                 nursery.start_soon(self._answer_history, message)
+            case Forget():
+                self._writer.forgotten = self._history.forgotten = message.users
+                self._written.set()
+                self._sampled.set()
             case WebSetup() if self._door is not None:
                 self._door.set_up(message)
             case Targets() if self._door is not None:

@@ -22,6 +22,7 @@ import trio
 from gpupool.monitoring.frames import (
     Answered,
     Asked,
+    Forget,
     HistoryAnswered,
     HistoryAsked,
     Message,
@@ -37,6 +38,7 @@ from gpupool.monitoring.pages import with_recent
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.errors import ProtocolError
 from gpupool.pool.history_query import HistoryPage
+from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
@@ -90,6 +92,8 @@ class ObserverLink:
         self._token: trio.lowlevel.TrioToken | None = None
         self._samples: deque[Sample] = deque()
         self._sampled = trio.Event()
+        self._told: tuple[Forgotten, ...] = ()
+        """The forgotten users of whom this observer knows."""
         self.dropped = 0
         """Samples that no observer got."""
         self.restarts = 0
@@ -137,6 +141,13 @@ class ObserverLink:
             self.dropped += 1
         self._samples.append(replace(sample, dropped=self.dropped))
         self._sampled.set()
+        users = self.forgotten()
+        if users != self._told and self._send(Forget(users)):
+            self._told = users
+
+    def forgotten(self) -> tuple[Forgotten, ...]:
+        """Return the users whom the pool has forgotten."""
+        return self._state().forgotten
 
     def records_written(self) -> None:
         """Tell the observer that ``leases.jsonl`` has new lines; from any thread."""
@@ -213,6 +224,7 @@ class ObserverLink:
         sending = trio.Lock()
         outbox, queue = trio.open_memory_channel[Message](OUTBOX_MAX)
         self._outbox, why = outbox, "the connection was closed"
+        self._told = ()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_pump, queue, stream, sending)

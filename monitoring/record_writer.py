@@ -12,8 +12,10 @@ from gpupool.monitoring.record_import import RecordReader
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore, put_aside
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import encode
+from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import PAGE_COUNT_MAX, RecordPage, RecordQuery
+from gpupool.pool.transitions.accounts import under_pseudonym
 from gpupool.remoting.protocol import framing
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -35,6 +37,9 @@ class RecordWriter:
         self._say = say
         self._store: UsageStore | None = None
         self._newest = 0
+        self.forgotten: tuple[Forgotten, ...] = ()
+        """Users who are forgotten; any thread may set it."""
+        self._forgot: tuple[Forgotten, ...] = ()
         self.problem = ""
         """Why the database may lack records; empty when it does not."""
 
@@ -42,10 +47,14 @@ class RecordWriter:
         """Import what is new. What cannot be done now is said, once, and tried again later."""
         try:
             store = self._open()
+            forgotten = self.forgotten
             for batch in self._reader.batches(self._newest):
-                store.add(batch)
+                store.add([under_pseudonym(each, forgotten) for each in batch])
                 self._added(batch)
                 self._newest = max(self._newest, batch[-1].number)
+            if forgotten != self._forgot:
+                store.forget(forgotten)
+                self._forgot = forgotten
         except sqlite3.Error as error:
             self._failed(error)
         except (OSError, GpupoolError) as error:

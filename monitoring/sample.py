@@ -50,7 +50,8 @@ class LeaseBooks:
     program: str
     granted_at: Milliseconds
     ending: bool
-    granted: dict[GpuId, int]  # bytes on each GPU of this server
+    granted: dict[GpuId, int]  # bytes on each GPU of this server; none while it is suspended
+    suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ def _lease_books(state: PoolState, server: ServerId) -> tuple[LeaseBooks, ...]:
     for lease in _leases_on(state, server):
         granted: dict[GpuId, int] = {}
         for part in lease.partitions:
-            if part.server == server:
+            if part.server == server and not lease.is_away:
                 granted[part.gpu] = granted.get(part.gpu, 0) + part.memory
         books.append(
             LeaseBooks(
@@ -228,6 +229,7 @@ def _lease_books(state: PoolState, server: ServerId) -> tuple[LeaseBooks, ...]:
                 granted_at=lease.granted_at,
                 ending=not lease.held,
                 granted=granted,
+                suspended=lease.is_away,
             )
         )
     return tuple(books)

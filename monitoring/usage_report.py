@@ -23,6 +23,7 @@ from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
+from gpupool.pool.model.suspension import Span
 from gpupool.pool.record_query import ClassSum, GroupSum, RecordQuery
 from gpupool.pool.view import LeaseView, PoolView, visible
 
@@ -197,6 +198,7 @@ def _live(
         freed_at=until,
         reason=LIVE,
         idle_timeout_ms=0,
+        away=lease.away,
     )
 
 
@@ -389,6 +391,11 @@ def as_plain(report: Report) -> dict[str, object]:
     }
 
 
+def away_ms(away: Iterable[Span]) -> int:
+    """Return for how long a lease was suspended."""
+    return sum(end - begin for begin, end in away)
+
+
 def when(at: int) -> str:
     """Return an instant of the table's time for people; of a senseless one, the number."""
     if not 0 <= at < LATEST_MS:
@@ -427,5 +434,10 @@ def lease_report(
             share, size = gpu.units / UNIT, gpu.memory / 2**30
             where = part.server_name or part.server
             lines.append(f"GPU         {where}: {gpu.model}, {size:.1f} GiB, {share:.3f} of it")
+    away = max((each.away for each in parts), key=away_ms)
+    if away:
+        times = "once" if len(away) == 1 else f"{len(away)} times"
+        what = f"{times}, {seconds_text(away_ms(away))} in all, which is in no GPU-hours"
+        lines.append(f"suspended   {what}")
     lines.append(f"usage       {whole.gpu_hours:.4f} GPU-hours, {whole.gib_hours:.2f} GiB-hours")
     return [*lines, *lease_lines(parts, known, whole.gpu_hours)]

@@ -7,7 +7,7 @@ and begun anew from ``leases.jsonl``.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +15,15 @@ from typing import Any
 
 from gpupool.monitoring.accounting import gaps_of
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.forgetting import Forgotten, meant
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
+from gpupool.pool.model.suspension import Span
 from gpupool.pool.record_query import RecordQuery
 
 FILE_NAME = "usage.db"
-SCHEMA = 1
+SCHEMA = 2
+"""1 had no suspended leases, and so no column ``away``."""
+
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
 
@@ -30,11 +34,12 @@ CREATE TABLE record (
     department TEXT NOT NULL, client TEXT NOT NULL, program TEXT NOT NULL,
     gpus TEXT NOT NULL, requested_at INTEGER NOT NULL, granted_at INTEGER NOT NULL,
     ended_at INTEGER NOT NULL, freed_at INTEGER NOT NULL, reason TEXT NOT NULL,
-    idle_timeout_ms INTEGER NOT NULL, PRIMARY KEY (lease, server)
+    idle_timeout_ms INTEGER NOT NULL, away TEXT NOT NULL DEFAULT '[]', PRIMARY KEY (lease, server)
 ) WITHOUT ROWID;
 CREATE INDEX record_number ON record (number);
 CREATE INDEX record_freed ON record (freed_at);
 """
+_ADD_AWAY = "ALTER TABLE record ADD COLUMN away TEXT NOT NULL DEFAULT '[]';"
 _COLUMNS = tuple(field.name for field in fields(LeaseRecord))
 _GPUS = _COLUMNS.index("gpus")
 # Names of our own fields alone are put into these two; values are parameters.
@@ -43,6 +48,7 @@ _INSERT = (
     f" VALUES ({', '.join('?' * len(_COLUMNS))})"
 )
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM record"  # noqa: S608
+_SELECT_1 = f"SELECT {', '.join(_COLUMNS[:-1])}, '[]' FROM record"  # noqa: S608
 
 
 class UsageStore:
@@ -72,6 +78,7 @@ class UsageStore:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA:
             raise StorageError(f"{path} was written by a newer gpupool", hint="install that one")
+        self._select = _SELECT if write or version != 1 else _SELECT_1
         if not write:
             self._db.execute("PRAGMA query_only=ON")
             self._db.execute("BEGIN")  # everything that is read is of one moment
@@ -79,8 +86,9 @@ class UsageStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_MAKE} PRAGMA user_version={SCHEMA}; COMMIT;")
+        if version < SCHEMA:
+            change = _MAKE if version == 0 else _ADD_AWAY
+            self._db.executescript(f"BEGIN; {change} PRAGMA user_version={SCHEMA}; COMMIT;")
 
     def close(self) -> None:
         """Close the connection."""
@@ -101,6 +109,20 @@ class UsageStore:
         with self._db:
             self._db.executemany(_INSERT, [_row_of(record) for record in records])
 
+    def forget(self, forgotten: Iterable[Forgotten]) -> None:
+        """Replace the names of users by pseudonyms, in the file and in its journal."""
+        users = self._db.execute("SELECT DISTINCT user FROM record").fetchall()
+        found = [(order, user) for (user,) in users for order in meant(forgotten, user)]
+        if not found:
+            return
+        self._db.execute("PRAGMA secure_delete=ON")
+        with self._db:
+            self._db.executemany(
+                "UPDATE record SET user = ?, client = '' WHERE user = ? AND number <= ?",
+                [(order.pseudonym, user, order.number) for order, user in found],
+            )
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def newest(self) -> int:
         """Return the largest number of a record; 0 for none."""
         (number,) = self._db.execute("SELECT max(number) FROM record").fetchone()
@@ -109,18 +131,18 @@ class UsageStore:
     def select(self, query: RecordQuery, count: int) -> list[LeaseRecord]:
         """Return at most ``count`` of the records that a query asks for, by number."""
         where, values = _where(query)
-        rows = self._db.execute(f"{_SELECT}{where} ORDER BY number LIMIT ?", [*values, count])
+        rows = self._db.execute(f"{self._select}{where} ORDER BY number LIMIT ?", [*values, count])
         return [_record_of(row) for row in rows]
 
     def each(self, query: RecordQuery) -> Iterator[LeaseRecord]:
         """Yield all records that a query asks for, by number."""
         where, values = _where(query)
-        for row in self._db.execute(f"{_SELECT}{where} ORDER BY number", values):
+        for row in self._db.execute(f"{self._select}{where} ORDER BY number", values):
             yield _record_of(row)
 
     def everything(self) -> list[LeaseRecord]:
         """Return all records, by number."""
-        return [_record_of(row) for row in self._db.execute(f"{_SELECT} ORDER BY number")]
+        return [_record_of(row) for row in self._db.execute(f"{self._select} ORDER BY number")]
 
     def missing(self) -> tuple[tuple[int, int], ...]:
         """Return the runs of numbers that are not there, below the newest."""
@@ -153,16 +175,22 @@ def put_aside(path: Path) -> Path:
 
 def _row_of(record: LeaseRecord) -> tuple[int | str, ...]:
     gpus = [[gpu.gpu, gpu.model, gpu.memory, gpu.units] for gpu in record.gpus]
-    return tuple(
-        json.dumps(gpus, separators=(",", ":")) if name == "gpus" else getattr(record, name)
-        for name in _COLUMNS
-    )
+    texts = {"gpus": _text(gpus), "away": _text(record.away)}
+    return tuple(texts.get(name) or getattr(record, name) for name in _COLUMNS)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _record_of(row: tuple[Any, ...]) -> LeaseRecord:
-    values = list(row)
+    *values, away = row
     values[_GPUS] = _gpus_of(values[_GPUS])
-    return LeaseRecord(*values)
+    return LeaseRecord(*values, away=_away_of(away))
+
+
+def _away_of(text: str) -> tuple[Span, ...]:
+    return () if text == "[]" else tuple((begin, end) for begin, end in json.loads(text))
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from gpupool.pool.model.state import (
     Server,
     ServerStatus,
 )
-from gpupool.pool.model.suspension import suspension_reason
+from gpupool.pool.model.suspension import Span, suspension_reason, times_away
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
@@ -107,6 +107,13 @@ class LeaseView:
     kept_bytes: int = field(default=0, metadata=OPTIONAL)  # of servers' memory, while suspended
     waits_to_resume: bool = field(default=False, metadata=OPTIONAL)  # it goes on once there is room
     not_suspended: str = field(default="", metadata=OPTIONAL)  # why the latest attempt failed
+    is_away: bool = field(default=False, metadata=OPTIONAL)  # suspended: others may have its memory
+    away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # when it was; up to now
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes of GPU memory that it holds now."""
+        return 0 if self.is_away else sum(part.memory for part in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +414,8 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 kept_bytes=suspension.bytes if suspension is not None else 0,
                 waits_to_resume=suspension is not None and bool(suspension.resume_since),
                 not_suspended=visible(refusal.reason) if refusal is not None else "",
+                is_away=lease.is_away,
+                away=times_away(history, Milliseconds(now_ms)),
             )
         )
     return tuple(views)

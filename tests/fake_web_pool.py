@@ -26,7 +26,15 @@ from gpupool.pool.telemetry import (
     SessionTelemetry,
     Telemetry,
 )
-from gpupool.pool.view import GpuView, LeaseView, PoolView, RaftView, ServerView, WaitingView
+from gpupool.pool.view import (
+    GpuView,
+    LeaseView,
+    PoolView,
+    RaftView,
+    ServerView,
+    SilenceView,
+    WaitingView,
+)
 from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
@@ -56,6 +64,7 @@ class FakePool:
     dead: set[int] = field(default_factory=set[int])
     drained: set[int] = field(default_factory=set[int])
     ended: set[int] = field(default_factory=set[int])
+    silences: tuple[SilenceView, ...] = ()
     orders: list[m.Order] = field(default_factory=list[m.Order])
     _died_at: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -286,6 +295,7 @@ class FakePool:
             ),
             servers=tuple(self._server(n, by_gpu) for n in range(self.servers)),
             leases=leases,
+            silences=self.silences,
             waiting=tuple(
                 WaitingView(
                     f"{n:08x}",
@@ -421,4 +431,11 @@ class FakePool:
         if isinstance(order, m.DrainServer):
             [n] = [n for n in range(self.servers) if self._name(n) == order.server]
             self.drained = self.drained - {n} if order.reason is None else {*self.drained, n}
+        if isinstance(order, m.SetSilence):
+            key = order.of, order.server, order.subject
+            kept = [s for s in self.silences if (s.check, s.server, s.subject) != key]
+            if order.reason is not None:
+                until = Milliseconds(START_MS + int(1000 * (self.time_s + order.for_s)))
+                kept.append(SilenceView(*key, until, order.reason, self.name, Milliseconds(0)))
+            self.silences = tuple(kept)
         return order.outcome("")

@@ -52,19 +52,22 @@ def fault_of(words: list[str]) -> str:
     command: click.Command = cli
     context = click.Context(cli, info_name="gpupool")
     known = {"-h", "--help", "--version"}
+    valued: set[str] = set()
     for index, word in enumerate(words):
         if word == "--":
             break
         if word.startswith("-") and " " not in word and word != "-":  # a value may begin so
             if word.partition("=")[0] not in known and word[:2] not in known:
                 return f"gpupool {' '.join(words[:index])} has no {word}"
-        elif isinstance(command, click.Group):
+        elif isinstance(command, click.Group) and words[max(0, index - 1)] not in valued:
             found = command.get_command(context, word)
             if found is None:
                 return "" if word in ("...", "COMMAND") else f"no command {word}"
             command, context = found, click.Context(found, info_name=word, parent=context)
             names = [name for each in found.params for name in (*each.opts, *each.secondary_opts)]
             known = {"-h", "--help", *names}
+            options = [each for each in found.params if isinstance(each, click.Option)]
+            valued = {name for each in options if not each.is_flag for name in each.opts}
     return ""
 
 
@@ -75,12 +78,15 @@ def test_faults_are_found() -> None:
         "x=$(gpupool alloc --tme 8h)",
         "```",
     ]
-    found = list(commands_in("\n".join([*lines, "`gpupool rm a`"])))
-    assert found == [["join", "--token", "-"], ["alloc", "--tme", "8h"], ["rm", "a"]]
+    spans = "`gpupool rm a`, `gpupool usage --by user`, `gpupool usage --week user`"
+    found = list(commands_in("\n".join([*lines, spans])))
+    assert found[:3] == [["join", "--token", "-"], ["alloc", "--tme", "8h"], ["rm", "a"]]
     assert [fault_of(words) for words in found] == [
         "",
         "gpupool alloc has no --tme",
         "no command rm",
+        "",
+        "no command user",
     ]
 
 

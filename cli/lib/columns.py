@@ -240,7 +240,10 @@ def _measured(
 
 
 def _owners(row: GpuRow) -> str:
-    return ", ".join(dict.fromkeys(f"{lease.name} {lease.user}" for lease in row.leases))
+    words = (
+        f"{lease.name} {lease.user}{' suspended' if lease.is_away else ''}" for lease in row.leases
+    )
+    return ", ".join(dict.fromkeys(words))
 
 
 def _trouble_cell(gpu: GpuView) -> Cell:

@@ -346,7 +346,7 @@ def _lease_row(
         state=lease.state,
         reason=_lease_reason(lease),
         gpus=gpus,
-        memory=sum(part.memory for part in lease.partitions),
+        memory=lease.memory,
         age_s=lease.age_s + snapshot.view_age_s,
         rate=snapshot.rates.get(lease.id),
         source=lease,

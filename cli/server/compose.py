@@ -138,7 +138,7 @@ class _Server:
             self._options.history,
             web=self.web.link,
         )
-        self.leases = LeaseLog(state.path, log, written=self.observer.records_written)
+        self.leases = LeaseLog(state.path, log, self.observer)
         self.health = HealthRounds(self._options.drain_for, state, log, self.web, self.observer)
         self.machine = PoolMachine(
             PoolState(),

@@ -88,9 +88,37 @@ class NumberedLog(Generic[R]):
                 if self._queue:
                     await trio.to_thread.run_sync(self._write, tuple(self._queue))
                     self._forget()
+                await self.tidy()
                 await trio.sleep(self._every_s)
         finally:
             self.flush()
+
+    async def tidy(self) -> None:
+        """Do what else is to be done to the files, while nobody writes them."""
+
+    def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Change the lines of all files, each file in one step; call it where ``run`` writes.
+
+        Raises:
+            OSError: when a file cannot be written; those before it are changed.
+        """
+        for number in range(FILE_COUNT_MAX):
+            path = numbered(self._path, number)
+            if not path.exists():
+                continue
+            lines = path.read_bytes().splitlines(keepends=True)
+            changed = [change(line) for line in lines]
+            if changed == lines:
+                continue
+            beside = path.with_name(f"{path.name}.new")
+            descriptor = os.open(
+                beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+            )
+            with open(descriptor, "wb") as file:
+                file.writelines(changed)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
 
     def flush(self) -> None:
         """Write what was recorded now."""

@@ -25,8 +25,7 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> Sequence[Text]:
     for at, source in enumerate(sources):
         by_user.setdefault(source.user, []).append(at)
         if isinstance(source, LeaseView):
-            memory = sum(part.memory for part in source.partitions)
-            held[source.user] = held.get(source.user, 0) + memory
+            held[source.user] = held.get(source.user, 0) + source.memory
     sessions = sessions_of(snapshot)
     names = {server.id: server.name for server in snapshot.view.servers}
     lines: list[Callable[[], Text]] = []

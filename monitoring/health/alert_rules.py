@@ -238,7 +238,7 @@ def _idle_while_others_wait(
                 least = idle_s.get(session.lease, session.idle_s)
                 idle_s[session.lease] = min(least, session.idle_s)
     for lease in view.leases:
-        if idle_s.get(lease.id, 0.0) > IDLE_S:
+        if not lease.is_away and idle_s.get(lease.id, 0.0) > IDLE_S:
             minutes = idle_s[lease.id] / 60
             text = f"lease {lease.name} of {lease.user} has not computed for {minutes:.0f} minutes"
             yield Condition(

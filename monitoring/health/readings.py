@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpupool.monitoring.health.device_memory import SelfTest
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds
-from gpupool.pool.model.state import PartStatus, PoolState, Server
+from gpupool.pool.model.state import PoolState, Server
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.telemetry import GpuTelemetry, Health, Telemetry
 
@@ -158,6 +158,5 @@ def holders_of(readings: Readings, gpu: GpuId) -> dict[LeaseId, str]:
     return {
         lease.id: lease.user
         for lease in readings.state.leases.at(me).values()
-        if lease.parts[me] is not PartStatus.FREED
-        and any(part.gpu == gpu for part in lease.partitions)
+        if lease.is_charged(me) and any(part.gpu == gpu for part in lease.partitions)
     }

@@ -9,7 +9,7 @@ from gpupool.monitoring.health.device_memory import DeviceMemory
 from gpupool.monitoring.health.self_test_rules import SelfTestPlan
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
-from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server
+from gpupool.pool.model.state import Gpu, PoolState, Server
 from gpupool.pool.telemetry import Finding, Health, Telemetry
 from gpupool.remoting.protocol.worker_messages import GpuChecked
 from gpupool.remoting.transport.peer_link import PeerLink
@@ -116,7 +116,7 @@ class ServerTests:
         return frozenset(
             part.gpu
             for lease in self._state().leases.at(self._me).values()
-            if lease.parts[self._me] is not PartStatus.FREED
+            if lease.is_charged(self._me)
             for part in lease.partitions
             if part.server == self._me
         )

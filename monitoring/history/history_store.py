@@ -9,7 +9,7 @@ oldest of the finest tier when the size is reached; rows that are not in the nex
 
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from gpupool.monitoring.history.series import (
 )
 from gpupool.monitoring.history.time_slots import Row, Slot
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.forgetting import Forgotten, meant
 
 FILE_NAME = "history.db"
 SCHEMA = 2
@@ -372,13 +373,19 @@ class HistoryStore:
         """Move everything from the journal into the file, unless a reader keeps it."""
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def forget(self, user: str, pseudonym: str) -> int:
-        """Replace a user's name, and say how many leases had it."""
+    def forget(self, forgotten: Iterable[Forgotten]) -> None:
+        """Replace the names of users by pseudonyms, in the file and in its journal."""
+        users = self._db.execute("SELECT DISTINCT user FROM lease").fetchall()
+        found = [(order, user) for (user,) in users for order in meant(forgotten, user)]
+        if not found:
+            return
+        self._db.execute("PRAGMA secure_delete=ON")
         with self._db:
-            changed = self._db.execute(
-                "UPDATE lease SET user = ?, client = '' WHERE user = ?", (pseudonym, user)
+            self._db.executemany(
+                "UPDATE lease SET user = ?, client = '' WHERE user = ? AND granted_at <= ?",
+                [(order.pseudonym, user, order.at) for order, user in found],
             )
-        return changed.rowcount
+        self.checkpoint()
 
 
 def _size_of(path: Path) -> int:

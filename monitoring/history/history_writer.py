@@ -18,6 +18,7 @@ from gpupool.monitoring.history.time_slots import Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
 from gpupool.monitoring.usage_store import put_aside
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.forgetting import Forgotten
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 EXPIRE_EVERY_S = 60
@@ -42,6 +43,9 @@ class HistoryWriter:
         self._store: HistoryStore | None = None
         self._slots = SlotMaker()
         self._expired_at = self._moved_at = 0
+        self.forgotten: tuple[Forgotten, ...] = ()
+        """Users who are forgotten; any thread may set it."""
+        self._forgot: tuple[Forgotten, ...] = ()
         self.lost = 0
         """Slots that could not be written."""
         self.problem = ""
@@ -54,8 +58,12 @@ class HistoryWriter:
 
     def take(self, samples: Iterable[Sample]) -> None:
         """Write the slots that end with these samples."""
+        forgotten = self.forgotten
         try:
-            self._open()
+            store = self._open()
+            if forgotten != self._forgot:
+                store.forget(forgotten)
+                self._forgot = forgotten
         except (sqlite3.Error, OSError, GpupoolError) as error:
             self._failed(error)
         for sample in samples:

@@ -13,6 +13,10 @@ LEVELS = {Health.OK: OK, Health.WARN: WARN, Health.FAIL: FAIL}
 ORDER = (FAIL, WARN, OK)
 
 
+Key = tuple[str, str, str]
+"""What a silence is of: a check, a server, a subject."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One finding, of the servers' own checks or of what the table says."""
@@ -25,10 +29,9 @@ class Problem:
     text: str
     hint: str = ""
     silence: str = ""  # in words; empty: nobody has silenced it
-
-
-ALSO = {"contact": ("silent", "answer"), "gpu": ("gpu-fault",)}
-"""What ``gpupool health`` calls the findings of this page."""
+    about: str = ""  # what the subject is called in silences, where that is another name
+    key: Key | None = None
+    """What silences it: of one that is silenced, that silence; None: nothing does."""
 
 
 class Looked(Protocol):
@@ -79,11 +82,26 @@ def problems_of(moment: Looked) -> list[Problem]:
 
 
 def _silenced(problem: Problem, view: PoolView) -> Problem:
+    keys = _keys(problem)
     for silence in view.silences:
-        for check in (problem.check, *ALSO.get(problem.check, ())):
-            if silence.covers(check, problem.server, problem.subject):
-                return replace(problem, silence=silence_words(silence, view.now))
-    return problem
+        if any(silence.covers(*each) for each in keys):
+            key = silence.check, silence.server, silence.subject
+            return replace(problem, silence=silence_words(silence, view.now), key=key)
+    return replace(problem, key=keys[0] if keys else None)
+
+
+def _keys(problem: Problem) -> list[Key]:
+    """Return what ``gpupool health`` calls a finding of this page; the first is silenced."""
+    server, about = problem.server, problem.about or problem.subject
+    if problem.level == OK:
+        return []
+    if problem.check == "contact":
+        return [("silent", "", server), ("answer", server, server)]
+    if problem.check == "gpu":
+        return [("gpu-fault", server, about)]
+    if problem.check == "pool":
+        return [("alarm", "", "")] if problem.level == FAIL else []
+    return [(problem.check, server, about)]
 
 
 def _of_server(moment: Looked, server: ServerView) -> list[Problem]:
@@ -101,7 +119,7 @@ def _of_server(moment: Looked, server: ServerView) -> list[Problem]:
         text = f"it is drained: {server.reason}"
         found.append(Problem(WARN, "drained", name, "", 0, text, hint))
     found += [
-        Problem(FAIL, "gpu", name, f"GPU {gpu.index}", 0, gpu.fault)
+        Problem(FAIL, "gpu", name, f"GPU {gpu.index}", 0, gpu.fault, about=gpu.id)
         for gpu in server.gpus
         if gpu.fault
     ]
@@ -114,6 +132,7 @@ def _of_server(moment: Looked, server: ServerView) -> list[Problem]:
             0,
             f"it is drained: {gpu.drain}",
             f"gpupool undrain {name} --gpu {gpu.index}",
+            about=gpu.id,
         )
         for gpu in server.gpus
         if gpu.drain
@@ -130,6 +149,7 @@ def _of_server(moment: Looked, server: ServerView) -> list[Problem]:
                 int(each.since),
                 each.text,
                 each.hint,
+                about=each.subject,
             )
             for each in measured.findings
         ]

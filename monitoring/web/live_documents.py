@@ -159,6 +159,8 @@ def _findings(found: list[Problem]) -> Table:
         "text": [visible(each.text) for each in found],
         "hint": [visible(each.hint) for each in found],
         "silence": [each.silence for each in found],
+        # What a silence of it is of, or is of now.
+        "key": [list(each.key) if each.key is not None else None for each in found],
     }
 
 
@@ -321,10 +323,14 @@ def _leases(moment: Moment, memory: Memory) -> Table:
         "waited": [
             max(0, each.granted_at - (each.requested_at or each.granted_at)) for each in view.leases
         ],
-        # Of each partition: server's row, GPU's index, MiB.
+        # Of each partition: server's row, GPU's index, MiB that it holds.
         "parts": [
             [
-                [at_server.get(p.server, -1), index.get((p.server, p.gpu), -1), p.memory // MIB]
+                [
+                    at_server.get(p.server, -1),
+                    index.get((p.server, p.gpu), -1),
+                    0 if each.is_away else p.memory // MIB,
+                ]
                 for p in each.partitions
             ]
             for each in view.leases

@@ -37,6 +37,7 @@ FRESH_S = 0.9
 """A document younger than that is not made anew: many viewers cost what one costs."""
 
 ACT_MARK = " (web)"
+HOURS_MAX = 24 * 90
 REASON_MAX = 140
 
 Handler = Callable[[Request, PoolSource], Awaitable[Response]]
@@ -133,6 +134,8 @@ class Api:
             "/end-lease": self._end_lease,
             "/drain": self._drain,
             "/undrain": self._undrain,
+            "/silence": self._silence,
+            "/unsilence": self._unsilence,
         }
         found = [
             Route("/login", self._login, methods=["POST"]),
@@ -321,6 +324,15 @@ class Api:
         order = m.DrainServer(_server_name(body), None)
         return _json(request, {"done": await source.operate(order)})
 
+    async def _silence(self, request: Request, source: PoolSource) -> Response:
+        body = await _body(request)
+        order = m.SetSilence(*_key(body), _reason(body), 3600.0 * _hours(body))
+        return _json(request, {"done": await source.operate(order)})
+
+    async def _unsilence(self, request: Request, source: PoolSource) -> Response:
+        order = m.SetSilence(*_key(await _body(request)), None, 0.0)
+        return _json(request, {"done": await source.operate(order)})
+
 
 async def _answered(request: Request, source: PoolSource, handler: Handler) -> Response:
     try:
@@ -355,6 +367,24 @@ def _reason(body: Mapping[str, object]) -> str:
     if len(text) > REASON_MAX or not text.isprintable():
         raise UsageError(f"a reason is one line of at most {REASON_MAX} characters")
     return text + ACT_MARK
+
+
+def _key(body: Mapping[str, object]) -> tuple[str, str, str]:
+    """Return the check, the server and the subject of a silence."""
+    found = body.get("key")
+    words = cast("list[object]", found) if isinstance(found, list) else []
+    texts = [each for each in words if isinstance(each, str)]
+    if len(words) != 3 or len(texts) != 3 or not texts[0]:
+        raise UsageError("silence what?")
+    return texts[0], texts[1], texts[2]
+
+
+def _hours(body: Mapping[str, object]) -> int:
+    text = str(body.get("hours", ""))
+    hours = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 0 < hours <= HOURS_MAX:
+        raise UsageError(f"a silence ends after 1 to {HOURS_MAX} hours")
+    return hours
 
 
 def _server_name(body: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from gpupool.monitoring.usage_report import (
     LIVE,
     as_csv,
     as_plain,
+    away_ms,
     lease_report,
     parts_of_lease,
     plain_row,
@@ -126,5 +127,6 @@ def _plain_record(record: LeaseRecord) -> dict[str, object]:
         "granted": record.granted_at,
         "ended": None if record.reason == LIVE else record.ended_at,
         "freed": None if record.reason == LIVE else record.freed_at,
+        "suspended": away_ms(record.away),
         "reason": visible(record.reason),
     }

@@ -7,6 +7,7 @@ one that was proposed twice because its outcome was unknown does no harm.
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.codec import OPTIONAL, CodecError, decode, encode
+from gpupool.pool.model.forgetting import ForgetUser
 from gpupool.pool.model.formats import BEFORE_VERSIONS
 from gpupool.pool.model.ids import (
     GpuId,
@@ -390,6 +391,7 @@ Command = (
     | ResumeLease
     | ConfirmResumed
     | NoteBackup
+    | ForgetUser
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -427,6 +429,7 @@ KINDS: dict[str, type[Command]] = {
     "resume-lease": ResumeLease,
     "confirm-resumed": ConfirmResumed,
     "note-backup": NoteBackup,
+    "forget-user": ForgetUser,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

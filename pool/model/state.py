@@ -10,6 +10,7 @@ from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from gpupool.pool.model.codec import OPTIONAL
+from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.formats import BEFORE_VERSIONS
 from gpupool.pool.model.ids import (
     GpuId,
@@ -23,7 +24,7 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
 from gpupool.pool.model.silences import Silence
-from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
+from gpupool.pool.model.suspension import Span, Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 
 T = TypeVar("T")
@@ -389,10 +390,7 @@ class RecordedGpu:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """One server's part of a lease, from request to end, for the accounts.
-
-    Numbers have no gaps. There is one record for each lease and server.
-    """
+    """One server's part of a lease, for the accounts. Numbers have no gaps."""
 
     number: int  # 1 for the first record of the pool
     lease: LeaseId
@@ -407,9 +405,10 @@ class LeaseRecord:
     requested_at: Milliseconds
     granted_at: Milliseconds
     ended_at: Milliseconds
-    freed_at: Milliseconds  # until then nobody else could have the memory
+    freed_at: Milliseconds  # until then nobody else could have the memory, but for ``away``
     reason: str
     idle_timeout_ms: int
+    away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # suspended: not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +464,7 @@ class PoolState:
     authorities: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)
     """The CAs that are trusted, in DER, the last of which signs (``transitions.authorities``)."""
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
+    forgotten: tuple[Forgotten, ...] = field(default=(), metadata=OPTIONAL)  # the latest last
     backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
 
     def server_named(self, name: str) -> Server | None:

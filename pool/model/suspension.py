@@ -5,11 +5,17 @@ all the time but while it is suspended: it is given back once all servers of the
 that their workers have let go, and taken again before any of them is told to go on.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+
+SPAN_COUNT_MAX = 64
+"""Of a lease's times away that are told apart; the oldest two become one when there are more."""
+
+Span = tuple[Milliseconds, Milliseconds]
+"""From when to before when, in the table's time."""
 
 
 class SuspensionState(Enum):
@@ -125,3 +131,26 @@ class SuspensionHistory:
     away_since: Milliseconds = Milliseconds(0)  # 0: it is not now
     refusal: SuspendRefusal | None = None  # of the latest attempt; None when that has not failed
     orders: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)  # as in ``Server``
+    away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)
+    """The times of ``away_ms``, oldest first: accounts do not count them."""
+
+    def back(self, now: Milliseconds) -> "SuspensionHistory":
+        """Return the history of a lease whose memory is taken again now."""
+        away = self.until(now)
+        lasted = sum(end - begin for begin, end in away)
+        return replace(self, away=away, away_ms=lasted, away_since=Milliseconds(0))
+
+    def until(self, now: Milliseconds) -> tuple[Span, ...]:
+        """Return all times up to ``now`` in which the memory was given back."""
+        if not 0 < self.away_since < now:
+            return self.away
+        found = (*self.away, (self.away_since, now))
+        while len(found) > SPAN_COUNT_MAX:
+            (begin, end), (later, upto), *rest = found
+            found = ((Milliseconds(later - (end - begin)), upto), *rest)  # as long together
+        return found
+
+
+def times_away(history: SuspensionHistory | None, now: Milliseconds) -> tuple[Span, ...]:
+    """Return the times up to ``now`` in which the memory of a lease was given back."""
+    return history.until(now) if history is not None else ()

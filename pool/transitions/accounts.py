@@ -9,7 +9,19 @@ Records begin with the first ``ServerUp`` that asks for them, and not with the p
 it: servers apply an old log from different snapshots, and would number differently.
 """
 
+from dataclasses import replace
+
+from gpupool.pool.model.forgetting import (
+    DIGEST_SIZE,
+    FORGOTTEN_COUNT_MAX,
+    FORGOTTEN_MS,
+    SALT_SIZE,
+    ForgetUser,
+    Forgotten,
+    meant,
+)
 from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     RECORD_COUNT_MAX,
     Lease,
@@ -19,8 +31,10 @@ from gpupool.pool.model.state import (
     RecordedGpu,
     with_changes,
 )
+from gpupool.pool.model.suspension import times_away
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.usage import units_of
+from gpupool.pool.transitions.audit import record
 
 
 def begin_accounts(state: PoolState) -> PoolState:
@@ -48,7 +62,7 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     if not state.accounts_since:
         return state
     known = state.servers.get(server)
-    record = LeaseRecord(
+    made = LeaseRecord(
         number=state.record_count + 1,
         lease=lease.id,
         server=server,
@@ -66,9 +80,10 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         freed_at=state.now,
         reason=lease.end_reason,
         idle_timeout_ms=round(lease.idle_timeout_s * 1000),
+        away=times_away(lease.history, state.now),
     )
-    records = (*state.records[-RECORD_COUNT_MAX + 1 :], record)
-    return with_changes(state, records=records, record_count=record.number)
+    records = (*state.records[-RECORD_COUNT_MAX + 1 :], made)
+    return with_changes(state, records=records, record_count=made.number)
 
 
 def _gpus(state: PoolState, lease: Lease, server: ServerId) -> tuple[RecordedGpu, ...]:
@@ -96,3 +111,33 @@ def records_since(state: PoolState, number: int) -> tuple[LeaseRecord, ...]:
     """Return the records in the table whose number is larger than ``number``, oldest first."""
     count = min(max(0, state.record_count - number), len(state.records))
     return state.records[len(state.records) - count :]
+
+
+def forget_user(state: PoolState, command: ForgetUser) -> Step:
+    """Have the accounts know a user by a pseudonym; who has leases or waits is not forgotten."""
+    if (len(command.salt), len(command.digest)) != (SALT_SIZE, DIGEST_SIZE):
+        return state, refuse(RefusalKind.INVALID, "malformed hash of a name")
+    if any(each.salt == command.salt for each in state.forgotten):
+        return state, Result(ok=True, why="it was done already")
+    order = Forgotten(command.salt, command.digest, state.record_count, state.now)
+    present = {each.user for each in state.leases.values()}
+    present |= {each.user for each in state.waiting.values()}
+    if any(meant((order,), user) for user in present):
+        return state, refuse(RefusalKind.CONFLICT, "that user has leases or waits for GPUs")
+    kept = tuple(each for each in state.forgotten if each.at > state.now - FORGOTTEN_MS)
+    state = with_changes(
+        state,
+        forgotten=(*kept, order)[-FORGOTTEN_COUNT_MAX:],
+        records=tuple(under_pseudonym(each, (order,)) for each in state.records),
+    )
+    return record(
+        state, "user-forgotten", by=command.by, subject=order.pseudonym, text="in the accounts"
+    ), Result(ok=True)
+
+
+def under_pseudonym(made: LeaseRecord, forgotten: tuple[Forgotten, ...]) -> LeaseRecord:
+    """Return a record as it is once the users who are forgotten are."""
+    for order in meant(forgotten, made.user):
+        if made.number <= order.number:
+            return replace(made, user=order.pseudonym, client="")
+    return made

@@ -41,6 +41,7 @@ from gpupool.pool.model.commands import (
     Tick,
     Wait,
 )
+from gpupool.pool.model.forgetting import ForgetUser
 from gpupool.pool.model.ids import Milliseconds, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, with_changes
@@ -53,6 +54,7 @@ from gpupool.pool.model.suspension import (
 )
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.transitions import (
+    accounts,
     authorities,
     clock_setting,
     gpu_drains,
@@ -160,6 +162,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RetireCa: authorities.retire_ca,
     ReportIssuer: authorities.report_issuer,
     SetSilence: silencing.set_silence,
+    ForgetUser: accounts.forget_user,
     SuspendLease: lease_suspensions.suspend_lease,
     ConfirmSuspended: lease_suspensions.confirm_suspended,
     RefuseSuspension: lease_suspensions.refuse_suspension,

@@ -21,6 +21,7 @@ from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.state import Lease, PoolState, Server, Token, with_changes
+from gpupool.pool.model.suspension import SuspensionHistory
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 from gpupool.pool.transitions.audit import emit_event, record
 
@@ -56,6 +57,10 @@ class _Move:
         """Return an instant as far from the new time as it was from the old one; 0 is none."""
         return Milliseconds(max(1, at - (self._before - self._to)) if at else 0)
 
+    def cut(self, at: int) -> Milliseconds:
+        """Return an instant in the past, or the new time for one of the accident."""
+        return Milliseconds(min(at, self._to))
+
     def past(self, at: int) -> Milliseconds:
         """Return an instant in the past, moved if it is of the accident."""
         return self.moved(at) if self.made_since(at) else Milliseconds(at)
@@ -90,6 +95,7 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
         staged=staged,
         backup_at=move.past(state.backup_at),
         silences=tuple(_silence(each, move) for each in state.silences),
+        forgotten=tuple(replace(each, at=move.past(each.at)) for each in state.forgotten),
     )
 
 
@@ -113,12 +119,22 @@ def _lease(lease: Lease, move: _Move) -> Lease:
         since, resume_since = move.past(suspension.since), move.past(suspension.resume_since)
         suspension = replace(suspension, since=since, resume_since=resume_since)
     if history is not None:
-        resumed_at, away_since = move.past(history.resumed_at), move.past(history.away_since)
         refusal = history.refusal
         refusal = replace(refusal, at=move.past(refusal.at)) if refusal is not None else None
-        history = replace(history, resumed_at=resumed_at, away_since=away_since, refusal=refusal)
+        history = replace(history, resumed_at=move.past(history.resumed_at), refusal=refusal)
+        history = _away(history, move, whole=move.made_since(lease.granted_at))
     granted_at = move.past(lease.granted_at)
     return with_changes(lease, granted_at=granted_at, suspension=suspension, history=history)
+
+
+def _away(history: SuspensionHistory, move: _Move, *, whole: bool) -> SuspensionHistory:
+    """Return when a lease was away: moved with a lease of the accident, else cut at its begin."""
+    put = move.past if whole else move.cut
+    since = put(history.away_since)
+    spans = tuple((put(begin), put(end)) for begin, end in history.away)
+    away = tuple((begin, end) for begin, end in spans if begin < end)
+    lasted = sum(end - begin for begin, end in away)
+    return replace(history, away=away, away_ms=lasted, away_since=since)
 
 
 def _silence(silence: Silence, move: _Move) -> Silence:

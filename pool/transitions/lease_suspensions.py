@@ -144,8 +144,7 @@ def resume_lease(state: PoolState, command: ResumeLease) -> Step:
         lease = with_changes(lease, suspension=suspension, history=history)
         why = f"it goes on when there is room: {no_room.why}"
         return _put(state, lease), Result(ok=True, why=why, lease=lease.id)
-    away_ms = max(0, state.now - history.away_since) if lease.is_away else 0
-    history = replace(history, away_ms=history.away_ms + away_ms, away_since=Milliseconds(0))
+    history = history.back(state.now)
     changed = with_changes(
         lease, suspension=replace(suspension, state=S.RESUMING, confirmed=()), history=history
     )

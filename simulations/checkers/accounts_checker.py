@@ -1,12 +1,14 @@
 """The checker of accounts: what records say of ended leases is what an own count of time says.
 
 It follows the log as the first server to apply each command saw it. It does not read when a lease
-was granted, but adds up the time that passes while each server's part of it is not freed.
+was granted, but adds up the time that passes while each server's part of it is not freed. It takes
+off the time in which the lease was suspended, as it saw it come and go.
 """
 
 from gpupool.pool.model.commands import Envelope, SetClock
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, LeaseRecord, PartStatus, PoolState
+from gpupool.pool.model.suspension import times_away
 from gpupool.pool.transitions.accounts import records_since
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
@@ -21,19 +23,24 @@ class AccountsClose:
         self._passed = 0  # milliseconds of the table's time, since the first command
         self._began: dict[Key, int] = {}
         self._granted: dict[Key, int] = {}
+        self._away: dict[LeaseId, list[tuple[int, int]]] = {}
+        """When each lease was suspended, in the table's time; an end of -1 is not known yet."""
         self.freed: dict[Key, int] = {}
         """Byte-milliseconds of every part that was freed since the accounts began."""
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         """Count a command that was applied for the first time, and judge its records."""
         self._pass_time(envelope, before, after)
+        self._note_away(before, after)
         if before.leases is after.leases and before.record_count == after.record_count:
             return
         records = {(each.lease, each.server): each for each in self._made(before, after)}
         for lease in before.leases.values():
             left = after.leases.get(lease.id)
             if left is not lease:
-                self._judge(lease, left, records, recorded=bool(after.accounts_since))
+                self._judge(lease, left, records, after)
+            if left is None:
+                self._away.pop(lease.id, None)
         for key, record in records.items():
             self._fail(f"record {record.number} is of {key}, of which no part was freed")
         for lease_id in after.leases.keys() - before.leases.keys():
@@ -53,6 +60,27 @@ class AccountsClose:
                 )
                 if told != counted:
                     self._fail(f"lease {lease.id} has been held for {told} ms, not {counted}")
+            away = self._away_ms(lease.id, state.now)
+            told_away = sum(end - begin for begin, end in times_away(lease.history, state.now))
+            if told_away != away:
+                self._fail(f"lease {lease.id} was suspended for {told_away} ms, not {away}")
+
+    def _note_away(self, before: PoolState, after: PoolState) -> None:
+        if before.leases is after.leases:
+            return
+        apart = before.leases.suspended().keys() | after.leases.suspended().keys()
+        for lease in apart:
+            was, now = before.leases.get(lease), after.leases.get(lease)
+            spans = self._away.setdefault(lease, [])
+            is_away = now is not None and now.is_away
+            if is_away and not (was is not None and was.is_away):
+                spans.append((after.now, -1))
+            elif spans and spans[-1][1] < 0 and now is not None and not is_away:
+                spans[-1] = spans[-1][0], after.now
+
+    def _away_ms(self, lease: LeaseId, now: int) -> int:
+        spans = self._away.get(lease, ())
+        return sum((now if end < 0 else end) - begin for begin, end in spans)
 
     def _pass_time(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         if after.era == before.era:
@@ -67,6 +95,15 @@ class AccountsClose:
                 self._granted[key] = granted - (now - to)
             elif to < now:
                 self._began[key] += now - to
+        for lease, spans in self._away.items():
+            of = before.leases.get(lease)
+            if of is None or to >= now:
+                continue
+            moved = now - to if of.granted_at > to else 0
+            self._away[lease] = [
+                (_put(begin, moved, to), -1 if end < 0 else _put(end, moved, to))
+                for begin, end in spans
+            ]
 
     def _made(self, before: PoolState, after: PoolState) -> tuple[LeaseRecord, ...]:
         made = records_since(after, before.record_count)
@@ -77,8 +114,9 @@ class AccountsClose:
         return made
 
     def _judge(
-        self, lease: Lease, left: Lease | None, records: dict[Key, LeaseRecord], *, recorded: bool
+        self, lease: Lease, left: Lease | None, records: dict[Key, LeaseRecord], after: PoolState
     ) -> None:
+        away = self._away_ms(lease.id, after.now)
         for server, part in lease.parts.items():
             now = left.parts[server] if left is not None else PartStatus.FREED
             if part is PartStatus.FREED or now is not PartStatus.FREED:
@@ -87,17 +125,24 @@ class AccountsClose:
             passed = self._passed - self._began.pop(key)
             del self._granted[key]
             record = records.pop(key, None)
-            if not recorded:
+            if not after.accounts_since:
                 continue
             memory = sum(p.memory for p in lease.partitions if p.server == server)
-            self.freed[key] = memory * passed
+            self.freed[key] = memory * (passed - away)
             if record is None:
                 self._fail(f"the part of lease {lease.id} on {server} was freed without a record")
             elif record.freed_at - record.granted_at != passed:
                 told = record.freed_at - record.granted_at
                 self._fail(f"record {record.number} says {told} ms, and {passed} have passed")
+            elif sum(end - begin for begin, end in record.away) != away:
+                self._fail(f"record {record.number} says {record.away}, and {away} ms were away")
             elif sum(gpu.memory for gpu in record.gpus) != memory or record.user != lease.user:
                 self._fail(f"record {record.number} is not of what {lease.user} had")
 
     def _fail(self, text: str) -> None:
         self._failures.fail("accounts-close", text)
+
+
+def _put(at: int, moved: int, to: int) -> int:
+    """Return an instant when the time is set back: moved with its lease, or cut."""
+    return at - moved if moved else min(at, to)

@@ -142,6 +142,41 @@ def test_users_see_their_own_and_sums_of_the_others(live_pool: Any, tmp_path: Pa
     mine = [each["key"] for each in usage(live_pool, "--by", "lease", env=env)["rows"]]
     if foreign not in mine:
         assert live_pool.run("usage", "--lease", foreign, env=env).returncode == 2
+    is_forgotten_on_every_server(live_pool)
+
+
+def is_forgotten_on_every_server(live_pool: Any) -> None:
+    assert "ada" in [each["key"] for each in usage(live_pool)["rows"]]
+    before = live_pool.run("usage", "forget", "ada")
+    assert (before.returncode, "--yes" in before.stderr) == (2, True)
+    done = live_pool.run("usage", "forget", "ada", "--yes")
+    assert done.returncode == 0, done.stderr
+    pseudonym = done.stderr.split()[-1]
+    assert pseudonym.startswith("forgotten-")
+    folders = [server.state_dir / "monitoring" for server in live_pool.servers.values()]
+    end = time.monotonic() + 30
+    while any(b"ada" in read(each) for each in folders):
+        assert time.monotonic() < end, [b"ada" in read(each) for each in folders]
+        time.sleep(0.1)
+    names = [each["key"] for each in usage(live_pool)["rows"]]
+    assert "ada" not in names
+    assert "user-forgotten" in live_pool.run("audit").stdout
+
+
+def read(folder: Path) -> bytes:
+    """Return all that a server's observer keeps, but for what the history has of GPUs."""
+    names = ("usage.db", "leases.jsonl")
+    users = [str(row) for row in users_of(folder / "history.db")]
+    found = [path.read_bytes() for name in names if (path := folder / name).exists()]
+    return b"".join([*found, *(each.encode() for each in users)])
+
+
+def users_of(path: Path) -> list[tuple[str, str]]:
+    database = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    try:
+        return database.execute("SELECT user, client FROM lease").fetchall()
+    finally:
+        database.close()
 
 
 def test_history_has_what_was_measured_and_names_who_is_silent(live_pool: Any) -> None:

@@ -16,6 +16,7 @@ from gpupool.consensus.protocol import closed_cbor
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Command, wrap
+from gpupool.pool.model.forgetting import digest_of
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -414,6 +415,13 @@ def accounts() -> Script:
     script.run([commands.Wait(later, "ada", TokenId("ada" * 4), "busy"), commands.Tick()])
     script.run([grant(later, "ada", part(B, 0, 70))])
     script.keep("with records")
+    script.run([commands.EndLease(second, "done", "bob"), commands.FreeLease(second, A, ONE)])
+    salt = bytes(range(16))
+    script.run(
+        [commands.ForgetUser(salt, digest_of(salt, name), "root") for name in ("ada", "bob")]
+    )
+    script.run([commands.ForgetUser(salt, digest_of(salt, "bob"), "root")])
+    script.keep("with a forgotten user")
     return script
 
 
@@ -455,6 +463,8 @@ def suspensions() -> Script:
     refusal = commands.RefuseSuspension(second, A, ONE, script.state.index, "MIG mode")
     script.run([refusal, refusal])
     script.keep("with a lease that was not suspended")
+    script.run([commands.EndLease(first, "done", "ada"), commands.FreeLease(first, A, ONE)])
+    script.keep("with a record of a lease that was suspended")
     return script
 
 

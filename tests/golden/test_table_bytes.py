@@ -46,9 +46,8 @@ def test_no_command_is_without_a_name_and_a_sample() -> None:
     recorded = read(FILE)
     full_ones = {name.split()[1] for name in recorded if name.startswith("command ")}
     assert full_ones == set(commands.KINDS)
-    run = {
-        name.split()[2] for name in recorded if name.startswith(("pool ", "heir ", "suspensions "))
-    }
+    scripts = ("pool ", "heir ", "suspensions ", "accounts ")
+    run = {name.split()[2] for name in recorded if name.startswith(scripts)}
     assert run == set(commands.KINDS), "the script has every command"
 
 
@@ -88,6 +87,8 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a suspended lease",
         "table with a lease that waits to be resumed",
         "table with a lease that was not suspended",
+        "table with a record of a lease that was suspended",
+        "table with a forgotten user",
         SOON,
         *RECORDING,
     ):

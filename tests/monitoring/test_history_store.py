@@ -21,7 +21,8 @@ from gpupool.monitoring.history.packed_hours import Packed
 from gpupool.monitoring.history.series import GPU, LEASE, PACKED, TABLES, TIERS, Table
 from gpupool.monitoring.history.time_slots import Slot, SlotMaker
 from gpupool.monitoring.sample import Sample
-from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.forgetting import Forgotten, digest_of
+from gpupool.pool.model.ids import LeaseId, Milliseconds
 
 T0 = START_MS // 1000 // 3600 * 3600
 Rows = list[tuple[Any, ...]]
@@ -278,6 +279,27 @@ def test_a_file_of_a_newer_gpupool_is_left_alone(tmp_path: Path) -> None:
     assert len(said) == 1
     assert "was written by a newer gpupool" in said[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_a_forgotten_user_has_a_pseudonym_up_to_then(tmp_path: Path) -> None:
+    keeper = writer(tmp_path)
+    keeper.take(seconds(0, 25))
+    salt = bytes(16)
+    late, early = (
+        Forgotten(salt, digest_of(salt, "ada"), 0, Milliseconds(START_MS + shift))
+        for shift in (0, -1)
+    )
+    keeper.forgotten = (early,)
+    keeper.take([])
+    assert users(tmp_path) == {"ada", "bob"}, "who came later is another one"
+    keeper.forgotten = (late,)
+    keeper.take([])
+    keeper.close()
+    assert users(tmp_path) == {late.pseudonym, "bob"}
+
+
+def users(folder: Path) -> set[str]:
+    return {user for (user,) in rows_of(folder, "SELECT user FROM lease")}
 
 
 def kill_the_writer(folder: Path, kills: int, seed: int) -> None:

@@ -22,10 +22,13 @@ from tests.monitoring.test_observer import LOG
 
 from gpupool.monitoring import observer_link
 from gpupool.monitoring.frames import frame_reader, from_frame, to_frame
+from gpupool.monitoring.history.time_slots import SlotMaker
+from gpupool.monitoring.metric_totals import Totals
 from gpupool.monitoring.observer_link import ObserverLink
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.model.ids import Milliseconds, RequestId
 from gpupool.pool.model.state import PartStatus, PoolState, Request, ServerStatus, Waiting
+from gpupool.pool.model.suspension import Suspension, SuspensionState
 from gpupool.pool.model.tables import WaitingTable
 
 
@@ -52,6 +55,26 @@ def test_a_part_that_is_freed_is_no_lease_any_more() -> None:
     found = sample(replace(state, leases=leases), START_MS)
     assert [each.lease for each in found.leases] == [4]
     assert found.gpus[0].leases == 1
+
+
+def test_a_suspended_lease_holds_nothing() -> None:
+    state = table(gpus=1, leases=2)
+    first = state.leases[2]  # type: ignore[index]
+    why = Suspension(SuspensionState.SUSPENDED, 1, "ada", "", Milliseconds(START_MS))
+    state = replace(state, leases=state.leases.set(first.id, replace(first, suspension=why)))
+    slots, totals = SlotMaker(), Totals()
+    samples = [sample(state, START_MS + 1000 * second) for second in range(12)]
+    assert [(each.granted, each.suspended) for each in samples[0].leases] == [
+        ({}, True),
+        ({gpu_id(0): 10 * GIB}, False),
+    ]
+    made = [slot for each in samples if (slot := slots.add(each)) is not None]
+    for each in samples:
+        totals.add(each)
+    assert [lease for lease, _ in made[0].leases] == [4], "what is known of the other one"
+    states = {labels[-1]: n for labels, n in totals.read(samples[-1])["leases"].items()}
+    assert states == {"suspended": 1, "held": 1}
+    assert list(totals.read(samples[-1])["granted_gpus"].values()) == [10 * GIB / H200]
 
 
 def test_the_pool_is_summed_while_in_touch_with_a_majority() -> None:

@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.monitoring.records import START_MS, record, write
+from tests.monitoring.records import LOG, START_MS, record, write
 
 from gpupool.cli.server import lease_file
-from gpupool.cli.server.lease_file import monitoring_folder
+from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.pages import told, with_recent
+from gpupool.monitoring.record_lines import record_of
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.usage_store import FILE_NAME, UsageStore
 from gpupool.pool.errors import StorageError
+from gpupool.pool.model.forgetting import Forgotten, digest_of
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage, RecordQuery
@@ -237,3 +239,84 @@ def test_a_lease_of_which_the_observer_has_one_part_is_one_lease(
     for group in page.groups:
         rows[group.key] = rows.get(group.key, 0) + group.leases
     assert list(rows.values()) == counts
+
+
+AWAY = ((Milliseconds(START_MS + 1000), Milliseconds(START_MS + 5000)),)
+SUSPENDED = record(101, away=AWAY)
+
+
+def of_schema_1(path: Path) -> None:
+    """Write the file of a gpupool without suspended leases."""
+    store = UsageStore(path, write=True)
+    store.add(RECORDS)
+    store.close()
+    db = sqlite3.connect(path)
+    db.executescript("ALTER TABLE record DROP COLUMN away; PRAGMA user_version=1;")
+    db.close()
+
+
+def test_a_file_of_before_suspensions_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    of_schema_1(path)
+    copy = UsageStore(path)
+    assert copy.everything() == RECORDS
+    copy.close()
+    store = UsageStore(path, write=True)
+    store.add([SUSPENDED])
+    assert store.everything() == [*RECORDS, SUSPENDED]
+    store.close()
+
+
+SALT = bytes(16)
+
+
+def order(user: str, number: int = 80) -> Forgotten:
+    return Forgotten(SALT, digest_of(SALT, user), number, Milliseconds(START_MS))
+
+
+def test_a_forgotten_user_is_in_no_file_of_the_accounts(tmp_path: Path) -> None:
+    folder, ada = monitoring_folder(tmp_path), order("ada")
+    write(tmp_path, RECORDS[:60])
+    writer = imported(tmp_path)
+    write(tmp_path, RECORDS[60:70])
+    writer.forgotten = (ada,)
+    writer.step()
+    write(tmp_path, RECORDS[70:])  # as a server does that has them late
+    log = LeaseLog(tmp_path, LOG)
+    log.forget((ada,))
+    writer.step()
+    writer.close()
+    expected = [ada.pseudonym if r.user == "ada" and r.number <= 80 else r.user for r in RECORDS]
+    assert [each.user for each in ask(tmp_path, RecordQuery(count=200)).records] == expected
+    lines = (folder / "leases.jsonl").read_text().splitlines()
+    assert [record_of(line).user for line in lines] == expected
+    assert {each.number for each in map(record_of, lines) if not each.client} == {
+        each.number for each in RECORDS[:80] if each.user == "ada"
+    }
+    (folder / FILE_NAME).unlink()
+    imported(tmp_path).close()
+    assert [each.user for each in ask(tmp_path, RecordQuery(count=200)).records] == expected
+
+
+def test_a_name_is_taken_out_of_the_bytes_of_the_database(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    store = UsageStore(path, write=True)
+    store.add([replace(each, user="josephine", client="josephine@desk") for each in RECORDS])
+    store.forget((order("josephine", 100),))
+    assert b"josephine" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    store.close()
+
+
+def test_files_are_searched_once_for_each_forgotten_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, RECORDS)
+    searched: list[object] = []
+
+    def rewrite(_log: LeaseLog, change: object) -> None:
+        searched.append(change)
+
+    monkeypatch.setattr(LeaseLog, "rewrite", rewrite)
+    for _ in range(2):
+        LeaseLog(tmp_path, LOG).forget((order("ada"),))
+    assert len(searched) == 1

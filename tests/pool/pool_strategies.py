@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.pool.policy_kit import policy_commands
 
 from gpupool.pool.model import commands as c
+from gpupool.pool.model.forgetting import ForgetUser, digest_of
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -199,6 +200,12 @@ commands = st.one_of(
         onset=st.integers(0, 3_000).map(Milliseconds),
     ),
     st.builds(c.NoteBackup, by=REASONS),
+    st.builds(
+        ForgetUser,
+        salt=st.sampled_from([b"", bytes(16), b"1" * 16]),
+        digest=st.sampled_from([b"", digest_of(bytes(16), USERS[0]), bytes(32)]),
+        by=REASONS,
+    ),
     st.builds(
         c.SetSilence,
         check=st.sampled_from(["", "disk", "clock"]),

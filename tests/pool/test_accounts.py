@@ -10,6 +10,7 @@ from tests.pool.pool_strategies import GIB, steps
 from tests.pool.test_apply_properties import founded
 from tests.pool.test_apply_walks import Walker
 
+from gpupool.monitoring.accounting import Range
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode, encode
@@ -54,6 +55,7 @@ recorded = st.builds(
     freed_at=numbers.map(Milliseconds),
     reason=names,
     idle_timeout_ms=numbers,
+    away=st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
 )
 
 
@@ -77,8 +79,7 @@ class Recount:
         assert self.failures.failure is None, self.failures.failure
         assert [each.number for each in records] == list(range(1, len(records) + 1))
         sums = {
-            (each.lease, each.server): sum(gpu.memory for gpu in each.gpus)
-            * (each.freed_at - each.granted_at)
+            (each.lease, each.server): sum(gpu.memory for gpu in each.gpus) * Range().ms_of(each)
             for each in records
         }
         assert sums == self.checker.freed
@@ -125,6 +126,7 @@ def test_records_of_a_busy_pool_are_an_independent_recount(seed: int) -> None:
         recount.step(machine, wrap(command, at_ms=now, ttl_ms=0, era=era))
         now = machine.state.now if machine.state.era != era else now
     assert len(records) > 50
+    assert any(each.away for each in records)
     recount.end(machine, records)
 
 

@@ -13,6 +13,7 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Partition, Placement, PoolState, Request
+from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
@@ -45,10 +46,28 @@ class Walker:
             self.report,
             self.drain,
             self.rejoin,
+            self.suspension,
+            self.suspension,
         ]
         command = draw.choice(makers)(state)
         self.stale = [*self.stale[-20:], command]
         return command
+
+    def suspension(self, state: PoolState) -> c.Command:
+        """Suspend a lease, or have its suspension go on: by a server's word, or by an order."""
+        apart = [each for each in state.leases.suspended().values() if each.held]
+        if self.random.random() < 0.3 or not apart:
+            return c.SuspendLease(self.lease(state), "to make room", "root", operator=True)
+        lease = self.random.choice(apart)
+        assert lease.suspension is not None
+        server = self.random.choice(list(lease.parts))
+        number, known = lease.suspension.number, state.servers.get(server)
+        incarnation = known.incarnation if known is not None else Incarnation(1)
+        if lease.suspension.state is SuspensionState.SUSPENDED:
+            return c.ResumeLease(lease.id, "root", operator=True)
+        if lease.suspension.state is SuspensionState.RESUMING:
+            return c.ConfirmResumed(lease.id, server, incarnation, number)
+        return c.ConfirmSuspended(lease.id, server, incarnation, number, GIB)
 
     def request(self) -> Request:
         draw = self.random

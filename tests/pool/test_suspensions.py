@@ -5,15 +5,19 @@ from dataclasses import replace
 from tests.pool.pool_strategies import GIB, SERVERS
 from tests.pool.test_placement_and_reconcile import ONE, Table
 
+from gpupool.monitoring.accounting import Range
+from gpupool.monitoring.usage_report import lease_report, live_records
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Lease, Partition, Request
-from gpupool.pool.model.suspension import SuspensionState
+from gpupool.pool.model.state import Lease, LeaseRecord, Partition, Request
+from gpupool.pool.model.suspension import SPAN_COUNT_MAX, SuspensionHistory, SuspensionState
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import SuspensionPlan, plan_suspensions
+from gpupool.pool.view import build_view
 
 A, B = SERVERS[:2]
 S = SuspensionState
@@ -73,6 +77,9 @@ class Pool(Table):
     def take(self, gib: int) -> Result:
         request = Request(RequestId(b"x" * 16), 1, memory=gib * GIB)
         return self.apply(self.claim(request, (self.part(B, gib),), "bob"))
+
+    def wait(self, ms: int) -> None:
+        self.apply(c.CancelRequest(RequestId(b"z" * 16), "nothing"), after_ms=ms)
 
     def plan(self, told: HostSuspension | None, workers: int = 1) -> SuspensionPlan:
         hosted = {self.id: told} if told is not None else {}
@@ -248,3 +255,66 @@ def test_the_clock_can_be_set_back_over_a_suspension() -> None:
     pool.suspended()
     assert pool.apply(c.SetClock(Milliseconds(500), 0, "root"), after_ms=60_000).ok
     assert violations(pool.state) == []
+
+
+# --- accounts -------------------------------------------------------------------------------------
+
+
+def freed(pool: Pool) -> list[LeaseRecord]:
+    """End the lease, and return the records of its parts."""
+    lease = pool.lease
+    assert pool.apply(c.EndLease(pool.id, "done")).ok
+    for server in lease.parts:
+        assert pool.apply(c.FreeLease(pool.id, server, ONE)).ok
+    return list(pool.state.records)
+
+
+def went_away(pool: Pool, ms: int) -> None:
+    """Be suspended for so long, and run again."""
+    pool.suspended()
+    assert pool.apply(c.ResumeLease(pool.id, "ada", operator=True), after_ms=ms).ok
+    assert pool.resumed(A).ok
+    assert pool.resumed(B).ok
+
+
+def test_time_away_is_in_no_account() -> None:
+    pool = Pool()
+    granted = pool.lease.granted_at
+    pool.wait(3000)
+    went_away(pool, 5000)
+    went_away(pool, 700)
+    pool.suspended()
+    pool.wait(40)
+    records = freed(pool)
+    assert [sum(end - begin for begin, end in each.away) for each in records] == [5740, 5740]
+    for each in records:
+        assert len(each.away) == 3
+        assert Range().ms_of(each) == each.freed_at - granted - 5740
+        middle = each.away[0][0] + 1000
+        parts = Range(0, middle), Range(middle)
+        assert sum(part.ms_of(each) for part in parts) == Range().ms_of(each)
+
+
+def test_very_many_times_away_are_counted_in_full() -> None:
+    history = SuspensionHistory()
+    for at in range(100, 100 + 10 * SPAN_COUNT_MAX * 2, 10):
+        history = replace(history, away_since=Milliseconds(at)).back(Milliseconds(at + 3))
+    assert len(history.away) == SPAN_COUNT_MAX
+    assert history.away_ms == sum(end - begin for begin, end in history.away)
+    assert history.away_ms == 3 * 2 * SPAN_COUNT_MAX
+    edges = [each for span in history.away for each in span]
+    assert edges == sorted(edges)
+
+
+def test_the_view_says_what_a_suspended_lease_holds() -> None:
+    pool = Pool()
+    pool.suspended()
+    health = RaftHealth(Role.LEADER, A, 1, 1, 1, (A, B), (B,), 0.1, {}, 1)
+    view = build_view(pool.state, health, A, pool.state.now + 90)
+    (lease,) = view.leases
+    assert (lease.state, lease.is_away, lease.memory) == ("suspended", True, 0)
+    assert sum(end - begin for begin, end in lease.away) == 90
+    assert not any(gpu.memory_granted for server in view.servers for gpu in server.gpus)
+    records, _ = live_records(view)
+    assert {Range().ms_of(each) for each in records} == {pool.state.now - lease.granted_at}
+    assert "suspended   once, 0.1 s in all" in "\n".join(lease_report(pool.id, records))

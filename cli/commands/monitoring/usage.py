@@ -1,5 +1,6 @@
 """``gpupool usage``: who had how much of the pool, and for how long."""
 
+import sys
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.core import ParameterSource
 from gpupool import __version__
 from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import Parsed, parse_lease
@@ -39,7 +40,7 @@ WITHOUT_WEEK = {
 """What the weekly report has no use for: parameters, and options as they are typed."""
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--since",
     default=DEFAULT_SINCE,
@@ -78,7 +79,9 @@ WITHOUT_WEEK = {
 )
 @pool_options
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
     credentials: str | None,
     since: float,
     until: float | None,
@@ -98,6 +101,8 @@ def command(
     Users see their own leases and sums of the others by class, operators everybody's. All servers
     are asked, and each has the records of the whole pool; one that does not answer is named.
     """
+    if context.invoked_subcommand is not None:
+        return
     _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
@@ -284,3 +289,23 @@ def _warn(found: FoundUsage) -> None:
     if costs is not None and costs.whole.unpriced and not costs.whole.amount:
         say("gpupool: the pool's policy had no price for any of these GPUs")
         say('  hint: an operator sets [prices] by "gpupool policy edit"; docs/policy.md has them')
+
+
+@command.command()
+@click.argument("user")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pool_options
+def forget(credentials: str | None, user: str, yes: bool) -> None:
+    """Have the accounts and the histories of all servers know USER by a pseudonym alone.
+
+    For operators. USER must have no lease and no waiting request. Servers that are away do it when
+    they are back, within 90 days. Tokens, the policy and the audit keep the name; so do copies that
+    were made before. Who comes back under the name begins anew.
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("this cannot be undone", hint="--yes does it without asking")
+        click.confirm(f"Forget {visible(user)} in all accounts?", abort=True, err=True)
+    operate(credentials, m.ForgetUser(user))

@@ -16,6 +16,9 @@ function dialog(what) {
         ${what.reason
           ? html`<label>Reason<input name="reason" required maxlength="140" autocomplete="off" placeholder=${what.reason}></label>`
           : nothing}
+        ${what.hours
+          ? html`<label>For<select name="hours">${what.hours.map(([hours, words]) => html`<option value=${hours}>${words}</option>`)}</select></label>`
+          : nothing}
         ${wrong ? html`<p class="wrong" role="alert">${wrong}</p>` : nothing}
         <div class="row">
           <button type="button" @click=${() => place.close()}>Cancel</button>
@@ -26,10 +29,10 @@ function dialog(what) {
     );
   async function send(event) {
     event.preventDefault();
-    const reason = new FormData(event.target).get("reason") || "";
+    const said = Object.fromEntries(new FormData(event.target));
     draw("", true);
     try {
-      const { data } = await ask(what.path, { ...what.body, reason });
+      const { data } = await ask(what.path, { reason: "", ...said, ...what.body });
       place.close();
       toast(data.done);
     } catch (error) {
@@ -42,6 +45,7 @@ function dialog(what) {
 
 export const mayEnd = (lease) => mayOrder() && (viewer().operator || lease.user === viewer().user);
 export const mayDrain = () => mayOrder() && viewer().operator;
+export const maySilence = mayDrain;
 
 export function endLease(lease) {
   dialog({
@@ -73,5 +77,29 @@ export function undrain(name) {
     verb: "Undrain the server",
     path: "undrain",
     body: { server: name },
+  });
+}
+
+const named = ([check, server, subject]) => [check, server, subject === server ? "" : subject].filter(Boolean).join(" ");
+
+export function silence(finding) {
+  dialog({
+    title: `Silence ${named(finding.key)}?`,
+    text: "It is shown last, counts for nothing, and no alert is sent of it. The checks go on.",
+    reason: "Everybody who looks at the pool sees this",
+    hours: [[4, "4 hours"], [24, "1 day"], [72, "3 days"], [168, "1 week"], [720, "30 days"]],
+    verb: "Silence it",
+    path: "silence",
+    body: { key: finding.key },
+  });
+}
+
+export function unsilence(finding) {
+  dialog({
+    title: `End the silence of ${named(finding.key)}?`,
+    text: `It is ${finding.silence}.`,
+    verb: "End the silence",
+    path: "unsilence",
+    body: { key: finding.key },
   });
 }

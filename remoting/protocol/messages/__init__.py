@@ -19,7 +19,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  EndLease
                  RemoveServer, DrainServer, DrainGpu,
                  LabelServer, SetClock, RotateCa,
-                 RetireCa, SetSilence                     Done
+                 RetireCa, SetSilence, ForgetUser         Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages.admin_messages import (
         AuditNow,
         ChecksDone,
+        ForgetUser,
         GetAudit,
         GetHistory,
         GetTelemetry,

@@ -18,6 +18,7 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     SetClock        SetClock          no                 no: the era of the table numbers it
     RetireCa        RetireCa          no                 no: done twice, it does the same
     SetSilence      SetSilence        no                 yes: another order undoes it
+    ForgetUser      ForgetUser        no                 yes: the number salts its hash
 
 ``RotateCa`` is no order: its server makes a key, and gives it to others, before it proposes.
 """

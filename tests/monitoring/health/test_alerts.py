@@ -188,6 +188,8 @@ def test_a_lease_that_idles_while_somebody_waits() -> None:
     view = replace(view, waiting=(waiting(5.0),))
     assert held(view, *said) == [("IdleWhileOthersWait", "lease/0007")]
     assert held(view, telemetry(0, sessions=(idle, busy)), telemetry(1)) == []
+    suspended = tuple(replace(each, is_away=True) for each in view.leases)
+    assert held(replace(view, leases=suspended), *said) == [], "it holds nothing"
 
 
 # --- telling --------------------------------------------------------------------------------------

@@ -226,6 +226,22 @@ def test_a_lease_is_ended_with_a_reason_and_a_key_is_good_once(
     visit.check()
 
 
+def test_a_finding_is_silenced_with_a_reason(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("health")
+    visit.page.click("text=Silence…")
+    visit.page.keyboard.type("new disk")
+    visit.page.select_option("dialog select", "24")
+    visit.page.click("text=Silence it")
+    visit.page.wait_for_selector("text=is silenced")
+    assert "new disk (web)" in served.say("orders")
+    visit.page.wait_for_selector("text=silenced for another 23 h", timeout=8000)
+    visit.page.click("text=End the silence")
+    visit.page.click("dialog button.main")
+    visit.page.wait_for_selector("text=is not silenced any more")
+    visit.check()
+
+
 def test_keys_lead_from_page_to_page_and_the_map_is_walked(browser: Any, served: Served) -> None:
     visit = Visit(browser, served)
     visit.page.keyboard.press("2")

@@ -12,11 +12,15 @@ from tests.asgi_client import Answer, Client
 from tests.fake_web_pool import GIB, HOSTILE, FakePool
 
 from gpupool.monitoring.web.gate import LocalGate
+from gpupool.monitoring.web.health_words import problems_of
 from gpupool.monitoring.web.live_book import Book, Document
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
 from gpupool.monitoring.web.page_app import make_app
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.view import SilenceView
 from gpupool.remoting.protocol import messages as m
 
+NEVER = Milliseconds(2**52)
 ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "monitoring" / "web"
 PORT = 7471
@@ -91,7 +95,7 @@ async def test_nothing_is_told_to_strangers(pool: FakePool) -> None:
     page = Page(pool)
     for path in ("live", "work", "usage", "audit", "policy", "recent", "server/x", "lease/1000"):
         assert (await page.client.get(f"/api/v1/{path}")).status_code == 401, path
-    for path in ("end-lease", "drain", "undrain"):
+    for path in ("end-lease", "drain", "undrain", "silence", "unsilence"):
         assert (await page.order(path)).status_code == 401
     assert not pool.orders
 
@@ -304,6 +308,67 @@ async def test_drain_and_undrain_are_the_orders_of_the_command_line(page: Page) 
     first, second = page.pool.orders
     assert first == m.DrainServer("node-1", "new fan (web)")
     assert second == m.DrainServer("node-1", None)
+
+
+async def findings(page: Page) -> list[dict[str, Any]]:
+    columns = put_together({}, await page.get("live"))["tables"]["findings"]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+async def test_a_finding_is_silenced_and_heard_again(page: Page) -> None:
+    page.pool.dead = {1}
+    known = {each["check"]: each for each in await findings(page)}
+    assert known["disk"]["key"] == ["disk", "node-2", "/var/lib/gpupool"]
+    assert known["contact"]["key"] == ["silent", "", "node-1"]
+    assert known["clock"]["key"] is None, "what passes is not silenced"
+    for check, hours in (("disk", "4"), ("contact", 24)):
+        body = {"key": known[check]["key"], "hours": hours}
+        assert (await page.order("silence", **body)).status_code == 400, "no reason"
+        answer = await page.order("silence", **body, reason="new disk")
+        assert answer.status_code == 200, answer.text
+    assert page.pool.orders[0] == m.SetSilence(
+        "disk", "node-2", "/var/lib/gpupool", "new disk (web)", 4 * 3600.0
+    )
+    page.pool.time_s += 2
+    known = {each["check"]: each for each in await findings(page)}
+    assert known["disk"]["silence"] == "silenced for another 3 h 59 min by ada: new disk (web)"
+    assert known["contact"]["silence"]
+    assert known["disk"]["key"] == ["disk", "node-2", "/var/lib/gpupool"]
+    assert (await page.order("unsilence", key=known["disk"]["key"])).status_code == 200
+    page.pool.time_s += 2
+    assert {each["check"]: each for each in await findings(page)}["disk"]["silence"] == ""
+
+
+async def test_a_silence_says_what_it_is_of_and_for_how_long(page: Page) -> None:
+    good = {"key": ["disk", "", ""], "hours": 4, "reason": "why"}
+    for wrong in (
+        {"key": ["disk", ""]},
+        {"key": ["", "", ""]},
+        {"key": ["disk", "", 7]},
+        {"key": "disk"},
+        {"hours": 0},
+        {"hours": 24 * 90 + 1},
+        {"hours": "1e9"},
+        {"hours": None},
+    ):
+        assert (await page.order("silence", **(good | wrong))).status_code == 400, wrong
+    assert (await page.order("unsilence", key=[])).status_code == 400
+    assert not page.pool.orders
+
+
+async def test_a_silence_of_a_gpu_names_it_by_its_id(page: Page) -> None:
+    page.pool.silences = (SilenceView("disk", "", "", NEVER, "all disks", "ada", NEVER),)
+    page.pool.time_s += 2
+    disk = next(each for each in await findings(page) if each["check"] == "disk")
+    assert disk["key"] == ["disk", "", ""], "as it was silenced"
+    snapshot = page.pool.latest()
+    assert snapshot is not None
+    server = snapshot.view.servers[0]
+    gpu = server.gpus[0]
+    broken = replace(server, gpus=(replace(gpu, fault="lost"),))
+    snapshot = replace(snapshot, view=replace(snapshot.view, servers=(broken,)))
+    (fault,) = [each for each in problems_of(Moment(snapshot, 100.0)) if each.check == "gpu"]
+    assert (fault.subject, fault.key) == ("GPU 0", ("gpu-fault", "node-0", gpu.id))
 
 
 async def test_an_order_comes_from_the_page_itself(page: Page) -> None:

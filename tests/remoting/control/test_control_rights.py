@@ -78,6 +78,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.RotateCa(bytes(32)),
         m.RetireCa(bytes(32), False),
         m.SetSilence("disk", "", "", None, 0.0),
+        m.ForgetUser("nobody", bytes(16)),
         m.PutPolicy(b"", 0),
         m.GetBackup(),
         m.PutPart(bytes(16), 0, b""),

@@ -21,6 +21,15 @@ def counted_to_the_end() -> AbstractContextManager[None]:
     return patched(leases, "record_part", record)
 
 
+def suspended_counted() -> AbstractContextManager[None]:
+    def record(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
+        state = record_part(state, lease, server)
+        *others, last = state.records
+        return with_changes(state, records=(*others, replace(last, away=())))
+
+    return patched(leases, "record_part", record)
+
+
 def restart_unrecorded() -> AbstractContextManager[None]:
     def record(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         if lease.end_reason.endswith("restarted"):

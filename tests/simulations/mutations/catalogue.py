@@ -411,6 +411,13 @@ MUTATIONS = (
         broken_accounts.counted_to_the_end,
     ),
     Mutation(
+        "suspended-counted",
+        "accounts-close",
+        "a record counts the time in which its lease was suspended",
+        broken_accounts.suspended_counted,
+        (("suspend", 0.7),),
+    ),
+    Mutation(
         "restart-unrecorded",
         "accounts-close",
         "a part that a restarted server frees leaves no record",

@@ -1,6 +1,7 @@
 // Every check with its subject, since when, and what helps.
 
 import { number, plural, since, when } from "../format.js";
+import { maySilence, silence, unsilence } from "../orders.js";
 import { choice, dataTable, facts, filterField, html, mark, none, nothing, panel, params, serverLink, setParams, state } from "../parts.js";
 import { pool, rows } from "../store.js";
 
@@ -10,6 +11,13 @@ const ORDER = { fail: 0, warn: 1, ok: 2 };
 function hint(text) {
   if (!text) return nothing;
   return html`<span class="hint">${/^gpupool [^;,]+$/.test(text) ? html`<code>${text}</code>` : text}</span>`;
+}
+
+function order(finding) {
+  if (!finding.key) return nothing;
+  return finding.silence
+    ? html`<button class="plain" type="button" @click=${() => unsilence(finding)}>End the silence</button>`
+    : html`<button class="plain" type="button" aria-label="Silence ${finding.key.join(" ").trim()}" @click=${() => silence(finding)}>Silence…</button>`;
 }
 
 export function view() {
@@ -36,5 +44,6 @@ export function view() {
       { key: "subject", title: "Of what", cell: (f) => f.subject || "–", sort: (f) => f.subject, narrow: true },
       { key: "text", title: "Finding", cell: (f) => html`<div>${f.text}</div>${f.silence ? html`<span class="hint">${f.silence}</span>` : hint(f.hint)}` },
       { key: "since", title: "Since", num: true, cell: (f) => (f.since > 1 ? html`<span title=${when(f.since)}>${since(f.since)}</span>` : "–"), sort: (f) => f.since || null },
-    ], { sort: "level", text: (f) => `${f.check} ${f.server} ${f.subject} ${f.text}`, empty: none("Nothing is wrong.", "All checks that servers report pass.") }), { flush: true })}`;
+      maySilence() ? { key: "act", title: "", cell: order } : null,
+    ].filter(Boolean), { sort: "level", text: (f) => `${f.check} ${f.server} ${f.subject} ${f.text}`, empty: none("Nothing is wrong.", "All checks that servers report pass.") }), { flush: true })}`;
 }

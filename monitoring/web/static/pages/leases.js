@@ -114,7 +114,7 @@ function advice(lease) {
   const memory = memoryOf(lease);
   if (lease.wire > LATENCY_BOUND) found.push("It waits for answers more than a fifth of the time: larger batches, fewer copies to the host, or a nearer server would help.");
   if (known(lease.used) && lease.used < memory / 3) found.push(`It uses ${size(lease.used)} of ${size(memory)}: a smaller share may do.`);
-  if (lease.idle > 1800) found.push(`It has not computed for ${duration(lease.idle * 1000)}.`);
+  if (lease.idle > 1800 && lease.state !== "suspended") found.push(`It has not computed for ${duration(lease.idle * 1000)}.`);
   return found;
 }
 
@@ -136,7 +136,7 @@ function one(id) {
     ${lease
       ? facts([
           ["Held for", since(lease.granted), "", `waited ${duration(lease.waited)}`],
-          ["Memory", size(memoryOf(lease)), plural(lease.parts.length, "GPU", "GPUs"), known(lease.used) ? html`${bar([[(100 * lease.used) / memoryOf(lease), "a"]])}<span>${size(lease.used)} used</span>` : ""],
+          ["Memory", size(memoryOf(lease)), lease.state === "suspended" ? "its GPUs are others' meanwhile" : plural(lease.parts.length, "GPU", "GPUs"), known(lease.used) && memoryOf(lease) ? html`${bar([[(100 * lease.used) / memoryOf(lease), "a"]])}<span>${size(lease.used)} used</span>` : ""],
           known(lease.busy) && ["Busy", lease.busy, "%", lease.parts.length > 1 ? "sum of its GPUs" : ""],
           ["Traffic", rate(known(lease.in) ? lease.in + lease.out : null), "", known(lease.in) ? `${rate(lease.in)} up, ${rate(lease.out)} down` : ""],
           ["Calls", number(lease.calls), "per second", known(lease.waits) ? `${number(lease.waits)} wait for an answer` : ""],

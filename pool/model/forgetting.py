@@ -1,0 +1,61 @@
+"""Users whose names the accounts forget: by a salted hash, so that the table need not say the name.
+
+An order carries the hash, and each server finds by it whose records and history it is. A server
+that was away finds the order in its table when it is back.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gpupool.pool.model.ids import Milliseconds
+
+SALT_SIZE, DIGEST_SIZE = 16, 32
+FORGOTTEN_COUNT_MAX = 64
+FORGOTTEN_MS = 90 * 86_400_000
+"""For so long servers that are away can still do it; then the hash goes from the table, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetUser:
+    """Have the accounts and the histories know a user by a pseudonym alone."""
+
+    salt: bytes  # drawn by who orders it, which makes a repetition known
+    digest: bytes
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A user who is forgotten, up to a record and an instant: later ones are of a new name."""
+
+    salt: bytes
+    digest: bytes
+    number: int
+    at: Milliseconds
+
+    @property
+    def pseudonym(self) -> str:
+        """Return what stands in place of the name."""
+        return pseudonym_of(self.digest)
+
+
+def digest_of(salt: bytes, user: str) -> bytes:
+    """Return the salted hash of a name."""
+    return hashlib.sha256(salt + user.encode("utf-8", "surrogatepass")).digest()
+
+
+def pseudonym_of(digest: bytes) -> str:
+    """Return the name that stands in place of a forgotten one."""
+    return f"forgotten-{digest[:6].hex()}"
+
+
+@lru_cache(maxsize=4096)
+def _is(salt: bytes, digest: bytes, user: str) -> bool:
+    return digest_of(salt, user) == digest
+
+
+def meant(forgotten: Iterable[Forgotten], user: str) -> Sequence[Forgotten]:
+    """Return the orders that mean a user, the first one first."""
+    return [each for each in forgotten if _is(each.salt, each.digest, user)]
