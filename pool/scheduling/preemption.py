@@ -362,7 +362,7 @@ def explain_preemption(state: PoolState, user: str, request: Request) -> list[st
     rules = Rules(state)
     priority = rules.admission.terms(user).priority
     entry = Waiting(request, user, priority, state.now, state.now, "")
-    if not rules.admission.book.has_priorities or fairness.is_held_back(rules.admission, entry):
+    if priority <= rules.lowest or fairness.is_held_back(rules.admission, entry):
         return []
     kept = fairness.kept_from(state, request.id, user)
     taken = frozenset[Place]().union(*(each.gpus for each in kept))
@@ -376,12 +376,21 @@ def explain_preemption(state: PoolState, user: str, request: Request) -> list[st
         text = f"lease {lease_name(lease_id)} of {lease.user} would be suspended for it"
         lines.append(f"{text}: {what}, runs for {ran}")
     chosen = set(found.leases) if found is not None else set[LeaseId]()
-    others = [lease for lease in state.leases.values() if lease.held and lease.id not in chosen]
+    others = [
+        lease
+        for lease in state.leases.values()
+        if lease.held and lease.id not in chosen and rules.priority(lease) < priority
+    ]
     for lease in others[:SPARED_MAX]:
         why = rules.objection(lease, entry) or (
             "less is moved without it" if found is not None else "that would not suffice"
         )
         lines.append(f"lease {lease_name(lease.id)} of {lease.user} would not: {why}")
     if len(others) > SPARED_MAX:
-        lines.append(f"nor would {len(others) - SPARED_MAX} more leases")
+        lines.append(f"nor would {len(others) - SPARED_MAX} more leases of lower priority")
+    equals = sum(
+        lease.held and rules.priority(lease) >= priority for lease in state.leases.values()
+    )
+    if equals:
+        lines.append(f"priority {priority} or more protects {equals} of the leases")
     return lines
