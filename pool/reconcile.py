@@ -5,12 +5,12 @@ proposed or done. Calling it again before that has happened returns the same, so
 a crash between two steps loses nothing. The caller keeps proposals in flight from piling up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
-from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
     Lease,
@@ -25,11 +25,14 @@ from gpupool.pool.model.suspension import (
     ConfirmSuspended,
     RefuseSuspension,
     ResumeLease,
+    SuspendLease,
     Suspension,
     SuspensionState,
 )
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.admission import Admission
+from gpupool.pool.policy.giving_way import away_too_long, window_reason, window_suspensions
+from gpupool.pool.scheduling.preemption import due_preemptions
 from gpupool.pool.transitions.lease_suspensions import resume_refusal
 
 UNREACHABLE_AFTER_S = 10.0
@@ -87,14 +90,30 @@ def plan_leader(
     if now_ms > state.now and state.waiting.renewed_before(now_ms - WAITING_LAPSE_MS):
         plan.append(Tick())
     plan += lease_ends.due(state, now_ms)
-    plan += due_resumptions(state, now_ms)
+    suspensions = due_suspensions(state, now_ms)
+    plan += suspensions
+    plan += due_resumptions(state, now_ms, {each.for_request for each in suspensions} - {None})
     return tuple(plan)
 
 
-def due_resumptions(state: PoolState, now_ms: int) -> tuple[ResumeLease, ...]:
+def due_suspensions(state: PoolState, now_ms: int) -> tuple[SuspendLease, ...]:
+    """Return which leases the policy has suspended now: for requests, and because of windows."""
+    if not state.leases or not state.policy.version:
+        return ()
+    if now_ms > state.now:
+        state = with_changes(state, now=Milliseconds(now_ms))
+    windows = window_suspensions(state).items()
+    by_window = [SuspendLease(lease, window_reason(state, window)) for lease, window in windows]
+    return (*due_preemptions(state), *by_window)
+
+
+def due_resumptions(
+    state: PoolState, now_ms: int, more_for: Set[RequestId | None] = frozenset()
+) -> tuple[ResumeLease | EndLease, ...]:
     """Return which suspended leases go on now: the first by priority, then by wait, with room.
 
-    One for each pass: it takes memory that the next must not count on.
+    One for each pass: it takes memory that the next must not count on. Those for whose requests
+    more is being suspended stay. What finds no room and was suspended for too long, ends.
     """
     suspended = state.leases.suspended()
     if not suspended:
@@ -107,10 +126,17 @@ def due_resumptions(state: PoolState, now_ms: int) -> tuple[ResumeLease, ...]:
         for lease in suspended.values()
         if lease.held and lease.is_away and lease.suspension and lease.suspension.resume_since
     ]
+    plan: list[ResumeLease | EndLease] = []
     for *_, lease in sorted(wanted, key=lambda each: each[:3]):
-        if resume_refusal(state, lease) is None:
-            return (ResumeLease(lease.id),)
-    return ()
+        request = lease.suspension.for_request if lease.suspension is not None else None
+        if request not in more_for and resume_refusal(state, lease) is None:
+            plan.append(ResumeLease(lease.id))
+            break
+    for lease in suspended.values():
+        if lease.held and not any(each.lease == lease.id for each in plan):
+            why = away_too_long(state, lease)
+            plan += [EndLease(lease.id, why)] if why else []
+    return tuple(plan)
 
 
 def plan_host(

@@ -152,6 +152,8 @@ def request_arguments(wanted: Wanted, idle_timeout_s: float) -> list[str]:
     arguments += ["--placement", wanted.placement.value, "--idle-timeout", f"{idle_timeout_s:g}s"]
     if wanted.across:
         arguments.append("--across")
+    if wanted.preemptible:
+        arguments.append("--preemptible")
     for server in wanted.servers:
         arguments += ["--server", server]
     for each in wanted.filters:

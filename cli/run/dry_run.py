@@ -39,7 +39,9 @@ async def describe_run(
         say(unknown_text(unknown))
     for line in verdict.lines:
         say(line)
-    if verdict.kind == "busy":
+    if any(" would be suspended for it: " in line for line in verdict.lines):
+        say("it can start once these leases are suspended, which takes seconds to a minute")
+    elif verdict.kind == "busy":
         say(start_text(start_by_s(view, request)))
     say(f"door: {door.door or 'none'}, because {door.why}")
     if door.warning:

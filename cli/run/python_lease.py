@@ -90,6 +90,7 @@ def wanted_of(
     across: bool = False,
     placement: str = "pack",
     idle_timeout: float | str | None = None,
+    preemptible: bool = False,
 ) -> Wanted:
     """Return the request that these arguments make; they mean what the options of ``run`` mean.
 
@@ -112,6 +113,7 @@ def wanted_of(
             placement=Placement(placement),
             wait_s=parse_duration(wait) if isinstance(wait, str) else wait,
             idle_timeout_s=_seconds(idle_timeout),
+            preemptible=preemptible,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -34,6 +34,7 @@ class Wanted:
     placement: Placement = Placement.PACK
     wait_s: float | None = None  # None: for as long as it takes
     idle_timeout_s: float = 0.0  # give it up when unused for so long; 0: no wish
+    preemptible: bool = False  # it may be suspended for requests of higher priority
 
     def request(self, program: str) -> Request:
         """Return a new request for this, on behalf of ``program``."""
@@ -49,6 +50,7 @@ class Wanted:
             client=client_name(),
             program=program,
             idle_timeout_s=self.idle_timeout_s,
+            preemptible=self.preemptible,
         )
 
 
@@ -97,12 +99,17 @@ OPTIONS = (
         type=DURATION,
         help="Give the GPUs back when they are not used for so long, such as 30m.",
     ),
+    click.option(
+        "--preemptible",
+        is_flag=True,
+        help="Let it be suspended while a request of higher priority needs its GPUs.",
+    ),
 )
 
 
 NAMES = (
     *("count", "fraction", "memory", "wait", "no_wait", "filters", "server"),
-    *("across", "placement", "idle_timeout"),
+    *("across", "placement", "idle_timeout", "preemptible"),
 )
 """Under these, the options above arrive."""
 
@@ -135,6 +142,7 @@ def _wanted(
     across: bool,
     placement: str,
     idle_timeout: float | None,
+    preemptible: bool,
 ) -> Wanted:
     from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
     from gpupool.pool.scheduling.filters import check_filters
@@ -161,6 +169,7 @@ def _wanted(
         placement=Placement(placement),
         wait_s=0.0 if no_wait_given else wait,
         idle_timeout_s=idle_timeout or 0.0,
+        preemptible=preemptible,
     )
 
 

@@ -10,6 +10,7 @@ names, made by the server that proposed it.
 
 from dataclasses import dataclass, field
 
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
 
 UNIT = 10**12
@@ -24,6 +25,9 @@ MILLI = UNIT // 1000
 
 NO_LIMIT = -1
 """The number of a rule whose value is "none"."""
+
+MIN_RUN_MS = 10 * 60_000
+"""Between two suspensions of one lease, unless ``min_run_time`` says otherwise."""
 
 POLICY_COUNT_MAX = 32
 """Documents kept in the history, the one in force included."""
@@ -77,6 +81,7 @@ class Window:
     rules: tuple[Rule, ...]
     ends_leases: bool = False  # those that the rules allow no more, once it has opened or closed
     grace_ms: int = 0  # for such leases, from the notice on
+    suspends_leases: bool = field(default=False, metadata=OPTIONAL)  # instead of ending them
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,7 @@ WAITING_LAPSE_MS = 15_000
 """A waiting entry that was not renewed for so long is dropped (design section 3.6)."""
 
 STARVED_AFTER_MS = 60_000
-"""After so long a wait, claims of GPUs that the oldest waiting request needs are refused.
-
-A new table has this; the simulator begins with tables that have less.
-"""
+"""After so long a wait, claims of what the oldest waiting request needs are refused."""
 
 PARTITION_SIZE_MIN = 1 << 20
 """The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
@@ -224,6 +221,7 @@ class Lease:
     department: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     suspension: Suspension | None = field(default=None, metadata=OPTIONAL)
     history: SuspensionHistory | None = field(default=None, metadata=OPTIONAL)
+    preemptible: bool = field(default=False, metadata=OPTIONAL)  # its request said so
 
     @property
     def held(self) -> bool:
@@ -284,6 +282,7 @@ class Request:
     client: str = ""
     program: str = ""
     idle_timeout_s: float = 0.0  # give the lease up when unused for so long; 0: no wish
+    preemptible: bool = field(default=False, metadata=OPTIONAL)  # whatever its class says
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,15 +170,18 @@ def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
     return tuple(found)
 
 
-def allowed_no_more(state: PoolState) -> dict[LeaseId, Window]:
-    """Return the leases to be ended because a window has changed, and which window."""
+def allowed_no_more(state: PoolState, *, suspends: bool = False) -> dict[LeaseId, Window]:
+    """Return the leases that the rules forbid because a window has changed, and which window.
+
+    Those of windows that end leases, or with ``suspends`` of those that suspend them.
+    """
     book = rulebook(state.policy)
-    if not book.ends_leases:
+    if not (book.suspends_leases if suspends else book.ends_leases):
         return {}
     moment = book.moment(state.now)
     found: dict[LeaseId, Window] = {}
     for number, window in enumerate(state.policy.windows):
-        if not window.ends_leases:
+        if not (window.suspends_leases if suspends else window.ends_leases):
             continue
         changed_at = book.phase(number, state.now).since
         late = state.now + window.grace_ms
@@ -187,7 +190,7 @@ def allowed_no_more(state: PoolState) -> dict[LeaseId, Window]:
             for lease in state.leases.values()
             if lease.held
             and lease.granted_at < changed_at
-            and (not lease.ends_at or lease.ends_at > late)
+            and (suspends or not lease.ends_at or lease.ends_at > late)
         }
         candidates &= book.over(state, moment)
         if candidates:

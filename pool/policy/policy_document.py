@@ -25,6 +25,7 @@ from gpupool.pool.model.policy import (
 from gpupool.pool.policy.policy_values import (
     NAME_LENGTH_MAX,
     WrongValueError,
+    contradictions,
     duration_ms,
     moment,
     rule_value,
@@ -50,10 +51,11 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 HELD = ("max_gpus", "max_memory", "max_leases")
 HELD_PER_USER = tuple(f"{key}_per_user" for key in HELD)
 TERMS = ("gpus", "servers", "idle_timeout", "max_lease_time", "data_encryption", "department")
+GIVING_WAY = ("priority", "preemptible", "max_suspended", "min_run_time")
 RULE_KEYS: dict[str, tuple[str, ...]] = {
-    "defaults": (*HELD, *TERMS, "priority"),
+    "defaults": (*HELD, *TERMS, *GIVING_WAY),
     "pool": HELD,
-    "class": (*HELD, *HELD_PER_USER, *TERMS, "priority"),
+    "class": (*HELD, *HELD_PER_USER, *TERMS, *GIVING_WAY, "guarantee"),
     "user": (*HELD, *TERMS),
 }
 """Which rules can be written where: for every user, for all together, for a class, for a user."""
@@ -153,6 +155,9 @@ class _Reader:
         )
         if len(rules) + sum(len(w.rules) for w in windows) > RULE_COUNT_MAX:
             self._problem((), f"it has more than {RULE_COUNT_MAX} rules")
+        for base, over in ((rules, ()), *((rules, w.rules) for w in windows)):
+            for line, text in contradictions(base, over):
+                self._problem_at(line, text)
         return Policy(
             rules=rules,
             windows=windows,
@@ -250,8 +255,8 @@ class _Reader:
         name = self._text((*path, "name"), table.get("name", ""))
         span = self._span(path, table)
         leases = table.get("leases", "keep")
-        if leases not in ("keep", "end"):
-            self._problem((*path, "leases"), 'leases is "keep" or "end"')
+        if leases not in ("keep", "end", "suspend"):
+            self._problem((*path, "leases"), 'leases is "keep", "end" or "suspend"')
         grace_ms = 0
         if "grace" in table:
             if leases != "end":
@@ -268,7 +273,8 @@ class _Reader:
         if span is None:
             return None
         line = self._line(path)
-        return Window(name or f"line {line}", line, span, rules, leases == "end", grace_ms)
+        name = name or f"line {line}"
+        return Window(name, line, span, rules, leases == "end", grace_ms, leases == "suspend")
 
     def _reservation(self, path: Path, table: Table) -> Reservation | None:
         self._known(path, table, RESERVATION_KEYS)
@@ -420,7 +426,10 @@ class _Reader:
         return self._lines.get(path, 0)
 
     def _problem(self, path: Path, text: str) -> None:
-        problem = Problem(self._line(path), text[:PROBLEM_LENGTH_MAX])
+        self._problem_at(self._line(path), text)
+
+    def _problem_at(self, line: int, text: str) -> None:
+        problem = Problem(line, text[:PROBLEM_LENGTH_MAX])
         if problem not in self.problems:
             self.problems.append(problem)
         if len(self.problems) >= PROBLEM_COUNT_MAX:

@@ -4,11 +4,12 @@ A value of the wrong kind raises ``WrongValueError``; ``policy_document`` adds t
 """
 
 import re
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import cast
 
-from gpupool.pool.model.policy import NO_LIMIT
+from gpupool.pool.model.policy import NO_LIMIT, Rule
 from gpupool.pool.model.sizes import parse_size
 from gpupool.pool.model.state import DataEncryption
 
@@ -52,6 +53,14 @@ def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
         if type(value) is not int or not -1000 <= value <= 1000:
             raise WrongValueError("write a whole number from -1000 to 1000")
         return value, ()
+    if kind == "preemptible":
+        if not isinstance(value, bool):
+            raise WrongValueError("write true or false")
+        return int(value), ()
+    if kind == "min_run_time":
+        return duration_ms(value), ()
+    if kind == "guarantee":
+        return _thousandths(value, or_none=""), ()
     if value == "none":
         return NO_LIMIT, ()
     if kind == "max_gpus":
@@ -68,10 +77,10 @@ def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
     return milliseconds, ()
 
 
-def _thousandths(value: object) -> int:
+def _thousandths(value: object, or_none: str = ', or "none"') -> int:
     number = Decimal(value) if type(value) is int else value
     if not isinstance(number, Decimal) or not number.is_finite() or not 0 <= number <= 10**6:
-        raise WrongValueError('write a number of GPUs such as 2.5, or "none"')
+        raise WrongValueError(f"write a number of GPUs such as 2.5{or_none}")
     thousandths = number * 1000
     if thousandths != thousandths.to_integral_value():
         raise WrongValueError("write three decimals at most")
@@ -131,3 +140,31 @@ def moment(value: object, zone: str) -> tuple[int, bool, str]:
 def _naive_ms(value: datetime) -> int:
     seconds = int((value - datetime(1970, 1, 1)).total_seconds())
     return max(0, seconds * 1000)
+
+
+def contradictions(rules: Sequence[Rule], window: Sequence[Rule]) -> Iterator[tuple[int, str]]:
+    """Yield the line and a sentence for each guarantee that other rules do not let anybody have.
+
+    Args:
+        rules: those that always hold.
+        window: those of one window, which take their place; only what it brings is judged then.
+    """
+    in_force = {(each.target, each.name, each.key): each for each in (*rules, *window)}
+    guarantees = [each for each in in_force.values() if each.key == "guarantee" and each.number]
+    together = sum(each.number for each in guarantees)
+    for rule in guarantees:
+        limit = in_force.get(("class", rule.name, "max_gpus"))
+        if limit is not None and 0 <= limit.number < rule.number and _brings(window, rule, limit):
+            what = f"class {rule.name} may hold {limit.number / 1000:g} GPUs (line {limit.line})"
+            yield rule.line, f"guarantee: it is {rule.number / 1000:g} GPUs, and {what}"
+    limit = in_force.get(("pool", "", "max_gpus"))
+    if limit is None or not 0 <= limit.number < together or not guarantees:
+        return
+    if _brings(window, limit, *guarantees):
+        what = f"all users may hold {limit.number / 1000:g} (line {limit.line})"
+        last = max(each.line for each in guarantees)
+        yield last, f"guarantee: all classes together have {together / 1000:g} GPUs, and {what}"
+
+
+def _brings(window: Sequence[Rule], *rules: Rule) -> bool:
+    return not window or any(each in rules for each in window)

@@ -18,6 +18,7 @@ from functools import lru_cache
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.policy import (
     MILLI,
+    MIN_RUN_MS,
     NO_LIMIT,
     Policy,
     Reservation,
@@ -82,6 +83,9 @@ class Terms:
     max_lease: Source | None
     data_encryption: str  # empty: as the pool has it
     department: str  # to which leases are accounted; empty: none
+    preemptible: Source | None  # the rule that says whether its leases are
+    max_suspended: Source | None
+    min_run_ms: int  # between two suspensions of a lease
 
     @property
     def restricts_places(self) -> bool:
@@ -142,6 +146,7 @@ class Moment:
         priority = self._own("", group, "priority", "priority")
         longest = self._own(user, group, "max_lease_time", "max_lease_time")
         encryption = self._own(user, group, "data_encryption", "data_encryption")
+        least = self._own(user, group, "min_run_time", "min_run_time")
         return Terms(
             user=user,
             group=group,
@@ -154,7 +159,14 @@ class Moment:
             max_lease=longest,
             data_encryption=_word(encryption),
             department=_word(self._own(user, group, "department", "department")),
+            preemptible=self._own(user, group, "preemptible", "preemptible"),
+            max_suspended=self._own(user, group, "max_suspended", "max_suspended"),
+            min_run_ms=least.rule.number if least is not None else MIN_RUN_MS,
         )
+
+    def guarantee(self, group: str) -> Source | None:
+        """Return the rule that says how many GPUs the leases of a class keep, or None."""
+        return self._rule("class", group, "guarantee") if group else None
 
     def _own(self, user: str, group: str, key: str, group_key: str) -> Source | None:
         """Return the most specific rule for one user."""
@@ -184,13 +196,16 @@ class Rulebook:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.base = {(r.target, r.name, r.key): Source(r) for r in policy.rules}
-        self.has_caps = any(
-            rule.key.startswith("max_") and rule.key != "max_lease_time"
+        keys = {
+            rule.key
             for rules in (policy.rules, *(window.rules for window in policy.windows))
             for rule in rules
-        )
+        }
+        self.has_caps = any(key.removesuffix("_per_user") in DIMENSIONS for key in keys)
         """Whether a request may have to wait for something else than memory."""
+        self.has_priorities = "priority" in keys
         self.ends_leases = any(window.ends_leases for window in policy.windows)
+        self.suspends_leases = any(window.suspends_leases for window in policy.windows)
         self._exact = {
             member.user: member.group for member in policy.members if not _is_glob(member.user)
         }

@@ -5,6 +5,11 @@ of the highest priority goes first: offers leave the GPUs alone that are nearest
 ``apply`` refuses grants of them to others of its priority or less. So a stream of small requests
 cannot keep a large one waiting for ever.
 
+Two more are like it. The GPUs on which leases are suspended for a request are that request's, until
+it is granted or gone. And a suspended lease that has waited as long as a starved request to go on
+has its own GPUs kept. Who goes first is decided by priority, then by the length of the wait; nobody
+leaves GPUs to one that comes after.
+
 The limit stands in the table, because ``apply`` must do the same on every server.
 """
 
@@ -12,10 +17,16 @@ from typing import NamedTuple
 
 from gpupool.pool.model.ids import GpuId, RequestId, ServerId
 from gpupool.pool.model.memo import Memo
-from gpupool.pool.model.state import PoolState, Request, Server, Waiting
+from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.policy import Usage
+from gpupool.pool.model.state import Gpu, Lease, PoolState, Request, Server, Waiting, with_changes
+from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of_all
-from gpupool.pool.scheduling.capacity import partition_size
+from gpupool.pool.scheduling.capacity import wanted_size
 from gpupool.pool.scheduling.filters import admitted
+
+Place = tuple[ServerId, GpuId]
+Servers = PersistentMap[ServerId, Server]
 
 
 def oldest_starved(state: PoolState) -> Waiting | None:
@@ -31,10 +42,10 @@ def oldest_starved(state: PoolState) -> Waiting | None:
     if not state.policy.version:
         return starved[0]
     admission = Admission(state)
-    return next((w for w in starved if not _is_held_back(admission, w)), None)
+    return next((w for w in starved if not is_held_back(admission, w)), None)
 
 
-def _is_held_back(admission: Admission, entry: Waiting) -> bool:
+def is_held_back(admission: Admission, entry: Waiting) -> bool:
     """Return whether a limit, rather than memory, is what this entry waits for."""
     if not admission.terms(entry.user).caps:
         return False
@@ -43,44 +54,209 @@ def _is_held_back(admission: Admission, entry: Waiting) -> bool:
 
 
 class ReservedGpus(NamedTuple):
-    """The GPUs that only the oldest starved request may take."""
+    """The GPUs that only one request, or one suspended lease, may take."""
 
     entry: Waiting
-    gpus: frozenset[tuple[ServerId, GpuId]]
+    gpus: frozenset[Place]
 
 
 def reserved_for_others(
     state: PoolState, request: RequestId, user: str = ""
 ) -> ReservedGpus | None:
-    """Return the GPUs that this request must leave to one that goes first, or None for none."""
-    oldest = oldest_starved(state)
-    if oldest is None or oldest.request.id == request:
-        return None
-    if Admission(state).terms(user).priority > oldest.priority:
-        return None
-    return ReservedGpus(oldest, needed_by(state, oldest))
+    """Return the GPUs that this request must leave to those that go first, or None for none.
+
+    It names the first of them. The request may be that of a suspended lease, which wants to go on.
+    """
+    kept = kept_from(state, request, user)
+    if len(kept) < 2:
+        return kept[0] if kept else None
+    return ReservedGpus(kept[0].entry, frozenset().union(*(each.gpus for each in kept)))
 
 
-def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
+def kept_from(state: PoolState, request: RequestId, user: str) -> list[ReservedGpus]:
+    """Return who goes before this request, the first one first, with their GPUs."""
+    found: list[ReservedGpus] = []
+    priority: int | None = None
+    for each in going_first(state):
+        if each.entry.request.id == request:
+            break
+        if priority is None:
+            priority = Admission(state).terms(user).priority
+        if priority > each.entry.priority:
+            break
+        # Suspended leases do not wait for one another: who finds its GPUs free goes on.
+        if not (request in state.by_request and each.entry.request.id in state.by_request):
+            found.append(each)
+    return found
+
+
+def going_first(state: PoolState) -> tuple[ReservedGpus, ...]:
+    """Return for whom GPUs are kept, and which, the first one first."""
+    head = oldest_starved(state)
+    suspended = state.leases.suspended()
+    if not suspended:
+        return (ReservedGpus(head, needed_by(state, head)),) if head is not None else ()
+    known = _going_first.get(state)
+    if known is not None:
+        return known
+    entries = {head.request.id: head} if head is not None else {}
+    places: dict[RequestId, frozenset[Place]] = {}
+    for lease in suspended.values():
+        entry = _served_by(state, lease)
+        if entry is not None:
+            entries[entry.request.id] = entry
+        if _is_starved(state, lease):
+            entries[lease.request] = _as_waiting(state, lease)
+            places[lease.request] = frozenset((p.server, p.gpu) for p in lease.partitions)
+    found: list[ReservedGpus] = []
+    taken: frozenset[Place] = frozenset()
+    for entry in sorted(entries.values(), key=turn):
+        gpus = places.get(entry.request.id)
+        if gpus is None:
+            gpus, is_ready = nearest(state, entry, taken)
+            if not is_ready and entry is not head:
+                continue  # what was suspended for it does not suffice, and goes on
+        taken |= gpus
+        found.append(ReservedGpus(entry, gpus))
+    return _going_first.put(tuple(found), state)
+
+
+_going_first: Memo[tuple[ReservedGpus, ...]] = Memo(4)
+
+
+def turn(entry: Waiting) -> tuple[int, int, RequestId]:
+    """Return the order in which entries have their turn."""
+    return (-entry.priority, entry.since, entry.request.id)
+
+
+def _served_by(state: PoolState, lease: Lease) -> Waiting | None:
+    """Return the waiting request for which a lease is suspended, or None."""
+    found = lease.suspension
+    if found is None or found.for_request is None or not lease.held:
+        return None
+    return state.waiting.get(found.for_request)
+
+
+def _is_starved(state: PoolState, lease: Lease) -> bool:
+    """Return whether a suspended lease has long waited for nothing but room."""
+    found = lease.suspension
+    if found is None or not (lease.held and lease.is_away and found.resume_since):
+        return False
+    if found.resume_since > state.now - state.starved_after_ms:
+        return False
+    admission = Admission(state)
+    servers = state.servers
+    spots = [
+        (servers[p.server], servers[p.server].gpus[p.gpu])
+        for p in lease.partitions
+        if p.server in servers and p.gpu in servers[p.server].gpus
+    ]
+    need = Usage(sum(lease.units.values()), sum(p.memory for p in lease.partitions), 0)
+    return (
+        len(spots) == len(lease.partitions)
+        and not admission.is_limited(lease.user, need)
+        and admission.place_refusal(lease.user, spots) is None
+    )
+
+
+def _as_waiting(state: PoolState, lease: Lease) -> Waiting:
+    """Return a suspended lease as an entry of the line, by which it has its turn."""
+    found = lease.suspension
+    assert found is not None, "checked by _is_starved"
+    return Waiting(
+        request=Request(lease.request, len(lease.partitions), program=lease.program),
+        user=lease.user,
+        priority=Admission(state).terms(lease.user).priority,
+        since=found.resume_since,
+        renewed=state.now,
+        reason="it is suspended",
+    )
+
+
+def with_memory_to_come(state: PoolState, entry: Waiting) -> Servers:
+    """Return the servers as if the leases that are being suspended for ``entry`` had let go."""
+    coming = [
+        lease
+        for lease in state.leases.suspended().values()
+        if (found := lease.suspension) is not None
+        and lease.held
+        and found.for_request == entry.request.id
+        and found.state is SuspensionState.SUSPENDING
+    ]
+    if not coming:
+        return state.servers
+    servers = _to_come.get(state.servers, state.leases, entry.request)
+    if servers is None:
+        servers = _to_come.put(_without(state, coming), state.servers, state.leases, entry.request)
+    return servers
+
+
+_to_come: Memo[Servers] = Memo(8)
+
+
+def _without(state: PoolState, leases: list[Lease]) -> Servers:
+    servers = state.servers
+    for part in (part for lease in leases for part in lease.partitions):
+        server = servers.get(part.server)
+        gpu = server.gpus.get(part.gpu) if server is not None else None
+        if server is not None and gpu is not None:
+            rest = with_changes(gpu, memory_granted=max(0, gpu.memory_granted - part.memory))
+            server = with_changes(server, gpus=server.gpus | {gpu.id: rest})
+            servers = servers.set(server.id, server)
+    return servers
+
+
+def nearest(
+    state: PoolState, entry: Waiting, taken: frozenset[Place]
+) -> tuple[frozenset[Place], bool]:
+    """Return the GPUs nearest to serving ``entry`` but for those ``taken``, and if they can soon.
+
+    What is being suspended for it counts as free.
+    """
+    servers = with_memory_to_come(state, entry)
+    if servers is state.servers and not taken:
+        gpus = needed_by(state, entry)
+    else:
+        gpus = _nearest_gpus(state, servers, entry, taken)
+    free = (
+        gpu.memory_free >= wanted_size(gpu, entry.request)
+        for gpu in (servers[server].gpus[each] for server, each in gpus)
+    )
+    return gpus, len(gpus) >= entry.request.count and all(free)
+
+
+def needed_by(state: PoolState, entry: Waiting) -> frozenset[Place]:
     """Return the GPUs that are reserved for ``entry``: those that are nearest to serving it."""
     admission = Admission(state)
     # All other requests must leave the same GPUs, until one is granted or freed.
-    parts = (
-        state.servers,
-        entry.request,
-        admission.terms(entry.user),
-        admission.book.reserved(state),
-    )
+    terms, reserved = admission.terms(entry.user), admission.book.reserved(state)
+    parts = (state.servers, entry.request, terms, reserved)
     known = _needed.get(*parts)
     if known is None:
-        usable = admission.usable(entry.user)
-        offers = (_offer(each, usable, parts[1:]) for each in state.servers.values())
-        nearest = _nearest(entry.request, [each for each in offers if each.fitting])
-        known = _needed.put(frozenset(nearest), *parts)
+        gpus = _nearest_gpus(state, state.servers, entry, frozenset())
+        known = _needed.put(gpus, *parts)
     return known
 
 
-_needed: Memo[frozenset[tuple[ServerId, GpuId]]] = Memo(8)
+_needed: Memo[frozenset[Place]] = Memo(8)
+
+
+def _nearest_gpus(
+    state: PoolState, servers: Servers, entry: Waiting, taken: frozenset[Place]
+) -> frozenset[Place]:
+    admission = Admission(state)
+    request, usable = entry.request, admission.usable(entry.user)
+    parts = (request, admission.terms(entry.user), admission.book.reserved(state))
+    touched = {server for server, _ in taken}
+
+    def may(server: Server, gpu: Gpu) -> bool:
+        return (server.id, gpu.id) not in taken and usable(server, gpu)
+
+    offers = (
+        _make_offer(each, request, may) if each.id in touched else _offer(each, usable, parts)
+        for each in servers.values()
+    )
+    return frozenset(_nearest(request, [each for each in offers if each.fitting]))
 
 
 class _Offer(NamedTuple):
@@ -99,12 +275,14 @@ def _offer(server: Server, usable: May, parts: tuple[Request, object, object]) -
     """Return what ``server`` has; ``parts`` are all else that it follows from."""
     known = _offers.get(server, *parts)
     if known is None:
-        request = parts[0]
-        fitting = _candidates(server, request, usable) if server.grantable else []
-        whole = len(fitting) >= request.count
-        lack = _lack(fitting[: request.count]) if whole else None
-        known = _offers.put(_Offer(server.id, fitting, lack), server, *parts)
+        known = _offers.put(_make_offer(server, parts[0], usable), server, *parts)
     return known
+
+
+def _make_offer(server: Server, request: Request, usable: May) -> _Offer:
+    fitting = _candidates(server, request, usable) if server.grantable else []
+    whole = len(fitting) >= request.count
+    return _Offer(server.id, fitting, _lack(fitting[: request.count]) if whole else None)
 
 
 def _nearest(request: Request, offers: list[_Offer]) -> list[tuple[ServerId, GpuId]]:
@@ -136,8 +314,7 @@ def _candidates(server: Server, request: Request, usable: May) -> list["_Candida
         for gpu in admitted(request, server)
         if not gpu.unfit
         and usable(server, gpu)
-        and (size := request.memory or partition_size(gpu.capacity, request.fraction))
-        <= gpu.capacity
+        and 0 < (size := wanted_size(gpu, request)) <= gpu.capacity
     ]
     cards: dict[GpuId, _Candidate] = {}
     for candidate, parent in sorted(found, key=lambda pair: pair[0]):

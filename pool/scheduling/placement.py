@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
+from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.capacity import any_could_ever_fit, fitting_cards, wanted_size
@@ -73,7 +74,7 @@ def make_offer(
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle_text})"
         if reserved is not None:
             why += f"; {reserved.entry.user} has waited longer and goes first"
-        why += _reserved_text(admission, server, user)
+        why += _reserved_text(admission, server, user) + _coming_text(state, request)
         return _no_offer(server, RefusalKind.BUSY, why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
@@ -165,6 +166,18 @@ def _reserved_text(admission: Admission, server: Server, user: str) -> str:
     if not kept:
         return ""
     return f"; {len(kept)} kept for class {', '.join(sorted({each.group for each in kept}))}"
+
+
+def _coming_text(state: PoolState, request: Request) -> str:
+    """Return that leases are being suspended for a request, or nothing."""
+    users = {
+        lease.user
+        for lease in state.leases.suspended().values()
+        if (found := lease.suspension) is not None
+        and found.for_request == request.id
+        and found.state is SuspensionState.SUSPENDING
+    }
+    return f"; a lease of {', '.join(sorted(users))} is being suspended for it" if users else ""
 
 
 def _never_here(

@@ -7,6 +7,7 @@ from gpupool.pool.policy.admission import NOUNS, Admission, amount, duration_tex
 from gpupool.pool.policy.usage import NOTHING
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
+from gpupool.pool.scheduling.preemption import explain_preemption
 
 
 def explain(state: PoolState, user: str, request: Request | None) -> tuple[str, tuple[str, ...]]:
@@ -15,7 +16,8 @@ def explain(state: PoolState, user: str, request: Request | None) -> tuple[str, 
     if request is None:
         return "", tuple(lines)
     kind, line = verdict(state, user, request)
-    return kind, (*lines, line)
+    more = explain_preemption(state, user, request) if kind == RefusalKind.BUSY else []
+    return kind, (*lines, line, *more)
 
 
 def verdict(state: PoolState, user: str, request: Request) -> tuple[str, str]:

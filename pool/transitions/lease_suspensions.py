@@ -22,7 +22,9 @@ from gpupool.pool.model.suspension import (
     SuspensionHistory,
     SuspensionState,
 )
+from gpupool.pool.policy.giving_way import window_suspensions
 from gpupool.pool.policy.usage import plus, usage_of
+from gpupool.pool.scheduling.preemption import is_due
 from gpupool.pool.transitions.audit import THE_POOL, emit_event, record
 from gpupool.pool.transitions.leases import (
     TEXT_LENGTH_MAX,
@@ -56,6 +58,8 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         return state, Result(ok=True, why="it is suspended already", lease=lease.id)
     if command.for_request is not None and command.for_request not in state.waiting:
         return state, refuse(RefusalKind.CONFLICT, "the request waits no more")
+    if not command.by and state.policy.version and not _is_due(state, command):
+        return state, refuse(RefusalKind.CONFLICT, "the policy's rules do not ask for it now")
     by = command.by
     suspension = Suspension(
         state=S.SUSPENDING,
@@ -75,6 +79,13 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         state = record(state, "lease-suspended", by=by, subject=lease_name(lease.id), text=what)
     text = f"by {by or THE_POOL}: {why}"
     return _put(state, lease, "suspending", text), Result(ok=True, lease=lease.id)
+
+
+def _is_due(state: PoolState, command: SuspendLease) -> bool:
+    """Return whether the policy, which a leader has read in an older table, still asks for it."""
+    if command.for_request is not None:
+        return is_due(state, command.lease, command.for_request)
+    return command.lease in window_suspensions(state)
 
 
 def confirm_suspended(state: PoolState, command: ConfirmSuspended) -> Step:

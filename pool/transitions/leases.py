@@ -78,6 +78,7 @@ def grant(state: PoolState, command: Grant) -> Step:
         client=request.client[:TEXT_LENGTH_MAX],
         program=request.program[:TEXT_LENGTH_MAX],
         idle_timeout_s=request.idle_timeout_s,
+        preemptible=request.preemptible,
         units=_units(state, command.partitions),
     )
     lease = with_request(state, with_terms(state, lease))
@@ -196,11 +197,12 @@ def fairness_refusal(
     reserved = fairness.reserved_for_others(state, request, user)
     if reserved is None or not any((p.server, p.gpu) in reserved.gpus for p in partitions):
         return None
-    waited_s = max(0, state.now - reserved.entry.since) // 1000
-    return refuse(
-        RefusalKind.BUSY,
-        f"{reserved.entry.user} has waited {waited_s} s for these GPUs and goes first",
-    )
+    places = {(p.server, p.gpu) for p in partitions}
+    kept = fairness.kept_from(state, request, user)
+    entry = next((each.entry for each in kept if places & each.gpus), reserved.entry)
+    waited_s = max(0, state.now - entry.since) // 1000
+    what = f"{entry.user} has waited {waited_s} s for these GPUs and goes first"
+    return refuse(RefusalKind.BUSY, what)
 
 
 # --- waiting --------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ of all rights stands in docs/security.md.
 """
 
 import hmac
+from dataclasses import replace
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
 from gpupool.pool.model.ids import Milliseconds, TokenId
-from gpupool.pool.model.state import Request, Token, TokenKind
+from gpupool.pool.model.state import PoolState, Request, Token, TokenKind
 from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
 from gpupool.pool.transitions.leases import VIEWER_LOOKS
@@ -18,6 +19,9 @@ from gpupool.remoting.protocol.token_text import hash_secret, parse_token
 from gpupool.remoting.server.service_context import NO_QUORUM_HINT, Client, ServiceContext
 
 TEXT_LENGTH_MAX = 200
+PREEMPTIBLE_SINCE = 7
+"""The version of the formats that has ``Request.preemptible``."""
+
 SERVER_NAME_COUNT_MAX = 64
 EXPIRY_SOON_MS = 14 * 86_400_000
 """A client is told of its token's end from so long before it on."""
@@ -161,6 +165,13 @@ def check_unexpired(context: ServiceContext, client: Client) -> None:
     why = token.refusal(context.now_ms()) if token else "it is not known any more"
     if why:
         raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
+
+
+def as_all_know_it(state: PoolState, request: Request) -> Request:
+    """Return a request without what the oldest server of the pool could not read in the log."""
+    if request.preemptible and state.formats() < PREEMPTIBLE_SINCE:
+        return replace(request, preemptible=False)
+    return request
 
 
 def check_request(request: Request) -> None:

@@ -394,7 +394,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions()]
+    return [pool, short, heir, accounts(), suspensions(), preemption()]
 
 
 def accounts() -> Script:
@@ -468,6 +468,47 @@ def suspensions() -> Script:
     return script
 
 
+GIVING_WAY = """\
+[class.lab]
+users = ["ada"]
+preemptible = true
+max_suspended = "4h"
+min_run_time = "1m"
+guarantee = 0.25
+[class.staff]
+users = ["bob"]
+priority = 3
+[[window]]
+from = "20:00"
+to = "21:00"
+leases = "suspend"
+[window.class.lab]
+max_gpus = 1
+"""
+
+
+def preemption() -> Script:
+    """Return a pool in which a lease is suspended for a request of higher priority."""
+    script = Script("preemption")
+    script.run(founding())
+    script.run(document(compressed("packed preemption", _giving_way), 0))
+    script.run([grant(request(1, preemptible=True), "ada", part(A, 0, 70))])
+    [lease] = script.state.leases
+    wide = request(2, fraction=1.0, servers=("gpu-a",), preemptible=True)
+    waits = commands.Wait(wide, "bob", TokenId("bob" * 4), "busy")
+    script.run([waits, commands.SuspendLease(lease, "")])
+    script.run([commands.SuspendLease(lease, "bob goes first", for_request=request(2).id)])
+    script.keep("with a lease that gives way")
+    return script
+
+
+def _giving_way() -> bytes:
+    made = policy_versions.Draft(
+        policy_versions.pack_text(GIVING_WAY), parse_policy(GIVING_WAY, zone)
+    )
+    return policy_versions.pack_draft(made)
+
+
 def _department() -> bytes:
     text = "[class.lab]\nusers = ['ada']\n[user.ada]\ndepartment = 'physics'\n"
     made = policy_versions.Draft(policy_versions.pack_text(text), parse_policy(text, zone))
@@ -484,6 +525,7 @@ def everything() -> dict[str, bytes]:
     envelope = wrap(commands.Tick(), at_ms=START_MS, ttl_ms=1000, era=3)
     found["tick in an era"] = closed_cbor.encode(envelope)
     found["packed department"] = compressed("packed department", _department)
+    found["packed preemption"] = compressed("packed preemption", _giving_way)
     up = commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", (), accounts=True)
     found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     for name, result in results().items():

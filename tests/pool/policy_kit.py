@@ -93,7 +93,7 @@ class Pool:
 
     def __init__(self, policy: str = "", *, gpu_count: int = 4, capacity: int = 80 * GIB) -> None:
         self.machine = PoolMachine(PoolState())
-        self.now_ms = MONDAY_MS
+        self.now_ms: int = MONDAY_MS
         self.number = 0
         for command in founding((A, B), gpu_count, capacity):
             assert self.do(command).ok, command

@@ -12,6 +12,7 @@ from tests.pool.policy_kit import GIB, B, Pool, at, zone
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.policy import Span
 from gpupool.pool.model.state import TokenId
+from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.policy_calendar import phase
 from gpupool.pool.policy.policy_document import RULE_KEYS
 from gpupool.pool.scheduling.filters import parse_filter
@@ -28,6 +29,10 @@ VALUES = {
     "data_encryption": "'off'",
     "department": "'physics'",
     "priority": "7",
+    "preemptible": "true",
+    "max_suspended": "'4h'",
+    "min_run_time": "'30s'",
+    "guarantee": "2",
 }
 """Each lets ada have half a GPU, once, and differs from what holds without a policy."""
 
@@ -48,6 +53,8 @@ def takes_effect(pool: Pool, key: str) -> bool:
     # Its place has room for one more, which only a limit can refuse.
     more = pool.do(replace(claim, request=pool.request(fraction=0.5)))
     assert more.ok or f" {key})" in more.why or f" {key}," in more.why, more
+    admission = Admission(pool.state)
+    terms = admission.terms("ada")
     felt = {
         "gpus": lease.partitions[0].server == B,
         "servers": lease.partitions[0].server == B,
@@ -56,6 +63,12 @@ def takes_effect(pool: Pool, key: str) -> bool:
         "data_encryption": encryption_of(pool.state, lease.id) == "off",
         "department": lease.department == "physics",
         "priority": priority == 7,
+        "preemptible": (rule := terms.preemptible) is not None and rule.rule.number == 1,
+        "max_suspended": (rule := terms.max_suspended) is not None
+        and rule.rule.number == 4 * 3_600_000,
+        "min_run_time": terms.min_run_ms == 30_000,
+        "guarantee": (rule := admission.moment.guarantee("x")) is not None
+        and rule.rule.number == 2000,
     }
     found = felt.get(key, not more.ok)
     for each in list(pool.state.leases):

@@ -142,6 +142,19 @@ MISTAKES = {
     WINDOW + "from='1:00'\nto='2:00'\ndays=['monday', 'monkey']" + RULE: "'monkey' is no day: ",
     WINDOW + "from='1:00'\nto='2:00'\nleases='end'" + RULE: "line 4: leases = ",
     WINDOW + "from='1:00'\nto='2:00'\ngrace='5m'" + RULE: "line 4: grace is for",
+    WINDOW + "from='1:00'\nto='2:00'\nleases='suspend'\ngrace='5m'" + RULE: "line 5: grace is",
+    "[class.x]\npreemptible = 1": "line 2: preemptible: write true or false",
+    "[class.x]\nmin_run_time = 'none'": "line 2: min_run_time: write a duration such as",
+    "[class.x]\nguarantee = 'none'": "line 2: guarantee: write a number of GPUs such as 2.5",
+    "[defaults]\nguarantee = 2": "line 2: unknown key 'guarantee' in [defaults]",
+    "[user.a]\npreemptible = true": "line 2: unknown key 'preemptible' in [user.a]",
+    "[class.x]\nmax_gpus = 1.5\nguarantee = 2": "line 3: guarantee: it is 2 GPUs, and class x "
+    "may hold 1.5 GPUs (line 2)",
+    "[pool]\nmax_gpus = 3\n[class.x]\nguarantee = 2\n[class.y]\nguarantee = 1.5": "line 6: "
+    "guarantee: all classes together have 3.5 GPUs, and all users may hold 3 (line 2)",
+    "[class.x]\nguarantee=2\n[[window]]\nfrom='1:00'\nto='2:00'\n[window.class.x]\nmax_gpus=1": (
+        "line 2: guarantee: it is 2 GPUs, and class x may hold 1 GPUs (line 7)"
+    ),
     WINDOW + "from='1:00'\nto='2:00'\n[window.class.x]\nmax_leases=1": "line 4: there is no class",
     "[[reservation]]\nfrom='1:00'\nto='2:00'\ncount=1": "line 1: the reservation says for no class",
     RESERVED + "from='1:00'\nto='2:00'\ncount=0": "line 6: count is the whole",

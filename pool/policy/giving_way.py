@@ -1,0 +1,82 @@
+"""Leases that give way by the policy's rules: which may be suspended again, and for how long.
+
+A window with ``leases = "suspend"`` suspends those that the rules allow no more, and would allow
+had it not changed. They go on when the rules allow it and there is room. A lease that has been
+resumed is left alone for its minimum run time, whoever wants its GPUs, so that nothing is moved
+out and back all the time.
+"""
+
+from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.policy import Window
+from gpupool.pool.model.state import Lease, PoolState, ServerStatus
+from gpupool.pool.policy.admission import Admission, duration_text
+from gpupool.pool.policy.lease_ends import allowed_no_more
+from gpupool.pool.policy.rulebook import rulebook
+
+
+def window_suspensions(state: PoolState) -> dict[LeaseId, Window]:
+    """Return the leases to be suspended because a window has changed, and which window."""
+    if not rulebook(state.policy).suspends_leases:
+        return {}
+    terms = Admission(state).terms
+    return {
+        lease_id: window
+        for lease_id, window in allowed_no_more(state, suspends=True).items()
+        if (lease := state.leases[lease_id]).suspension is None
+        and not not_suspendable(state, lease)
+        and not too_early(state, lease, terms(lease.user).min_run_ms)
+    }
+
+
+def window_reason(state: PoolState, window: Window) -> str:
+    """Return why a lease is suspended by a window, for its owner."""
+    number = state.policy.windows.index(window)
+    what = "is open" if rulebook(state.policy).phase(number, state.now).holds else "is closed"
+    return f'window "{window.name}" {what} (policy v{state.policy.version}, line {window.line})'
+
+
+def away_too_long(state: PoolState, lease: Lease) -> str:
+    """Return why a suspended lease ends now, or nothing while it may stay suspended."""
+    source = Admission(state).terms(lease.user).max_suspended
+    if source is None or source.rule.number < 0 or lease.history is None or not lease.is_away:
+        return ""
+    if state.now - lease.history.away_since < source.rule.number:
+        return ""
+    longest = duration_text(source.rule.number)
+    return f"it was suspended for {longest}, the longest time ({source.text(state.policy)})"
+
+
+def not_suspendable(state: PoolState, lease: Lease) -> str:
+    """Return why the servers of a lease could not suspend it, as far as the table knows."""
+    for part in lease.partitions:
+        server = state.servers.get(part.server)
+        gpu = server.gpus.get(part.gpu) if server is not None else None
+        if server is None or gpu is None or server.status is not ServerStatus.UP:
+            return f"server {server.name if server is not None else part.server} is not reachable"
+        if gpu.parent is not None:
+            return "a MIG instance cannot be suspended"
+    return ""
+
+
+def running_since(lease: Lease) -> int:
+    """Return since when a lease has run without a break."""
+    return (
+        lease.history.resumed_at
+        if lease.history and lease.history.resumed_at
+        else (lease.granted_at)
+    )
+
+
+def too_early(state: PoolState, lease: Lease, min_run_ms: int) -> str:
+    """Return that a lease has just been resumed, or nothing: it may be suspended again."""
+    history = lease.history
+    if history is None:
+        return ""
+    tried_at = history.refusal.at if history.refusal is not None else 0
+    latest = max(history.resumed_at, tried_at)
+    if not latest or state.now - latest >= min_run_ms:
+        return ""
+    if history.refusal is not None:
+        return f"it could not be suspended lately: {history.refusal.reason}"
+    ran = duration_text(state.now - latest)
+    return f"it was resumed {ran} ago, and runs for {duration_text(min_run_ms)} at least"
