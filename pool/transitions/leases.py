@@ -78,6 +78,7 @@ def grant(state: PoolState, command: Grant) -> Step:
         client=request.client[:TEXT_LENGTH_MAX],
         program=request.program[:TEXT_LENGTH_MAX],
         idle_timeout_s=request.idle_timeout_s,
+        share=request.share,
         units=_units(state, command.partitions),
     )
     lease = with_request(state, with_terms(state, lease))

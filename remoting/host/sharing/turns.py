@@ -190,6 +190,14 @@ class Turns:
         """Return when ``tick`` is to be called; infinite: no earlier than something happens."""
         return self._limit
 
+    def are_shared(self) -> bool:
+        """Return whether several leases use the GPU."""
+        return len(self._parties) > 1
+
+    def is_empty(self) -> bool:
+        """Return whether there is no worker."""
+        return not self._of
+
     def take(self) -> list[Told]:
         """Return what the workers are to be told, in this order."""
         told, self._told = self._told, []
