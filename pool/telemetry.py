@@ -117,6 +117,10 @@ class SessionTelemetry:
     busy: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
     busy_estimated: bool = field(default=False, metadata=OPTIONAL)
     idle_s: float | None = field(default=None, metadata=OPTIONAL)  # since it last computed
+    #: The share of each GPU's time that it is due when others want theirs, and that it got of
+    #: late; the latter is absent where nobody else wanted any.
+    share_due: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    share_got: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,12 +190,9 @@ class PartStatus(Enum):
     FREED = "freed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # without slots, for ``with_changes``
 class Lease:
-    """The partitions granted to one request, until every server of it has freed its part.
-
-    Without slots, for ``with_changes``.
-    """
+    """The partitions granted to one request, until every server of it has freed its part."""
 
     id: LeaseId
     request: RequestId
@@ -222,6 +219,7 @@ class Lease:
     suspension: Suspension | None = field(default=None, metadata=OPTIONAL)
     history: SuspensionHistory | None = field(default=None, metadata=OPTIONAL)
     preemptible: bool = field(default=False, metadata=OPTIONAL)  # its request said so
+    share: float = field(default=0.0, metadata=OPTIONAL)  # as its request has it
 
     @property
     def held(self) -> bool:
@@ -283,6 +281,7 @@ class Request:
     program: str = ""
     idle_timeout_s: float = 0.0  # give the lease up when unused for so long; 0: no wish
     preemptible: bool = field(default=False, metadata=OPTIONAL)  # whatever its class says
+    share: float = field(default=0.0, metadata=OPTIONAL)  # of a GPU's time; 0: as of its memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def grant(state: PoolState, command: Grant) -> Step:
         program=request.program[:TEXT_LENGTH_MAX],
         idle_timeout_s=request.idle_timeout_s,
         preemptible=request.preemptible,
+        share=request.share,
         units=_units(state, command.partitions),
     )
     lease = with_request(state, with_terms(state, lease))

@@ -16,8 +16,10 @@ from gpupool.pool.errors import GpupoolError, LeaseLostError, LeaseSuspendedErro
 from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.confinement import uses_mps
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
 from gpupool.remoting.protocol import worker_messages
@@ -25,6 +27,9 @@ from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
 SUSPENDED_ANSWER_S = 20.0
 """A client whose lease is suspended for longer is told so, and asks again."""
+
+SHARE_MIN = 0.01
+"""Of a GPU's time, for the smallest partition."""
 
 ASSIGN_TIMEOUT_S = 5.0
 """A warm worker takes a session within a millisecond."""
@@ -39,6 +44,12 @@ class _Opening:
     done: trio.Event = field(default_factory=trio.Event)
 
 
+def due_share(lease: Lease, partition: Partition, gpu: Gpu) -> float:
+    """Return the share of a GPU's time that a lease is due when others want theirs."""
+    part = lease.share or partition.memory / max(1, gpu.capacity)
+    return min(1.0, max(SHARE_MIN, part))
+
+
 class SessionOpener:
     """Opens sessions on the workers of one host."""
 
@@ -51,6 +62,7 @@ class SessionOpener:
         *,
         note_use: Callable[[WorkerHandle], None],
         wait_running: Callable[[LeaseId], Awaitable[None]],
+        arbiter: Arbiter,
     ) -> None:
         """Prepare.
 
@@ -61,6 +73,7 @@ class SessionOpener:
             limits: bounds of leases.
             note_use: called for each worker that gets a lease.
             wait_running: returns once a lease is not suspended.
+            arbiter: gives turns on GPUs that several leases use.
         """
         self.unix_path = ""  # of the socket for clients on this machine; empty: there is none
         self._inventory = inventory
@@ -69,6 +82,7 @@ class SessionOpener:
         self._limits = limits
         self._note_use = note_use
         self._wait_running = wait_running
+        self._arbiter = arbiter
         self._openings: dict[LeaseId, list[_Opening]] = {}
 
     async def open(
@@ -222,6 +236,7 @@ class SessionOpener:
         worker.budget.setblocking(False)
         with theirs:
             worker.send(assign, theirs.fileno())
+        self._have_turns(worker, lease, partitions, gpus)
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
             await self._worker_pool.until(worker, worker.assigned)
         if not worker.assigned.is_set():
@@ -235,6 +250,20 @@ class SessionOpener:
                 SessionDevice(d.index, GpuId(d.uuid), d.name, d.memory, d.emulated) for d in devices
             ),
         )
+
+    def _have_turns(
+        self,
+        worker: WorkerHandle,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        gpus: Sequence[Gpu],
+    ) -> None:
+        """Have a worker take turns with other leases, unless NVIDIA's daemon mixes their work."""
+        if worker.real and uses_mps():
+            return
+        pairs = zip(gpus, partitions, strict=True)
+        shares = [(gpu.id, due_share(lease, partition, gpu)) for gpu, partition in pairs]
+        self._arbiter.join(worker.number, lease.id, shares)
 
     def _check_context_room(self, lease: LeaseId, gpus: Sequence[Gpu]) -> None:
         """Raise unless each partition of a real GPU still has room for a CUDA context."""

@@ -60,6 +60,7 @@ from gpupool.remoting.host.measuring.session_meter import (
 )
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
+from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
@@ -130,6 +131,7 @@ class HostSupervisor:
         own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine, ports)
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
+        self._arbiter = Arbiter(self.worker_pool.workers.get)
         self._suspensions = self._make_suspensions()
         self.watchdog = MemoryWatchdog(
             inventory,
@@ -148,6 +150,7 @@ class HostSupervisor:
             self._limits,
             note_use=self._note_use,
             wait_running=self._suspensions.wait_running,
+            arbiter=self._arbiter,
         )
 
     def _make_pool(self, warm_workers: int, doors: frozenset[str]) -> WorkerPool:
@@ -181,6 +184,7 @@ class HostSupervisor:
             instances=lambda: frozenset(gpu.id for gpu in self.gpus() if gpu.parent),
             shared_by_mps=uses_mps,
             note_use=self._note_lease,
+            arbiter=self._arbiter,
             log=self._log,
         )
         return Suspensions(means, part if part >= 0 else machine // 2)
@@ -203,6 +207,7 @@ class HostSupervisor:
                 task_status.started()
         finally:
             self._nursery = None
+            self._arbiter.close()
             if listener is not None:
                 listener.close()
                 (self._runtime_dir / SOCKET_NAME).unlink(missing_ok=True)
@@ -245,13 +250,14 @@ class HostSupervisor:
         now, living = trio.current_time(), self.worker_pool.workers.values()
         busy, emulated = emulated_busy(living, now)
         real, estimates = shares_by_lease(self.inventory, living, now)
-        idle_s = self.idle_s()
+        idle_s, turns = self.idle_s(), self._arbiter.got()
         sessions: list[SessionTelemetry] = []
         for lease, total in sorted(totals.items()):
             reserved = sum(self.budget.usage(lease, gpu) for gpu in accounted)
             use = LeaseUse(
                 memory_reserved=reserved,
                 memory_used=memory_in_use(self.inventory, workers[lease], reserved),
+                turns=turns.get(lease, {}),
                 idle_s=idle_s.get(lease),
                 busy={**emulated.get(lease, {}), **real.get(lease, {})},
                 estimated=lease in estimates,
@@ -461,6 +467,7 @@ class HostSupervisor:
 
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)
+        self._arbiter.leave(worker.number)
         if worker.lease is not None:
             self._totals.setdefault(worker.lease, Totals()).add(worker)
 

@@ -218,8 +218,22 @@ class GpuChecked:
     problem: str
 
 
+@dataclass(frozen=True, slots=True)
+class TakeTurns:
+    """The socket comes with it over which the worker hears of its turns (``turn_messages``)."""
+
+
 HostMessage = (
-    Start | Assign | Connection | Proceed | Dialled | Confine | JoinNetwork | Become | CheckGpu
+    Start
+    | Assign
+    | Connection
+    | Proceed
+    | Dialled
+    | Confine
+    | JoinNetwork
+    | Become
+    | CheckGpu
+    | TakeTurns
 )
 WorkerMessage = (
     Ready
@@ -239,7 +253,7 @@ Message = HostMessage | WorkerMessage
 # The position is the kind on the wire. Both ends are always of the same build.
 _HOST_KINDS: tuple[type[Any], ...] = (
     *(Start, Assign, Connection, Proceed, Dialled),
-    *(Confine, JoinNetwork, Become, CheckGpu),
+    *(Confine, JoinNetwork, Become, CheckGpu, TakeTurns),
 )
 _WORKER_KINDS: tuple[type[Any], ...] = (
     *(Ready, Assigned, ContextReady, Connected),

@@ -26,7 +26,7 @@ from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
 from gpupool.remoting.protocol import handshake, worker_messages
 from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
-from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
+from gpupool.remoting.worker import launch_gate, namespaces, sandbox, syscall_filter
 from gpupool.remoting.worker.client_handshake import (
     HANDSHAKE_TIMEOUT_S,
     accept_client,
@@ -221,6 +221,8 @@ class Worker:
                 self._test(message)
             elif isinstance(message, worker_messages.Proceed):
                 self._measured.set()
+            elif isinstance(message, worker_messages.TakeTurns):
+                launch_gate.of_worker().attach(self._channel.take_descriptor())
             elif isinstance(message, worker_messages.Dialled):
                 self._dialled.put(message.reason or self._channel.take_descriptor())
             else:

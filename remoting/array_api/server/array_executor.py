@@ -104,6 +104,8 @@ class Executor:
         self.templates: dict[int, Template] = {}
         self.metas: dict[int, Meta] = {}
         self.sequence = 0
+        self.device = 0
+        """The current one."""
         self.failures = 0  # handles that stand for results of failed calls
         self.conformed: dict[str, int] = {}
         self.described: list[Any] = []
@@ -251,6 +253,7 @@ class Executor:
         if device >= len(self.backend.describe_devices()):
             raise RemoteProtocolError("unknown device", why=str(device))
         self.backend.use(device, self.objects.get(stream) if stream else None)
+        self.device = device
 
     def _inline_put(self, body: memoryview, position: int) -> int:
         _, handle, number, length = array_wire.PUT_RECORD.unpack_from(body, position)

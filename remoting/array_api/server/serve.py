@@ -6,6 +6,7 @@ client for its garbage, and reads on until the answer comes. The frames that it 
 wait in the backlog, and run later in their order.
 """
 
+import importlib
 import os
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from gpupool.remoting.array_api.server.array_results import Download, describe_e
 from gpupool.remoting.array_api.server.shared_memory import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
 from gpupool.remoting.transport.tally import Tally
+from gpupool.remoting.worker import launch_gate
 from gpupool.remoting.worker.peer_links import Links
 
 BACKLOG_MAX = 32 << 20
@@ -227,8 +229,11 @@ class Session:
         self.greet()
         tally = self.stream.tally
         timed = tally.executed_ns is not None
+        gate = launch_gate.of_worker()
         while True:
+            gate.executing = False
             header, body = self._next()
+            gate.begin(self.executor.device)
             if timed:
                 tally.begin()
             if header.kind == array_wire.Kind.CALLS:
@@ -357,6 +362,20 @@ def make_backend(
     return CudaBackend(devices, budget, log)
 
 
+def _end_turns_of(devices: Sequence[DeviceSpec]) -> None:
+    """Have real GPUs waited for at the end of each turn."""
+    gate = launch_gate.of_worker()
+    runtime: Any = importlib.import_module("cupy").cuda.runtime
+    ordinals = [spec.ordinal for spec in devices]
+
+    def drain(device: int) -> None:
+        gate.until_executed(device)
+        runtime.setDevice(ordinals[device])
+        runtime.deviceSynchronize()
+
+    gate.drain = drain
+
+
 def serve(
     stream: Stream,
     devices: Sequence[DeviceSpec],
@@ -376,6 +395,8 @@ def serve(
     backend = make_backend(devices, budget, log)
     if all(spec.emulated for spec in devices):
         stream.tally.executed_ns = 0
+    else:
+        _end_turns_of(devices)
     try:
         Session(stream, backend, log, links).run()
     except ClosedError:

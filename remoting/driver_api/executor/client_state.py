@@ -5,6 +5,7 @@ module each for memory, transfers, kernels and so on. All that areas share is he
 """
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +18,7 @@ from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema.layout import Record
 from gpupool.remoting.driver_api.schema.methods import Methods
+from gpupool.remoting.worker import launch_gate
 
 WORDS = [struct.Struct(f"<{count}Q") for count in range(64)]
 LEGACY_STREAM = 1
@@ -68,6 +70,8 @@ class Client:
         self.functions: dict[int, Function] = {}
         self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egx"}
         self.objects["s"] = self.streams
+        self.gate = launch_gate.of_worker()
+        self.capture_lock = threading.Lock()  # held while a capture begins
         self.captures: set[int] = set()  # streams in which captures began that have not ended
         self.ended: list[Callable[[str, int], None]] = []  # told which of these are no more
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
@@ -77,6 +81,7 @@ class Client:
             self.launcher.keep("s", LEGACY_STREAM, 0)
             self.launcher.share(self.waiter.shared, getattr(session.stream, "descriptor", -1))
             self.waiter.launcher = self.launcher
+            self.launcher.gate(self.gate.gates)
         # The record at hand: where it lies, what follows its frame, who waits for it (0: nobody).
         self.buffer = bytearray()
         self.view = memoryview(b"")

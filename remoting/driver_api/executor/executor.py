@@ -42,6 +42,7 @@ from gpupool.remoting.driver_api.executor.rare.queries import Queries
 from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
 from gpupool.remoting.driver_api.executor.rare.texture_references import References
 from gpupool.remoting.driver_api.executor.streams import Streams
+from gpupool.remoting.driver_api.executor.turn_end import TurnEnd
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.decoding import Decoder, decoder
 from gpupool.remoting.driver_api.schema.layout import HEADER, Record
@@ -110,18 +111,23 @@ class Executor:
         self.buffer = bytearray()
         self.buffer_address = 0
         self.handlers: dict[int, Callable[[int], None]] = {}
+        self.asked: set[int] = set()  # records that somebody waits for
         for area in handler_groups(client, images, links):
             for name, method in area.methods.items():
                 executes = cast("Callable[..., Any]", method)
-                self._add(NUMBERS[name], self._handler(BY_NAME[name], executes))
+                self._add(NUMBERS[name], BY_NAME[name], executes)
             for op, (record, executes) in area.calls.items():
-                self._add(op, self._handler(record, executes))
+                self._add(op, record, executes)
+        self.gate = client.gate
+        TurnEnd(client).follow(self.gate)
         api.runtime.setDevice(client.ordinals[0])
 
-    def _add(self, op: int, handler: Callable[[int], None]) -> None:
+    def _add(self, op: int, record: Record, method: Callable[..., Any]) -> None:
         if op in self.handlers:
             raise ValueError(f"two areas execute record {op}")
-        self.handlers[op] = handler
+        self.handlers[op] = self._handler(record, method)
+        if record.asked:
+            self.asked.add(op)
 
     def execute(self, buffer: bytearray, view: memoryview, start: int, end: int, bulk: int) -> None:
         """Execute the records of one frame; ``bulk`` bytes of the stream belong to the last.
@@ -140,6 +146,7 @@ class Executor:
         functions, streams, handlers = client.functions, client.streams, self.handlers
         launch, errors = client.api.launch, client.api.errors
         plain_launch, least = table.LAUNCH, HEADER.size
+        gates, asked = self.gate.gates, self.asked
         while start < end:
             if end - start < least:
                 raise RemoteProtocolError("malformed record")
@@ -151,6 +158,12 @@ class Executor:
                 if at > start:
                     start = at
                     continue
+            if op not in asked:
+                gate = gates[client.device]
+                if gate.closed:
+                    self.gate.wait(client.device)
+                    continue
+                gate.passed += 1
             try:
                 if op == plain_launch and flags == 0:
                     if size < 56:

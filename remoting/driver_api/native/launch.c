@@ -13,7 +13,7 @@
 #include "generated_layouts.h"
 #include "generated_records.h"
 
-#define ABI 5
+#define ABI 6
 #define ASKED 1        // in the flags of a record: somebody waits for its answer
 #define COOPERATIVE 2  // in the flags of a launch
 #define ATTRIBUTES_MAX 32
@@ -124,6 +124,10 @@ EXPORT void gpupool_launcher_share(struct launcher *launcher, struct shared *sha
     launcher->connection = connection;
 }
 
+EXPORT void gpupool_launcher_gate(struct launcher *launcher, struct gate *gates) {
+    launcher->gates = gates;
+}
+
 EXPORT void gpupool_launcher_tell(struct launcher *launcher, struct turns *turns) {
     launcher->turns = turns;
 }
@@ -224,6 +228,15 @@ static bool issue_other(const struct launcher *launcher, const unsigned char *at
     }
 }
 
+// Whether the lease has the turn on the current device. Others read the count now and then.
+static inline bool may_pass(const struct launcher *launcher) {
+    if (launcher->gates == NULL) return true;
+    struct gate *gate = &launcher->gates[launcher->device];
+    if (__atomic_load_n(&gate->closed, __ATOMIC_ACQUIRE) != 0) return false;
+    __atomic_store_n(&gate->passed, gate->passed + 1, __ATOMIC_RELAXED);
+    return true;
+}
+
 // Issue what lies at `at`, and so on; return where the first record lies that was not issued, or whose
 // call failed with outcome->status; or what is behind one that waited, and is over. `alone`: no other
 // frame has come.
@@ -241,6 +254,7 @@ EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsign
             outcome->issued++;
             return at + head.size;
         }
+        if (!may_pass(launcher)) break;
         bool launches = head.op == GP_LAUNCH || head.op == GP_LAUNCH_EX;
         if (head.flags != 0 && !(launches && head.flags == COOPERATIVE)) break;
         bool issued = launches ? issue_launch(launcher, fields, head, &outcome->status)

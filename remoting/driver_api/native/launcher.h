@@ -85,6 +85,13 @@ struct outcome {
 };
 enum ended { NO_WAIT, OVER, GAVE_UP };
 
+// Of one device: whether its lease has the turn there, and how many records came by; see
+// worker/launch_gate.py. A closed one is opened by another thread.
+struct gate {
+    uint32_t closed, unused;
+    uint64_t passed, padding[6];
+};
+
 struct turns;
 struct downloads;
 
@@ -96,6 +103,7 @@ struct launcher {
     bool plain;       // so is its own context, and no green one
     int connection;   // a descriptor that the client's bytes come to, -1 where that is not known
     struct shared *shared;
+    struct gate *gates;           // by device; NULL where nobody takes turns
     struct turns *turns;          // NULL until there is a thread that tells the client of them
     struct downloads *downloads;  // NULL until there is memory for them
 };

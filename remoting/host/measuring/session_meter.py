@@ -8,6 +8,7 @@ from gpupool.pool.telemetry import SessionTelemetry
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.measuring.execution import SILENT_AFTER_S
 from gpupool.remoting.host.measuring.gpu_shares import Process, lease_shares
+from gpupool.remoting.host.sharing.turns import Got
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol.worker_messages import Report
 
@@ -105,6 +106,7 @@ class LeaseUse:
     idle_s: float | None
     busy: Mapping[GpuId, float]
     estimated: bool
+    turns: Mapping[GpuId, Got] = field(default_factory=dict[GpuId, Got])
 
 
 def count_states(workers: Iterable[WorkerHandle]) -> dict[str, int]:
@@ -139,6 +141,8 @@ def session_telemetry(
         retransmits=totals.retransmits,
         busy={gpu: round(share, 4) for gpu, share in use.busy.items()},
         busy_estimated=use.estimated,
+        share_due={gpu: round(each.due, 4) for gpu, each in use.turns.items()},
+        share_got={g: round(t.got, 4) for g, t in use.turns.items() if t.got is not None},
         idle_s=None if use.idle_s is None else round(use.idle_s, 1),
     )
 

@@ -17,6 +17,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.limits import MIB
+from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol import keeper_messages
 
@@ -65,6 +66,7 @@ class Means:
     instances: Callable[[], frozenset[GpuId]]  # the GPUs that are MIG instances
     shared_by_mps: Callable[[], bool]  # whether NVIDIA's daemon shares the GPUs of this machine
     note_use: Callable[[LeaseId], None]
+    arbiter: Arbiter | None  # of the GPUs' time
     log: Callable[[str], None]
 
 
@@ -245,12 +247,14 @@ class Suspensions:
             moved = keeper_messages.Moved()
             try:
                 if workers:
+                    self._rest(lease, rests=True)
                     moved = await self._means.keeper.suspend(request)
             except (GpupoolError, OSError) as error:
                 moved = keeper_messages.Moved(str(error))
         if moved.problem:
             self._end(moved.lost, f"it could not be suspended: {moved.problem}")
             order.bytes, order.stopped, order.saved = 0, (), ()
+            self._rest(lease, rests=False)
             order.enter(P.REFUSED, moved.problem)
             self._means.note_use(lease)
             self._means.log(f"lease {lease:04x} could not be suspended: {moved.problem}")
@@ -282,11 +286,17 @@ class Suspensions:
                 break
             await trio.sleep(RESUME_EVERY_S)
         order.bytes, order.stopped, order.saved = 0, (), ()
+        self._rest(lease, rests=False)
         order.enter(P.RUNNING)
         self._means.note_use(lease)
 
     def _say(self, lease: LeaseId, done: str, since: float) -> None:
         self._means.log(f"lease {lease:04x} {done} in {trio.current_time() - since:.1f} s")
+
+    def _rest(self, lease: LeaseId, *, rests: bool) -> None:
+        """Pass a lease over in the turns on its GPUs, or count it again."""
+        if self._means.arbiter is not None:
+            (self._means.arbiter.rest if rests else self._means.arbiter.come_back)(lease)
 
     async def _try_resume(self, lease: LeaseId, order: _Order) -> keeper_messages.Moved:
         if problem := await self._no_room_on_gpus(lease, order):

@@ -184,8 +184,9 @@ class Graphs(HandlerGroup):
 
     def _begin_capture(self, stream: int, _mode: int, graph: int) -> None:
         # Other modes forbid calls to other threads; here all calls come from this one.
-        self.api.runtime.streamBeginCapture(self.streams[stream], CAPTURE_RELAXED)
-        self.client.begin_capture(stream)
+        with self.client.capture_lock:
+            self.api.runtime.streamBeginCapture(self.streams[stream], CAPTURE_RELAXED)
+            self.client.begin_capture(stream)
         self._keep_graph(graph, self._captured(stream)[1])
         self._begun.add(graph)
 
@@ -194,11 +195,12 @@ class Graphs(HandlerGroup):
     ) -> None:
         nodes, data = self._node_list(count, front)
         handle = self.streams[stream]
-        self._direct.call(
-            "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
-            CAPTURE_RELAXED,
-        )  # fmt: skip
-        self.client.begin_capture(stream)
+        with self.client.capture_lock:
+            self._direct.call(
+                "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
+                CAPTURE_RELAXED,
+            )  # fmt: skip
+            self.client.begin_capture(stream)
 
     def _end_capture(self, stream: int, number: int) -> bytes | None:
         own = number in self._begun

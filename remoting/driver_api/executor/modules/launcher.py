@@ -11,8 +11,9 @@ from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import NUMBERS
+from gpupool.remoting.worker.launch_gate import Gate
 
-ABI = 5
+ABI = 6
 
 CALLED = (
     "cuLaunchKernel",
@@ -102,6 +103,8 @@ class Launcher:
         self._select.argtypes = [pointer, wide, ctypes.c_int]
         self._share = library.gpupool_launcher_share
         self._share.argtypes = [pointer, pointer, ctypes.c_int]
+        self._gate = library.gpupool_launcher_gate
+        self._gate.argtypes = [pointer, pointer]
         self._tell = library.gpupool_launcher_tell
         self._tell.argtypes = [pointer, pointer]
         self._run: Any = library.gpupool_launcher_run
@@ -153,6 +156,11 @@ class Launcher:
         """
         self._share(self._self, ctypes.addressof(shared), connection)
         self._shared = shared
+
+    def gate(self, gates: ctypes.Array[Gate]) -> None:
+        """Issue nothing that has no answer while the current device's gate is closed."""
+        self._gate(self._self, ctypes.addressof(gates))
+        self._gates = gates
 
     def tell(self, turns: ctypes.c_void_p) -> None:
         """Give host functions that keep no stream to the driver from now on."""
