@@ -5,6 +5,7 @@ its tests do. An import hook gives the mutated module; no file is changed.
 """
 
 import ast
+import faulthandler
 import importlib
 import importlib.abc
 import importlib.util
@@ -15,6 +16,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -110,10 +112,16 @@ def _child(work: Callable[[], Result], write: int, cpu_s: float) -> None:
         text = json.dumps(work()).encode()
         while text:
             text = text[os.write(write, text) :]
-    except BaseException:  # noqa: BLE001 - the status says it
-        os._exit(3)
+    except BaseException as error:  # noqa: BLE001 - the parent says it
+        os.write(write, json.dumps({"ended": _told(error)}).encode())
     finally:
         os._exit(0)
+
+
+def _told(error: BaseException) -> str:
+    """Return an error and where it was raised: a trial has no other output."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"[:2000]
 
 
 def _read_all(read: int, seconds: float) -> tuple[bytes, bool]:
@@ -159,7 +167,11 @@ def run_pytest(tests: Sequence[str], plugins: Sequence[object], *more: str) -> i
     quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "-W", "ignore")
     limits = (f"--timeout={TEST_LIMIT_S}", f"--hypothesis-profile={PROFILE}")
     os.chdir(ROOT)
-    return int(pytest.main([*quiet, *limits, *more, *tests], plugins=list(plugins)))
+    try:
+        return int(pytest.main([*quiet, *limits, *more, *tests], plugins=list(plugins)))
+    finally:
+        # tests/limits.py ends the process a minute after the last test; a trial goes on with seeds.
+        faulthandler.cancel_dump_traceback_later()
 
 
 def under_tests(mutant: Mutant | None, tests: Sequence[str]) -> Result:

@@ -46,18 +46,18 @@ class LaneSet:
     """Connections that go one way, and what C does with them."""
 
     @classmethod
-    def load(cls, *, sends: bool, path: Path | None = None) -> Self | None:
+    def load(cls, *, sends: bool, due: int, path: Path | None = None) -> Self | None:
         """Return an empty set, or None where there is no library for it."""
         try:
             library = ctypes.CDLL(str(path or library_dir() / LAUNCHER))
-            return cls(library, sends=sends)
+            return cls(library, sends=sends, due=due)
         except (OSError, AttributeError):
             return None
 
-    def __init__(self, library: ctypes.CDLL, *, sends: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, *, sends: bool, due: int) -> None:
         pointer, wide = ctypes.c_void_p, ctypes.c_uint64
         self._new: Any = library.gpupool_lanes_new
-        self._new.argtypes, self._new.restype = [ctypes.c_bool, wide], pointer
+        self._new.argtypes, self._new.restype = [ctypes.c_bool, ctypes.c_int, wide], pointer
         self._encrypts: Any = library.gpupool_lanes_encrypt
         self._encrypts.argtypes, self._encrypts.restype = [], ctypes.c_bool
         self._add: Any = library.gpupool_lanes_add
@@ -69,9 +69,10 @@ class LaneSet:
         self._receive.argtypes = [pointer, pointer, wide, wide]
         self._end: Any = library.gpupool_lanes_end
         self._end.argtypes = [pointer]
-        self._self: int | None = self._new(sends, AHEAD_SIZE_MAX)
+        self._self: int | None = self._new(sends, due, AHEAD_SIZE_MAX)
+        self.due = due
         self.count = 0
-        self.due = 0
+        self._counting = threading.Lock()
 
     def encrypts(self) -> bool:
         """Say whether there is an OpenSSL for connections with TLS."""
@@ -94,7 +95,8 @@ class LaneSet:
             given = Identity(certificate, key, len(certificate), len(key))
         descriptor = sock.detach()
         good = self._add(self._self, descriptor, ctypes.byref(given) if given else None, ticket)
-        self.count += bool(good)
+        with self._counting:
+            self.count += bool(good)
         return bool(good)
 
     def send(self, view: memoryview) -> None:
@@ -134,14 +136,14 @@ class Lanes(HandlerGroup):
         super().__init__(client)
         self._links = links
         self._sets: tuple[LaneSet, LaneSet] | None = None
-        self._lock = threading.Lock()
         self.methods = {"LANES": self._ask}
 
     def _ask(self, count: int) -> bytes:
         """Answer with the numbers of further connections, up and down, and how many may come."""
         if self._sets is not None:
             raise RemoteProtocolError("further connections were asked for before")
-        up, down = LaneSet.load(sends=False), LaneSet.load(sends=True)
+        due = min(count, LANES_MAX)
+        up, down = LaneSet.load(sends=False, due=due), LaneSet.load(sends=True, due=due)
         ids = os.urandom(ID_SIZE), os.urandom(ID_SIZE)
         nothing = bytes(2 * ID_SIZE + 8)
         if self._links is None or up is None or down is None or not count:
@@ -149,10 +151,9 @@ class Lanes(HandlerGroup):
         if not self._links.expect_lanes(ids, self._take, up.encrypts):
             return nothing
         self._sets = up, down
-        up.due = down.due = min(count, LANES_MAX)
         session = self.client.session
         session.reader.lanes, session.lanes = up, down
-        return b"".join(ids) + up.due.to_bytes(8, "little")
+        return b"".join(ids) + due.to_bytes(8, "little")
 
     def _take(
         self, way: int, sock: socket.socket, identity: tuple[bytes, bytes] | None, ticket: bytes
@@ -163,9 +164,7 @@ class Lanes(HandlerGroup):
             AuthenticationError: when it is one too many, or does not prove itself.
         """
         assert self._sets is not None
-        lanes = self._sets[way]
-        with self._lock:
-            if lanes.count == lanes.due:
-                raise AuthenticationError("data connection refused", why="there are enough")
-            if not lanes.add(sock, identity, ticket):
-                raise AuthenticationError("data connection refused", why="wrong ticket")
+        if self._sets[way].complete:
+            raise AuthenticationError("data connection refused", why="there are enough")
+        if not self._sets[way].add(sock, identity, ticket):
+            raise AuthenticationError("data connection refused", why="wrong ticket, or too many")

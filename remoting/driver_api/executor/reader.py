@@ -50,11 +50,6 @@ class Stream(Protocol):
 class Stripes(Protocol):
     """The further connections on which large uploads come; see ``lanes.py``."""
 
-    @property
-    def complete(self) -> bool:
-        """Say whether all of them are there."""
-        ...
-
     def receive(self, target: memoryview, offset: int) -> None:
         """Fill ``target`` with what lies at ``offset`` of a stripe; 0 begins the next one."""
         ...
@@ -164,7 +159,7 @@ class Reader:
 
     def _is_frame(self, magic: int, bulk: int) -> bool:
         if magic == STRIPE_MAGIC:
-            return bulk > 0 and self.lanes is not None and self.lanes.complete
+            return bulk > 0 and self.lanes is not None
         return magic == FRAME_MAGIC
 
     def _locate(self, count: int) -> int:

@@ -11,9 +11,9 @@
 API bool gpupool_lanes_encrypt(void);
 bool gpupool_lanes_encrypt(void) { return gp_tls_possible(); }
 
-API struct gp_lanes *gpupool_lanes_new(bool sends, uint64_t ahead_max);
-struct gp_lanes *gpupool_lanes_new(bool sends, uint64_t ahead_max) {
-    return gp_lanes_new(sends, ahead_max);
+API struct gp_lanes *gpupool_lanes_new(bool sends, int most, uint64_t ahead_max);
+struct gp_lanes *gpupool_lanes_new(bool sends, int most, uint64_t ahead_max) {
+    return gp_lanes_new(sends, most, ahead_max);
 }
 
 // Take over a connection; with an identity its client has said nothing yet, and without one it has

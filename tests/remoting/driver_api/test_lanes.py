@@ -33,8 +33,8 @@ def _library() -> None:
     build.ensure()
 
 
-def loaded(*, sends: bool) -> LaneSet:
-    found = LaneSet.load(sends=sends)
+def loaded(*, sends: bool, due: int = 3) -> LaneSet:
+    found = LaneSet.load(sends=sends, due=due)
     assert found is not None
     return found
 
@@ -149,6 +149,21 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2 * CHUNK <= sent < 16 * CHUNK  # what the sockets hold comes on top
     lanes.end()
     end.close()
+
+
+def test_a_set_takes_no_more_than_it_was_made_for() -> None:
+    """Also where two prove themselves at the same time."""
+    lanes = loaded(sends=False, due=2)
+    ends = joined(lanes, 2)
+    assert lanes.complete
+    here, there = socket.socketpair()
+    assert not lanes.add(here, None, b"")
+    there.settimeout(LIMIT_S)
+    assert there.recv(2) in (b"", handshake.ACCEPTED)
+    assert there.recv(1) == b""
+    for end in (there, *ends):
+        end.close()
+    lanes.end()
 
 
 def test_a_sender_hears_of_a_broken_lane() -> None:

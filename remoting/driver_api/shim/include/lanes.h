@@ -30,8 +30,8 @@
 struct gp_lanes;
 
 // A set of lanes that sends, or receives; NULL without memory. It is never freed.
-struct gp_lanes *gp_lanes_new(bool sends, uint64_t ahead_max);
-// Add a connection, which is the set's from then on; at most GP_LANES_MAX.
+struct gp_lanes *gp_lanes_new(bool sends, int most, uint64_t ahead_max);
+// Add a connection, which is the set's from then on; at most as many as it was made for.
 bool gp_lanes_add(struct gp_lanes *lanes, const struct gp_link *link);
 void gp_lanes_end(struct gp_lanes *lanes);  // for good; NULL is allowed
 void gp_lanes_forked(struct gp_lanes *lanes);  // let go of them, in a process without their threads

@@ -35,7 +35,7 @@ struct lane {
 
 struct gp_lanes {
     bool sends, lost;
-    int count;
+    int count, most;
     struct lane lane[GP_LANES_MAX];
     pthread_mutex_t lock;
     pthread_cond_t changed;   // for the lanes
@@ -229,10 +229,11 @@ static void *receive_chunks(void *argument) {
     return NULL;
 }
 
-struct gp_lanes *gp_lanes_new(bool sends, uint64_t ahead_max) {
+struct gp_lanes *gp_lanes_new(bool sends, int most, uint64_t ahead_max) {
     struct gp_lanes *lanes = calloc(1, sizeof *lanes);
     if (lanes == NULL) return NULL;
     lanes->sends = sends;
+    lanes->most = most > GP_LANES_MAX ? GP_LANES_MAX : most;
     lanes->ahead_max = ahead_max;
     pthread_mutex_init(&lanes->lock, NULL);
     pthread_condattr_t attributes;
@@ -246,7 +247,7 @@ struct gp_lanes *gp_lanes_new(bool sends, uint64_t ahead_max) {
 
 bool gp_lanes_add(struct gp_lanes *lanes, const struct gp_link *link) {
     pthread_mutex_lock(&lanes->lock);
-    bool good = lanes->count < GP_LANES_MAX && !lanes->lost;
+    bool good = lanes->count < lanes->most && !lanes->lost;
     if (good) {
         struct lane *lane = &lanes->lane[lanes->count];
         lane->lanes = lanes;

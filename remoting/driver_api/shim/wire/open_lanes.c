@@ -55,7 +55,8 @@ static void *open_all(void *argument) {
     uint64_t count[1] = {wanted()};
     gp_line_ask(line, -1, &request, GP_LANES, count, 1);
     if (gp_hear(&request) != GP_SUCCESS || offer.count == 0 || offer.count > count[0]) return NULL;
-    struct gp_lanes *down = gp_lanes_new(false, 0), *up = gp_lanes_new(true, 0);
+    int most = (int)offer.count;
+    struct gp_lanes *down = gp_lanes_new(false, most, 0), *up = gp_lanes_new(true, most, 0);
     if (down == NULL || up == NULL) return NULL;
     // The worker sends by these as soon as it has all of them.
     __atomic_store_n(&line->down, down, __ATOMIC_RELEASE);
