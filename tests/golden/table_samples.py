@@ -492,9 +492,9 @@ def preemption() -> Script:
     script = Script("preemption")
     script.run(founding())
     script.run(document(compressed("packed preemption", _giving_way), 0))
-    script.run([grant(request(1, preemptible=True), "ada", part(A, 0, 70))])
+    script.run([grant(request(1, preemptible=True, share=0.5), "ada", part(A, 0, 70))])
     [lease] = script.state.leases
-    wide = request(2, fraction=1.0, servers=("gpu-a",), preemptible=True)
+    wide = request(2, fraction=1.0, servers=("gpu-a",), preemptible=True, share=0.5)
     waits = commands.Wait(wide, "bob", TokenId("bob" * 4), "busy")
     script.run([waits, commands.SuspendLease(lease, "")])
     script.run([commands.SuspendLease(lease, "bob goes first", for_request=request(2).id)])

@@ -342,7 +342,7 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
 
     for at, server in enumerate(servers):
         server.peer_listener = listen(at)
-        server.links = Peers(dial, lambda: None)
+        server.links = Peers(dial, lambda _numbers: None)
 
 
 def program_environment(agent: Agent | None, **environment: str) -> dict[str, str]:

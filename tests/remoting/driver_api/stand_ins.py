@@ -8,12 +8,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpupool.remoting.devices.base import Budget
 from gpupool.remoting.driver_api.executor import executor
 from gpupool.remoting.driver_api.executor.reader import Stream
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.records import NUMBERS
+from gpupool.remoting.driver_api.schema.records import NUMBERS, Record
 from gpupool.remoting.transport.tally import Tally
 from gpupool.remoting.worker.peer_links import Peer, PeerLostError
 
@@ -59,12 +60,17 @@ class Counts:
         add = executor.Executor._add  # pyright: ignore[reportPrivateUsage]
         counts = self.counts
 
-        def counting(self: executor.Executor, op: int, handler: Callable[[int], None]) -> None:
+        def counting(
+            self: executor.Executor, op: int, record: Record, method: Callable[..., Any]
+        ) -> None:
+            add(self, op, record, method)
+            handler = self.handlers[op]
+
             def counted(flags: int) -> None:
                 counts[names[op]] += 1
                 handler(flags)
 
-            add(self, op, counted)
+            self.handlers[op] = counted
 
         executor.Executor._add = counting  # pyright: ignore[reportPrivateUsage]
 
