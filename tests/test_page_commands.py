@@ -119,6 +119,9 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
 
 
 SAY_MORE = (
+    "cli/commands/monitoring/usage.py",
+    "pool/model/formats.py",
+    "remoting/server/lease_service.py",
     "cli/run/program_run.py",
     "cli/run/door_choice.py",
     "remoting/transport/peer_transport.py",
