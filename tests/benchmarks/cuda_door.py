@@ -2,6 +2,7 @@
 
     python tests/benchmarks/cuda_door.py [--only start,models,launches,quarters,tls,bulk]
         [--json FILE] [--csv FILE]
+    unshare -rn python tests/benchmarks/cuda_door.py --veth
 
 Needs a real GPU, nvcc, PyTorch, torchvision and transformers. Remote means ``gpupool join`` and
 ``gpupool run`` over loopback: a Unix socket, or TCP where it says so. Every figure is the median of
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -33,7 +35,8 @@ from gpupool.remoting.driver_api import build  # noqa: E402
 MODELS = [sys.executable, str(ROOT / "tests" / "gpu" / "cuda_programs" / "models.py")]
 WORKLOADS = ["resnet_train", "resnet_infer", "gpt2_train", "gpt2_generate"]
 SPEED = ROOT / "tests" / "gpu" / "cuda_programs" / "speed.cu"
-STRIPES = ROOT / "tests" / "remoting" / "driver_api" / "programs" / "stripes.c"
+DRIVER = ROOT / "tests" / "remoting" / "driver_api"
+STRIPES = DRIVER / "programs" / "stripes.c"
 BULK_ROUNDS, BULK_TLS = 3, 0.9  # of one plain connection
 LIMIT_S = 150
 ROUNDS = 7  # as in models.py
@@ -380,11 +383,48 @@ class Bench:
         return sum(map(float, filter(None, found)))
 
 
+def veth(report: Report, folder: Path) -> None:
+    """Measure large copies between two networks, with the driver without a GPU.
+
+    The processor's time of the client alone: other work on the machine does not count into it.
+    """
+    sys.path.append(str(DRIVER))
+    from cut_pool import ADDRESSES, Net
+    from fake_pool import FakeGpuPool
+
+    program = folder / "stripes"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-o", str(program), str(STRIPES)]
+    subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+    net: Any = None
+    for encryption in ("off", "tls"):
+        (place := folder / encryption).mkdir()
+        pool = FakeGpuPool(place)
+        net = net or Net(pool)
+        pool.server.prefix = ["nsenter", "--net", f"--target={net.places[0].pid}"]
+        pool.server.listen = f"{ADDRESSES[0]}:7470"
+        try:
+            pool.server.start("--data-encryption", encryption)
+            pool.until(lambda pool=pool: pool.idle_servers() == 1)
+            for lanes in (0, 2, 4):
+                options = ["-p", "0.5", "--env", f"GPUPOOL_LANES={lanes}", "--"]
+                done = pool.command("run", *options, str(program), "64", "8", "go")
+                found = results_of(done.stdout)
+                for key in ("up_GBps", "up_own_cpu_ns", "down_GBps", "down_own_cpu_ns"):
+                    unit = "GB/s" if "GBps" in key else "ns"  # for each KiB
+                    label = f"veth {encryption}, {lanes or 1} connections: {key}"
+                    report.row(label, 0.0, float(found[key]), unit, 0.0, 0.0)
+        finally:
+            pool.stop()
+    for each in net.places:
+        each.kill()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="start,models,launches,quarters,tls,bulk")
     parser.add_argument("--json", default="")
     parser.add_argument("--budget", type=float, default=400, help="seconds for all of it")
+    parser.add_argument("--veth", action="store_true", help="under unshare -rn; needs no GPU")
     add_options(parser)
     options = parser.parse_args()
     build.ensure()
@@ -392,6 +432,9 @@ def main() -> int:
         folder = Path(name)
         folder.chmod(0o711)
         results = Results.of("cuda_door.py", options)
+        if options.veth:
+            veth(Report(results), folder)
+            return 0
         bench = Bench(folder, time.monotonic() + options.budget, results)
         try:
             print(f"{'':44} {'native':>10} {'remote':>10}")

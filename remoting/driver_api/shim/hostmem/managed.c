@@ -329,7 +329,13 @@ int gp_region_borrow(uint64_t start, size_t size, int device) {
     for (struct gp_region *at = regions; at != NULL; at = at->next) known |= at->start == start;
     pthread_mutex_unlock(&managed_lock);
     if (known) return GP_SUCCESS;
-    if ((start & 4095) != 0 || hold(start, round_up(size, 4096)) == NULL) return GP_OUT_OF_MEMORY;
+    if ((start & 4095) != 0 || hold(start, round_up(size, 4096)) == NULL) {
+        if (gp_verbose()) {
+            gp_say("the server's managed memory at %#llx, %zu bytes, cannot be here at that address",
+                   (unsigned long long)start, size);
+        }
+        return GP_OUT_OF_MEMORY;
+    }
     struct gp_region *region = calloc(1, sizeof *region);
     if (region == NULL) return GP_OUT_OF_MEMORY;
     *region = (struct gp_region){.start = start, .size = size, .device = device, .borrowed = true};
