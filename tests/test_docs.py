@@ -171,7 +171,9 @@ def defined() -> dict[str, list[set[str]]]:
             names = re.findall(r"(?m)^ *(?:class )?([A-Za-z_]\w*)(?:\(|:| =)", text)
             names += re.findall(r'"(GPUPOOL_[A-Z_]+)"', text)  # variables of the environment
         elif path.suffix in (".c", ".h"):
-            names = re.findall(r"\b(cu[A-Z]\w*|gp_\w+)\b", path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            names = re.findall(r"\b(cu[A-Z]\w*|gp_\w+)\b", text)
+            names += re.findall(r'getenv\("(\w+)"\)', text)
         else:
             continue
         for name in names:

@@ -133,16 +133,7 @@ class HostSupervisor:
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
         self._arbiter = Arbiter(self.worker_pool.workers.get)
         self._suspensions = self._make_suspensions()
-        self.watchdog = MemoryWatchdog(
-            inventory,
-            self.budget,
-            self.worker_pool.workers,
-            self._limits,
-            note_use=self._note_use,
-            files_of=self.keeper.files,
-            suspended=self._suspensions.away,
-            besides=self._suspensions.memory,
-        )
+        self.watchdog = self._make_watchdog()
         self._opener = SessionOpener(
             inventory,
             self.budget,
@@ -151,6 +142,18 @@ class HostSupervisor:
             note_use=self._note_use,
             wait_running=self._suspensions.wait_running,
             arbiter=self._arbiter,
+        )
+
+    def _make_watchdog(self) -> MemoryWatchdog:
+        return MemoryWatchdog(
+            self.inventory,
+            self.budget,
+            self.worker_pool.workers,
+            self._limits,
+            note_use=self._note_use,
+            files_of=self.keeper.files,
+            suspended=self._suspensions.away,
+            besides=self._suspensions.memory,
         )
 
     def _make_pool(self, warm_workers: int, doors: frozenset[str]) -> WorkerPool:

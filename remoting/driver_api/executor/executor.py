@@ -140,13 +140,11 @@ class Executor:
             self.buffer = buffer
         client = self.client
         client.buffer, client.view, client.bulk = buffer, view, 0
-        launcher, count = client.launcher, 0
+        launcher, count, launch, errors = client.launcher, 0, client.api.launch, client.api.errors
         alone = not (bulk or client.session.reader.has_more())
         unpack, unpack_launch = HEADER.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = client.functions, client.streams, self.handlers
-        launch, errors = client.api.launch, client.api.errors
-        plain_launch, least = table.LAUNCH, HEADER.size
-        gates, asked = self.gate.gates, self.asked
+        plain_launch, least, gates, asked = table.LAUNCH, HEADER.size, self.gate.gates, self.asked
         while start < end:
             if end - start < least:
                 raise RemoteProtocolError("malformed record")
@@ -191,13 +189,11 @@ class Executor:
             except errors as error:
                 client.skip_bulk()  # which a handler that failed has not read
                 client.fail(op, client.api.status_of(error))
-            except OverflowError:
+            except (OverflowError, KeyError) as error:
+                # A number that no parameter of CUDA holds; a handle that never was, or is no more.
                 client.skip_bulk()
-                client.fail(op, INVALID_VALUE)  # a number that no parameter of CUDA holds
-            except KeyError:
-                # A handle that never was, or is no more: the client's mistake, as with CUDA.
-                client.skip_bulk()
-                client.fail(op, INVALID_HANDLE)
+                no_number = isinstance(error, OverflowError)
+                client.fail(op, INVALID_VALUE if no_number else INVALID_HANDLE)
             start += size
             count += 1
         if bulk or client.bulk:
