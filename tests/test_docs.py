@@ -54,6 +54,20 @@ def test_every_test_that_the_security_page_names_exists() -> None:
     assert named <= known, named - known
 
 
+def threats_without_a_test(text: str) -> list[str]:
+    """Return the threats of a page whose defence names neither a test nor a folder of them."""
+    tables = re.findall(r"^\| threat \| defence \|\n\|[- |]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [row.split(" | ", 1) for table in tables for row in table.splitlines()]
+    assert len(rows) > 20 or text.count("\n") < 20
+    return [row[0].removeprefix("| ") for row in rows if not re.search("`test_|`tests/", row[1])]
+
+
+def test_every_threat_of_the_security_page_has_a_test() -> None:
+    sample = "| threat | defence |\n| --- | --- |\n| a | b |\n| c | d (`test_e`) |\n"
+    assert threats_without_a_test(sample) == ["a"]
+    assert threats_without_a_test((ROOT / "docs" / "security.md").read_text("utf-8")) == []
+
+
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n != "help"])
 def test_every_command_has_a_help_text(name: str) -> None:
     assert f"## gpupool {name}\n" in reference()

@@ -186,7 +186,14 @@ class Lobby:
             self._limits.leave(guest.place)
             self._log.say(f"refused {caller(guest.address)}: {explain(error)}")
             return
-        admitted = Admitted(stream, wanted, guest.place, caller(guest.address), guest.deadline)
+        admitted = Admitted(
+            stream,
+            wanted,
+            guest.place,
+            caller(guest.address),
+            guest.deadline,
+            self._router.handshakers,
+        )
         guest.place.evict = admitted.scope.cancel
         self._nursery.start_soon(self._router.serve, admitted)
 

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import trio
 
@@ -240,6 +240,7 @@ class Admitted:
     place: Place
     who: str
     deadline: float  # of its handshake
+    limiter: trio.CapacityLimiter  # of threads for handshakes
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled to evict it
 
 
@@ -279,6 +280,7 @@ class Router:
             tls_count_max=settings.unauthenticated_tls_count_max,
         )
         self._requested = trio.Event()
+        self.handshakers = trio.CapacityLimiter(1)
 
     async def pace(self) -> None:
         """Start the handshakes of unknown addresses as their turns come; never returns."""
@@ -391,17 +393,59 @@ async def _say_https(stream: trio.SocketStream) -> None:
         pass
 
 
+class _Kept:
+    """A context that keeps what a stream makes of it, so that a handshake can begin elsewhere."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **words: Any
+    ) -> ssl.SSLObject:
+        self.incoming = incoming
+        self.tls = self._context.wrap_bio(incoming, outgoing, **words)
+        return self.tls
+
+
 async def _shake_hands(
     admitted: Admitted, context: ssl.SSLContext
 ) -> "trio.SSLStream[trio.SocketStream]":
-    tls = trio.SSLStream(admitted.stream, context, server_side=True, https_compatible=True)
+    kept = _Kept(context)
+    tls = trio.SSLStream(
+        admitted.stream, cast("ssl.SSLContext", kept), server_side=True, https_compatible=True
+    )
     try:
         with trio.fail_at(admitted.deadline):
+            if admitted.place.counted:
+                await _begin_elsewhere(admitted, kept)
             await tls.do_handshake()
     except BaseException:
         _free(tls)
         raise
     return tls
+
+
+async def _begin_elsewhere(admitted: Admitted, kept: _Kept) -> None:
+    """Answer the opening of an unknown address in another thread, which is most of the work.
+
+    A loop that does it itself uses up its share of a busy machine's processors, and then waits for
+    one at each step, with the commits of everybody.
+    """
+    kept.incoming.write(await admitted.stream.receive_some(PEEK_SIZE_MAX))
+    error = await trio.to_thread.run_sync(_begin, kept.tls, limiter=admitted.limiter)
+    if error is not None:
+        raise trio.BrokenResourceError from error
+
+
+def _begin(tls: ssl.SSLObject) -> ssl.SSLError | None:
+    """Return what is wrong with an opening; an exception would keep its thread's frames alive."""
+    try:
+        tls.do_handshake()
+    except ssl.SSLWantReadError:
+        return None
+    except ssl.SSLError as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _free(tls: "trio.SSLStream[trio.SocketStream]") -> None:

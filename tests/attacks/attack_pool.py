@@ -12,16 +12,14 @@ machine. Code in a worker tries to kill all processes: try it in a process names
 import argparse
 import contextlib
 import os
-import select
+import resource
 import selectors
-import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from failover import Servers, whole
 from hostile_workers import WORKERS_CODE, hostile_workers
 from results import Results, add_options
+from sinks import Sinks, Work
 from slow_https import slow_https
 from tests.remoting.control.control_cluster import request
 
@@ -74,6 +73,7 @@ while not stop.exists():
 """
 SOURCE_COUNT = 100
 SILENT_MAX_S = 1.0
+THIS_AND_CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -93,6 +93,7 @@ class Noticed:
     memory: int = 0
     descriptors: int = 0
     attempts: int = 0
+    attacker_s: float = 0.0  # processor time
     stall: float = 0.0  # of a program
 
     def verdict(self) -> list[str]:
@@ -304,24 +305,8 @@ def silent(ports: list[int], seconds: float) -> int:
 
 def elsewhere(_ports: list[int], seconds: float) -> int:
     """Do as ``silent`` does to ports that are nobody's: what it costs the machine alone."""
-    doors = [socket.create_server(("127.0.0.1", 0), backlog=4096) for _ in range(SERVER_COUNT)]
-    ports = [int(door.getsockname()[1]) for door in doors]
-    child = os.fork()
-    if child == 0:
-        for door in doors:
-            door.setblocking(False)
-        held = deque[socket.socket]()
-        while True:
-            for door in select.select(doors, [], [])[0]:
-                with contextlib.suppress(OSError):
-                    held.append(door.accept()[0])
-                if len(held) > SERVER_COUNT * 1024:
-                    held.popleft().close()
-    try:
+    with Sinks(SERVER_COUNT, Work.HOLD) as ports:
         return silent(ports, seconds)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def one_byte(ports: list[int], seconds: float) -> int:
@@ -357,6 +342,18 @@ def handshakes(ports: list[int], seconds: float) -> int:
     """Begin as many TLS handshakes as there is room for."""
     opening = hello()
     return Strangers(ports, 500, lambda one: one.send(opening) > 0).run(seconds)
+
+
+def answered_elsewhere(_ports: list[int], seconds: float) -> int:
+    """Do as ``handshakes`` does to ports that are nobody's, which answer and compute nothing."""
+    with Sinks(SERVER_COUNT, Work.ANSWER) as ports:
+        return handshakes(ports, seconds)
+
+
+def handshakes_elsewhere(_ports: list[int], seconds: float) -> int:
+    """Do the same, and the ports do the handshakes, in processes that serve nobody else."""
+    with Sinks(SERVER_COUNT, Work.HANDSHAKE) as ports:
+        return handshakes(ports, seconds)
 
 
 # --- a hostile user -------------------------------------------------------------------------------
@@ -414,7 +411,10 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
 
 STRANGERS = {
     each.__name__: each
-    for each in (silent, elsewhere, one_byte, forgetful, drip, handshakes, slow_https)
+    for each in (
+        *(silent, elsewhere, one_byte, forgetful, drip),
+        *(handshakes, answered_elsewhere, handshakes_elsewhere, slow_https),
+    )
 }
 USERS = ("drafts", "subscriptions")
 ATTACKS = (*STRANGERS, *USERS, *WORKERS_CODE)
@@ -450,7 +450,8 @@ async def measure(pool: Pool, kind: str, seconds: float) -> Noticed:
     noticed.cpu_s, noticed.memory, noticed.descriptors = after[0] - before[0], after[1], after[2]
     if process is not None:
         said, _ = await trio.to_thread.run_sync(process.communicate)
-        noticed.attempts = int(said or 0)
+        attempts, attacker_s = (said or "0 0").split()
+        noticed.attempts, noticed.attacker_s = int(attempts), float(attacker_s)
     for number, (then, now) in enumerate(zip(programs, pool.progress(), strict=True)):
         noticed.stall = max(noticed.stall, *now[len(then) :], 0.0)
         if len(now) == len(then) or pool.programs[number].poll() is not None:
@@ -468,12 +469,14 @@ def show(kind: str, noticed: Noticed, results: Results) -> bool:
     figures = {
         "grant p50": (at(noticed.grants, 0.5), "ms"),
         "grant p99": (at(noticed.grants, 0.99), "ms"),
+        "ping p50": (at(noticed.pings, 0.5), "ms"),
         "longest silence": (at(noticed.pings, 1), "ms"),
         "login p50": (at(noticed.logins, 0.5), "ms"),
         "processor": (noticed.cpu_s, "s"),
         "memory": (noticed.memory / 2**20, "MiB"),
         "descriptors": (float(noticed.descriptors), ""),
         "attempts": (float(noticed.attempts), ""),
+        "attacker's processor": (noticed.attacker_s, "s"),
         "longest round": (1000 * noticed.stall, "ms"),
     }
     for metric, (figure, unit) in figures.items():
@@ -523,7 +526,8 @@ def main() -> int:
     add_options(parser)
     options = parser.parse_args()
     if options.attack:
-        print(attack(options.attack, options.directory, options.seconds))
+        attempts = attack(options.attack, options.directory, options.seconds)
+        print(attempts, sum(sum(resource.getrusage(who)[:2]) for who in THIS_AND_CHILDREN))
         return 0
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         held = trio.run(run, Path(name), options, Results.of("attack_pool.py", options))

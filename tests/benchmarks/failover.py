@@ -38,7 +38,10 @@ from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol import messages as m
 
-START_S = 60.0
+START_S = 120.0
+"""For a pool to be made, beside other work."""
+
+TOLD_SIZE = 2000
 
 
 class Servers:
@@ -77,9 +80,15 @@ class Servers:
         first, *others = self.names
         self.start(first)
         log = self.folder / f"{first}.log"
-        with trio.fail_after(START_S):
-            while "is listening" not in log.read_text():  # noqa: ASYNC110 - by another process
+        with trio.move_on_after(START_S):
+            while "is listening" not in log.read_text():
+                if self.processes[first].poll() is not None:
+                    break
                 await trio.sleep(0.1)
+        if "is listening" not in log.read_text():
+            status = self.processes[first].poll()
+            how = "does not listen" if status is None else f"ended with {status}"
+            raise RuntimeError(f"the first server {how}: {log.read_text()[-TOLD_SIZE:]}")
         for name in others:
             argv = [sys.executable, "-m", "gpupool.cli.main", "token", "create", "--server"]
             made = await trio.run_process(

@@ -4,8 +4,9 @@
 
 A lane is a row of programs, one after the other, on cores that no other lane has: ``etcd`` (4),
 ``failover`` (4), ``consensus`` (3; grants too), ``leaders`` (2), ``scale`` (1), and ``swarm``,
-which gets the rest. With fewer cores than that lanes share them, and the figures mean little. Each
-program is asked for as much as fits its share of ``--seconds``; one that is not done is ended.
+which gets the rest, and the cores of each lane that is done. With fewer cores than that lanes share
+them, and the figures mean little. Each program is asked for as much as fits its share of
+``--seconds``; one that is not done is ended.
 
 ``DIR`` gets ``swarm.jsonl`` (see ``many_cores.py``; a later run goes on with it), ``results.csv``
 and ``output.txt``, written anew whenever a program ends. Nothing need be installed but the packages
@@ -94,6 +95,7 @@ def steps_of(lane: str, seconds: float, options: argparse.Namespace) -> list[Ste
             words = program("many_cores", "--out", options.out / "swarm.jsonl")
             # The slowest seed takes some seconds.
             words += ["--first", str(options.first), "--seconds", f"{max(3, seconds - 20):g}"]
+            words += ["--jobs", str(len(os.sched_getaffinity(0)))]
             return [Step("swarm", words, 1.0)]
 
 
@@ -122,6 +124,23 @@ def start(lane: Lane, folder: Path, note: str) -> None:
         lane.process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
+
+
+def hand_over(cores: set[int], lane: Lane) -> None:
+    """Give a lane that runs the cores of one that is done."""
+    lane.cores |= cores
+    if lane.process is not None:
+        for pid in family(lane.process.pid):
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(pid, lane.cores)
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+        return [pid, *(each for child in children for each in family(int(child)))]
+    return []
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -171,6 +190,9 @@ def run(lanes: Sequence[Lane], folder: Path, options: argparse.Namespace) -> Non
             collect(folder, options.out)
             if lane.number == len(lane.steps):
                 running.remove(lane)
+                for other in running:
+                    if other.name == "swarm":
+                        hand_over(lane.cores, other)
         time.sleep(0.25)
 
 

@@ -104,6 +104,12 @@ def test_instances_of_one_card_count_once() -> None:
     assert (result.kind, result.why) == ("invalid", "two partitions on one physical GPU")
 
 
+def test_a_grant_of_no_partition_is_refused() -> None:
+    table = Table()
+    nothing = table.apply(table.claim(wanted(1, 0), ()))
+    assert (nothing.ok, nothing.kind) == (False, "invalid")
+
+
 def test_across_takes_as_few_servers_as_possible() -> None:
     table = Table()
     [choice] = table.choices(wanted(1, 7, 0.1, across=True))
@@ -302,6 +308,17 @@ def test_a_cancelled_request_hands_its_place_to_its_successor() -> None:
         assert list(table.state.waiting) == [heir]
         assert table.state.waiting[heir].since == since
     assert table.grant(replace(wanted(1, 1, 0.5), id=wanted(1).id)).kind == "closed"
+
+
+def test_a_cancelled_request_is_refused_from_then_on() -> None:
+    table = Table()
+    assert table.grant(wanted(1, 1, 0.5)).ok
+    assert table.apply(c.CancelRequest(wanted(1).id, "gave up", "ada")).ok
+    assert table.apply(c.CancelRequest(wanted(2).id, "gave up", "ada")).ok
+    for number in (1, 2):
+        answer = table.grant(wanted(number, 1, 0.5))
+        assert (answer.ok, answer.kind) == (False, "closed")
+    assert table.grant(wanted(3, 1, 0.5)).ok
 
 
 def test_requests_belong_to_their_users() -> None:

@@ -6,6 +6,7 @@ import re
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from tests.remoting.control.control_cluster import (
     CLUSTER_ID,
     FAR_FUTURE,
@@ -44,16 +46,22 @@ from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server import router
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.router import WebDoor, client_hello_name
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
 from gpupool.remoting.transport.client_tls import client_context, first_contact_context
+from gpupool.remoting.transport.dial import Greeting, connect
+from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
+    TlsContexts,
+    control_context,
     create_key_and_csr,
     fingerprint,
     peer_client_context,
@@ -93,6 +101,7 @@ class Lab:
         self.ports: list[int] = []
         self.machines: list[PoolMachine] = []
         self.servers: list[ControlServer] = []
+        self.contexts: list[TlsContexts] = []
         self.scopes: list[trio.CancelScope] = []
         self.hosts: list[TakingHost] = []
         self.open: list[trio.abc.AsyncResource] = []
@@ -146,6 +155,7 @@ class Lab:
             log=logging.getLogger("test"),
         )
         await nursery.start(links.run, PeerLog())
+        self.contexts.append(TlsContexts(identity))
         server = ControlServer(
             machine=machine,
             replicated_log=FakeReplicatedLog(self.log, server_id(number), machine),
@@ -160,6 +170,7 @@ class Lab:
             log=logging.getLogger("test"),
             web=self.web,
             settings=settings,
+            certificates=ServerCertificates(contexts=self.contexts[-1]),
         )
         scope = trio.CancelScope()
 
@@ -706,6 +717,57 @@ async def test_old_protocols_are_told(tmp_path: Path) -> None:
             f"speaks version {m.PROTOCOL} of the protocol, not 99".encode()
             in await received_to_the_end(tls)
         )
+
+
+async def test_handshakes_of_unknown_addresses_leave_the_loop_alone(tmp_path: Path) -> None:
+    """On a busy machine 100 of them a second made each step of the loop wait for a processor."""
+    threads: list[bool] = []
+
+    def named(*_words: object) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+
+    async with start_lab(tmp_path) as lab:
+        lab.contexts[0].control().sni_callback = named
+        for _ in range(2):
+            async with connect_pool(lab.credentials()):
+                pass
+    assert threads == [False, True]
+
+
+async def test_a_server_that_says_it_is_another_is_refused(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """Every server answers as ``control.gpupool``, so the name alone does not tell them apart."""
+    authority = make_authority()
+    identity = make_identity(tmp_path, authority, server_id(1))
+    says = server_id(1)
+
+    async def serve(far: trio.abc.Stream) -> None:
+        tls = trio.SSLStream(far, control_context(identity), server_side=True)
+        stream = MessageStream(tls, Connection(End.SERVER))
+        await stream.receive()
+        kind = TokenKind.USER
+        await stream.send(
+            1, m.Welcome(m.PROTOCOL, "0", says, "gpu-1", CLUSTER_ID, "lab", "ada", kind, ())
+        )
+
+    async def dial(_address: Address, context: ssl.SSLContext) -> trio.abc.Stream:
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(serve, far)
+        return trio.SSLStream(near, context, server_hostname="control.gpupool")
+
+    async def welcomed() -> m.Welcome:
+        greeting = Greeting(token_id("ada"), secret_of("ada"), "0", "test")
+        context = client_context(authority.certificate_pem)
+        found = await connect(
+            Address("10.0.0.4", 7470), context, greeting, cluster_id=CLUSTER_ID, dial=dial
+        )
+        return found[1]
+
+    assert (await welcomed()).server == says
+    says = server_id(2)
+    with pytest.raises(AuthenticationError, match="the server is not the one that it says"):
+        await welcomed()
 
 
 def test_ids_of_servers_are_what_certificates_say() -> None:
