@@ -75,7 +75,7 @@ def kill(credentials: str | None, lease: int, reason: str) -> None:
 
 @click.command()
 @click.argument("lease", type=Parsed("lease", parse_lease))
-@click.option("--reason", default="", help="Its owner sees it.")
+@click.option("--reason", "--why", default="", help="Its owner sees it.")
 @pool_options
 def suspend(credentials: str | None, lease: int, reason: str) -> None:
     """Have LEASE let go of its GPUs until it is resumed; its program waits.
