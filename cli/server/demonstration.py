@@ -134,7 +134,12 @@ class Demonstration:
 
     def _show_in_browser(self) -> None:
         """Show the pool in the browser until Ctrl-C; then a server that was killed is missed."""
-        self._say("\nThe pool goes on until Ctrl-C, in the browser:")
+        self._say(
+            "\nNothing runs on the pool now. To see something on the page, in another terminal:"
+        )
+        self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
+        self._show(f"{program()} run -p 0.5 -- python {self._program()}")
+        self._say("The pool goes on until Ctrl-C, in the browser:")
         self._show("gpupool web")
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):
@@ -279,6 +284,8 @@ class Demonstration:
         return path
 
     def _clean_up(self) -> None:
+        # A second Ctrl-C would leave the servers' files: this takes a few seconds at most.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         for server in self._servers.values():
             server.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + 5

@@ -165,7 +165,7 @@ def is_forgotten_on_every_server(live_pool: Any) -> None:
 
 def read(folder: Path) -> bytes:
     """Return all that a server's observer keeps, but for what the history has of GPUs."""
-    names = ("usage.db", "leases.jsonl")
+    names = ("usage.db", "usage.db-wal", "leases.jsonl")
     users = [str(row) for row in users_of(folder / "history.db")]
     found = [path.read_bytes() for name in names if (path := folder / name).exists()]
     return b"".join([*found, *(each.encode() for each in users)])

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +33,10 @@ from gpupool.monitoring.metrics_page import page
 from gpupool.monitoring.sample import Sample, Sampler
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord, PoolState
+from gpupool.pool.model.suspension import Suspension, SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.telemetry import ConsensusTelemetry, Finding, Health, Histogram
+from gpupool.pool.view import build_view
 
 OWN = Own(protocol=6, table=5)
 ROOT = Path(__file__).parents[2]
@@ -137,6 +140,32 @@ def test_only_what_is_known_is_said() -> None:
     assert kind.startswith("text/plain")
     assert b"nan" not in text.lower()
     assert b"_created" not in text
+
+
+def test_values_are_those_that_status_shows() -> None:
+    state = table(gpus=8, leases=50)
+    held = state.leases[LeaseId(2)]
+    why = Suspension(SuspensionState.SUSPENDED, 1, "ada", "", Milliseconds(START_MS))
+    state = replace(state, leases=state.leases.set(held.id, replace(held, suspension=why)))
+    found = read(sample(state, START_MS), Totals(), OWN)
+    telemetry = measured(state, START_MS)
+    view = build_view(state, health(), ME, START_MS)
+    (server,) = view.servers
+    of_gpu = {gpu.id: (str(gpu.index), gpu.id) for gpu in server.gpus}
+    for name, shown in {
+        "gpu_memory_granted_bytes": {gpu.id: gpu.memory_granted for gpu in server.gpus},
+        "gpu_memory_total_bytes": {gpu.id: gpu.memory_total for gpu in server.gpus},
+        "gpu_memory_foreign_bytes": {gpu.id: gpu.memory_foreign for gpu in server.gpus},
+        "gpu_leases": {gpu.id: len(gpu.leases) for gpu in server.gpus},
+        "gpu_memory_used_bytes": {each.gpu: each.memory_used for each in telemetry.gpus},
+        "gpu_busy_ratio": {each.gpu: each.utilization for each in telemetry.gpus},
+        "gpu_power_watts": {each.gpu: each.power_w for each in telemetry.gpus},
+    }.items():
+        assert series_of(found, name) == {of_gpu[gpu]: v for gpu, v in shown.items()}, name
+    states = Counter(("lab", lease.state) for lease in view.leases)
+    assert series_of(found, "leases") == dict(states)
+    assert states["lab", "suspended"] == 1
+    assert series_of(found, "pool_servers") == {(server.state,): 1}
 
 
 def test_a_lost_gpu_leaves_its_fault_alone() -> None:

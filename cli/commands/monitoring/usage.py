@@ -308,4 +308,7 @@ def forget(credentials: str | None, user: str, yes: bool) -> None:
         if not sys.stdin.isatty():
             raise UsageError("this cannot be undone", hint="--yes does it without asking")
         click.confirm(f"Forget {visible(user)} in all accounts?", abort=True, err=True)
+    found = run_async(lambda: _ask(credentials, RecordQuery(by="user"), cost=False))
+    if found.report is not None and user not in found.report.rows:
+        say(f"gpupool: no account that can be read now is of {visible(user)}")
     operate(credentials, m.ForgetUser(user))
