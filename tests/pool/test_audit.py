@@ -10,7 +10,7 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import ACT_COUNT_MAX, Act, Partition, PoolState, Request, TokenKind
-from gpupool.pool.transitions.audit import acts_since
+from gpupool.pool.transitions.audit import acts_since, record
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 
@@ -140,6 +140,12 @@ def test_leases_never_push_out_an_act_and_the_oldest_goes_first() -> None:
     assert state.acts[0].text == "reason 0"
     assert len(state.acts[0].by) == 64
     assert violations(state) == []
+
+
+def test_the_texts_of_an_act_are_cut() -> None:
+    state = record(PoolState(), "drained", by="b" * 900, subject="s" * 900, text="t" * 900)
+    act = state.acts[-1]
+    assert (len(act.by), len(act.subject), len(act.text)) == (64, 128, 400)
 
 
 def test_whoever_listens_is_told_each_act_once_and_in_order() -> None:

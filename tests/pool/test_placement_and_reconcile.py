@@ -8,7 +8,7 @@ from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding, server_up
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import wrap
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import (
     Filter,
@@ -319,6 +319,16 @@ def test_a_cancelled_request_is_refused_from_then_on() -> None:
         answer = table.grant(wanted(number, 1, 0.5))
         assert (answer.ok, answer.kind) == (False, "closed")
     assert table.grant(wanted(3, 1, 0.5)).ok
+
+
+def test_what_never_was_stays_so_when_the_clock_is_set_back() -> None:
+    table = Table()
+    assert table.grant(wanted(1, 1, 0.5)).ok
+    (before,) = table.state.leases.values()
+    assert table.apply(c.SetClock(Milliseconds(table.state.now - 500), 0, "root"), 9_000_000).ok
+    (lease,) = table.state.leases.values()
+    assert lease.granted_at < before.granted_at
+    assert (lease.ended_at, lease.ends_at, lease.notice_at, lease.requested_at) == (0, 0, 0, 0)
 
 
 def test_requests_belong_to_their_users() -> None:

@@ -87,6 +87,13 @@ def test_a_class_limit_is_for_all_members_together() -> None:
     pool.grant("cy", 2)  # of no class
 
 
+def test_a_user_who_has_a_limit_is_refused_by_the_kind_of_gpu_as_well() -> None:
+    pool = Pool("[user.ada]\ngpus = ['*H100*']\nmax_gpus = 4\n")
+    refusal = pool.refusal("ada", pool.request())
+    assert refusal.kind == "denied"
+    assert "may use GPUs *H100* (policy v1, line 2: [user.ada] gpus)" in refusal.why
+
+
 def test_the_pools_limit_is_for_all_users_together() -> None:
     pool = Pool('[pool]\nmax_memory = "100G"\n')
     pool.grant("ada", memory=60 * GIB)

@@ -116,6 +116,15 @@ def test_memory_is_taken_before_workers_go_on() -> None:
     assert pool.state.usage["ada"].memory == 80 * GIB
 
 
+def test_an_order_to_resume_that_is_not_needed_says_so() -> None:
+    pool = Pool()
+    order = c.ResumeLease(pool.id, "ada")
+    assert pool.apply(order).why == "it is not suspended"
+    pool.suspended()
+    assert pool.apply(order).why == ""
+    assert pool.apply(order).why == "it is being resumed already"
+
+
 def test_late_confirmations_of_an_earlier_suspension_do_nothing() -> None:
     pool = Pool()
     assert pool.suspend().ok
