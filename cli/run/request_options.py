@@ -34,6 +34,7 @@ class Wanted:
     placement: Placement = Placement.PACK
     wait_s: float | None = None  # None: for as long as it takes
     idle_timeout_s: float = 0.0  # give it up when unused for so long; 0: no wish
+    share: float = 0.0  # of each GPU's time when others want theirs; 0: as of its memory
 
     def request(self, program: str) -> Request:
         """Return a new request for this, on behalf of ``program``."""
@@ -49,6 +50,7 @@ class Wanted:
             client=client_name(),
             program=program,
             idle_timeout_s=self.idle_timeout_s,
+            share=self.share,
         )
 
 
@@ -69,6 +71,11 @@ OPTIONS = (
         "--memory",
         type=PARTITION,
         help="Memory on each GPU instead, such as 20GiB, or 20GB, which is decimal and less.",
+    ),
+    click.option(
+        "--share",
+        type=FRACTION,
+        help="Share of each GPU's time when others want theirs; by default as of its memory.",
     ),
     click.option("--wait", type=DURATION, help="Longest wait for free GPUs (default: no limit)."),
     click.option("--no-wait", is_flag=True, help="Exit with 75 when no GPU is free now."),
@@ -102,7 +109,7 @@ OPTIONS = (
 
 NAMES = (
     *("count", "fraction", "memory", "wait", "no_wait", "filters", "server"),
-    *("across", "placement", "idle_timeout"),
+    *("across", "placement", "idle_timeout", "share"),
 )
 """Under these, the options above arrive."""
 
@@ -135,6 +142,7 @@ def _wanted(
     across: bool,
     placement: str,
     idle_timeout: float | None,
+    share: float | None,
 ) -> Wanted:
     from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
     from gpupool.pool.scheduling.filters import check_filters
@@ -161,6 +169,7 @@ def _wanted(
         placement=Placement(placement),
         wait_s=0.0 if no_wait_given else wait,
         idle_timeout_s=idle_timeout or 0.0,
+        share=share or 0.0,
     )
 
 

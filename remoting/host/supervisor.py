@@ -131,7 +131,6 @@ class HostSupervisor:
         own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine, ports)
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
-        self._arbiter = Arbiter(self.worker_pool.workers.get)
         self._suspensions = self._make_suspensions()
         self.watchdog = MemoryWatchdog(
             inventory,
@@ -143,15 +142,7 @@ class HostSupervisor:
             suspended=self._suspensions.away,
             besides=self._suspensions.memory,
         )
-        self._opener = SessionOpener(
-            inventory,
-            self.budget,
-            self.worker_pool,
-            self._limits,
-            note_use=self._note_use,
-            wait_running=self._suspensions.wait_running,
-            arbiter=self._arbiter,
-        )
+        self._opener = self._make_opener()
 
     def _make_pool(self, warm_workers: int, doors: frozenset[str]) -> WorkerPool:
         return WorkerPool(
@@ -172,6 +163,7 @@ class HostSupervisor:
         )
 
     def _make_suspensions(self) -> Suspensions:
+        self._arbiter = Arbiter(self.worker_pool.workers.get)
         machine, part = host_memory.machine_memory(), self._limits.suspend_memory
         means = Means(
             workers=self.worker_pool.workers,
@@ -188,6 +180,17 @@ class HostSupervisor:
             log=self._log,
         )
         return Suspensions(means, part if part >= 0 else machine // 2)
+
+    def _make_opener(self) -> SessionOpener:
+        return SessionOpener(
+            self.inventory,
+            self.budget,
+            self.worker_pool,
+            self._limits,
+            note_use=self._note_use,
+            wait_running=self._suspensions.wait_running,
+            arbiter=self._arbiter,
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every worker is gone when this returns."""

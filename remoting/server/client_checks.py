@@ -5,6 +5,7 @@ of all rights stands in docs/security.md.
 """
 
 import hmac
+from dataclasses import replace
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
 from gpupool.pool.model.ids import Milliseconds, TokenId
@@ -163,6 +164,11 @@ def check_unexpired(context: ServiceContext, client: Client) -> None:
         raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
 
 
+def known_request(request: Request, formats: int) -> Request:
+    """Return a request with those fields alone that all servers know."""
+    return request if formats >= 7 else replace(request, share=0.0)
+
+
 def check_request(request: Request) -> None:
     """Check a client's request.
 
@@ -179,6 +185,8 @@ def check_request(request: Request) -> None:
         raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
     if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
+    if not 0.0 <= request.share <= 1.0:
+        raise UsageError("a share of a GPU's time is above 0 and at most 1")
     if len(request.servers) > SERVER_NAME_COUNT_MAX:
         hint = "--filter takes patterns, as 'server.name = gpu-*'"
         raise UsageError(f"a request names at most {SERVER_NAME_COUNT_MAX} servers", hint=hint)

@@ -37,7 +37,7 @@ from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.protocol.token_text import hash_secret
 from gpupool.remoting.server.actions import StartSession
 from gpupool.remoting.server.attachments import Attachments
-from gpupool.remoting.server.client_checks import check_request
+from gpupool.remoting.server.client_checks import check_request, known_request
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
@@ -264,7 +264,8 @@ class LeaseService:
         check_request(message.request)
         wait_queue, now = self._context.wait_queue, self._context.clock.monotonic()
         wait_queue.add(client.connection, message.request, now, client.user)
-        command = commands.Wait(message.request, client.user, client.token, message.reason)
+        request = known_request(message.request, self._context.state.formats())
+        command = commands.Wait(request, client.user, client.token, message.reason)
 
         def recorded(result: Result) -> m.Message:
             if result.ok:
@@ -281,7 +282,7 @@ class LeaseService:
         _check_room(client)
         self._context.require_majority()
         command = commands.Grant(
-            request=message.request,
+            request=known_request(message.request, self._context.state.formats()),
             user=client.user,
             token=client.token,
             ticket_hash=message.ticket_hash,

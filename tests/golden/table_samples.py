@@ -393,7 +393,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions()]
+    return [pool, short, heir, accounts(), suspensions(), shares()]
 
 
 def accounts() -> Script:
@@ -455,6 +455,18 @@ def suspensions() -> Script:
     refusal = commands.RefuseSuspension(second, A, ONE, script.state.index, "MIG mode")
     script.run([refusal, refusal])
     script.keep("with a lease that was not suspended")
+    return script
+
+
+def shares() -> Script:
+    """Return a pool with a lease that asked for a share of a GPU's time."""
+    script = Script("shares")
+    script.run(founding())
+    script.run([commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", gpus_of("a"))])
+    asked = request(1, share=0.25)
+    script.run([grant(asked, "ada", part(A, 0, 70))])
+    script.run([commands.Wait(request(2, share=0.5), "bob", TokenId("bob" * 4), "busy")])
+    script.keep("with shares of time")
     return script
 
 

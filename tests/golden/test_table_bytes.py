@@ -88,6 +88,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a suspended lease",
         "table with a lease that waits to be resumed",
         "table with a lease that was not suspended",
+        "table with shares of time",
         SOON,
         *RECORDING,
     ):

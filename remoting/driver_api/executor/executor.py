@@ -144,7 +144,6 @@ class Executor:
         functions, streams, handlers = client.functions, client.streams, self.handlers
         launch, errors = client.api.launch, client.api.errors
         plain_launch, least = table.LAUNCH, HEADER.size
-        gates, asked = self.gate.gates, self.asked
         while start < end:
             if end - start < least:
                 raise RemoteProtocolError("malformed record")
@@ -156,12 +155,8 @@ class Executor:
                 if at > start:
                     start = at
                     continue
-            if op not in asked:
-                gate = gates[client.device]
-                if gate.closed:
-                    self.gate.wait(client.device)
-                    continue
-                gate.passed += 1
+            if op not in self.asked and not self._pass():
+                continue
             try:
                 if op == plain_launch and flags == 0:
                     if size < 56:
@@ -201,6 +196,15 @@ class Executor:
         if bulk or client.bulk:
             raise RemoteProtocolError("bytes behind a frame that nobody asked for")
         client.session.stream.calls += count
+
+    def _pass(self) -> bool:
+        """Return whether the lease has the turn; if not, once it has it again."""
+        gate = self.gate.gates[self.client.device]
+        if gate.closed:
+            self.gate.wait(self.client.device)
+            return False
+        gate.passed += 1
+        return True
 
     def _issue(self, launcher: Launcher, start: int, end: int, *, alone: bool) -> int:
         """Have the launcher issue records; return where the first lies that is left."""
