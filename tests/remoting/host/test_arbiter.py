@@ -24,7 +24,8 @@ class Worker:
     line: socket.socket | None = None
     killed: str = ""
 
-    def send(self, _message: worker_messages.TakeTurns, descriptor: int | None = None) -> None:
+    def send(self, message: worker_messages.TakeTurns, descriptor: int | None = None) -> None:
+        assert message == worker_messages.TakeTurns()
         assert descriptor is not None
         self.line = socket.socket(fileno=os.dup(descriptor))
         if self.gate is not None:
