@@ -145,6 +145,8 @@ def request_arguments(wanted: Wanted, idle_timeout_s: float) -> list[str]:
     from gpupool.pool.scheduling.filters import filter_text
 
     arguments = ["--count", str(wanted.count)]
+    if wanted.share:
+        arguments += ["--share", repr(wanted.share)]
     if wanted.memory:
         arguments += ["--memory", f"{wanted.memory >> 20}MiB"]
     else:

@@ -91,6 +91,7 @@ def wanted_of(
     placement: str = "pack",
     idle_timeout: float | str | None = None,
     preemptible: bool = False,
+    share: float | None = None,
 ) -> Wanted:
     """Return the request that these arguments make; they mean what the options of ``run`` mean.
 
@@ -99,13 +100,13 @@ def wanted_of(
     """
     if fraction is not None and memory is not None:
         raise UsageError("fraction and memory exclude each other", hint="give one of them")
-    share = 1.0 if fraction is None else fraction
-    if n < 1 or not 0 < share <= 1:
+    part = 1.0 if fraction is None else fraction
+    if n < 1 or not 0 < part <= 1 or (share is not None and not 0 < share <= 1):
         raise UsageError("a lease has 1 GPU or more, and more than 0 and at most 1 of each")
     try:
         return Wanted(
             count=n,
-            fraction=0.0 if memory is not None else share,
+            fraction=0.0 if memory is not None else part,
             memory=parse_partition(memory) if isinstance(memory, str) else memory or 0,
             servers=tuple(servers),
             filters=tuple(parse_filter(each) for each in filters),
@@ -114,6 +115,7 @@ def wanted_of(
             wait_s=parse_duration(wait) if isinstance(wait, str) else wait,
             idle_timeout_s=_seconds(idle_timeout),
             preemptible=preemptible,
+            share=share or 0.0,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -35,6 +35,7 @@ class Wanted:
     wait_s: float | None = None  # None: for as long as it takes
     idle_timeout_s: float = 0.0  # give it up when unused for so long; 0: no wish
     preemptible: bool = False  # it may be suspended for requests of higher priority
+    share: float = 0.0  # of each GPU's time when others want theirs; 0: as of its memory
 
     def request(self, program: str) -> Request:
         """Return a new request for this, on behalf of ``program``."""
@@ -51,6 +52,7 @@ class Wanted:
             program=program,
             idle_timeout_s=self.idle_timeout_s,
             preemptible=self.preemptible,
+            share=self.share,
         )
 
 
@@ -71,6 +73,11 @@ OPTIONS = (
         "--memory",
         type=PARTITION,
         help="Memory on each GPU instead, such as 20GiB, or 20GB, which is decimal and less.",
+    ),
+    click.option(
+        "--share",
+        type=FRACTION,
+        help="Share of each GPU's time when others want theirs; by default as of its memory.",
     ),
     click.option("--wait", type=DURATION, help="Longest wait for free GPUs (default: no limit)."),
     click.option("--no-wait", is_flag=True, help="Exit with 75 when no GPU is free now."),
@@ -109,7 +116,7 @@ OPTIONS = (
 
 NAMES = (
     *("count", "fraction", "memory", "wait", "no_wait", "filters", "server"),
-    *("across", "placement", "idle_timeout", "preemptible"),
+    *("across", "placement", "idle_timeout", "preemptible", "share"),
 )
 """Under these, the options above arrive."""
 
@@ -143,6 +150,7 @@ def _wanted(
     placement: str,
     idle_timeout: float | None,
     preemptible: bool,
+    share: float | None,
 ) -> Wanted:
     from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
     from gpupool.pool.scheduling.filters import check_filters
@@ -170,6 +178,7 @@ def _wanted(
         wait_s=0.0 if no_wait_given else wait,
         idle_timeout_s=idle_timeout or 0.0,
         preemptible=preemptible,
+        share=share or 0.0,
     )
 
 

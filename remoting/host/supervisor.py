@@ -131,18 +131,9 @@ class HostSupervisor:
         own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine, ports)
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
-        self._arbiter = Arbiter(self.worker_pool.workers.get)
         self._suspensions = self._make_suspensions()
         self.watchdog = self._make_watchdog()
-        self._opener = SessionOpener(
-            inventory,
-            self.budget,
-            self.worker_pool,
-            self._limits,
-            note_use=self._note_use,
-            wait_running=self._suspensions.wait_running,
-            arbiter=self._arbiter,
-        )
+        self._opener = self._make_opener()
 
     def _make_watchdog(self) -> MemoryWatchdog:
         return MemoryWatchdog(
@@ -175,6 +166,7 @@ class HostSupervisor:
         )
 
     def _make_suspensions(self) -> Suspensions:
+        self._arbiter = Arbiter(self.worker_pool.workers.get)
         machine, part = host_memory.machine_memory(), self._limits.suspend_memory
         means = Means(
             workers=self.worker_pool.workers,
@@ -191,6 +183,17 @@ class HostSupervisor:
             log=self._log,
         )
         return Suspensions(means, part if part >= 0 else machine // 2)
+
+    def _make_opener(self) -> SessionOpener:
+        return SessionOpener(
+            self.inventory,
+            self.budget,
+            self.worker_pool,
+            self._limits,
+            note_use=self._note_use,
+            wait_running=self._suspensions.wait_running,
+            arbiter=self._arbiter,
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every worker is gone when this returns."""

@@ -169,8 +169,8 @@ def check_unexpired(context: ServiceContext, client: Client) -> None:
 
 def as_all_know_it(state: PoolState, request: Request) -> Request:
     """Return a request without what the oldest server of the pool could not read in the log."""
-    if request.preemptible and state.formats() < PREEMPTIBLE_SINCE:
-        return replace(request, preemptible=False)
+    if state.formats() < PREEMPTIBLE_SINCE:
+        return replace(request, preemptible=False, share=0.0)
     return request
 
 
@@ -190,6 +190,8 @@ def check_request(request: Request) -> None:
         raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
     if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
+    if not 0.0 <= request.share <= 1.0:
+        raise UsageError("a share of a GPU's time is above 0 and at most 1")
     if len(request.servers) > SERVER_NAME_COUNT_MAX:
         hint = "--filter takes patterns, as 'server.name = gpu-*'"
         raise UsageError(f"a request names at most {SERVER_NAME_COUNT_MAX} servers", hint=hint)

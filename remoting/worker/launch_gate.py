@@ -97,7 +97,8 @@ class LaunchGate:
             if len(order) != TURN_MESSAGE.size:
                 break
             self._carry_out(*TURN_MESSAGE.unpack(order))
-        # The host has gone, and this process is about to end: nothing waits for it.
+        # The host gives no turns any more: nothing waits for it.
+        sock.close()
         with self._changed:
             for gate in self.gates:
                 gate.closed = 0

@@ -394,7 +394,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions(), preemption()]
+    return [pool, short, heir, accounts(), suspensions(), preemption(), shares()]
 
 
 def accounts() -> Script:
@@ -492,9 +492,9 @@ def preemption() -> Script:
     script = Script("preemption")
     script.run(founding())
     script.run(document(compressed("packed preemption", _giving_way), 0))
-    script.run([grant(request(1, preemptible=True, share=0.5), "ada", part(A, 0, 70))])
+    script.run([grant(request(1, preemptible=True), "ada", part(A, 0, 70))])
     [lease] = script.state.leases
-    wide = request(2, fraction=1.0, servers=("gpu-a",), preemptible=True, share=0.5)
+    wide = request(2, fraction=1.0, servers=("gpu-a",), preemptible=True)
     waits = commands.Wait(wide, "bob", TokenId("bob" * 4), "busy")
     script.run([waits, commands.SuspendLease(lease, "")])
     script.run([commands.SuspendLease(lease, "bob goes first", for_request=request(2).id)])
@@ -507,6 +507,18 @@ def _giving_way() -> bytes:
         policy_versions.pack_text(GIVING_WAY), parse_policy(GIVING_WAY, zone)
     )
     return policy_versions.pack_draft(made)
+
+
+def shares() -> Script:
+    """Return a pool with a lease that asked for a share of a GPU's time."""
+    script = Script("shares")
+    script.run(founding())
+    script.run([commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", gpus_of("a"))])
+    asked = request(1, share=0.25)
+    script.run([grant(asked, "ada", part(A, 0, 70))])
+    script.run([commands.Wait(request(2, share=0.5), "bob", TokenId("bob" * 4), "busy")])
+    script.keep("with shares of time")
+    return script
 
 
 def _department() -> bytes:

@@ -90,6 +90,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a record of a lease that was suspended",
         "table with a forgotten user",
         "table with a lease that gives way",
+        "table with shares of time",
         SOON,
         *RECORDING,
     ):

@@ -144,7 +144,7 @@ class Executor:
         alone = not (bulk or client.session.reader.has_more())
         unpack, unpack_launch = HEADER.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = client.functions, client.streams, self.handlers
-        plain_launch, least, gates, asked = table.LAUNCH, HEADER.size, self.gate.gates, self.asked
+        plain_launch, least = table.LAUNCH, HEADER.size
         while start < end:
             if end - start < least:
                 raise RemoteProtocolError("malformed record")
@@ -156,12 +156,8 @@ class Executor:
                 if at > start:
                     start = at
                     continue
-            if op not in asked:
-                gate = gates[client.device]
-                if gate.closed:
-                    self.gate.wait(client.device)
-                    continue
-                gate.passed += 1
+            if op not in self.asked and not self._pass():
+                continue
             try:
                 if op == plain_launch and flags == 0:
                     if size < 56:
@@ -199,6 +195,15 @@ class Executor:
         if bulk or client.bulk:
             raise RemoteProtocolError("bytes behind a frame that nobody asked for")
         client.session.stream.calls += count
+
+    def _pass(self) -> bool:
+        """Return whether the lease has the turn; if not, once it has it again."""
+        gate = self.gate.gates[self.client.device]
+        if gate.closed:
+            self.gate.wait(self.client.device)
+            return False
+        gate.passed += 1
+        return True
 
     def _issue(self, launcher: Launcher, start: int, end: int, *, alone: bool) -> int:
         """Have the launcher issue records; return where the first lies that is left."""

@@ -1,0 +1,79 @@
+"""The thread that gives turns, with workers that are this process: real sockets, real gates."""
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+
+import trio
+from host_kit import until
+
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.remoting.host.sharing.arbiter import Arbiter
+from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.worker.launch_gate import LaunchGate
+
+GPU = GpuId("GPU-1")
+
+
+@dataclass
+class Worker:
+    """One that passes its socket on to a gate, or keeps it to say what it likes."""
+
+    gate: LaunchGate | None = field(default_factory=LaunchGate)
+    line: socket.socket | None = None
+    killed: str = ""
+
+    def send(self, message: worker_messages.TakeTurns, descriptor: int | None = None) -> None:
+        assert message == worker_messages.TakeTurns()
+        assert descriptor is not None
+        self.line = socket.socket(fileno=os.dup(descriptor))
+        if self.gate is not None:
+            self.gate.attach(self.line)
+
+    def kill(self, reason: str) -> None:
+        self.killed = reason
+
+    def launch(self, until_s: float) -> None:
+        """Pass the gate again and again, with a little work behind it."""
+        assert self.gate is not None
+        while time.monotonic() < until_s:
+            self.gate.begin(0)
+            time.sleep(0.0005)
+            self.gate.executing = False
+
+
+async def test_a_lone_lease_has_no_socket_and_two_share_the_time() -> None:
+    workers = {1: Worker(), 2: Worker()}
+    arbiter = Arbiter(workers.get)
+    arbiter.join(1, LeaseId(1), [(GPU, 0.75)])
+    assert workers[1].line is None
+    arbiter.join(2, LeaseId(2), [(GPU, 0.25)])
+    assert workers[1].line is not None
+    end = time.monotonic() + 1.0
+    async with trio.open_nursery() as nursery:
+        for worker in workers.values():
+            nursery.start_soon(trio.to_thread.run_sync, worker.launch, end)
+    got = arbiter.got()[LeaseId(1)][GPU]
+    assert got.due == 0.75
+    assert got.got is not None
+    assert abs(got.got - 0.75) < 0.15  # the bound of a loaded machine; exact in virtual time
+    arbiter.leave(2)
+    gate = workers[1].gate
+    assert gate is not None
+    await until(lambda: not gate.gates[0].closed)
+    arbiter.close()
+
+
+async def test_a_worker_that_says_what_is_no_word_is_killed() -> None:
+    workers = {1: Worker(), 2: Worker(gate=None)}
+    arbiter = Arbiter(workers.get)
+    arbiter.join(1, LeaseId(1), [(GPU, 0.5)])
+    arbiter.join(2, LeaseId(2), [(GPU, 0.5)])
+    line = workers[2].line
+    assert line is not None
+    line.send(b"much too long a word of a worker")
+    await until(lambda: workers[2].killed)
+    assert not workers[1].killed
+    line.close()
+    arbiter.close()
