@@ -11,6 +11,7 @@ GPUPOOL_URL         the address of the repository, to which the README's links a
 
 import os
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -20,10 +21,14 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = sorted(
-    path.relative_to(Path(__file__).resolve().parent).as_posix()
-    for path in (Path(__file__).resolve().parent / "remoting/driver_api/shim").rglob("*.c")
-)
+ROOT = Path(__file__).resolve().parent
+BUILD: dict[str, Any] = runpy.run_path(str(ROOT / "remoting/driver_api/build.py"))
+"""What tests and checkouts build by: gpupool itself cannot be imported before it is installed."""
+
+
+def relative(paths: tuple[Path, ...]) -> list[str]:
+    """Return paths as setuptools wants them."""
+    return [path.relative_to(ROOT).as_posix() for path in paths]
 
 
 class BuildShim(build_ext):
@@ -62,7 +67,7 @@ class BuildShim(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         # An editable installation copies into the checkout, where git keeps no empty folder.
-        folder = Path(__file__).resolve().parent / "remoting/driver_api/library"
+        folder = ROOT / "remoting/driver_api/library"
         folder.mkdir(exist_ok=True)
         super().copy_extensions_to_source()
         link = folder / "libcuda.so"
@@ -83,7 +88,7 @@ class TagAnyPython(bdist_wheel):
 
 def readme() -> str:
     """Return the README, with absolute links where the repository's address is known."""
-    text = Path(__file__).resolve().with_name("README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not URL:
         return text
     text = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\1{URL}/raw/HEAD/", text)
@@ -108,15 +113,14 @@ if URL:
 FOLDER = "gpupool.remoting.driver_api.library"
 FLAGS = [
     *("-std=c11", "-O2", "-fvisibility=hidden", "-pthread"),
-    *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"),
+    *BUILD["HARDENING"],
 ]
 LINK = ["-pthread", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now,-z,noexecstack"]
 HEADERS = ["remoting/driver_api/shim/include"]
-# Flags as in remoting/driver_api/build.py, which cannot be imported before gpupool is installed;
-# warnings are not errors here, because compilers of the future have warnings of their own.
+# Warnings are no errors here, because compilers of the future have warnings of their own.
 SHIM = Extension(
     f"{FOLDER}.libcuda",
-    sources=SOURCES,
+    sources=relative(BUILD["SOURCES"]),
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=[*LINK, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete", "-ldl"],
@@ -124,13 +128,10 @@ SHIM = Extension(
 )
 LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
-    sources=[
-        f"remoting/driver_api/native/{name}.c"
-        for name in ("downloads", "graph", "launch", "start", "turns", "wait")
-    ],
+    sources=relative(BUILD["NATIVE"]),
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
-    extra_link_args=LINK,
+    extra_link_args=[*LINK, "-ldl"],
     optional=not COMPILER,
 )
 NCCL = Extension(
@@ -156,13 +157,13 @@ NVML = Extension(
 
 ABSENT = [
     Extension(
-        f"{FOLDER}.lib{name}",
-        sources=[f"remoting/driver_api/absent/{name}.c"],
+        f"{FOLDER}.{name.removesuffix('.so.1')}",
+        sources=relative((source,)),
         extra_compile_args=FLAGS,
-        extra_link_args=[*LINK, f"-Wl,-soname,lib{name}.so.1"],
+        extra_link_args=[*LINK, f"-Wl,-soname,{name}"],
         optional=not COMPILER,
     )
-    for name in ("nvcuvid", "nvidia-encode", "nvidia-opticalflow")
+    for name, source in BUILD["ABSENT"].items()
 ]
 
 if sys.platform == "linux":
