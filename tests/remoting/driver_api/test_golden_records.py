@@ -16,6 +16,7 @@ SAMPLES = all_samples()
 
 WITHOUT_SAMPLE = {
     "COPY_2D": "neither end has it: boxes of the driver's two kinds travel as COPY_3D",
+    "LANES": "only a server gives a session more connections: test_cuda_door_leases.py has them",
 }
 """Records of which there are no bytes to compare, and why."""
 
