@@ -38,7 +38,7 @@ def records_of(state_dir: Path) -> list[tuple[int, ...]]:
         return []
     database = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     try:
-        names = "number, lease, granted_at, freed_at, gpus"
+        names = "number, lease, granted_at, freed_at, gpus, away"
         return database.execute(f"SELECT {names} FROM record ORDER BY number").fetchall()
     finally:
         database.close()
@@ -58,8 +58,11 @@ def everywhere(pool: Any, count: int) -> list[tuple[int, ...]]:
 
 def gpu_hours(records: list[tuple[int, ...]]) -> float:
     """Count again, from what the files hold."""
-    units = [sum(gpu[3] for gpu in json.loads(str(row[4]))) for row in records]
-    return sum(u * (r[3] - r[2]) for u, r in zip(units, records, strict=True)) / UNIT / 3_600_000
+    total = 0
+    for _number, _lease, granted_at, freed_at, gpus, away in records:
+        held_ms = freed_at - granted_at - sum(e - b for b, e in json.loads(str(away)))
+        total += held_ms * sum(gpu[3] for gpu in json.loads(str(gpus)))
+    return total / UNIT / 3_600_000
 
 
 def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Path) -> None:
