@@ -13,6 +13,7 @@ from gpupool.cli.lib.rows import (
     all_lease_rows,
     gpu_counts,
     gpu_rows,
+    lease_shares,
     server_rows,
     waiting_rows,
 )
@@ -154,9 +155,9 @@ def leases(
     """List leases, then requests that wait, in the order of service."""
     snapshot = fetch_snapshot(credentials)
     if as_json:
-        print_json(
-            leases=[] if only_waiting else snapshot.view.leases, waiting=snapshot.view.waiting
-        )
+        held = () if only_waiting else snapshot.view.leases
+        shares = {} if only_waiting else lease_shares(snapshot)
+        print_json(leases=held, waiting=snapshot.view.waiting, shares=shares)
         return
     rows = waiting_rows(snapshot) if only_waiting else all_lease_rows(snapshot)
     print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii))

@@ -62,7 +62,7 @@ class Column(Generic[R]):
     right: bool = False
     wide: bool = False  # shown only when asked for
     live: bool = False  # only where measurements of the servers are at hand
-    classes: bool = False  # only where the pool's policy has classes
+    seldom: bool = False  # only where a row has something there
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -329,6 +329,14 @@ def _wire_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
     return Cell(_optional(wire_s, digits=2))
 
 
+def _share_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
+    """Say what part of its GPUs' time a lease got of what it is due; nothing where it is alone."""
+    due, got = row.figures.share_due, row.figures.share_got
+    if due is None:
+        return Cell("")
+    return Cell(f"{due:.2f}" if got is None else f"{got:.2f} of {due:.2f}")
+
+
 def _busy_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
     estimated = "~" if row.figures.busy_estimated and row.figures.busy is not None else ""
     return Cell(estimated + _optional(row.figures.busy, digits=2))
@@ -338,13 +346,13 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
     Column("LEASE", lambda r, _: Cell(r.id, "bold"), lambda r: r.id),
     Column("USER", lambda r, _: Cell(r.user), lambda r: r.user),
-    Column("CLASS", lambda r, _: Cell(r.user_class), lambda r: r.user_class, classes=True),
+    Column("CLASS", lambda r, _: Cell(r.user_class), lambda r: r.user_class, seldom=True),
     Column(
         "PRIORITY",
         lambda r, _: Cell("" if r.priority is None else str(r.priority)),
         lambda r: -(r.priority or 0),
         right=True,
-        classes=True,
+        seldom=True,
     ),
     Column("GPUS", lambda r, _: Cell(r.gpus), lambda r: r.gpus),
     Column(
@@ -353,6 +361,7 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
         lambda r: -r.memory,
         right=True,
     ),
+    Column("SHARE", _share_cell, lambda r: -(r.figures.share_got or 0.0), right=True, seldom=True),
     Column("AGE", lambda r, _: Cell(duration_text(r.age_s)), lambda r: -r.age_s, right=True),
     _measured_size("USED", lambda r: r.figures.memory_used),
     _measured_size("UP/S", lambda r: r.rate.up_per_s if r.rate else None),

@@ -75,7 +75,7 @@ def print_table(
     keep = [
         at
         for at, column in enumerate(shown)
-        if not (rows or column.classes)
+        if not (rows or column.seldom)
         or {line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""}
     ]
     widths = [max([len(shown[at].title), *(len(line[at].text) for line in cells)]) for at in keep]

@@ -57,6 +57,9 @@ class LeaseFigures:
     busy_estimated: bool = False
     idle_s: float | None = None  # since any of its sessions computed
     memory_used: int | None = None
+    #: Of each GPU's time: what it is due when others want theirs, and what it got of late.
+    share_due: float | None = None
+    share_got: float | None = None
 
 
 def lease_figures(sessions: Sequence[SessionTelemetry]) -> LeaseFigures:
@@ -73,7 +76,14 @@ def lease_figures(sessions: Sequence[SessionTelemetry]) -> LeaseFigures:
         busy_estimated=any(each.busy_estimated for each in sessions),
         idle_s=min(known) if len(known) == len(idle) else None,
         memory_used=None if used is None else int(used),
+        share_due=_mean(due for each in sessions for due in each.share_due.values()),
+        share_got=_mean(got for each in sessions for got in each.share_got.values()),
     )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +305,20 @@ def sessions_of(snapshot: PoolSnapshot) -> dict[LeaseId, dict[ServerId, SessionT
             continue  # what it said is not so now
         for session in telemetry.sessions:
             found.setdefault(session.lease, {})[server] = session
+    return found
+
+
+def lease_shares(snapshot: PoolSnapshot) -> dict[str, dict[str, float | None]]:
+    """Return what leases are due of their GPUs' time and got, by name; only where others want it.
+
+    Both are parts of one GPU, 0 to 1; what was got is None while nobody else wants any.
+    """
+    names = {lease.id: lease.name for lease in snapshot.view.leases}
+    found: dict[str, dict[str, float | None]] = {}
+    for lease, sessions in sessions_of(snapshot).items():
+        figures = lease_figures(tuple(sessions.values()))
+        if figures.share_due is not None and lease in names:
+            found[names[lease]] = {"due": figures.share_due, "got": figures.share_got}
     return found
 
 

@@ -54,6 +54,9 @@ def panels(
     """Return the three lists in the order of their keys."""
     servers = _panel(0, server_rows(snapshot), SERVER_COLUMNS, ui, glyphs)
     classes = any(lease.user_class for lease in (*snapshot.view.leases, *snapshot.view.waiting))
+    told = (session for each in snapshot.telemetry.values() for session in each.sessions)
+    shares = any(session.share_due for session in told)
+    hidden = (*(() if classes else ("CLASS", "PRIORITY")), *(() if shares else ("SHARE",)))
     chosen = _chosen_server(servers, ui)
     everywhere = ui.all_servers or chosen is None
     gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
@@ -67,7 +70,7 @@ def panels(
         _panel(
             2,
             leases,
-            [c for c in LEASE_COLUMNS if classes or not c.classes],
+            [c for c in LEASE_COLUMNS if c.title not in hidden],
             ui,
             glyphs,
             f", {len(snapshot.view.waiting)} waiting",

@@ -12,7 +12,15 @@ from rich.text import Text
 
 from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, Glyphs, bar, mini_cell
 from gpupool.cli.lib.listing import print_table
-from gpupool.cli.lib.rows import GpuCounts, PoolSnapshot, Rate, ServerRow, gpu_counts, gpu_rows
+from gpupool.cli.lib.rows import (
+    GpuCounts,
+    PoolSnapshot,
+    Rate,
+    ServerRow,
+    gpu_counts,
+    gpu_rows,
+    lease_shares,
+)
 from gpupool.cli.tui.keys import KEYS, Mode, UiState
 from gpupool.cli.tui.panels import chosen_row, extent, row_json
 from gpupool.cli.tui.screen import quorum_counts, render
@@ -119,6 +127,20 @@ def test_figures_of_a_lease_and_those_not_known(snapshot: PoolSnapshot) -> None:
     assert "latency" not in " ".join(lease_line(full))
     slow = with_session(snapshot, 0.31, busy=busy, busy_estimated=True)
     assert "0.31 latency ~0.75 -" in " ".join(lease_line(slow))
+
+
+def test_what_a_lease_got_of_its_share_is_shown_where_others_want_the_gpu(
+    snapshot: PoolSnapshot,
+) -> None:
+    assert "SHARE" not in render(snapshot, UiState(panel="leases"), 200, 40, GLYPHS).plain
+    due = {GpuId("GPU-0-0"): 0.25}
+    wanted = with_session(snapshot, 0.12, share_due=due, share_got={GpuId("GPU-0-0"): 0.262})
+    assert "140G 0.26 of 0.25 1m40s" in " ".join(lease_line(wanted))
+    assert lease_shares(wanted) == {"7f3a": {"due": 0.25, "got": 0.262}}
+    alone = with_session(snapshot, 0.12, share_due=due)
+    assert "140G 0.25 1m40s" in " ".join(lease_line(alone))
+    assert lease_shares(alone) == {"7f3a": {"due": 0.25, "got": None}}
+    assert lease_shares(snapshot) == {}
 
 
 def test_old_figures_of_a_lease_are_not_shown(snapshot: PoolSnapshot) -> None:
