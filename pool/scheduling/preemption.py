@@ -95,6 +95,8 @@ def _find(state: PoolState) -> Iterator[Preemption]:
     entries = [each for each in state.waiting.values() if each.priority > rules.lowest]
     taken: frozenset[Place] = frozenset()
     for entry in sorted(entries, key=fairness.turn)[:EXAMINED_MAX]:
+        if entry.priority != rules.admission.terms(entry.user).priority:
+            continue  # the policy has changed; its next renewal, within seconds, says so
         if fairness.is_held_back(rules.admission, entry):
             continue
         kept = fairness.kept_from(state, entry.request.id, entry.user)

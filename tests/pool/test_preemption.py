@@ -270,6 +270,16 @@ def test_across_servers_and_with_several_gpus() -> None:
     assert pool.do(pool.claim("boss", request)).ok
 
 
+def test_a_priority_that_the_policy_has_taken_away_counts_no_more() -> None:
+    pool = small(gpu_count=1)
+    pool.grant("ada")
+    request = pool.request()
+    pool.wait("boss", request)
+    assert pool.suspensions()
+    pool.put(POLICY.replace("priority = 10", "priority = 0"))
+    assert pool.suspensions() == [], "its place in the line says 10 until it is renewed"
+
+
 def test_what_does_not_suffice_any_more_goes_on() -> None:
     pool = Preempting(POLICY, gpu_count=1)
     first, second = pool.grant("ada"), pool.grant("bob")
