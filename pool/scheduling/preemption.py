@@ -52,11 +52,24 @@ class Preemption:
 
 def due_preemptions(state: PoolState) -> tuple[SuspendLease, ...]:
     """Return what the leader should propose now, so that waiting requests can begin."""
-    return tuple(
-        SuspendLease(lease, reason_text(found.entry), for_request=found.entry.request.id)
-        for found in preemptions(state)
-        for lease in found.leases
-    )
+    # It looks far more often than anything changes, and may be late by a second.
+    parts, second = _parts(state), state.now // 1000
+    known = _planned.get(*parts)
+    if known is None or known[0] != second:
+        plan = tuple(
+            SuspendLease(lease, reason_text(found.entry), for_request=found.entry.request.id)
+            for found in preemptions(state)
+            for lease in found.leases
+        )
+        known = _planned.put((second, plan), *parts)
+    return known[1]
+
+
+_planned: Memo[tuple[int, tuple[SuspendLease, ...]]] = Memo(4)
+
+
+def _parts(state: PoolState) -> tuple[object, ...]:
+    return (state.servers, state.leases, state.waiting, state.policy)
 
 
 def reason_text(entry: Waiting) -> str:
@@ -74,16 +87,7 @@ def preemptions(state: PoolState) -> tuple[Preemption, ...]:
     """Return what must be suspended for each waiting request, the first in the line first."""
     if not state.waiting or not Admission(state).book.has_priorities:
         return ()
-    # Neither time nor anything else than these changes an answer by more than a second.
-    second: object = state.now // 1000
-    parts = (state.servers, state.leases, state.waiting, state.policy)
-    known = _known.get(*parts)
-    if known is None or known[0] != second:
-        known = _known.put((second, tuple(_find(state))), *parts)
-    return known[1]
-
-
-_known: Memo[tuple[object, tuple[Preemption, ...]]] = Memo(4)
+    return tuple(_find(state))
 
 
 def _find(state: PoolState) -> Iterator[Preemption]:
@@ -91,6 +95,8 @@ def _find(state: PoolState) -> Iterator[Preemption]:
     entries = [each for each in state.waiting.values() if each.priority > rules.lowest]
     taken: frozenset[Place] = frozenset()
     for entry in sorted(entries, key=fairness.turn)[:EXAMINED_MAX]:
+        if entry.priority != rules.admission.terms(entry.user).priority:
+            continue  # the policy has changed; its next renewal, within seconds, says so
         if fairness.is_held_back(rules.admission, entry):
             continue
         kept = fairness.kept_from(state, entry.request.id, entry.user)

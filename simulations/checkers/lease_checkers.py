@@ -38,6 +38,7 @@ IN_FLIGHT_S = 6.0
 
 CLIENT_GONE = "its client disconnected"
 NEVER_CONNECTED = "its client never connected"
+AWAY_TOO_LONG = "it was suspended for "
 NOBODY_WAITS = "nobody waits for it any more"
 
 
@@ -131,6 +132,8 @@ class LeasesEndRightly:
             if rest_s < lease.idle_timeout_s / SPEED_MAX:
                 self._early(lease, f"unused for {rest_s:.1f} of {lease.idle_timeout_s} s")
             return ""
+        if reason.startswith(AWAY_TOO_LONG):
+            return "" if lease.is_away else "it is not suspended"
         if reason == NEVER_CONNECTED:
             if now - granted_at < UNATTACHED_MAX_S / SPEED_MAX:
                 return f"it was granted {now - granted_at:.1f} s ago"

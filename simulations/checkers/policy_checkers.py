@@ -151,6 +151,8 @@ class NobodyStarves:
             return
         if first.request.id == lease.request or rules.priority(lease.user) > first.priority:
             return
+        if _keeps_for_others(before, first, rules):
+            return
         was, is_now = (nearness(each, first, rules) for each in (before, state))
         if is_now < was:
             waited_s = (state.now - first.since) / 1000
@@ -168,6 +170,25 @@ class NobodyStarves:
         starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
         free = (each for each in starved if not rules.holds_back(state, each.user, each.request))
         return next(free, None)
+
+
+def _keeps_for_others(state: PoolState, first: Waiting, rules: Rules) -> bool:
+    """Return whether others have GPUs kept, so that the nearest may be elsewhere for ``first``.
+
+    They are suspended leases that want to go on, and requests for which leases were suspended. If
+    that is ``first`` itself, it keeps the GPUs on which they were, whatever else is nearer.
+    """
+    turn = (-first.priority, first.since)
+    for lease in state.leases.suspended().values():
+        found = lease.suspension
+        if found is None or not lease.held:
+            continue
+        if found.resume_since and (-rules.priority(lease.user), found.resume_since) < turn:
+            return True
+        entry = state.waiting.get(found.for_request) if found.for_request else None
+        if entry is not None and (-entry.priority, entry.since) <= turn:
+            return True
+    return False
 
 
 def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:
@@ -273,14 +294,16 @@ class LeasesEnd:
         over = {each.id: now for each in held.values() if 0 < each.ends_at <= now_ms}
         self._over_since = {each: self._over_since.get(each, now) for each in over}
         self._unused_since = {
-            each: max(rests.get(each, 0.0), self._unused_since.get(each, now)) for each in held
+            each: max(rests.get(each, 0.0), self._unused_since.get(each, now))
+            for each in held
+            if held[each].suspension is None  # what is away is not unused
         }
         for lease in held.values():
             late_s = now - self._over_since.get(lease.id, now)
             if late_s > self.LATE_S:
                 text = f"lease {lease.id} is held {late_s:.1f} s after its time was over"
                 self._failures.fail("time-is-over", text)
-            unused_s = now - self._unused_since[lease.id]
+            unused_s = now - self._unused_since.get(lease.id, now)
             if lease.idle_timeout_s and unused_s > 1.1 * lease.idle_timeout_s + self.LATE_S:
                 text = f"unused for {unused_s:.1f} s, its idle timeout is {lease.idle_timeout_s} s"
                 self._failures.fail("unused-ends", f"lease {lease.id} is {text}")

@@ -10,7 +10,16 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
 
-from gpupool.pool.model.state import Filter, Gpu, Operator, PartStatus, PoolState, Request, Server
+from gpupool.pool.model.state import (
+    Filter,
+    Gpu,
+    Lease,
+    Operator,
+    PartStatus,
+    PoolState,
+    Request,
+    Server,
+)
 from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.transitions.policy_versions import unpack_text
 
@@ -80,14 +89,23 @@ class Rules:
         return self._value(now_ms, *places)
 
     def priority(self, user: str) -> int:
-        """Return the priority of a user's class."""
+        """Return the priority of a user's class, or of everybody."""
         table = self._document.get("class", {}).get(self.group_of(user), {})
-        return int(table.get("priority", 0))
+        return int(table.get("priority", self._document.get("defaults", {}).get("priority", 0)))
 
-    def seconds(self, now_ms: int, user: str, key: str) -> float:
-        """Return an idle timeout or a longest time; 0 for none."""
+    def seconds(self, now_ms: int, user: str, key: str, otherwise: float = 0.0) -> float:
+        """Return an idle timeout or another time; 0 for none, ``otherwise`` if nothing is said."""
         value = self._own(now_ms, user, key)
-        return float(value.removesuffix("s")) if value is not None else 0.0
+        return float(value.removesuffix("s")) if value is not None else otherwise
+
+    def is_preemptible(self, now_ms: int, user: str) -> bool:
+        """Return whether the leases of a user's class may be suspended."""
+        return bool(self._own(now_ms, user, "preemptible"))
+
+    def guarantee(self, now_ms: int, group: str) -> Fraction | None:
+        """Return how many GPUs the leases of a class keep."""
+        value = self._value(now_ms, ("class", group, "guarantee")) if group else None
+        return None if value is None else Fraction(value)
 
     def admits(self, now_ms: int, user: str, server: Server, gpu: Gpu) -> bool:
         """Return whether a user may use a GPU, were it free and kept for nobody."""
@@ -116,6 +134,21 @@ class Rules:
         return any(
             (limit := self.limit(state.now, user, kind, holder)) is not None
             and self.held(state, user, kind, holder) + needs[kind] > limit
+            for kind in KINDS
+            for holder in HOLDERS
+        )
+
+    def keeps_away(self, state: PoolState, lease: Lease) -> bool:
+        """Return whether a limit keeps a suspended lease from having its memory again."""
+        memory = Fraction(sum(part.memory for part in lease.partitions))
+        share = sum(
+            Fraction(part.memory, state.servers[part.server].gpus[part.gpu].capacity)
+            for part in lease.partitions
+        )
+        needs = {"gpus": share, "memory": memory, "leases": 0}
+        return any(
+            (limit := self.limit(state.now, lease.user, kind, holder)) is not None
+            and self.held(state, lease.user, kind, holder) + needs[kind] > limit
             for kind in KINDS
             for holder in HOLDERS
         )

@@ -22,6 +22,7 @@ from gpupool.simulations.checkers.policy_checkers import (
     PolicyHolds,
 )
 from gpupool.simulations.checkers.policy_oracle import RulesInForce
+from gpupool.simulations.checkers.preemption_checkers import PreemptionHolds, SuspendedGoOn
 from gpupool.simulations.checkers.promise_checker import PromisesDurable
 from gpupool.simulations.checkers.safety_checkers import (
     AnswersInTime,
@@ -78,6 +79,8 @@ class Checkers:
         self.authorities = CaHolds(failures)
         self.drains = UndrainHolds(failures)
         self.senders = OneSender(failures)
+        self.preemption = PreemptionHolds(failures, in_force)
+        self.suspended = SuspendedGoOn(failures, in_force)
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class Environment:
             request = self.requests.get(lease.request)
             checkers.policy.applied(lease, state)
             checkers.allowed.granted(lease, state, request)
+            checkers.suspended.granted(lease, before, state)
             if request is not None:
                 checkers.asked.granted(lease, state, request)
             wanted = lease.request not in self.abandoned_requests
@@ -141,6 +145,7 @@ class Environment:
         self.checkers.accounts.applied(envelope, before, state)
         self.checkers.unserved.applied(envelope, now)
         self.checkers.drains.applied(envelope, before, state)
+        self.checkers.preemption.applied(envelope, before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""

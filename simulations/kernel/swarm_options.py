@@ -17,6 +17,7 @@ POLICY_KINDS = (
     "lifetime",
     "window",
     "reservation",
+    "preempt",  # who gives way to whom, for how long, and how often
 )
 """What a policy may be about."""
 
@@ -98,6 +99,7 @@ class Options:
     wide: float = 0.0  # share of requests for as many GPUs as a server has
     placements: tuple[str, ...] = ("pack",)
     idle: float = 0.0  # share of programs that rest at times, and of requests with an idle timeout
+    preemptible: float = 0.0  # share of requests that say so
     policy_s: float = 0.0  # mean time until operators put another policy in force; 0 for none
     policy: tuple[str, ...] = ()  # kinds of rules in policies; see ``drawn_policies``
     starved_s: float = 60.0  # after so long a wait, others may not overtake
@@ -160,6 +162,7 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         idle=_pick(seed, "idle", 0.0, 0.0, 0.5),
         policy_s=policy_s if policy else 0.0,
         policy=policy if policy_s else (),
+        preemptible=_pick(seed, "preemptible", 0.0, 0.3) if "preempt" in policy else 0.0,
         starved_s=_pick(seed, "starved_s", 1.0, 3.0, 10.0, 60.0),
         snapshot_entries=_pick(seed, "snapshot_entries", 40, 200, 1000, 10_000),
         small_messages=_pick(seed, "small_messages", False, False, False, True),

@@ -41,12 +41,16 @@ def draw_policy(random: Random, options: Options, now_ms: int) -> str:
             _put(tables, _anybody(random), "idle_timeout", f'"{random.choice((2, 3, 5))}s"')
         elif kind == "lifetime":
             _put(tables, _anybody(random), "max_lease_time", f'"{random.choice((2, 4, 8))}s"')
+        elif kind == "preempt":
+            _draw_preemption(random, kinds, tables)
     lines = _written(tables)
     for kind in kinds:
         if kind == "window":
             lines += _draw_window(random, options, now_ms)
         elif kind == "reservation":
             lines += _draw_reservation(random, options, now_ms)
+        elif kind == "preempt" and random.random() < 0.5:
+            lines += _draw_window(random, options, now_ms, suspends=True)
     return "\n".join(lines) + "\n"
 
 
@@ -104,16 +108,37 @@ def _draw_places(random: Random, options: Options, tables: Tables) -> None:
         _put(tables, table, "servers", _words(random.choice((names, labels))))
 
 
-def _draw_window(random: Random, options: Options, now_ms: int) -> list[str]:
+def _draw_preemption(random: Random, kinds: list[str], tables: Tables) -> None:
+    """Let three classes have priorities, and some of them give way to others."""
+    places = ["defaults", *(f"class.{name}" for name in CLASSES)]
+    for place, priority in zip(places, random.sample((0, 3, 7), 3), strict=True):
+        _put(tables, place, "priority", str(priority))
+        if random.random() < 0.7:
+            _put(tables, place, "preemptible", "true")
+        if random.random() < 0.7:
+            _put(tables, place, "min_run_time", f'"{random.choice((0, 1, 3, 6))}s"')
+        if random.random() < 0.3:
+            _put(tables, place, "max_suspended", f'"{random.choice((2, 4, 8))}s"')
+    # Limits below a guarantee would contradict it.
+    if random.random() < 0.5 and not {"gpus", "window"} & set(kinds):
+        _put(tables, f"class.{random.choice(CLASSES)}", "guarantee", random.choice(("0.5", "1.5")))
+
+
+def _draw_window(
+    random: Random, options: Options, now_ms: int, *, suspends: bool = False
+) -> list[str]:
     """Change limits for some seconds, soon."""
     start_s = now_ms // 1000 + random.randint(-3, 8)
     end_s = start_s + random.randint(3, 12)
     lines = ["[[window]]", f'name = "w{start_s % 100}"']
     lines += [f'from = "{_time(start_s)}"', f'to = "{_time(end_s)}"']
-    if random.random() < 0.5:
+    if suspends:
+        lines += ['leases = "suspend"']
+    elif random.random() < 0.5:
         lines += ['leases = "end"', f'grace = "{random.choice((0, 1, 3))}s"']
     tables: Tables = {}
-    _draw_limits(random, options, random.choice(("gpus", "leases")), tables, "window.")
+    kind = random.choice(("memory", "leases") if suspends else ("gpus", "leases"))
+    _draw_limits(random, options, kind, tables, "window.")
     return lines + _written(tables)
 
 

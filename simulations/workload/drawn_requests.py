@@ -23,6 +23,8 @@ def draw_request(random: Random, options: Options, client: str) -> Request:
         count = random.randint(1, max(2, options.gpus))
     by_memory = random.random() < options.by_memory
     idle = random.random() < options.idle * 0.5
+    # Drawn only where it matters, so that it moves nothing elsewhere.
+    preemptible = options.preemptible > 0 and random.random() < options.preemptible
     return Request(
         id=RequestId(random.randbytes(16)),
         count=count,
@@ -33,6 +35,7 @@ def draw_request(random: Random, options: Options, client: str) -> Request:
         placement=Placement(random.choice(options.placements)),
         client=client,
         idle_timeout_s=random.choice(IDLE_TIMEOUTS_S) if idle else 0.0,
+        preemptible=preemptible,
     )
 
 

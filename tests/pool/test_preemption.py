@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, ONE, A, B, Pool
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.ids import GpuId, LeaseId, TokenId
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, TokenId
 from gpupool.pool.model.policy import MILLI
 from gpupool.pool.model.state import Partition, PoolState, Request, Waiting
 from gpupool.pool.model.suspension import SuspensionState
@@ -17,7 +17,7 @@ from gpupool.pool.reconcile import due_resumptions, due_suspensions
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.policy_explain import explain
-from gpupool.pool.scheduling.preemption import Rules, preemptions
+from gpupool.pool.scheduling.preemption import Rules, is_due, preemptions
 
 POLICY = """
 [class.night]
@@ -187,6 +187,28 @@ def test_the_minimum_run_time_is_between_two_suspensions() -> None:
         pool.later(MINUTE_MS)
 
 
+def test_apply_judges_by_its_own_instant_whatever_was_asked_before() -> None:
+    """A server that has looked a moment ago must not answer otherwise than one that has not."""
+    pool = small(gpu_count=1)
+    lease = pool.grant("ada")
+    first = pool.request()
+    pool.wait("boss", first)
+    pool.lead()
+    pool.confirm(lease)
+    pool.later(500)
+    assert pool.do(c.CancelRequest(first.id, "no more", "boss")).ok
+    pool.lead()
+    pool.confirm(lease)
+    pool.later(10 * MINUTE_MS - 200)
+    request = pool.request()
+    pool.wait("boss", request)
+    assert pool.suspensions() == []
+    assert not is_due(pool.state, lease, request.id)
+    soon = replace(pool.state, now=Milliseconds(pool.state.now + 300))
+    assert pool.state.now // 1000 == soon.now // 1000
+    assert is_due(soon, lease, request.id)
+
+
 def test_a_lease_that_could_not_be_suspended_is_left_alone_and_another_chosen() -> None:
     pool = small()
     first, second = pool.hold("ada", (0, 80)), pool.hold("bob", (1, 80))
@@ -246,6 +268,16 @@ def test_across_servers_and_with_several_gpus() -> None:
     assert pool.phase(first) == "suspended", "it waits for the other"
     pool.confirm(second)
     assert pool.do(pool.claim("boss", request)).ok
+
+
+def test_a_priority_that_the_policy_has_taken_away_counts_no_more() -> None:
+    pool = small(gpu_count=1)
+    pool.grant("ada")
+    request = pool.request()
+    pool.wait("boss", request)
+    assert pool.suspensions()
+    pool.put(POLICY.replace("priority = 10", "priority = 0"))
+    assert pool.suspensions() == [], "its place in the line says 10 until it is renewed"
 
 
 def test_what_does_not_suffice_any_more_goes_on() -> None:

@@ -1,4 +1,4 @@
-"""Broken builds of the suspension of leases."""
+"""Broken builds of the suspension of leases, and of preemption."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,7 +8,7 @@ from tests.simulations.mutations.patching import patched, patched_handler
 from gpupool.pool import reconcile
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.model.results import Step
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import Lease, PoolState, Waiting
 from gpupool.pool.model.suspension import (
     ConfirmSuspended,
     ResumeLease,
@@ -16,6 +16,8 @@ from gpupool.pool.model.suspension import (
     Suspension,
     SuspensionState,
 )
+from gpupool.pool.scheduling import fairness, preemption
+from gpupool.pool.scheduling.preemption import Rules
 from gpupool.pool.transitions import lease_suspensions
 from gpupool.remoting.server import reconciler
 
@@ -80,3 +82,65 @@ def resumed_uncharged() -> AbstractContextManager[None]:
 
 def _with_books_of(after: PoolState, before: PoolState) -> PoolState:
     return lease_suspensions.with_changes(after, servers=before.servers)
+
+
+# --- preemption -----------------------------------------------------------------------------------
+
+
+def pauses_ignored() -> AbstractContextManager[None]:
+    """Suspend leases again however short they have run since they were resumed."""
+
+    def too_early(state: PoolState, lease: Lease, min_run_ms: int) -> str:
+        del state, lease, min_run_ms
+        return ""
+
+    return patched(preemption, "too_early", too_early)
+
+
+def anybody_gives_way() -> AbstractContextManager[None]:
+    """Suspend leases that are not preemptible."""
+    original = Rules.objection
+
+    def objection(self: Rules, lease: Lease, entry: Waiting) -> str:
+        why = original(self, lease, entry)
+        return "" if "preemptible" in why else why
+
+    return patched(Rules, "objection", objection)
+
+
+def guarantees_ignored() -> AbstractContextManager[None]:
+    """Suspend leases that their class keeps by its guarantee."""
+
+    def spare(self: Rules, group: str) -> None:
+        del self, group
+
+    return patched(Rules, "spare", spare)
+
+
+def suspends_too_many() -> AbstractContextManager[None]:
+    """Suspend all leases that may give way on the chosen server."""
+
+    def _cheapest(room: Any, candidates: list[Lease]) -> list[Lease] | None:
+        return candidates if room.fits(candidates) else None
+
+    return patched(preemption, "_cheapest", _cheapest)
+
+
+def overtakes_the_suspended() -> AbstractContextManager[None]:
+    """Keep nothing for suspended leases that have long waited to go on."""
+
+    def _is_starved(state: PoolState, lease: Lease) -> bool:
+        del state, lease
+        return False
+
+    return patched(fairness, "_is_starved", _is_starved)
+
+
+def away_for_ever() -> AbstractContextManager[None]:
+    """Never end a lease that was suspended for too long."""
+
+    def away_too_long(state: PoolState, lease: Lease) -> str:
+        del state, lease
+        return ""
+
+    return patched(reconcile, "away_too_long", away_too_long)

@@ -25,12 +25,15 @@ class Mutation:
     def options(self, seed: int) -> Options:
         """Return a run of the swarm in which the broken rule matters.
 
-        The CA is exchanged, GPUs are drained, and whole tables are hashed, in runs that are about
-        it: in all others it only moves what happens.
+        The CA is exchanged, GPUs are drained, leases give way, and whole tables are hashed, in runs
+        that are about it: in all others it only moves what happens.
         """
         drawn = swarm(seed)
         faults = tuple(each for each in drawn.faults if each[0] not in ONLY_WHERE_MEANT)
-        return self.tune(replace(drawn, faults=faults + self.faults, hash_s=0.0))
+        policy = tuple(each for each in drawn.policy if each != "preempt")
+        drawn = replace(drawn, policy=policy, policy_s=drawn.policy_s if policy else 0.0)
+        drawn = replace(drawn, preemptible=0.0, faults=faults + self.faults, hash_s=0.0)
+        return self.tune(drawn)
 
 
 def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.simulations.mutations import broken_promises
+from tests.simulations.mutations import broken_promises, broken_suspensions
 from tests.simulations.mutations.mutation import Mutation, short
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -14,6 +14,18 @@ def _small(options: Options) -> Options:
 
 def _five(options: Options) -> Options:
     return short(16.0, 2.0)(replace(options, servers=5, clients=6))
+
+
+def _preempting(options: Options) -> Options:
+    """Return a small, quiet pool in which leases give way all the time."""
+    quiet = replace(options, faults=(), servers=3, clients=10, think_s=0.3, starved_s=1.0)
+    quiet = replace(quiet, idle=0.0, filtered=0.0, fault_s=16.0, heal_s=2.0)
+    return replace(quiet, policy=("preempt",), policy_s=6.0, preemptible=0.3)
+
+
+def _sleeping(options: Options) -> Options:
+    """Return one that has time enough for leases to be suspended for too long."""
+    return replace(_preempting(options), hold_s=8.0, fault_s=6.0, heal_s=14.0, starved_s=60.0)
 
 
 NEWER = (
@@ -147,6 +159,48 @@ NEWER = (
         broken_promises.whole_tables_not_compared,
         (("bit", 2.0),),
         lambda options: replace(short(6.0, 6.0)(options), hash_s=2.0),
+    ),
+    Mutation(
+        "pauses-ignored",
+        "no-thrashing",
+        "a lease is suspended again before its minimum run time is over",
+        broken_suspensions.pauses_ignored,
+        tune=_preempting,
+    ),
+    Mutation(
+        "anybody-gives-way",
+        "may-give-way",
+        "leases that are not preemptible are suspended for requests",
+        broken_suspensions.anybody_gives_way,
+        tune=_preempting,
+    ),
+    Mutation(
+        "guarantees-ignored",
+        "guarantees-hold",
+        "a class is left with less than its guarantee",
+        broken_suspensions.guarantees_ignored,
+        tune=_preempting,
+    ),
+    Mutation(
+        "suspends-too-many",
+        "no-more-than-needed",
+        "all that may give way is suspended for a request",
+        broken_suspensions.suspends_too_many,
+        tune=_preempting,
+    ),
+    Mutation(
+        "overtakes-the-suspended",
+        "suspended-go-on",
+        "GPUs of a lease that waits to go on are granted to others",
+        broken_suspensions.overtakes_the_suspended,
+        tune=_preempting,
+    ),
+    Mutation(
+        "away-for-ever",
+        "suspended-too-long",
+        "a lease may be suspended for longer than the policy says",
+        broken_suspensions.away_for_ever,
+        tune=_sleeping,
     ),
 )
 """Broken builds of the mechanisms that came after the audit of November 2026."""
