@@ -101,10 +101,12 @@ def going_first(state: PoolState) -> tuple[ReservedGpus, ...]:
         return known
     entries = {head.request.id: head} if head is not None else {}
     places: dict[RequestId, frozenset[Place]] = {}
+    preempting: set[RequestId] = set()
     for lease in suspended.values():
         entry = _served_by(state, lease)
         if entry is not None:
             entries[entry.request.id] = entry
+            preempting.add(entry.request.id)
         if _is_starved(state, lease):
             entries[lease.request] = _as_waiting(state, lease)
             places[lease.request] = frozenset((p.server, p.gpu) for p in lease.partitions)
@@ -113,7 +115,10 @@ def going_first(state: PoolState) -> tuple[ReservedGpus, ...]:
     for entry in sorted(entries.values(), key=turn):
         gpus = places.get(entry.request.id)
         if gpus is None:
-            gpus, is_ready = nearest(state, entry, taken)
+            servers = state.servers
+            if entry.request.id in preempting:
+                servers = with_memory_to_come(state, entry)
+            gpus, is_ready = nearest(state, entry, taken, servers)
             if not is_ready and entry is not head:
                 continue  # what was suspended for it does not suffice, and goes on
         taken |= gpus
@@ -174,21 +179,24 @@ def _as_waiting(state: PoolState, lease: Lease) -> Waiting:
 
 
 def with_memory_to_come(state: PoolState, entry: Waiting) -> Servers:
-    """Return the servers as if the leases that are being suspended for ``entry`` had let go."""
-    coming = [
-        lease
-        for lease in state.leases.suspended().values()
-        if (found := lease.suspension) is not None
-        and lease.held
-        and found.for_request == entry.request.id
-        and found.state is SuspensionState.SUSPENDING
-    ]
-    if not coming:
-        return state.servers
+    """Return the servers as if the leases that are being suspended for ``entry`` had let go.
+
+    So have those that end: their memory comes within seconds, for the first in the line.
+    """
     servers = _to_come.get(state.servers, state.leases, entry.request)
     if servers is None:
-        servers = _to_come.put(_without(state, coming), state.servers, state.leases, entry.request)
+        coming = [lease for lease in state.leases.values() if _lets_go_for(lease, entry.request.id)]
+        servers = _without(state, coming)
+        _to_come.put(servers, state.servers, state.leases, entry.request)
     return servers
+
+
+def _lets_go_for(lease: Lease, request: RequestId) -> bool:
+    found = lease.suspension
+    if not lease.held:
+        return True
+    is_suspending = found is not None and found.state is SuspensionState.SUSPENDING
+    return is_suspending and found is not None and found.for_request == request
 
 
 _to_come: Memo[Servers] = Memo(8)
@@ -196,7 +204,8 @@ _to_come: Memo[Servers] = Memo(8)
 
 def _without(state: PoolState, leases: list[Lease]) -> Servers:
     servers = state.servers
-    for part in (part for lease in leases for part in lease.partitions):
+    parts = ((lease, part) for lease in leases for part in lease.partitions)
+    for part in (part for lease, part in parts if lease.is_charged(part.server)):
         server = servers.get(part.server)
         gpu = server.gpus.get(part.gpu) if server is not None else None
         if server is not None and gpu is not None:
@@ -207,13 +216,12 @@ def _without(state: PoolState, leases: list[Lease]) -> Servers:
 
 
 def nearest(
-    state: PoolState, entry: Waiting, taken: frozenset[Place]
+    state: PoolState, entry: Waiting, taken: frozenset[Place], servers: Servers
 ) -> tuple[frozenset[Place], bool]:
-    """Return the GPUs nearest to serving ``entry`` but for those ``taken``, and if they can soon.
+    """Return the GPUs nearest to serving ``entry`` but for those ``taken``, and if they can.
 
-    What is being suspended for it counts as free.
+    ``servers`` are those of the table, or as they will be.
     """
-    servers = with_memory_to_come(state, entry)
     if servers is state.servers and not taken:
         gpus = needed_by(state, entry)
     else:

@@ -101,7 +101,8 @@ def _find(state: PoolState) -> Iterator[Preemption]:
             continue
         kept = fairness.kept_from(state, entry.request.id, entry.user)
         others = taken.union(*(each.gpus for each in kept))
-        gpus, is_ready = fairness.nearest(state, entry, others)
+        servers = fairness.with_memory_to_come(state, entry)
+        gpus, is_ready = fairness.nearest(state, entry, others, servers)
         found = Preemption(entry, (), gpus) if is_ready else _choose(rules, entry, others)
         if found is not None:
             taken |= found.gpus

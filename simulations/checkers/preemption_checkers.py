@@ -22,7 +22,7 @@ class PreemptionHolds:
         self._in_force = in_force
         self._resumed_at: dict[LeaseId, int] = {}
         self._era = 0
-        self._chains: dict[RequestId, tuple[object, list[LeaseId]]] = {}
+        self._chains: dict[RequestId, tuple[object, object, list[LeaseId]]] = {}
         """What was suspended for a request, one after the other, while nothing else has moved."""
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
@@ -82,9 +82,10 @@ class PreemptionHolds:
         if _can_begin(before, entry, rules, coming):
             text = f"lease {lease.id} is suspended for {entry.user}, who has enough without it"
             self._failures.fail("no-more-than-needed", text)
-        servers, chain = self._chains.get(request, (None, []))
-        chain = [*chain, lease.id] if servers is before.servers else [lease.id]
-        self._chains = {request: (after.servers, chain)}
+        servers, policy, chain = self._chains.get(request, (None, None, []))
+        unmoved = servers is before.servers and policy is before.policy
+        chain = [*chain, lease.id] if unmoved else [lease.id]
+        self._chains = {request: (after.servers, after.policy, chain)}
         coming = [each.id for each in _suspended_for(after, request)]
         if not _can_begin(after, entry, rules, coming):
             return

@@ -15,7 +15,7 @@ def test_the_example_is_a_policy() -> None:
     [example] = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     policy = parse(example)
     assert len(policy.rules) > 10
-    assert len(policy.windows) == len(policy.reservations) == 1
+    assert (len(policy.windows), len(policy.reservations)) == (2, 1)
 
 
 def test_every_key_is_described() -> None:

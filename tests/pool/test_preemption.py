@@ -245,6 +245,24 @@ def test_the_fewest_bytes_then_the_lowest_priority_then_the_latest_resumed() -> 
     assert pool.suspensions() == [younger]
 
 
+def test_nobody_is_suspended_for_memory_that_is_about_to_be_free() -> None:
+    """Found by simulation: a lease that ended while it was suspended was replaced by another."""
+    pool = small(gpu_count=2)
+    pool.grant("ada")
+    ends = pool.grant("bob")
+    pool.wait("boss", pool.request())
+    assert pool.do(c.EndLease(ends, "done", "bob")).ok
+    assert pool.suspensions() == []
+    pool = small(gpu_count=2)
+    first, second = pool.grant("ada"), pool.grant("bob")
+    pool.wait("boss", pool.request())
+    pool.lead()
+    assert pool.phase(first) == "suspending"
+    assert pool.do(c.EndLease(first, "Ctrl-C", "ada")).ok
+    assert pool.lead() == []
+    assert pool.phase(second) == "held"
+
+
 def test_several_requests_each_get_their_own() -> None:
     pool = small()
     held = {pool.grant("ada"), pool.grant("bob")}
