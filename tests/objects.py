@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -35,11 +36,12 @@ def compiled(
     folder.mkdir(mode=0o700, exist_ok=True)
     kept = folder / digest.hexdigest()
     if not kept.exists():
-        # Processes that compile at once cannot spoil each other's result.
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        # Processes that compile at once keep the first result: link(2) of a file that another
+        # process replaces at that moment fails, because its last name is gone.
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, suppress(FileExistsError):
             fresh = Path(scratch) / "made"
             subprocess.run([*words, "-o", str(fresh), *inputs], check=True)
-            fresh.replace(kept)
+            kept.hardlink_to(fresh)
     try:
         # No copy: a process that another thread forks meanwhile would have it open for writing,
         # and a program that is open for writing cannot be run.

@@ -36,3 +36,23 @@ def test_any_change_compiles_anew_and_no_change_does_not(
     with_library = made("-w", libraries=(library,))
     library.write_bytes(b"2")
     assert not made("-w", libraries=(library,)).samefile(with_library)
+
+
+def test_who_compiles_second_takes_the_first_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that another process links to at that moment is not replaced."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    source = tmp_path / "a.c"
+    source.write_text("int a;\n")
+    first, second = tmp_path / "first.o", tmp_path / "second.o"
+    compile_one = objects.subprocess.run
+
+    def overtaken(words: list[str], *, check: bool) -> None:
+        monkeypatch.setattr(objects.subprocess, "run", compile_one)
+        objects.compiled(COMPILE, source, first, ())
+        compile_one(words, check=check)
+
+    monkeypatch.setattr(objects.subprocess, "run", overtaken)
+    objects.compiled(COMPILE, source, second, ())
+    assert second.samefile(first)
