@@ -394,6 +394,19 @@ async def test_a_leader_hands_over_before_it_stops(autojump_clock: MockClock) ->
         assert pool.leader() is not leader
 
 
+async def test_a_server_knows_of_connections_that_come_and_go(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        driver = pool.leader()
+        [peer, _] = others = driver.node.core.connected
+        assert len(others) == 2
+        driver.disconnected(peer)
+        await trio.sleep(0.001)
+        assert driver.node.core.connected == others[1:]
+        driver.connected(peer)
+        await trio.sleep(0.001)
+        assert set(driver.node.core.connected) == set(others)
+
+
 async def test_a_full_disk_stops_the_server_in_order() -> None:
     async def fill_the_disk() -> None:
         async with trio.open_nursery() as nursery:

@@ -76,6 +76,18 @@ def test_a_forwarded_command_states_its_deadline_on_the_leaders_clock() -> None:
     assert forward["deadline_ms"] == 2000
 
 
+def test_a_server_without_a_vote_states_deadlines_on_the_leaders_clock_too() -> None:
+    lone = Lone(("b", "c"))
+    answer = {"term": 5, "commit_index": 2, "prevLogIdx": 2, "prevLogTerm": 1, "entries": b""}
+    while not any(message["type"] == "pull" for peer, message in lone.tick(1.0) if peer == "b"):
+        pass
+    lone.take("b", "pulled", leader="c", clock_ms=7000, majority_age_ms=0, **answer)
+    lone.now += 3.0  # the leader's clock shows 10 s
+    lone.propose("x", ttl_s=2.0)
+    (forward,) = forwards(lone.tick())
+    assert forward["deadline_ms"] == 12000
+
+
 @pytest.mark.parametrize(
     ("term_offset", "deadline_s", "reason"),
     [
@@ -775,3 +787,19 @@ def test_a_commit_beyond_the_log_stops_the_server_with_a_reason() -> None:
     setattr(lone.node.core, "_SyncObj__raftCommitIndex", last + 2)  # noqa: B010
     with pytest.raises(SafetyError, match=f"the log here ends at {last}"):
         lone.tick()
+
+
+# --- handing over ----------------------------------------------------------------------------
+
+
+def test_a_leader_hands_over_to_a_peer_with_the_whole_log_only() -> None:
+    lone = Lone()
+    core = lone.node.core
+    b, c = ServerId("b"), ServerId("c")
+    assert not core.hand_over(b), "it does not lead"
+    lone.win("b")
+    lone.acknowledge("b", lone.journal.last_index)
+    assert not core.hand_over(c)
+    assert core.hand_over(b)
+    asked = [(peer, m["type"]) for peer, m in lone.tick() if m["type"] == "timeout_now"]
+    assert asked == [("b", "timeout_now")]

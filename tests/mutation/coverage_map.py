@@ -48,10 +48,9 @@ class CoverageMap:
 
         What only importing runs, such as a constant, is tested by all that use the module.
         """
-        lines = self.lines.get(mutant.path, {})
-        first, last = mutant.lines
-        found = {t for line in range(first, last + 1) for t in lines.get(line, ())}
+        found = self._that_run(mutant)
         if not found - {"", SWARM} and "" in found:
+            lines = self.lines.get(mutant.path, {})
             found = {test for tests in lines.values() for test in tests}
         return sorted(found - {"", SWARM}, key=lambda test: (self.seconds.get(test, 0.0), test))
 
@@ -62,10 +61,19 @@ class CoverageMap:
         """
         if not self.lines:
             return True
+        found = self._that_run(mutant)
+        return SWARM in found or ("" in found and not found - {""})
+
+    def _that_run(self, mutant: Mutant) -> set[str]:
+        """Return what runs the changed lines.
+
+        Where Python has no code for them, as for ``while True``, the next line with code counts.
+        """
         lines = self.lines.get(mutant.path, {})
         first, last = mutant.lines
         found = {t for line in range(first, last + 1) for t in lines.get(line, ())}
-        return SWARM in found or ("" in found and not found - {""})
+        behind = min((line for line in lines if line > last), default=0)
+        return found or set(lines.get(behind, ()))
 
 
 def load() -> CoverageMap:

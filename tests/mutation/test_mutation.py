@@ -10,6 +10,7 @@ import pytest
 from tests.mutation import __main__ as command
 from tests.mutation import trial
 from tests.mutation.attempt import Verdict
+from tests.mutation.coverage_map import SWARM, CoverageMap
 from tests.mutation.operators import ROOT, Mutant, mutants_of, mutated
 from tests.mutation.reasons import load_reasons
 
@@ -108,6 +109,18 @@ def test_reasons_name_mutants_that_exist(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match="without a"):
             load_reasons(file)
+
+
+def test_a_line_without_code_of_its_own_is_tested_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def m() -> None:\n    while True:\n        f()\n"
+    found = mutants_in(tmp_path, monkeypatch, source)
+    [loop] = [each for each in found if each.key.endswith("True => False")]
+    lines = {1: [""], 3: ["test_m", SWARM], 9: ["test_other"]}
+    known = CoverageMap({}, {loop.path: lines})
+    assert known.tests(loop) == ["test_m"]
+    assert known.in_swarm(loop)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Backups: whatever the table holds comes back, into a fresh pool only, whole or not at all."""
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.policy import Policy, PolicyVersion, Rule
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import ACT_COUNT_MAX, Act, PoolState, Token, TokenKind
+from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
 from gpupool.pool.transitions.backup import (
     Backup,
     BackupError,
@@ -64,6 +66,19 @@ def restore(machine: PoolMachine, file: bytes, *, lose: int = -1) -> Result:
             assert do(machine, c.StagePart(UPLOAD, number, part)).ok
     digest = sha256(b"".join(parts)).digest()
     return do(machine, c.RestoreBackup(UPLOAD, len(parts), digest, "eve"))
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_labels_of_a_backup_that_would_be_too_many_for_a_server_are_left_out(beyond: int) -> None:
+    source, target = founded(), fresh()
+    own = {"own": "1"}
+    kept = {f"label-{number}": "1" for number in range(LABEL_COUNT_MAX - 1 + beyond)}
+    [server] = target.state.servers.values()
+    do(target, c.LabelServer(server.id, own, (), "root"))
+    backup = replace(make_backup(source.state), labels={server.name: kept})
+    assert restore(target, to_file(backup)).ok
+    assert target.state.servers[server.id].labels == (own if beyond else own | kept)
+    assert violations(target.state) == []
 
 
 def test_what_comes_back_and_what_does_not() -> None:

@@ -187,6 +187,14 @@ def test_a_table_is_ahead_beyond_the_bound_and_not_at_it() -> None:
     assert list(clock_problems(world.state, beyond)) == ["ahead"]
 
 
+def test_a_reading_says_in_seconds_how_far_the_table_is_ahead() -> None:
+    world = World()
+    world.run(5)
+    assert world.clock.reading().table_ahead_s < 0.1
+    world.stamp(world.right_ms() + 2500)
+    assert world.clock.reading().table_ahead_s == pytest.approx(2.5, abs=0.1)
+
+
 def test_two_of_three_clocks_do_when_they_agree_that_it_is_so_late() -> None:
     world = World(errors_s={A: 400 * 86_400.0}, silent={C})
     world.run(20)
