@@ -31,6 +31,13 @@ DRAIN_MAX_S = 0.1
 DEBT_MAX_S = 5.0
 """The most, in time of the whole GPU, that one lease waits because it had got more than others."""
 
+RETURN_S = 0.05
+"""A lease whose turn was cut off keeps what it is owed if it wants another one so soon. A program
+that waits for each of its kernels cannot want one before, and its network has a delay."""
+
+CREDIT_MAX_S = 0.1
+"""The most that it is owed then, in time of the whole GPU."""
+
 FORGET_S = 10.0
 """What was got before counts half after each such time; and less old than this is shown."""
 
@@ -63,6 +70,7 @@ class Party:
     running: dict[Seat, int] = field(default_factory=dict[Seat, int])  # number of the CLOSE
     charged_from: float | None = None  # has the turn, or runs on after it
     spent_s: float = 0.0  # time divided by share, as in stride scheduling
+    cut_off_at: float = -math.inf  # when the work of a turn was over that it had not given away
     recent_s: float = 0.0  # time got while others wanted theirs; decays
     resting: bool = False  # suspended
 
@@ -134,7 +142,8 @@ class Turns:
         if party is None or (self._of[seat] == self._owner and not self._closing):
             return  # What it waited for has been told meanwhile.
         if not self._wants(party):
-            party.spent_s = max(party.spent_s, self._floor_s)
+            credit_s = CREDIT_MAX_S if now - party.cut_off_at <= RETURN_S else 0.0
+            party.spent_s = max(party.spent_s, self._floor_s - credit_s / party.share)
         party.waiting.add(seat)
         self._step(now)
 
@@ -153,6 +162,8 @@ class Turns:
         del party.running[seat]
         if not party.running:
             self._settle(party, now)
+            if party.cut_off_at == math.inf:
+                party.cut_off_at = now
         self._step(now)
 
     def rest(self, lease: LeaseId, now: float) -> None:
@@ -234,13 +245,31 @@ class Turns:
                 return
             if self._limit == math.inf:
                 self._end_of_peace(owner, now)
-            if now < self._limit and not owner.idle >= owner.seats:
+            gives = owner.idle >= owner.seats
+            if not gives and (now < self._limit or self._goes_on(owner, now)):
                 return
             self._close(owner, now)
+            owner.cut_off_at = -math.inf if gives else math.inf
         if self._closing and owner is not None and owner.running and now < self._limit:
             return
         self._closing, self._owner, self._limit = False, None, math.inf
         self._give(self._next(), now)
+
+    def _goes_on(self, owner: Party, now: float) -> bool:
+        """Give the owner the next turn too, if it is still owed more than those that want one.
+
+        Turns of work that cannot be cut are longer than meant, and the shortest grow most.
+        """
+        self._settle(owner, now)
+        owner.charged_from = now
+        least = min(p.spent_s for p in self._parties.values() if p is not owner and self._wants(p))
+        if owner.spent_s >= least:
+            return False
+        self._limit = now + self._length(owner)
+        for seat in sorted(owner.idle):  # it may have launched again since
+            self._tell(seat, Order.WATCH)
+        owner.idle.clear()
+        return True
 
     def _close(self, owner: Party, now: float) -> None:
         self._closing, self._limit = True, now + DRAIN_MAX_S

@@ -4,6 +4,7 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ class Worker:
     kernel_s: float
     busy: bool = True
     deaf: bool = False  # answers nothing
+    pause_s: float | None = None  # from the end of a kernel to the next; None: launched ahead
     used_s: float = 0.0
     opened_at: float | None = None
     turns: list[float] = field(default_factory=list[float])  # when each began
@@ -66,8 +68,10 @@ class Gpu:
                 worker.used_s += end - worker.opened_at
             worker.opened_at = None
             self.at(end + CHANGE_S, told.seat, "drained", told.number)
-            if worker.busy:
+            if worker.busy and worker.pause_s is None:
                 self.at(self.now + CHANGE_S / 2, told.seat, "want")
+            elif worker.busy:
+                self.at(end + CHANGE_S + (worker.pause_s or 0.0), told.seat, "want")
         else:
             if worker.opened_at is None:
                 worker.opened_at = self.now
@@ -126,6 +130,30 @@ def test_who_wants_its_share_gets_it_within_five_points(asked: list[tuple[int, f
     for worker in gpu.workers:  # nobody starves
         gaps = [b - a for a, b in zip(worker.turns, worker.turns[1:], strict=False)]
         assert max(gaps) < 4.0
+
+
+@pytest.mark.parametrize("kernel_s", [0.001, 0.009, 0.04])
+@pytest.mark.parametrize("pause_s", [0.0, 0.0003, 0.003])
+def test_programs_that_wait_for_each_kernel_get_their_shares(
+    kernel_s: float, pause_s: float
+) -> None:
+    """They want a turn again only after their work is over, and have no less to do for that."""
+    gpu = Gpu([0.75, 0.25], [Worker(kernel_s, pause_s=pause_s) for _ in range(2)])
+    gpu.run(20.0)
+    assert abs(gpu.parts()[0] - 0.75) < 0.05
+
+
+def test_pauses_between_kernels_give_little_credit() -> None:
+    """A lease that could not use its share does not keep its neighbour waiting for it later."""
+    workers = [Worker(0.03, pause_s=0.04), Worker(0.001)]
+    gpu = Gpu([0.75, 0.25], workers)
+    gpu.run(10.0)
+    assert gpu.parts()[0] < 0.6
+    workers[0].pause_s = None
+    gpu.run(12.0)
+    later = [began for began in workers[1].turns if began > 9.9]
+    gaps = [b - a for a, b in zip(later, later[1:], strict=False)]
+    assert max(gaps) < module.CREDIT_MAX_S + 0.15
 
 
 def test_the_time_of_an_idle_lease_is_given_away() -> None:
