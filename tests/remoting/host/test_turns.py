@@ -1,6 +1,7 @@
 """The turns of leases on one GPU, in virtual time: shares, idle time, workers that hang or lie."""
 
 import heapq
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -152,7 +153,7 @@ def test_pauses_between_kernels_give_little_credit() -> None:
     workers[0].pause_s = None
     gpu.run(12.0)
     later = [began for began in workers[1].turns if began > 9.9]
-    gaps = [b - a for a, b in zip(later, later[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(later)]
     assert max(gaps) < module.CREDIT_MAX_S + 0.15
 
 
