@@ -14,7 +14,7 @@ from gpupool.consensus.storage.journal import JOURNAL, decode_entries
 from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.storage.superblock import SUPERBLOCK, Floor, Superblock
+from gpupool.consensus.storage.superblock import SUPERBLOCK, Floor, Superblock, Synced
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
@@ -564,3 +564,14 @@ def test_a_leader_steps_back_behind_what_a_voter_acknowledged_and_has_lost() -> 
     assert lone.node.core.match_index(ServerId("b")) == last
     assert "b" in lone.node.health(lone.now).alarm
     assert lone.node.core.commit_index == last
+
+
+def test_the_superblock_is_made_once() -> None:
+    disk = SimulatedDisk(Random(1))
+    superblock = Superblock(disk)
+    superblock.keep()
+    synced = Synced(journal=1, batches=2, boot=3, term=4, vote="b", last_index=5)
+    superblock.note(synced)
+    superblock.keep()
+    superblock.sync()
+    assert Superblock(disk).known == synced

@@ -803,3 +803,37 @@ def test_a_leader_hands_over_to_a_peer_with_the_whole_log_only() -> None:
     assert core.hand_over(b)
     asked = [(peer, m["type"]) for peer, m in lone.tick() if m["type"] == "timeout_now"]
     assert asked == [("b", "timeout_now")]
+
+
+def test_a_hand_over_under_way_is_one_and_the_same() -> None:
+    lone = Lone()
+    assert not lone.node.hand_over(lone.now)
+    lone.win("b")
+    lone.acknowledge("b", lone.journal.last_index)
+    assert lone.node.hand_over(lone.now)
+    assert lone.node.hand_over(lone.now)
+    asked = [m["type"] for _, m in (*lone.tick(), *lone.tick(0.01))]
+    assert asked.count("timeout_now") == 1
+
+
+def test_a_server_that_left_the_pool_says_anew_how_far_it_is() -> None:
+    lone = Lone(peers=("b", "c", "d"))
+    b, c, d = (ServerId(name) for name in "bcd")
+    lone.node.set_servers([b, c, d])
+    lone.win("b")
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.tick()
+    lone.take("d", "alive", applied_index=lone.journal.last_index)
+    lone.node.disconnected(d, lone.now)
+    lone.node.set_servers([b, c])
+    lone.tick()
+    lone.node.set_servers([b, c, d])
+    lone.node.connected(d, lone.now)
+    lone.writers[d], lone.readers[d] = FrameWriter(lone.epoch + 1), FrameReader()
+    last = lone.journal.last_index
+    lone.node.reconcile_voters([ServerId("me"), b, c, d])
+    lone.tick(0.01)
+    assert lone.journal.last_index == last, "it may be another server by this name"
+    lone.take("d", "alive", applied_index=last)
+    lone.tick(0.01)
+    assert lone.journal.last_index == last + 1

@@ -6,7 +6,7 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Milliseconds, TokenId
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 
 DAY_MS = 86_400_000
@@ -95,5 +95,8 @@ def test_setting_it_ahead_moves_nothing_else() -> None:
     assert pool.do(c.SetClock(Milliseconds(MONDAY_MS + 30 * DAY_MS), 0, "root")).ok
     assert pool.state.now == MONDAY_MS + 30 * DAY_MS
     assert pool.state.tokens == before.tokens
-    assert not pool.do(c.SetClock(Milliseconds(0), 1, "root")).ok
-    assert not pool.do(c.SetClock(Milliseconds(1), 2, "root")).ok
+    pool.now_ms = pool.state.now
+    for to, era in ((0, 1), (-1, 1), (1, 2)):
+        answer = pool.do(c.SetClock(Milliseconds(to), era, "root"))
+        assert (answer.ok, answer.kind) == (False, RefusalKind.INVALID), (to, era)
+    assert pool.state.now == MONDAY_MS + 30 * DAY_MS

@@ -156,6 +156,8 @@ def test_equal_gpus_are_preferred_to_a_mixture() -> None:
     [choice, *_] = rank([offer("a", card(0, 12, 12, whole=24), card(1, 40, 80))], wanted(2))
     assert {part.memory for part in choice.partitions} == {12 * GIB}
     assert choice.wasted == 28 * GIB
+    [taken, *_] = explain([choice], offers=(), request=wanted(2), refusals=())
+    assert "28.0 GiB less than asked" in taken
 
 
 def test_a_further_server_is_better_than_a_waste() -> None:
