@@ -837,3 +837,29 @@ def test_a_server_that_left_the_pool_says_anew_how_far_it_is() -> None:
     lone.take("d", "alive", applied_index=last)
     lone.tick(0.01)
     assert lone.journal.last_index == last + 1
+
+
+def test_an_acknowledgement_of_an_entry_that_does_not_exist_is_ignored() -> None:
+    lone = Lone()
+    lone.win("b")
+    lone.propose("x")
+    lone.tick()
+    last, known = lone.journal.last_index, lone.node.core.match_index(ServerId("b"))
+    lone.acknowledge("b", last + 1)
+    lone.tick()
+    assert lone.node.core.match_index(ServerId("b")) == known < last
+    assert lone.machine.log == []
+    lone.acknowledge("b", last)
+    lone.tick()
+    assert lone.machine.log == ["x"]
+
+
+def test_a_late_rejection_moves_no_probe() -> None:
+    lone = Lone()
+    term = lone.win("b")
+    probed = lone.node.core._SyncObj__raftNextIndex[lone.node.core._peer(ServerId("c"))] - 1  # pyright: ignore[reportPrivateUsage]
+    answer = {"term": term, "next_node_idx": 2, "success": False}
+    late = lone.take("c", "next_node_idx", rejected=probed + 1, **answer)
+    assert not [m for peer, m in late if peer == "c"]
+    fresh = lone.take("c", "next_node_idx", rejected=probed, **answer)
+    assert [m["prevLogIdx"] for peer, m in fresh if peer == "c"] == [1]
