@@ -273,6 +273,15 @@ def snapshot(index: int, *, size: int = 200) -> Snapshot:
     return Snapshot(index, 3, (ME, ServerId("b")), {"table": [b"z" * size, index]})
 
 
+def test_a_snapshot_under_the_name_of_another_is_damaged() -> None:
+    disk = new_disk()
+    SnapshotStore(disk).save(snapshot(10))
+    disk.rename("snapshot-00000000000000000010", "snapshot-00000000000000000011")
+    found = SnapshotStore(disk)
+    assert found.latest is None
+    assert found.damaged == {"snapshot-00000000000000000011": "its name does not fit its content"}
+
+
 def test_two_snapshots_are_kept() -> None:
     disk = new_disk()
     store = SnapshotStore(disk)

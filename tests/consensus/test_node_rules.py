@@ -863,3 +863,15 @@ def test_a_late_rejection_moves_no_probe() -> None:
     assert not [m for peer, m in late if peer == "c"]
     fresh = lone.take("c", "next_node_idx", rejected=probed, **answer)
     assert [m["prevLogIdx"] for peer, m in fresh if peer == "c"] == [1]
+
+
+def test_elections_are_counted_and_ages_travel_in_milliseconds() -> None:
+    lone = Lone()
+    assert lone.node.health(lone.now).elections == 0
+    lone.win("b")
+    assert lone.node.health(lone.now).elections == 1
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.tick(0.1)
+    age_s = lone.node.core.majority_age_s()
+    assert age_s > 0.09
+    assert lone.node.core.majority_age_ms() == int(1000 * age_s)

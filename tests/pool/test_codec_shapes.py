@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gpupool.pool.model import codec
 from gpupool.pool.model.codec import OPTIONAL, CodecError, decode, encode
 
 
@@ -50,3 +51,15 @@ def test_only_an_optional_field_may_be_missing(name: str) -> None:
     del plain[name]
     with pytest.raises(CodecError):
         decode(Shapes, plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    items: tuple[int, ...]
+
+
+def test_a_list_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "ITEM_COUNT_MAX", 2)
+    assert decode(Listed, {"items": [1, 2]}) == Listed((1, 2))
+    with pytest.raises(CodecError, match="list too long"):
+        decode(Listed, {"items": [1, 2, 3]})

@@ -414,3 +414,10 @@ def test_a_server_that_starts_does_not_believe_an_old_table() -> None:
     assert is_drained_by_stop(replace(started, drain_reason=STOPPING), mine) is True
     assert is_drained_by_stop(replace(started, drain_reason="by order"), mine) is False
     assert is_drained_by_stop(started, mine) is False
+
+
+def test_a_server_without_a_token_joins_an_empty_pool_only() -> None:
+    table = Table()
+    answer = table.apply(c.JoinServer(ServerId("9" * 12), "another", "z:1", False, None))
+    assert (answer.ok, answer.why) == (False, "a server token is needed")
+    assert ServerId("9" * 12) not in table.state.servers

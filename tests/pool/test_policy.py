@@ -9,6 +9,7 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
 from gpupool.pool.model.state import STARVED_AFTER_MS, RequestId, TokenId, Waiting
+from gpupool.pool.model.tables import WaitingTable
 from gpupool.pool.policy.policy_calendar import phase, to_utc
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.reconcile import plan_leader
@@ -454,6 +455,21 @@ def test_the_table_says_after_how_long_a_wait_a_request_goes_first() -> None:
     assert fairness.oldest_starved(pool.state) is None
     soon = replace(pool.state, starved_after_ms=4000)
     assert fairness.oldest_starved(soon) == pool.state.waiting[entry.request.id]
+
+
+def test_of_the_starved_the_one_with_the_highest_priority_goes_first() -> None:
+    pool = Pool("")
+    pool.grant("dee", 4)
+    first, second = wait(pool, "ada", 4, 1), wait(pool, "bob", 4, 2)
+    later = pool.state.waiting[second.request.id]
+    urgent = replace(later, priority=7)
+    soon = replace(
+        pool.state,
+        starved_after_ms=0,
+        waiting=WaitingTable({each.request.id: each for each in (first, urgent)}),
+    )
+    assert fairness.oldest_starved(soon) == urgent
+    assert fairness.oldest_starved(replace(soon, waiting=pool.state.waiting)) == first
 
 
 def test_the_class_gives_the_priority() -> None:

@@ -1,12 +1,20 @@
 """Uploads with deep JSON are refused the same everywhere, whatever a server's stack is."""
 
+import json
 import zlib
 from hashlib import sha256
 
 import pytest
 
+from gpupool.pool.model.policy import Policy
 from gpupool.pool.transitions.backup import FORMAT, VERSION, BackupError, from_file
-from gpupool.pool.transitions.policy_versions import UnpackError, unpack_draft
+from gpupool.pool.transitions.policy_versions import (
+    Draft,
+    UnpackError,
+    pack_draft,
+    pack_text,
+    unpack_draft,
+)
 from gpupool.pool.transitions.shallow_json import DEPTH_MAX, load_shallow
 
 
@@ -22,6 +30,14 @@ def test_depth_is_limited_by_count_not_by_the_stack(pair: bytes) -> None:
 def test_brackets_in_strings_do_not_count() -> None:
     text = '"' + "[{" * 500 + '\\"' + '"'
     assert load_shallow(text.encode()) == "[{" * 500 + '"'
+
+
+def test_a_policy_whose_text_cannot_be_read_is_refused() -> None:
+    good = json.loads(zlib.decompress(pack_draft(Draft(pack_text("# none"), Policy()))))
+    assert unpack_draft(zlib.compress(json.dumps(good).encode())).policy == Policy()
+    bad = good | {"text": b"no text".hex()}
+    with pytest.raises(UnpackError):
+        unpack_draft(zlib.compress(json.dumps(bad).encode()))
 
 
 def test_a_deep_policy_and_a_deep_backup_are_refused() -> None:

@@ -15,6 +15,7 @@ from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, LeaseRecord, Partition, Request
 from gpupool.pool.model.suspension import SPAN_COUNT_MAX, SuspensionHistory, SuspensionState
+from gpupool.pool.policy.giving_way import not_suspendable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import SuspensionPlan, plan_suspensions
 from gpupool.pool.view import build_view
@@ -327,3 +328,13 @@ def test_the_view_says_what_a_suspended_lease_holds() -> None:
     records, _ = live_records(view)
     assert {Range().ms_of(each) for each in records} == {pool.state.now - lease.granted_at}
     assert "suspended   once, 0.1 s in all" in "\n".join(lease_report(pool.id, records))
+
+
+def test_leases_on_what_cannot_be_suspended_are_named() -> None:
+    pool = Pool()
+    assert not_suspendable(pool.state, pool.lease) == ""
+    instance = Partition(A, GpuId(f"{A}-2"), GIB)
+    lease = replace(pool.lease, partitions=(instance,))
+    assert not_suspendable(pool.state, lease) == "a MIG instance cannot be suspended"
+    gone = replace(pool.lease, partitions=(Partition(ServerId("f" * 12), GpuId("0"), GIB),))
+    assert "is not reachable" in not_suspendable(pool.state, gone)

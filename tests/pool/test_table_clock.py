@@ -284,6 +284,18 @@ def test_a_stamp_ahead_of_the_bounds_is_refused_and_the_tables_own_is_not() -> N
     assert not refused(10 * 86_400.0), "the table's own time moves nothing"
 
 
+def test_the_bound_of_stamps_is_exact() -> None:
+    world = World()
+    world.run(1)
+    pool_ms = world.clock.reading().pool_ms
+
+    def refusal(at_ms: float) -> str | None:
+        return world.clock.refusal(wrap(EndLease(LeaseId(1), "x"), at_ms=int(at_ms), ttl_ms=0))
+
+    assert refusal(pool_ms + BOUND_S * 1000) is None
+    assert refusal(pool_ms + BOUND_S * 1000 + 1) is not None
+
+
 def test_an_order_that_would_set_another_time_than_the_clocks_show_is_refused() -> None:
     world = World()
     target = world.clock.target_ms()
