@@ -391,13 +391,15 @@ class RaftNode:
         """Return the servers to stay connected to.
 
         A voter talks to everyone, a server without a vote to the voters; and one that gets no
-        answer from voters, or knows of none, to all that it was told of.
+        answer from voters, or knows of none, to all that it was told of. While it reads an old
+        log, none of the voters that it knows may be left: the one that it reads from stays.
         """
         everyone = self._core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
-        if to_tell := self._promises.to_tell():
-            peers = tuple(sorted({*peers, *to_tell}))
-        return peers
+        more = self._promises.to_tell()
+        if (source := self._puller.source) is not None and source not in peers:
+            more.append(source)
+        return tuple(sorted({*peers, *more})) if more else peers
 
     def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
