@@ -5,9 +5,9 @@ from random import Random
 
 from gpupool.consensus import recovery
 from gpupool.consensus.storage.store import Storage
-from gpupool.pool.model.commands import RemoveServer, wrap
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.servers import removals_of_others
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
@@ -97,11 +97,7 @@ class Recovery:
         storage, table = Storage(machine.disk, create=False), PoolMachine(PoolState())
         found = recovery.replay(storage, table)
         state = table.state
-        removals = [
-            wrap(RemoveServer(server, "gpupool recover"), at_ms=state.now, ttl_ms=0)
-            for server in state.servers
-            if server != machine.server
-        ]
+        removals = removals_of_others(state, machine.server, at_ms=state.now)
         others: list[ServerId] = sorted({*state.servers, *found.voters} - {machine.server})
         recovery.recover(storage, machine.server, removals, others=others)
         self._cluster.trace.note(survivor, "recovered", f"from entry {found.last_index} on")
