@@ -398,14 +398,17 @@ class Cluster:
 
     def rejoin(self, name: str) -> None:
         """Do ``gpupool rejoin`` on a machine whose server must not go on as itself."""
+        self._rejoin(name, self.environment.machines[name].server)
+
+    def _rejoin(self, name: str, former: ServerId) -> None:
+        if name not in self.servers or self.environment.machines[name].server != former:
+            return  # It was removed or has joined again meanwhile (seed 1039): once is enough.
         if self._replacing and self._replacing != name:
-            self.scheduler.after(WITHOUT_VOTE_S, partial(self.rejoin, name))
+            self.scheduler.after(WITHOUT_VOTE_S, partial(self._rejoin, name, former))
             return
-        if name not in self.servers:
-            return  # removed meanwhile, and on its way in again
         self.rotten.discard(name)
         self._replacing = name
-        self._former[name] = self.environment.machines[name].server
+        self._former[name] = former
         self._wipe(name)
 
     def _removed(self, name: str, server: ServerId, agreed: bool) -> None:

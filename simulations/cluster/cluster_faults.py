@@ -237,7 +237,8 @@ class ClusterFaults:
     def disturbed(self) -> None:
         """Take note of a fault that may keep servers from hearing of each other."""
         now = self._scheduler.now
-        self._cluster.clones.disturbed_at = self._recovery.disturbed_at = now
+        self._cluster.clones.disturbed(now)
+        self._recovery.disturbed_at = now
 
     def _may_forget(self) -> bool:
         """Return whether all servers are there, so that one may forget what it promised."""
