@@ -145,7 +145,7 @@ class RaftNode:
         self._puller = Puller(context)
         self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
         self._responder = PullResponder(context, self._snapshots)
-        self._voter_changes = VoterChanges(context, self._responder)
+        self._voter_changes = VoterChanges(context, self._responder, self._promises.unfit)
         self._comparison = TableComparison(context, machine)
         self._proposals = ProposalQueue(
             self._core,

@@ -12,7 +12,7 @@ since the others may be connected and unable to lead.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from gpupool.consensus.core.library import LEADER, NEVER
@@ -28,10 +28,19 @@ _log = logging.getLogger(__name__)
 class VoterChanges:
     """The voters that this server wants when it leads, and the successor that it waits for."""
 
-    def __init__(self, context: NodeContext, followers: PullResponder) -> None:
-        """Begin without a wish; ``followers`` says which servers have caught up."""
+    def __init__(
+        self,
+        context: NodeContext,
+        followers: PullResponder,
+        unfit: Callable[[], Mapping[ServerId, str]],
+    ) -> None:
+        """Begin without a wish.
+
+        ``followers`` says which servers have caught up, ``unfit`` whose answers do not count.
+        """
         self._context = context
         self._followers = followers
+        self._unfit = unfit
         self._desired: tuple[ServerId, ...] | None = None
         self._stopgaps: frozenset[ServerId] = frozenset()
         self._successor: ServerId | None = None
@@ -97,7 +106,8 @@ class VoterChanges:
                 self._end_stopgap()
             return
         ready = self._followers.caught_up()
-        step = membership.next_step(core.voters, desired, ready=ready, leader=me)
+        able = {me, *self._context.frames.connected()} - self._unfit().keys()
+        step = membership.next_step(core.voters, desired, ready=ready, able=able, leader=me)
         if step is not None:
             core.set_voters(step, partial(_say_voters, step))
         elif me not in desired:
