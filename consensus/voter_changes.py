@@ -106,7 +106,8 @@ class VoterChanges:
                 self._end_stopgap()
             return
         ready = self._followers.caught_up()
-        able = {me, *self._context.frames.connected()} - self._unfit().keys()
+        # A server that has only just connected has not said yet what it has forgotten.
+        able = {me, *filter(core.is_followed_by, core.voters)} - self._unfit().keys()
         step = membership.next_step(core.voters, desired, ready=ready, able=able, leader=me)
         if step is not None:
             core.set_voters(step, partial(_say_voters, step))

@@ -48,3 +48,18 @@ def test_a_newcomer_stays_with_its_source_through_configurations_of_long_ago() -
         assert [peer for peer, message in sent if message["type"] == "pull"] == [source]
         assert lone.node.core.commit_index == index
         assert source in lone.node.peers(), "it hangs up on the only one that helps"
+
+
+def test_a_voter_that_has_not_answered_does_not_count_when_another_one_leaves() -> None:
+    """Seed 1284: it had only just connected, and said then that it had lost its journal's end."""
+    lone = Lone(("me", "b", "c"))
+    lone.win("b", "c")
+    last = lone.journal.last_index
+    lone.acknowledge("b", last)
+    lone.node.reconcile_voters([ServerId("me"), ServerId("c")])
+    lone.tick()
+    assert lone.node.core.settled
+    assert set(lone.node.core.voters) == {"me", "b", "c"}
+    lone.acknowledge("c", last)
+    lone.tick()
+    assert set(lone.node.core.voters) == {"me", "c"}
