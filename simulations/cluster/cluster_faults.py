@@ -224,7 +224,12 @@ class ClusterFaults:
             return
         names = self.server_names()
         reach = all(not self._network.blocked(a, b) for a in names for b in names if a != b)
-        linked = process.links is not None and len(process.links.connected()) == len(names) - 1
+        # Each from its own side: one of the two may not know that the other has started anew.
+        ends = [
+            each.links.connected() for each in cluster.servers.values() if each.links is not None
+        ]
+        mine = process.links.connected() if process.links is not None else ()
+        linked = len(mine) == len(names) - 1 == sum(process.server in end for end in ends)
         if reach and linked:
             self._forgotten_at = self._scheduler.now
             cluster.clones.start(process)
