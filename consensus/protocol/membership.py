@@ -100,9 +100,9 @@ def next_step(
     log and are in touch: others would count for the majority without being able to answer. The
     leader is never removed: it hands its office over first.
 
-    ``able`` are the servers whose answers count now. One of them is removed only if those that are
-    left are a majority of the rest: the removal could never be committed otherwise, and nothing
-    else either, if the others do not come back or have forgotten what they promised (seed 1146).
+    ``able`` are the servers whose answers count now. A voter is removed only while they are a
+    majority of the rest: the removal could never be committed otherwise, and nothing else either,
+    if the others do not come back or have forgotten what they promised (seed 1146).
     """
     additions = [server for server in sorted(desired) if server not in current]
     removals = [server for server in sorted(current) if server not in desired and server != leader]
@@ -115,6 +115,6 @@ def next_step(
     if removals and (not additions or room_needed or len(current) > len(desired)):
         leaves = min(removals, key=lambda server: server in able)
         rest = tuple(server for server in current if server != leaves)
-        if leaves not in able or sum(server in able for server in rest) > len(rest) // 2:
+        if sum(server in able for server in rest) > len(rest) // 2:
             return rest
     return None
