@@ -75,7 +75,7 @@ class Puller:
 
     @property
     def source(self) -> ServerId | None:
-        """The server that is asked. No voter of a log that is still being read need be left."""
+        """The server that is asked. Of the voters of an old log that it reads none may be left."""
         return self._source
 
     def due_at(self) -> float:

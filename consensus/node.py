@@ -390,15 +390,13 @@ class RaftNode:
     def peers(self) -> tuple[ServerId, ...]:
         """Return the servers to stay connected to.
 
-        A voter talks to everyone, a server without a vote to the voters; and one that gets no
-        answer from voters, or knows of none, to all that it was told of. While it reads an old
-        log, none of the voters that it knows may be left: the one that it reads from stays.
+        A voter talks to everyone, a server without a vote to the voters and to its source; and one
+        that gets no answer from voters, or knows of none, to all that it was told of.
         """
         everyone = self._core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
         more = self._promises.to_tell()
-        if (source := self._puller.source) is not None and source not in peers:
-            more.append(source)
+        more += [each for each in (self._puller.source,) if each and each not in peers]
         return tuple(sorted({*peers, *more})) if more else peers
 
     def health(self, now: float) -> RaftHealth:

@@ -1,9 +1,10 @@
 """Changes of the voters that a leader makes by itself, and handing over the leadership.
 
 A leader brings the voters nearer to the desired list, one at a time (``membership.next_step``
-chooses). It never removes itself: when all other changes are made and it is not desired, it lets a
-desired voter lead first. A stopgap, such as a witness, is to lead only while no other voter can: it
-hands over once the voters are as desired.
+chooses). It removes one only while those that answer are a majority of the rest. It never removes
+itself: when all other changes are made and it is not desired, it lets a desired voter lead first. A
+stopgap, such as a witness, is to lead only while no other voter can: it hands over once the voters
+are as desired.
 
 While a leader hands over it appends nothing, because under load the successor would never have the
 whole log otherwise. A successor that does not lead within ``election_max_s`` is given up, and the
