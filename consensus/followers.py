@@ -73,6 +73,11 @@ class Puller:
         silence = self._context.now - self._answered_at
         return not self._context.core.voters or silence > self._context.settings.lost_s
 
+    @property
+    def source(self) -> ServerId | None:
+        """The server that is asked. Of the voters of an old log that it reads none may be left."""
+        return self._source
+
     def due_at(self) -> float:
         """Return the instant at which ``step`` is due; called without a vote only."""
         return min(self._deadline, self._alive_at) if self._context.frames else NEVER

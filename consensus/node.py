@@ -145,7 +145,7 @@ class RaftNode:
         self._puller = Puller(context)
         self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
         self._responder = PullResponder(context, self._snapshots)
-        self._voter_changes = VoterChanges(context, self._responder)
+        self._voter_changes = VoterChanges(context, self._responder, self._promises.unfit)
         self._comparison = TableComparison(context, machine)
         self._proposals = ProposalQueue(
             self._core,
@@ -390,14 +390,14 @@ class RaftNode:
     def peers(self) -> tuple[ServerId, ...]:
         """Return the servers to stay connected to.
 
-        A voter talks to everyone, a server without a vote to the voters; and one that gets no
-        answer from voters, or knows of none, to all that it was told of.
+        A voter talks to everyone, a server without a vote to the voters and to its source; and one
+        that gets no answer from voters, or knows of none, to all that it was told of.
         """
         everyone = self._core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
-        if to_tell := self._promises.to_tell():
-            peers = tuple(sorted({*peers, *to_tell}))
-        return peers
+        more = self._promises.to_tell()
+        more += [each for each in (self._puller.source,) if each and each not in peers]
+        return tuple(sorted({*peers, *more})) if more else peers
 
     def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""

@@ -1,9 +1,10 @@
 """Changes of the voters that a leader makes by itself, and handing over the leadership.
 
 A leader brings the voters nearer to the desired list, one at a time (``membership.next_step``
-chooses). It never removes itself: when all other changes are made and it is not desired, it lets a
-desired voter lead first. A stopgap, such as a witness, is to lead only while no other voter can: it
-hands over once the voters are as desired.
+chooses). It removes one only while those that answer are a majority of the rest. It never removes
+itself: when all other changes are made and it is not desired, it lets a desired voter lead first. A
+stopgap, such as a witness, is to lead only while no other voter can: it hands over once the voters
+are as desired.
 
 While a leader hands over it appends nothing, because under load the successor would never have the
 whole log otherwise. A successor that does not lead within ``election_max_s`` is given up, and the
@@ -12,7 +13,7 @@ since the others may be connected and unable to lead.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from gpupool.consensus.core.library import LEADER, NEVER
@@ -28,10 +29,19 @@ _log = logging.getLogger(__name__)
 class VoterChanges:
     """The voters that this server wants when it leads, and the successor that it waits for."""
 
-    def __init__(self, context: NodeContext, followers: PullResponder) -> None:
-        """Begin without a wish; ``followers`` says which servers have caught up."""
+    def __init__(
+        self,
+        context: NodeContext,
+        followers: PullResponder,
+        unfit: Callable[[], Mapping[ServerId, str]],
+    ) -> None:
+        """Begin without a wish.
+
+        ``followers`` says which servers have caught up, ``unfit`` whose answers do not count.
+        """
         self._context = context
         self._followers = followers
+        self._unfit = unfit
         self._desired: tuple[ServerId, ...] | None = None
         self._stopgaps: frozenset[ServerId] = frozenset()
         self._successor: ServerId | None = None
@@ -97,7 +107,9 @@ class VoterChanges:
                 self._end_stopgap()
             return
         ready = self._followers.caught_up()
-        step = membership.next_step(core.voters, desired, ready=ready, leader=me)
+        # A server that has only just connected has not said yet what it has forgotten.
+        able = {me, *filter(core.is_followed_by, core.voters)} - self._unfit().keys()
+        step = membership.next_step(core.voters, desired, ready=ready, able=able, leader=me)
         if step is not None:
             core.set_voters(step, partial(_say_voters, step))
         elif me not in desired:

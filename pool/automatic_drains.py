@@ -39,7 +39,9 @@ class SignWatch:
     """Remembers since when each sign has been there, by the pool's time.
 
     What is there at the first look may have been there before. So may all after the pool's time was
-    set, because onsets of another era cannot be compared with an order.
+    set, because onsets of another era cannot be compared with an order. No onset is in the future:
+    as this server sees it, the pool's time goes back a little when a voter's clock does. An undrain
+    of then is stamped with an earlier time than the onset, and must count all the same (seed 1134).
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class SignWatch:
         fresh = now_ms if era == self._era else Milliseconds(0)
         known = self._onsets if era == self._era else {}
         self._era = era
-        self._onsets = {key: known.get(key, fresh) for key in signs}
+        self._onsets = {key: min(known.get(key, fresh), fresh) for key in signs}
         return tuple(
             Sign(gpu, name, signs[gpu, name], onset) for (gpu, name), onset in self._onsets.items()
         )

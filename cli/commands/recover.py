@@ -91,8 +91,8 @@ class _Case:
 def _recover(state: "StateDir", *, force: bool) -> int:
     from gpupool.consensus.recovery import recover, replay
     from gpupool.consensus.storage.store import open_storage
-    from gpupool.pool.model.commands import RemoveServer, wrap
     from gpupool.pool.model.state import PoolState
+    from gpupool.pool.transitions.servers import removals_of_others
     from gpupool.pool.transitions.state_machine import PoolMachine
 
     if state.is_new or state.identity is None:
@@ -112,10 +112,7 @@ def _recover(state: "StateDir", *, force: bool) -> int:
                 hint="if most voters are lost for good: gpupool recover --force",
             )
         at_ms = max(case.pool.now, time.time_ns() // 1_000_000)
-        removals = [
-            wrap(RemoveServer(server.id, "gpupool recover"), at_ms=at_ms, ttl_ms=0)
-            for server in case.others
-        ]
+        removals = removals_of_others(case.pool, case.me.id, at_ms=at_ms)
         why = f"this server was removed from pool {case.pool.name}, which was recovered without it"
         recover(storage, case.me.id, removals, others=case.other_ids(), why=why)
     finally:

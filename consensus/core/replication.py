@@ -304,6 +304,11 @@ class Replication(Elections):
         """Return the index up to which a voter is known to have the leader's log."""
         return self._SyncObj__raftMatchIndex.get(self._peer(peer), 0)
 
+    def is_followed_by(self, peer: ServerId) -> bool:
+        """Tell whether a voter has accepted entries or a probe by its present connection."""
+        progress = self._progress.get(self._peer(peer))
+        return progress is not None and progress.mode is Mode.REPLICATE
+
     @property
     def matched_index(self) -> int:
         """The index up to which this follower's log is known to be the leader's."""

@@ -90,6 +90,7 @@ def next_step(
     desired: Sequence[ServerId],
     *,
     ready: Collection[ServerId],
+    able: Collection[ServerId],
     leader: ServerId,
 ) -> tuple[ServerId, ...] | None:
     """Return the voters after the one change that brings ``current`` nearer to ``desired``.
@@ -98,6 +99,10 @@ def next_step(
     on the way; unless there are ``VOTERS_MAX`` already. ``ready`` are the servers that have the
     log and are in touch: others would count for the majority without being able to answer. The
     leader is never removed: it hands its office over first.
+
+    ``able`` are the servers whose answers count now. A voter is removed only while they are a
+    majority of the rest: the removal could never be committed otherwise, and nothing else either,
+    if the others do not come back or have forgotten what they promised (seed 1146).
     """
     additions = [server for server in sorted(desired) if server not in current]
     removals = [server for server in sorted(current) if server not in desired and server != leader]
@@ -108,5 +113,8 @@ def next_step(
     # more voters than wanted anyway.
     room_needed = addable is not None and len(current) >= VOTERS_MAX
     if removals and (not additions or room_needed or len(current) > len(desired)):
-        return tuple(server for server in current if server != removals[0])
+        leaves = min(removals, key=lambda server: server in able)
+        rest = tuple(server for server in current if server != leaves)
+        if sum(server in able for server in rest) > len(rest) // 2:
+            return rest
     return None

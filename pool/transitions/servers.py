@@ -20,8 +20,9 @@ from gpupool.pool.model.commands import (
     ReportGpus,
     ServerContact,
     ServerUp,
+    wrap,
 )
-from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.ids import GpuId, Plain, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
@@ -133,6 +134,15 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     by = f" (by {command.by})" if command.by else ""
     state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
     return emit_event(state, "left", server.name, f"left the pool{by}"), Result(ok=True)
+
+
+def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> list[Plain]:
+    """Return the log entries with which a pool goes on with one server alone."""
+    return [
+        wrap(RemoveServer(server, "gpupool recover"), at_ms=at_ms, ttl_ms=0, era=state.era)
+        for server in state.servers
+        if server != survivor
+    ]
 
 
 # --- inventory and contact ------------------------------------------------------------------------

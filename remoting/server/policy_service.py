@@ -97,7 +97,7 @@ class PolicyService:
 
     def _replicate(self, client: Client, call: int, message: m.PutPolicy, draft: Draft) -> None:
         context, current = self._context, self._context.state.policy
-        _check_formats(context.state, draft.policy)
+        check_formats(context.state, draft.policy)
         data = policy_versions.pack_draft(draft)
         digest = policy_versions.digest_of(data)
         # A later version than this server knows may well be in force: the table decides.
@@ -184,7 +184,7 @@ def _error(state: PoolState, message: m.PutPolicy, result: Result) -> GpupoolErr
     return DeniedError(REFUSED, why=result.why)
 
 
-def _check_formats(state: PoolState, policy: Policy) -> None:
+def check_formats(state: PoolState, policy: Policy) -> None:
     """Refuse a policy that the oldest server of the pool cannot read.
 
     Raises:

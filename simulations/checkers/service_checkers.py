@@ -139,15 +139,19 @@ class OneServes:
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
+        self.excused: set[str] = set()
+        """Copies that may have passed for a restart of their originals."""
 
     def clone_acts(self, clone: str, what: str) -> None:
         """Fail for something that only one process of a server may do."""
-        self._failures.fail("one-serves", f"{clone}, a copy of a server that runs, {what}")
+        if clone not in self.excused:
+            self._failures.fail("one-serves", f"{clone}, a copy of a server that runs, {what}")
 
     def ended(self, original: str, clone: str) -> None:
         """Fail because the original was refused in the place of its copy."""
-        text = f"{original} had to end, and its copy {clone} goes on"
-        self._failures.fail("one-serves", text)
+        if clone not in self.excused:
+            text = f"{original} had to end, and its copy {clone} goes on"
+            self._failures.fail("one-serves", text)
 
     def left_behind(self, server: str) -> None:
         """Fail because a server goes on that ``gpupool recover`` left behind."""

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gpupool.consensus.promises import PROBATION_S
 from gpupool.consensus.storage.journal import JOURNAL
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.server_process import ServerProcess
@@ -21,13 +22,22 @@ class Clones:
         self._environment = environment
         self._original: ServerProcess | None = None
         self._copy: ServerProcess | None = None
-        self.disturbed_at = -REFUSED_S
-        """When something happened that may hide one of the two from the others."""
+        self._started_at = -REFUSED_S
+        self._disturbed_at = -REFUSED_S
 
     @property
     def active(self) -> bool:
         """Return whether a copy runs."""
         return self._copy is not None
+
+    def disturbed(self, now: float) -> None:
+        """Take note of what may hide one of the two from the others.
+
+        If the original has not been heard again, its copy may pass for its restart (seed 1151).
+        """
+        self._disturbed_at = now
+        if self._copy is not None and now <= self._started_at + PROBATION_S:
+            self._environment.checkers.one_serves.excused.add(self._copy.machine)
 
     def start(self, original: ServerProcess) -> None:
         """Copy the state directory of a server that runs, and start it on another machine."""
@@ -56,7 +66,7 @@ class Clones:
         copy.incarnation = machine.incarnation
         environment.clones[copy.name] = copy
         environment.trace.note("nemesis", "clone", copy.name)
-        self._original = original
+        self._original, self._started_at = original, scheduler.now
         self._copy = ServerProcess(environment, copy, died=self._ended, clone=True)
         copy.process = self._copy
         self._copy.start()
@@ -68,7 +78,7 @@ class Clones:
             self.stop()
 
     def _must_be_over(self, copy: ServerProcess, since: float) -> None:
-        if copy is self._copy and self.disturbed_at <= since:
+        if copy is self._copy and self._disturbed_at <= since:
             what = f"is not refused within {REFUSED_S:.0f} s"
             self._environment.checkers.one_serves.clone_acts(copy.machine, what)
 
@@ -80,6 +90,7 @@ class Clones:
             network: Network = self._environment.network
             network.process_died(copy)
             self._environment.clones.pop(copy.machine, None)
+            self._environment.checkers.one_serves.excused.discard(copy.machine)
 
     def died(self, process: ServerProcess, reason: str) -> None:
         """Take note that a server ended; its copy cannot be told from it any more."""

@@ -87,7 +87,7 @@ class Cluster:
         self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
         self.clones = Clones(self.environment)
-        self._replacing = ""
+        self._replacing = self._rejoining = ""
         self._former: dict[str, ServerId] = {}
         self.rotten: set[str] = set()
         """Machines whose disk was damaged, so that their server may be unable to start."""
@@ -242,7 +242,7 @@ class Cluster:
             self.operator.remove(self._former.pop(name), lambda _agreed: self._rejoined())
 
     def _rejoined(self) -> None:
-        self._replacing = ""
+        self._rejoining = ""
 
     # --- servers ----------------------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class Cluster:
 
         One at a time: an operator waits until the server has no vote before its disk is wiped.
         """
-        if name not in self.servers or len(self.servers) < 3 or self._replacing:
+        if name not in self.servers or len(self.servers) < 3 or self._replacing or self._rejoining:
             return
         self._replacing = name
         server = self.environment.machines[name].server
@@ -398,14 +398,18 @@ class Cluster:
 
     def rejoin(self, name: str) -> None:
         """Do ``gpupool rejoin`` on a machine whose server must not go on as itself."""
-        if self._replacing and self._replacing != name:
-            self.scheduler.after(WITHOUT_VOTE_S, partial(self.rejoin, name))
+        self._rejoin(name, self.environment.machines[name].server)
+
+    def _rejoin(self, name: str, former: ServerId) -> None:
+        if name not in self.servers or self.environment.machines[name].server != former:
+            return  # It was removed or has joined again meanwhile (seed 1039): once is enough.
+        # No wait for a replacement: it may need the answers of this very server (seed 89).
+        if self._rejoining and self._rejoining != name:
+            self.scheduler.after(WITHOUT_VOTE_S, partial(self._rejoin, name, former))
             return
-        if name not in self.servers:
-            return  # removed meanwhile, and on its way in again
         self.rotten.discard(name)
-        self._replacing = name
-        self._former[name] = self.environment.machines[name].server
+        self._rejoining = name
+        self._former[name] = former
         self._wipe(name)
 
     def _removed(self, name: str, server: ServerId, agreed: bool) -> None:
@@ -445,9 +449,8 @@ class Cluster:
     @property
     def replacing(self) -> bool:
         """Return whether a server is on its way out, or in."""
-        return bool(self._replacing or self._joiners) or len(self.servers) < len(
-            self.environment.machines
-        )
+        under_way = self._replacing or self._rejoining or self._joiners
+        return bool(under_way) or len(self.servers) < len(self.environment.machines)
 
     @property
     def converged(self) -> bool:

@@ -224,7 +224,12 @@ class ClusterFaults:
             return
         names = self.server_names()
         reach = all(not self._network.blocked(a, b) for a in names for b in names if a != b)
-        linked = process.links is not None and len(process.links.connected()) == len(names) - 1
+        # Each from its own side: one of the two may not know that the other has started anew.
+        ends = [
+            each.links.connected() for each in cluster.servers.values() if each.links is not None
+        ]
+        mine = process.links.connected() if process.links is not None else ()
+        linked = len(mine) == len(names) - 1 == sum(process.server in end for end in ends)
         if reach and linked:
             self._forgotten_at = self._scheduler.now
             cluster.clones.start(process)
@@ -237,7 +242,8 @@ class ClusterFaults:
     def disturbed(self) -> None:
         """Take note of a fault that may keep servers from hearing of each other."""
         now = self._scheduler.now
-        self._cluster.clones.disturbed_at = self._recovery.disturbed_at = now
+        self._cluster.clones.disturbed(now)
+        self._recovery.disturbed_at = now
 
     def _may_forget(self) -> bool:
         """Return whether all servers are there, so that one may forget what it promised."""

@@ -5,9 +5,9 @@ from random import Random
 
 from gpupool.consensus import recovery
 from gpupool.consensus.storage.store import Storage
-from gpupool.pool.model.commands import RemoveServer, wrap
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.servers import removals_of_others
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
@@ -73,7 +73,10 @@ class Recovery:
         """Let the operator do ``gpupool rejoin`` on the one that returned, if nobody can tell it.
 
         The pool may exchange its CA while that server is cut off: it is no member any more, so
-        nothing waits for it, and then no link with it comes up (seed 7000000).
+        nothing waits for it, and then no link with it comes up (seed 7000000). Or the survivor that
+        was to tell it has left the pool meanwhile (seed 1358), or has told it when its disk could
+        write nothing (seed 1166): a real server tells it once more when it dials, as all that were
+        removed.
         """
         environment = self._cluster.environment
         members = environment.checkers.logs.state.servers
@@ -81,8 +84,15 @@ class Recovery:
         if ghost is None or ghost.server != self._former:
             return
         others = [each for each in environment.machines.values() if each.server in members]
-        if not any(trust_each_other(ghost.authorities, each.authorities) for each in others):
+        trusted = any(trust_each_other(ghost.authorities, each.authorities) for each in others)
+        if not trusted or not self._is_to_be_told(ghost.server):
             self._cluster.rejoin(ghost.name)
+
+    def _is_to_be_told(self, former: ServerId) -> bool:
+        """Return whether a server dials this one to tell it that it was left behind."""
+        logs = [process.replicated_log for process in self._cluster.servers.values()]
+        fenced = [each.node.storage.memory.fenced for each in logs if each is not None]
+        return any(each.get(former) is False for each in fenced)
 
     def _voters(self) -> list[str]:
         found: list[str] = []
@@ -97,11 +107,7 @@ class Recovery:
         storage, table = Storage(machine.disk, create=False), PoolMachine(PoolState())
         found = recovery.replay(storage, table)
         state = table.state
-        removals = [
-            wrap(RemoveServer(server, "gpupool recover"), at_ms=state.now, ttl_ms=0)
-            for server in state.servers
-            if server != machine.server
-        ]
+        removals = removals_of_others(state, machine.server, at_ms=state.now)
         others: list[ServerId] = sorted({*state.servers, *found.voters} - {machine.server})
         recovery.recover(storage, machine.server, removals, others=others)
         self._cluster.trace.note(survivor, "recovered", f"from entry {found.last_index} on")

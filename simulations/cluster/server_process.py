@@ -130,9 +130,9 @@ class ServerProcess(Process):
         machine, environment = self._host_machine, self._environment
         machine.incarnation = type(machine.incarnation)(machine.incarnation + 1)
         environment.trace.note(self.machine, "start", f"incarnation {machine.incarnation}")
-        storage = Storage(machine.disk, create=self._create)
-        if self._create:
+        if self._create:  # The power may fail while it is made (seed 1228).
             environment.checkers.promises.forgot(machine.name)
+        storage = Storage(machine.disk, create=self._create)
         environment.checkers.promises.started(machine.name, storage.journal)
         if self._first:
             bootstrap(storage, self.server)

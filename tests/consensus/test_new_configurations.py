@@ -2,6 +2,9 @@
 
 from lone_node import Lone
 
+from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.storage.journal import Entry, encode_entries
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
 
 
@@ -21,3 +24,42 @@ def test_a_new_leader_counts_silence_from_the_beginning_of_its_term() -> None:
     lone.win("b", "c")
     ages = lone.node.health(lone.now).contact_age_s
     assert ages[ServerId("d")] < 1.0
+
+
+def test_a_newcomer_stays_with_its_source_through_configurations_of_long_ago() -> None:
+    """Seeds 5011 and 5025: each piece of an old log cost it ``lost_s`` until it asked anew."""
+    lone = Lone((), peers=("b", "c"))
+    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    source = next(peer for peer, message in lone.tick(2.0) if message["type"] == "pull")
+    for index, gone in enumerate(("x", "y", "z"), start=2):
+        entry: Entry = (MEMBERSHIP_TYPE + encode_voters([ServerId(gone)]), index, 1)
+        sent = lone.take(
+            source,
+            "pulled",
+            term=5,
+            commit_index=100,
+            prevLogIdx=index - 1,
+            prevLogTerm=1 if index > 2 else 0,
+            entries=encode_entries([entry]),
+            leader="b",
+            clock_ms=0,
+            majority_age_ms=0,
+        )
+        assert [peer for peer, message in sent if message["type"] == "pull"] == [source]
+        assert lone.node.core.commit_index == index
+        assert source in lone.node.peers(), "it hangs up on the only one that helps"
+
+
+def test_a_voter_that_has_not_answered_does_not_count_when_another_one_leaves() -> None:
+    """Seed 1284: it had only just connected, and said then that it had lost its journal's end."""
+    lone = Lone(("me", "b", "c"))
+    lone.win("b", "c")
+    last = lone.journal.last_index
+    lone.acknowledge("b", last)
+    lone.node.reconcile_voters([ServerId("me"), ServerId("c")])
+    lone.tick()
+    assert lone.node.core.settled
+    assert set(lone.node.core.voters) == {"me", "b", "c"}
+    lone.acknowledge("c", last)
+    lone.tick()
+    assert set(lone.node.core.voters) == {"me", "c"}

@@ -597,7 +597,10 @@ def test_single_steps_lead_from_any_voters_to_any_others(
     voters = tuple(sorted(current))
     for _ in range(40):
         leader = next((v for v in voters if v in desired), voters[0])
-        step = membership.next_step(voters, sorted(desired), ready=set(NAMES), leader=leader)
+        everyone = set(NAMES)
+        step = membership.next_step(
+            voters, sorted(desired), ready=everyone, able=everyone, leader=leader
+        )
         if step is None:
             break
         assert membership.objection(voters, step) is None
@@ -605,6 +608,26 @@ def test_single_steps_lead_from_any_voters_to_any_others(
         assert len(step) >= min(len(current), len(desired), VOTERS_MAX - 1)
         voters = step
     assert set(voters) == desired
+
+
+@pytest.mark.parametrize(
+    ("able", "step"),
+    [("abc", "ac"), ("ab", None), ("ac", "ac"), ("a", None)],
+)
+def test_a_voter_that_is_needed_is_not_removed_yet(able: str, step: str | None) -> None:
+    """Seed 1146: it was removed while the only other one had forgotten what it promised."""
+    voters = tuple(NAMES[:3])
+    desired = (NAMES[0], NAMES[2])
+    found = membership.next_step(
+        voters, desired, ready=(), able={*map(ServerId, able)}, leader=NAMES[0]
+    )
+    assert found == (tuple(step) if step else None)
+
+
+def test_the_voters_that_are_away_are_removed_first() -> None:
+    voters = tuple(NAMES[:3])
+    found = membership.next_step(voters, NAMES[:1], ready=(), able=set(NAMES[:2]), leader=NAMES[0])
+    assert found == ("a", "b")
 
 
 @given(

@@ -1,6 +1,6 @@
 """An operator sets the table's time: what an accident with clocks has made, and what it has not."""
 
-from tests.pool.policy_kit import MONDAY_MS, Pool
+from tests.pool.policy_kit import MONDAY_MS, A, B, Pool
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
@@ -8,6 +8,7 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
+from gpupool.pool.transitions.servers import removals_of_others
 
 DAY_MS = 86_400_000
 YEAR_MS = 365 * DAY_MS
@@ -100,3 +101,14 @@ def test_setting_it_ahead_moves_nothing_else() -> None:
         answer = pool.do(c.SetClock(Milliseconds(to), era, "root"))
         assert (answer.ok, answer.kind) == (False, RefusalKind.INVALID), (to, era)
     assert pool.state.now == MONDAY_MS + 30 * DAY_MS
+
+
+def test_a_pool_whose_time_was_set_is_recovered_without_the_others() -> None:
+    """Seed 1204 with three servers: the others stayed in the table, and voted in its eyes."""
+    pool = MendedPool()
+    assert set(pool.state.servers) == {A, B}
+    assert pool.do(c.SetClock(Milliseconds(MONDAY_MS - 60_000), 0, "root")).ok
+    for plain in removals_of_others(pool.state, B, at_ms=pool.now_ms):
+        result = decode(Result, pool.machine.apply(pool.state.index + 1, plain))
+        assert result.ok, result.why
+    assert set(pool.state.servers) == {B}

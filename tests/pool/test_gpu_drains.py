@@ -147,6 +147,8 @@ def test_signs_have_the_onset_of_their_coming() -> None:
     assert look(200, old, hot) == {old: 0, hot: 200}
     assert look(300, hot) == {hot: 200}
     assert look(400, old, hot) == {old: 400, hot: 200}
+    assert look(150, hot) == {hot: 150}, "a clock went back: the onset is not yet to come"
+    assert look(400, hot) == {hot: 150}
     assert look(50, old, hot, era=1) == {old: 0, hot: 0}, "its time was set"
     assert look(60, hot, era=1) == {hot: 0}
 

@@ -1,20 +1,28 @@
 """Small tests of what whole runs found; the broken builds of ``mutations`` have the rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+
+import pytest
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
-from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, refuse
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import Partition, PoolState, Server, ServerStatus
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 from gpupool.simulations.checkers.lease_causes import longest_rests
+from gpupool.simulations.checkers.safety_checkers import MemoryTruth
+from gpupool.simulations.checkers.service_checkers import OneServes
+from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 from gpupool.simulations.kernel.scheduler import Scheduler
+from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
 
 
@@ -80,10 +88,8 @@ def test_committed_attempt_decides() -> None:
     assert bench.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
 
 
-def test_a_rest_counts_although_a_shorter_one_came_after_it() -> None:
-    """Seed 97 at 6fe8523: the end of a lease was on its way for 1.3 s while its program went on."""
-    scheduler = Scheduler(1)
-    machine = Machine(
+def machine_of(scheduler: Scheduler) -> Machine:
+    return Machine(
         "s1",
         ServerId("one"),
         scheduler=scheduler,
@@ -96,7 +102,58 @@ def test_a_rest_counts_although_a_shorter_one_came_after_it() -> None:
         kill_s=1.0,
         workers_changed=lambda _machine: None,
     )
+
+
+def test_a_rest_counts_although_a_shorter_one_came_after_it() -> None:
+    """Seed 97 at 6fe8523: the end of a lease was on its way for 1.3 s while its program went on."""
+    machine = machine_of(Scheduler(1))
     worker = machine.start_worker(LeaseId(7), ())
     worker.rested += [(1.0, 4.0), (4.4, 4.6)]
     assert longest_rests(LeaseId(7), [machine], now=5.0, since=0.0, within_s=6.0) == [3.0]
     assert longest_rests(LeaseId(7), [machine], now=5.0, since=0.0, within_s=0.9) != [3.0]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_memory_is_free_on_a_gpu_that_the_table_has(shown: bool) -> None:
+    """Seed 1151: a copy passed for a restart, and the table had the copy's GPUs."""
+    scheduler = Scheduler(1)
+    machine = machine_of(scheduler)
+    failures = FailureReporter(scheduler, Trace(scheduler))
+    gpu = replace(machine.gpus()[0], id=GpuId("EMU-s1-0" if shown else "EMU-s1-copy-0"))
+    machine.start_worker(LeaseId(7), [Partition(machine.server, GpuId("EMU-s1-0"), 1 << 30)])
+    server = Server(machine.server, "s1", "s1:1", voter=True, gpus={gpu.id: gpu})
+    server = replace(server, status=ServerStatus.UP, incarnation=Incarnation(2))
+    state = PoolState(servers=PersistentMap({server.id: server}))
+    MemoryTruth(failures).applied(9, state, [machine])
+    assert (failures.failure is not None) == shown
+
+
+def test_a_copy_is_excused_if_its_original_could_not_be_heard_again() -> None:
+    scheduler = Scheduler(1)
+    failures = FailureReporter(scheduler, Trace(scheduler))
+    one_serves = OneServes(failures)
+    one_serves.excused.add("s1-copy")
+    one_serves.clone_acts("s1-copy", "leads")
+    one_serves.ended("s1", "s1-copy")
+    assert failures.failure is None
+    one_serves.clone_acts("s2-copy", "leads")
+    assert failures.failure is not None
+
+
+def test_a_machine_that_was_refused_twice_joins_again_once() -> None:
+    """Seed 1039: an operator wiped voters that had only just been admitted, until none was left."""
+    cluster = Cluster(Options(seed=1, servers=5, clients=1))
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    former = cluster.environment.machines["s1"].server
+    for name in ("s1", "s2"):
+        cluster.end_process(cluster.servers[name])
+    cluster.rejoin("s2")
+    while cluster.environment.machines["s1"].server == former:
+        cluster.rejoin("s1")  # as after each start of it that is refused
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.015)
+    cluster.scheduler.run_until(cluster.scheduler.now + 5.0)
+    assert cluster.converged
+    again = [line.subject for line in cluster.trace.lines if "joins again" in line.text]
+    assert again == ["s2", "s1"]
