@@ -303,12 +303,6 @@ def silent(ports: list[int], seconds: float) -> int:
     return Strangers(ports, 10_000, lambda _one: True).run(seconds)
 
 
-def elsewhere(_ports: list[int], seconds: float) -> int:
-    """Do as ``silent`` does to ports that are nobody's: what it costs the machine alone."""
-    with Sinks(SERVER_COUNT, Work.HOLD) as ports:
-        return silent(ports, seconds)
-
-
 def one_byte(ports: list[int], seconds: float) -> int:
     """Hold connections with one byte of a TLS record, which was polled for before."""
     return Strangers(ports, 2_000, lambda one: one.send(b"\x16") == 1).run(seconds)
@@ -342,18 +336,6 @@ def handshakes(ports: list[int], seconds: float) -> int:
     """Begin as many TLS handshakes as there is room for."""
     opening = hello()
     return Strangers(ports, 500, lambda one: one.send(opening) > 0).run(seconds)
-
-
-def answered_elsewhere(_ports: list[int], seconds: float) -> int:
-    """Do as ``handshakes`` does to ports that are nobody's, which answer and compute nothing."""
-    with Sinks(SERVER_COUNT, Work.ANSWER) as ports:
-        return handshakes(ports, seconds)
-
-
-def handshakes_elsewhere(_ports: list[int], seconds: float) -> int:
-    """Do the same, and the ports do the handshakes, in processes that serve nobody else."""
-    with Sinks(SERVER_COUNT, Work.HANDSHAKE) as ports:
-        return handshakes(ports, seconds)
 
 
 # --- a hostile user -------------------------------------------------------------------------------
@@ -410,18 +392,26 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
 
 
 STRANGERS = {
-    each.__name__: each
-    for each in (
-        *(silent, elsewhere, one_byte, forgetful, drip),
-        *(handshakes, answered_elsewhere, handshakes_elsewhere, slow_https),
-    )
+    each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes, slow_https)
 }
+ELSEWHERE = {
+    "elsewhere": (silent, Work.HOLD),
+    "answered_elsewhere": (handshakes, Work.ANSWER),
+    "handshakes_elsewhere": (handshakes, Work.HANDSHAKE),
+}
+"""Attacks on ports that are nobody's, and what these do: what an attack costs the machine alone."""
+
 USERS = ("drafts", "subscriptions")
-ATTACKS = (*STRANGERS, *USERS, *WORKERS_CODE)
+ATTACKS = (*STRANGERS, *ELSEWHERE, *USERS, *WORKERS_CODE)
 
 
 def attack(kind: str, folder: Path, seconds: float) -> int:
     """Be one attacker, in a process of its own; return how often it tried."""
+    if kind in ELSEWHERE:
+        act, work = ELSEWHERE[kind]
+        with Sinks(SERVER_COUNT, work) as ports:  # which run at the priority of servers
+            os.nice(10)
+            return act(ports, seconds)
     os.nice(10)
     if kind in USERS:
         return trio.run(hostile_user, folder, seconds, kind)
