@@ -41,6 +41,8 @@ HEAR_BATCH = 16
 """Connections that are accepted, and heard, before other tasks have their turn: 2 ms of them. A
 kernel whose queue is full drops the next ones, so that is emptied soon."""
 
+GATHER_S = 0.01
+
 EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
@@ -112,7 +114,7 @@ class Lobby:
                         for _ in range(ACCEPT_BATCH):
                             self._enter(*door.accept())
                     except BlockingIOError:
-                        continue
+                        await self._gather()
                     except OSError as error:
                         if error.errno in OWN_FAULTS:
                             raise
@@ -131,10 +133,18 @@ class Lobby:
     async def _hear(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for descriptor, events in self._epoll.poll(0, HEAR_BATCH):
+            told = self._epoll.poll(0, HEAR_BATCH)
+            for descriptor, events in told:
                 guest = self._guests.get(descriptor)
                 if guest is not None:
                     self._hear_one(guest, events)
+            if len(told) < HEAR_BATCH:
+                await self._gather()
+
+    async def _gather(self) -> None:
+        """Let strangers gather when there are many: to wake up for each costs more than they do."""
+        if self._limits.is_crowded:
+            await trio.sleep(GATHER_S)
 
     def _hear_one(self, guest: _Guest, events: int) -> None:
         has_ended = bool(events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR))

@@ -26,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 from gpupool.pool.ports import Clock
 
@@ -48,6 +49,10 @@ handshakes delays everybody else's steps, and they can wait."""
 LATE_KEPT = 0.9
 """How much of the longest delay is kept from one pause to the next: few of them show what the
 loop's other steps meet."""
+
+
+CROWD = 64
+"""Connections of unknown addresses that are more than some clients that start at once."""
 
 
 class Stage(IntEnum):
@@ -140,6 +145,11 @@ class PreauthLimits:
         self._tags: dict[str, float] = {}
         self._virtual = 0.0
         self._next_at = float("-inf")
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether many unknown addresses wait, or one with many connections."""
+        return self._unknown.size > CROWD
 
     def enter(self, address: str, evict: Callable[[], None]) -> Place:
         """Take a place for a new connection; another one may be evicted for it.
@@ -243,6 +253,7 @@ class Pauses:
         self.next_s = min(PAUSE_MAX_S, BURST_S + LATE_FACTOR * self._late_s)
 
 
+@lru_cache(maxsize=1024)
 def network_of(address: str) -> str:
     """Return the network whose connections are counted together: an IPv4 address, an IPv6 /64."""
     try:

@@ -338,6 +338,12 @@ def handshakes(ports: list[int], seconds: float) -> int:
     return Strangers(ports, 500, lambda one: one.send(opening) > 0).run(seconds)
 
 
+def many_handshakes(ports: list[int], seconds: float) -> int:
+    """Hold 10,000 connections from 100 addresses, each of which begins a handshake."""
+    opening = hello()
+    return Strangers(ports, 10_000, lambda one: one.send(opening) > 0).run(seconds)
+
+
 # --- a hostile user -------------------------------------------------------------------------------
 
 DRAFTS = (
@@ -392,12 +398,14 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
 
 
 STRANGERS = {
-    each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes, slow_https)
+    each.__name__: each
+    for each in (silent, one_byte, forgetful, drip, handshakes, many_handshakes, slow_https)
 }
 ELSEWHERE = {
     "elsewhere": (silent, Work.HOLD),
     "answered_elsewhere": (handshakes, Work.ANSWER),
     "handshakes_elsewhere": (handshakes, Work.HANDSHAKE),
+    "many_elsewhere": (many_handshakes, Work.HANDSHAKE),
 }
 """Attacks on ports that are nobody's, and what these do: what an attack costs the machine alone."""
 
@@ -508,7 +516,9 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> bo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
-    parser.add_argument("--only", default=",".join(ATTACKS))
+    parser.add_argument(
+        "--only", default=",".join(kind for kind in ATTACKS if kind not in ELSEWHERE)
+    )
     parser.add_argument("--quiet", action="store_true", help="as much time without any before each")
     parser.add_argument("--programs", type=int, default=PROGRAM_COUNT)
     parser.add_argument("--directory", type=Path)
