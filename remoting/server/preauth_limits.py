@@ -42,7 +42,7 @@ BURST_S = 0.02
 They start together, so that the loop is woken once for some of them."""
 
 PAUSE_MAX_S = 0.08
-LATE_FACTOR = 5
+LATE_FACTOR = 10
 """How many times a delay of the loop strangers wait more: on a busy machine each of their
 handshakes delays everybody else's steps, and they can wait."""
 

@@ -4,9 +4,10 @@
 
 The pool's users ask for GPUs, log in and ping all the time, and run 20 programs: first without an
 attack, and then during each one. An attack passes when no server was silent for longer than 1 s, no
-leader was deposed, every login worked and every program had the right results. The attackers are
-strangers, a user, and code in that user's workers; they run at nice 10, because they share the
-machine. Code in a worker tries to kill all processes: try it in a process namespace of its own.
+leader was deposed, every login worked, every program had the right results, and the servers'
+memory and descriptors stayed within their bounds. The attackers are strangers, a user, and code in
+that user's workers; they run at nice 10, because they share the machine. Code in a worker tries to
+kill all processes: try it in a process namespace of its own. ``--seconds 115`` takes half an hour.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from gpupool.remoting.client.enrolment import login
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.failures import explain, innermost
 
 HERE = Path(__file__).resolve().parent
@@ -73,6 +75,15 @@ while not stop.exists():
 """
 SOURCE_COUNT = 100
 SILENT_MAX_S = 1.0
+GROWTH_MAX = 128 * 2**20
+"""Bytes that each server may have more than at first: TLS of strangers, and users' own."""
+
+DESCRIPTORS_MAX = 2 * ServerSettings().unauthenticated_count_max + 512
+"""For each server: a stranger's at the server and at its observer."""
+
+LEFT_MAX = 64
+"""Descriptors that each server may have more than at first when nobody attacks."""
+
 THIS_AND_CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -104,6 +115,17 @@ class Noticed:
         if len(set(self.terms)) > 1:
             wrong.append(f"a leader was deposed: terms {min(self.terms)} to {max(self.terms)}")
         return wrong
+
+
+def out_of_bounds(first: Noticed, noticed: Noticed, *, is_quiet: bool) -> list[str]:
+    """Return which bounds of memory and descriptors all servers together have left."""
+    wrong: list[str] = []
+    if noticed.memory - first.memory > SERVER_COUNT * GROWTH_MAX:
+        wrong.append(f"memory grew by {(noticed.memory - first.memory) / 2**20:.0f} MiB")
+    most = first.descriptors + SERVER_COUNT * LEFT_MAX
+    if noticed.descriptors > (most if is_quiet else SERVER_COUNT * DESCRIPTORS_MAX):
+        wrong.append(f"{noticed.descriptors} descriptors")
+    return wrong
 
 
 @dataclass
@@ -500,8 +522,11 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> bo
         await pool.start()
         kinds = [kind for kind in options.only.split(",") if kind]
         quiet = chain.from_iterable(("", kind) for kind in kinds)
+        first = None
         for kind in (*(quiet if options.quiet else ("", *kinds)), ""):
             noticed = await measure(pool, kind, options.seconds)
+            first = first or noticed
+            noticed.failures += out_of_bounds(first, noticed, is_quiet=not kind)
             held = show(kind, noticed, results) and held
         for line in pool.end_programs():
             print(line)

@@ -5,7 +5,8 @@
 
 A round has one phase without an attack and one of each kind, in an order that turns from round to
 round, so that what else the machine does meets all of them. A figure is the median of the rounds;
-``all p99`` is that of all grants together. The threads of the servers' loops are looked at too: for
+``all p99`` is that of all grants together, and ``pairs`` is the median of what each round's p99 of
+grants is to that of its phase of peace. The threads of the servers' loops are looked at too: for
 how long each ran, and for how long it waited for a core each time that it could have run.
 """
 
@@ -56,9 +57,19 @@ class Phases:
             "failures": (float(sum(len(each.verdict()) for each in self.noticed)), ""),
         }
 
+    def pairs(self, peace: "Phases") -> float:
+        """Return the median of the rounds' ratios of p99 to that without an attack."""
+        both = zip(self.noticed, peace.noticed, strict=True)
+        return statistics.median(p99(here) / p99(there) for here, there in both)
+
     def middle(self, what: str, share: float) -> float:
         """Return the median over the phases of a share of their times."""
         return statistics.median(at(sorted(getattr(n, what)), share) for n in self.noticed)
+
+
+def p99(noticed: Noticed) -> float:
+    """Return the seconds that 99 % of the grants stayed below."""
+    return at(sorted(noticed.grants), 0.99)
 
 
 def at(ordered: list[float], share: float) -> float:
@@ -98,8 +109,11 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> No
                 one.ran_s += after[0] - before[0]
                 one.waited_s += after[1] - before[1]
                 one.turns += after[2] - before[2]
-                p50, p99 = (1000 * at(sorted(noticed.grants), share) for share in (0.5, 0.99))
-                print(f"  {number} {kind:22} p50 {p50:6.1f} p99 {p99:6.1f}", *noticed.verdict())
+                times = [1000 * at(sorted(noticed.grants), share) for share in (0.5, 0.99)]
+                print(
+                    f"  {number} {kind:22} p50 {times[0]:6.1f} p99 {times[1]:6.1f}",
+                    *noticed.verdict(),
+                )
         show(phases, kinds, results)
         print(*pool.end_programs(), sep="\n")
     finally:
@@ -118,6 +132,9 @@ def show(phases: dict[str, Phases], kinds: list[str], results: Results) -> None:
             results.add(kind, metric, figure, unit, native=peace[metric][0])
             share = f" ({figure / peace[metric][0]:.2f})" if unit == "ms" and kind != PEACE else ""
             words.append(f"{metric} {figure:.1f} {unit}".rstrip() + share)
+        pairs = phases[kind].pairs(phases[PEACE])
+        results.add(kind, "p99 of grants, median of pairs", pairs, "times")
+        words.append(f"pairs {pairs:.2f}")
         print(f"{kind:22} {'  '.join(words)}", flush=True)
     print(f"load {os.getloadavg()[0]:.1f}")
 

@@ -91,6 +91,12 @@ async def start(folder: Path, mib: int, *, confined: bool, named: bool) -> Side:
     )
     side = Side(servers, await trio.to_thread.run_sync(begin))
     assert await say(side, "") == "ready"
+    ((name, server),) = servers.processes.items()
+    status = (Path("/proc") / str(server.pid) / "status").read_text()
+    uid = status.partition("\nUid:\t")[2].split()[0]
+    log = (folder / f"{name}.log").read_text()
+    said = [line for line in log.splitlines() if "confined" in line]
+    print(f"{folder.name}: the server has uid {uid}.", *said, sep="\n  ", flush=True)
     return side
 
 
