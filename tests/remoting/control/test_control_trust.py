@@ -753,6 +753,35 @@ async def test_a_stranger_who_leaves_the_answer_alone_gets_no_task_and_no_parser
         assert len(served) == 1
 
 
+async def test_a_stranger_who_must_go_while_his_opening_is_read_is_closed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His socket is the other thread's meanwhile, and its number must not become another's."""
+    reads, go_on = threading.Semaphore(0), threading.Event()
+
+    def parse(data: bytes) -> str | None:
+        reads.release()
+        assert go_on.wait(DEADLINE_S)
+        return client_hello_name(data)
+
+    monkeypatch.setattr(router, "client_hello_name", parse)
+    settings = ServerSettings(unauthenticated_timeout_s=20.0, unauthenticated_count_max=2)
+    async with start_lab(tmp_path, 1, settings) as lab:
+        streams: list[trio.SocketStream] = []
+        try:
+            for _ in range(4):
+                streams.append(await lab.tcp())
+                await streams[-1].send_all(first_flight("control.gpupool"))
+                await trio.sleep(0.05)
+            assert reads.acquire(timeout=DEADLINE_S)
+        finally:
+            go_on.set()
+        for stream in streams[:2]:
+            await received_to_the_end(stream)
+        for stream in streams[2:]:
+            assert await stream.receive_some()
+
+
 def first_flight(name: str) -> bytes:
     """Return the ClientHello of somebody who trusts everybody."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
