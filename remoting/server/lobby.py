@@ -22,6 +22,7 @@ from functools import partial
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.server.handshake_start import Begun, Contexts, Handshake, begin_all
 from gpupool.remoting.server.preauth_limits import Place
 from gpupool.remoting.server.router import (
     PEEK_SIZE_MAX,
@@ -39,6 +40,10 @@ ACCEPT_BATCH = 64
 HEAR_BATCH = 16
 """Connections that are accepted, and heard, before other tasks have their turn: 2 ms of them. A
 kernel whose queue is full drops the next ones, so that is emptied soon."""
+
+GATHER_S = 0.01
+
+EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 ACCEPT_PAUSE_S = 0.1
@@ -60,6 +65,10 @@ class _Guest:
     waits: bool = False  # for its turn
     has_turn: bool = False
     low_mark: int = 1
+    in_thread: bytes = b""  # its opening, which the other thread has, with the socket
+    has_gone: bool = False  # while that had it
+    handshake: Handshake | None = None  # that was begun
+    wanted: Route | None = None  # once it is known
 
 
 class Lobby:
@@ -75,18 +84,21 @@ class Lobby:
         self._log = log
         self._epoll = select.epoll()
         self._guests: OrderedDict[int, _Guest] = OrderedDict()  # by descriptor, oldest first
+        self._openings: list[_Guest] = []
+        self._has_openings = trio.Event()
 
     async def run(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Accept connections until cancelled; closes the listeners."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._hear)
+                nursery.start_soon(self._begin)
                 nursery.start_soon(self._expire)
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener)
         finally:
-            for guest in self._guests.values():
-                guest.sock.close()
+            for guest in (*self._guests.values(), *self._openings):
+                self._close(guest)
             self._epoll.close()
 
     # --- in --------------------------------------------------------------------------------------
@@ -102,7 +114,7 @@ class Lobby:
                         for _ in range(ACCEPT_BATCH):
                             self._enter(*door.accept())
                     except BlockingIOError:
-                        continue
+                        await self._gather()
                     except OSError as error:
                         if error.errno in OWN_FAULTS:
                             raise
@@ -116,23 +128,36 @@ class Lobby:
         place = self._limits.enter(host, partial(self._evict, descriptor))
         deadline = trio.current_time() + self._timeout_s
         self._guests[descriptor] = _Guest(sock, address, deadline, place)
-        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        self._epoll.register(descriptor, EVENTS)
 
     async def _hear(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for descriptor, events in self._epoll.poll(0, HEAR_BATCH):
+            told = self._epoll.poll(0, HEAR_BATCH)
+            for descriptor, events in told:
                 guest = self._guests.get(descriptor)
                 if guest is not None:
                     self._hear_one(guest, events)
+            if len(told) < HEAR_BATCH:
+                await self._gather()
+
+    async def _gather(self) -> None:
+        """Let strangers gather when there are many: to wake up for each costs more than they do."""
+        if self._limits.is_crowded:
+            await trio.sleep(GATHER_S)
 
     def _hear_one(self, guest: _Guest, events: int) -> None:
         has_ended = bool(events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR))
+        if guest.in_thread:
+            return  # its events are told anew afterwards
         if guest.waits:
             if has_ended:
                 self._remove(guest)
             return
         try:
+            if guest.handshake is not None:
+                self._go_on(guest, guest.handshake)
+                return
             data = guest.sock.recv(PEEK_SIZE_MAX, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             data = b""
@@ -142,12 +167,71 @@ class Lobby:
         if not guest.has_turn and guest.opening.has_record(data):
             guest.waits = True
             self._router.request_turn(guest.place, partial(self._take_turn, guest))
+        elif guest.has_turn and guest.place.counted and len(data) >= guest.opening.needed:
+            guest.in_thread = data
+            self._openings.append(guest)
+            self._has_openings.set()
         elif not self._route(guest, data) and has_ended:
             self._remove(guest)
 
     def _take_turn(self, guest: _Guest) -> None:
         guest.waits, guest.has_turn = False, True
         self._hear_one(guest, 0)
+
+    # --- handshakes of unknown addresses ---------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Have the openings of unknown addresses read and answered in another thread."""
+        limiter = trio.CapacityLimiter(1)
+        while True:
+            await self._has_openings.wait()
+            self._has_openings = trio.Event()
+            guests, self._openings = self._openings, []
+            jobs = [(guest.sock, guest.opening, guest.in_thread) for guest in guests]
+            begin = partial(begin_all, jobs, Contexts.now(self._router.contexts))
+            try:
+                found = await trio.to_thread.run_sync(begin, self._router.check, limiter=limiter)
+            except trio.Cancelled:
+                self._openings += guests  # whose sockets are closed with the others
+                raise
+            for guest, begun in zip(guests, found, strict=True):
+                self._answered(guest, begun)
+
+    def _answered(self, guest: _Guest, begun: Begun) -> None:
+        guest.handshake, guest.in_thread = begun.handshake, b""
+        if guest.has_gone:
+            self._close(guest)
+            return
+        try:
+            if begun.error is not None:
+                raise begun.error
+            if begun.wanted is None:
+                self._set_low_mark(guest, guest.opening.needed)
+                self._tell_anew(guest)
+                return
+        except (RemoteProtocolError, OSError) as error:
+            self._refuse(guest, explain(error))
+            return
+        guest.wanted = begun.wanted
+        if begun.handshake is None:
+            self._admit(guest, begun.wanted)
+            return
+        self._limits.take_tls(guest.place)
+        if guest.low_mark != 1:
+            self._set_low_mark(guest, 1)
+        self._tell_anew(guest)
+
+    def _tell_anew(self, guest: _Guest) -> None:
+        self._epoll.modify(guest.sock.fileno(), EVENTS)
+
+    def _go_on(self, guest: _Guest, handshake: Handshake) -> None:
+        """Give a connection a task, now that the other half of its handshake has come."""
+        assert guest.wanted is not None
+        error = handshake.hear()
+        if error is None:
+            self._admit(guest, guest.wanted)
+        else:
+            self._refuse(guest, explain(error))
 
     def _route(self, guest: _Guest, data: bytes) -> bool:
         """Admit or refuse a connection that begins with ``data``; False: it is not known yet."""
@@ -173,14 +257,19 @@ class Lobby:
 
     def _admit(self, guest: _Guest, wanted: Route) -> None:
         """Give a connection a task of its own."""
-        if isinstance(wanted, ToControl | ToServer):
+        handshake, guest.handshake = guest.handshake, None
+        if handshake is None and isinstance(wanted, ToControl | ToServer):
             self._limits.take_tls(guest.place)
         del self._guests[guest.sock.fileno()]
         self._epoll.unregister(guest.sock.fileno())
         try:
             if guest.low_mark != 1:
                 self._set_low_mark(guest, 1)
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(guest.sock))
+            tls = None if handshake is None else handshake.stream
+            if tls is None:
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(guest.sock))
+            else:
+                stream = tls.transport_stream
         except OSError as error:
             guest.sock.close()
             self._limits.leave(guest.place)
@@ -192,7 +281,7 @@ class Lobby:
             guest.place,
             caller(guest.address),
             guest.deadline,
-            self._router.handshakers,
+            tls,
         )
         guest.place.evict = admitted.scope.cancel
         self._nursery.start_soon(self._router.serve, admitted)
@@ -218,5 +307,16 @@ class Lobby:
 
     def _remove(self, guest: _Guest) -> None:
         del self._guests[guest.sock.fileno()]
-        guest.sock.close()  # which takes it out of the epoll
         self._limits.leave(guest.place)
+        if guest.in_thread:
+            # The number must not become another connection's while the other thread has it.
+            guest.has_gone = True
+            self._epoll.unregister(guest.sock.fileno())
+        else:
+            self._close(guest)
+
+    def _close(self, guest: _Guest) -> None:
+        guest.sock.close()  # which takes it out of the epoll
+        if guest.handshake is not None:
+            guest.handshake.free()
+            guest.handshake = None

@@ -11,10 +11,12 @@ out. So a new connection always gets in, and an old one goes for it when there i
   not count among the unknown: a flood of strangers costs it nothing.
 
 TLS handshakes cost processor time (up to 1 ms each, all that belongs to them), so unknown addresses
-start at most ``handshakes_per_s`` together, and each one gets its turn: start-time fair queueing,
-after Goyal, Vin and Cheng (1996). TLS costs memory, too, until its connection has proven itself:
-when ``tls_count_max`` of unknown addresses have some, the next one ends the oldest of the address
-with the most. Pure: ``lobby`` and ``router`` have the sockets and the waiting.
+start at most ``handshakes_per_s`` together, fewer on a busy machine (``Pauses``). Each one gets
+its turn: start-time fair queueing, after Goyal, Vin and Cheng (1996). An address that has had none
+goes first among equals: a login does not wait for a round of all attackers. TLS costs memory, too,
+until its connection has proven itself: when ``tls_count_max`` of unknown addresses have some, the
+next one ends the oldest of the address with the most. Pure: ``lobby`` and ``router`` have the
+sockets and the waiting.
 """
 
 import heapq
@@ -24,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 from gpupool.pool.ports import Clock
 
@@ -35,7 +38,21 @@ KNOWN_COUNT_MAX = 4096
 """Addresses that have proven themselves and are remembered; the oldest ones go first."""
 
 BURST_S = 0.02
-"""Seconds of handshakes that may start at once: a loop that is late does not catch up with them."""
+"""Seconds of handshakes that may start at once: a loop that is late does not catch up with them.
+They start together, so that the loop is woken once for some of them."""
+
+PAUSE_MAX_S = 0.08
+LATE_FACTOR = 10
+"""How many times a delay of the loop strangers wait more: on a busy machine each of their
+handshakes delays everybody else's steps, and they can wait."""
+
+LATE_KEPT = 0.9
+"""How much of the longest delay is kept from one pause to the next: few of them show what the
+loop's other steps meet."""
+
+
+CROWD = 64
+"""Connections of unknown addresses that are more than some clients that start at once."""
 
 
 class Stage(IntEnum):
@@ -123,11 +140,16 @@ class PreauthLimits:
         self._tls_count_max = tls_count_max
         self._all, self._unknown, self._with_tls = _Crowd(), _Crowd(), _Crowd()
         self._proven: OrderedDict[str, float] = OrderedDict()
-        self._waiting: list[tuple[float, int, Place, Callable[[], None]]] = []
+        self._waiting: list[tuple[float, bool, int, Place, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._tags: dict[str, float] = {}
         self._virtual = 0.0
         self._next_at = float("-inf")
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether many unknown addresses wait, or one with many connections."""
+        return self._unknown.size > CROWD
 
     def enter(self, address: str, evict: Callable[[], None]) -> Place:
         """Take a place for a new connection; another one may be evicted for it.
@@ -173,16 +195,17 @@ class PreauthLimits:
             go()
             return
         # A network that asks seldom begins where the others are now, and not behind all of them.
+        has_asked = place.network in self._tags
         tag = max(self._virtual, self._tags.get(place.network, 0.0)) + 1.0
         self._tags[place.network] = tag
-        heapq.heappush(self._waiting, (tag, next(self._numbers), place, go))
+        heapq.heappush(self._waiting, (tag, has_asked, next(self._numbers), place, go))
 
     def release(self) -> float:
         """Start the handshakes whose time has come; return when to call this again."""
         now = self._clock.monotonic()
         self._next_at = max(self._next_at, now - BURST_S)
         while self._waiting and self._next_at <= now:
-            tag, _, place, go = heapq.heappop(self._waiting)
+            tag, _, _, place, go = heapq.heappop(self._waiting)
             self._virtual = max(self._virtual, tag - 1.0)
             if place in self._unknown.of(place.network):
                 self._next_at += self._interval_s
@@ -217,6 +240,20 @@ def _standing(place: Place) -> tuple[bool, Stage]:
     return not place.counted, place.stage
 
 
+class Pauses:
+    """How long handshakes that wait shall wait after others began."""
+
+    def __init__(self) -> None:
+        self.next_s = BURST_S
+        self._late_s = 0.0
+
+    def woke_up(self, late_s: float) -> None:
+        """Take note of how much too late the loop woke up after a pause."""
+        self._late_s = max(late_s, LATE_KEPT * self._late_s)
+        self.next_s = min(PAUSE_MAX_S, BURST_S + LATE_FACTOR * self._late_s)
+
+
+@lru_cache(maxsize=1024)
 def network_of(address: str) -> str:
     """Return the network whose connections are counted together: an IPv4 address, an IPv6 /64."""
     try:

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import trio
 
@@ -21,7 +21,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.preauth_limits import Place, PreauthLimits, Stage
+from gpupool.remoting.server.preauth_limits import Pauses, Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import (
     CONTROL_NAME,
@@ -109,9 +109,9 @@ class WebDoor(Protocol):
         ...
 
 
-ServeClient = Callable[
-    ["trio.SSLStream[trio.SocketStream]", str, Callable[[], None]], Awaitable[None]
-]
+TlsStream = trio.SSLStream[trio.SocketStream]
+
+ServeClient = Callable[[TlsStream, str, Callable[[], None]], Awaitable[None]]
 """Serves one client: takes its stream, its address for logs, and what to call when it is proven."""
 
 
@@ -153,10 +153,24 @@ def _route_name(name: str) -> Route:
     raise RemoteProtocolError("not a gpupool connection", why=f"it asks for {name[:80]!r}")
 
 
+class _PeekingTls(ssl.SSLObject):
+    """Notes the name in a ClientHello; each has its own, because threads parse side by side."""
+
+    asked_for: str | None = None
+
+
+def _note_name(tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
+    assert isinstance(tls, _PeekingTls)
+    tls.asked_for = name or ""
+    return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE  # enough seen: stop here
+
+
 @lru_cache(maxsize=1)
 def _peeking_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # so that an old client gets a clear refusal
+    context.sslobject_class = _PeekingTls
+    context.sni_callback = _note_name
     return context
 
 
@@ -166,27 +180,18 @@ def client_hello_name(data: bytes) -> str | None:
     Raises:
         RemoteProtocolError: when ``data`` is not the beginning of a ClientHello.
     """
-    context = _peeking_context()
-    found: list[str] = []
-
-    def take_name(_tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
-        found.append(name or "")
-        return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE  # enough seen: stop here
-
-    # The callback belongs to the context; no other task runs between here and the handshake.
-    context.sni_callback = take_name
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     incoming.write(data)
+    tls = _peeking_context().wrap_bio(incoming, outgoing, server_side=True)
+    assert isinstance(tls, _PeekingTls)
     try:
-        context.wrap_bio(incoming, outgoing, server_side=True).do_handshake()
+        tls.do_handshake()
     except ssl.SSLWantReadError:
-        return found[0] if found else None
+        return tls.asked_for
     except ssl.SSLError as error:
-        if found:
-            return found[0]
+        if tls.asked_for is not None:
+            return tls.asked_for
         raise RemoteProtocolError("malformed TLS", why=error.reason or "") from error
-    finally:
-        context.sni_callback = None
     raise RemoteProtocolError("malformed TLS")
 
 
@@ -240,7 +245,7 @@ class Admitted:
     place: Place
     who: str
     deadline: float  # of its handshake
-    limiter: trio.CapacityLimiter  # of threads for handshakes
+    tls: TlsStream | None = None  # that has been begun
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled to evict it
 
 
@@ -262,13 +267,12 @@ class Router:
         web: WebDoor | None = None,
     ) -> None:
         self._self_id = contexts.identity.server
-        self._contexts = contexts
+        self.contexts = contexts
         self._machine = machine
         self._links = links
         self._host = host
         self._settings = settings
         self._log = log
-        self._clock = clock
         self._client_count = client_count
         self._serve_client = serve_client
         self._web = web
@@ -280,14 +284,18 @@ class Router:
             tls_count_max=settings.unauthenticated_tls_count_max,
         )
         self._requested = trio.Event()
-        self.handshakers = trio.CapacityLimiter(1)
 
     async def pace(self) -> None:
         """Start the handshakes of unknown addresses as their turns come; never returns."""
+        pauses = Pauses()
         while True:
             self._requested = trio.Event()
-            with trio.move_on_at(_trio_time(self.limits.release(), self._clock)):
+            if self.limits.release() == float("inf"):  # nobody waits
                 await self._requested.wait()
+                continue
+            wake_at = trio.current_time() + pauses.next_s
+            await trio.sleep_until(wake_at)
+            pauses.woke_up(trio.current_time() - wake_at)
 
     def request_turn(self, place: Place, go: Callable[[], None]) -> None:
         """Have ``go`` called when a connection may begin its handshake: here, or later."""
@@ -336,15 +344,15 @@ class Router:
                 await self._hand_over(session, stream, who)
             case ToControl(newest):
                 tune(stream.socket, timeout_s=self._settings.client_timeout_s)
-                tls = await _shake_hands(admitted, self._contexts.control(newest=newest))
+                tls = await _shake_hands(admitted, self.contexts.control(newest=newest))
                 place.stage = Stage.GREETING
                 try:
                     await self._serve_client(tls, who, lambda: self.limits.prove(place))
                 finally:
-                    _free(tls)
+                    free(tls)
             case ToServer(_, newest):
                 tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-                tls = await _shake_hands(admitted, self._contexts.peer_server(newest=newest))
+                tls = await _shake_hands(admitted, self.contexts.peer_server(newest=newest))
                 await self._serve_peer(tls, place, who)
             case ToWeb():
                 assert self._web is not None
@@ -354,9 +362,7 @@ class Router:
                     await _say_https(stream)
                 await trio.aclose_forcefully(stream)
 
-    async def _serve_peer(
-        self, stream: "trio.SSLStream[trio.SocketStream]", place: Place, who: str
-    ) -> None:
+    async def _serve_peer(self, stream: TlsStream, place: Place, who: str) -> None:
         """Serve a peer on a handshaken, mutual TLS connection."""
         peer = proven_peer(stream)
         if peer is None:
@@ -393,72 +399,26 @@ async def _say_https(stream: trio.SocketStream) -> None:
         pass
 
 
-class _Kept:
-    """A context that keeps what a stream makes of it, so that a handshake can begin elsewhere."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
-
-    def wrap_bio(
-        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **words: Any
-    ) -> ssl.SSLObject:
-        self.incoming = incoming
-        self.tls = self._context.wrap_bio(incoming, outgoing, **words)
-        return self.tls
-
-
-async def _shake_hands(
-    admitted: Admitted, context: ssl.SSLContext
-) -> "trio.SSLStream[trio.SocketStream]":
-    kept = _Kept(context)
-    tls = trio.SSLStream(
-        admitted.stream, cast("ssl.SSLContext", kept), server_side=True, https_compatible=True
+async def _shake_hands(admitted: Admitted, context: ssl.SSLContext) -> TlsStream:
+    tls = admitted.tls or trio.SSLStream(
+        admitted.stream, context, server_side=True, https_compatible=True
     )
     try:
         with trio.fail_at(admitted.deadline):
-            if admitted.place.counted:
-                await _begin_elsewhere(admitted, kept)
             await tls.do_handshake()
     except BaseException:
-        _free(tls)
+        free(tls)
         raise
     return tls
 
 
-async def _begin_elsewhere(admitted: Admitted, kept: _Kept) -> None:
-    """Answer the opening of an unknown address in another thread, which is most of the work.
-
-    A loop that does it itself uses up its share of a busy machine's processors, and then waits for
-    one at each step, with the commits of everybody.
-    """
-    kept.incoming.write(await admitted.stream.receive_some(PEEK_SIZE_MAX))
-    error = await trio.to_thread.run_sync(_begin, kept.tls, limiter=admitted.limiter)
-    if error is not None:
-        raise trio.BrokenResourceError from error
-
-
-def _begin(tls: ssl.SSLObject) -> ssl.SSLError | None:
-    """Return what is wrong with an opening; an exception would keep its thread's frames alive."""
-    try:
-        tls.do_handshake()
-    except ssl.SSLWantReadError:
-        return None
-    except ssl.SSLError as error:
-        return error.with_traceback(None)
-    return None
-
-
-def _free(tls: "trio.SSLStream[trio.SocketStream]") -> None:
+def free(tls: TlsStream) -> None:
     """Free the memory of a TLS connection that has ended.
 
     trio's stream refers to itself. Without this, 50 KiB would wait for the garbage collector, and
     those of a flood with them.
     """
     vars(tls).clear()
-
-
-def _trio_time(monotonic: float, clock: Clock) -> float:
-    return trio.current_time() + max(0.0, monotonic - clock.monotonic())
 
 
 def caller(address: object) -> str:

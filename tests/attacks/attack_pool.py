@@ -4,9 +4,10 @@
 
 The pool's users ask for GPUs, log in and ping all the time, and run 20 programs: first without an
 attack, and then during each one. An attack passes when no server was silent for longer than 1 s, no
-leader was deposed, every login worked and every program had the right results. The attackers are
-strangers, a user, and code in that user's workers; they run at nice 10, because they share the
-machine. Code in a worker tries to kill all processes: try it in a process namespace of its own.
+leader was deposed, every login worked, every program had the right results, and the servers'
+memory and descriptors stayed within their bounds. The attackers are strangers, a user, and code in
+that user's workers; they run at nice 10, because they share the machine. Code in a worker tries to
+kill all processes: try it in a process namespace of its own. ``--seconds 115`` takes half an hour.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from gpupool.remoting.client.enrolment import login
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.failures import explain, innermost
 
 HERE = Path(__file__).resolve().parent
@@ -73,6 +75,15 @@ while not stop.exists():
 """
 SOURCE_COUNT = 100
 SILENT_MAX_S = 1.0
+GROWTH_MAX = 128 * 2**20
+"""Bytes that each server may have more than at first: TLS of strangers, and users' own."""
+
+DESCRIPTORS_MAX = 2 * ServerSettings().unauthenticated_count_max + 512
+"""For each server: a stranger's at the server and at its observer."""
+
+LEFT_MAX = 64
+"""Descriptors that each server may have more than at first when nobody attacks."""
+
 THIS_AND_CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -104,6 +115,17 @@ class Noticed:
         if len(set(self.terms)) > 1:
             wrong.append(f"a leader was deposed: terms {min(self.terms)} to {max(self.terms)}")
         return wrong
+
+
+def out_of_bounds(first: Noticed, noticed: Noticed, *, is_quiet: bool) -> list[str]:
+    """Return which bounds of memory and descriptors all servers together have left."""
+    wrong: list[str] = []
+    if noticed.memory - first.memory > SERVER_COUNT * GROWTH_MAX:
+        wrong.append(f"memory grew by {(noticed.memory - first.memory) / 2**20:.0f} MiB")
+    most = first.descriptors + SERVER_COUNT * LEFT_MAX
+    if noticed.descriptors > (most if is_quiet else SERVER_COUNT * DESCRIPTORS_MAX):
+        wrong.append(f"{noticed.descriptors} descriptors")
+    return wrong
 
 
 @dataclass
@@ -303,12 +325,6 @@ def silent(ports: list[int], seconds: float) -> int:
     return Strangers(ports, 10_000, lambda _one: True).run(seconds)
 
 
-def elsewhere(_ports: list[int], seconds: float) -> int:
-    """Do as ``silent`` does to ports that are nobody's: what it costs the machine alone."""
-    with Sinks(SERVER_COUNT, Work.HOLD) as ports:
-        return silent(ports, seconds)
-
-
 def one_byte(ports: list[int], seconds: float) -> int:
     """Hold connections with one byte of a TLS record, which was polled for before."""
     return Strangers(ports, 2_000, lambda one: one.send(b"\x16") == 1).run(seconds)
@@ -344,16 +360,10 @@ def handshakes(ports: list[int], seconds: float) -> int:
     return Strangers(ports, 500, lambda one: one.send(opening) > 0).run(seconds)
 
 
-def answered_elsewhere(_ports: list[int], seconds: float) -> int:
-    """Do as ``handshakes`` does to ports that are nobody's, which answer and compute nothing."""
-    with Sinks(SERVER_COUNT, Work.ANSWER) as ports:
-        return handshakes(ports, seconds)
-
-
-def handshakes_elsewhere(_ports: list[int], seconds: float) -> int:
-    """Do the same, and the ports do the handshakes, in processes that serve nobody else."""
-    with Sinks(SERVER_COUNT, Work.HANDSHAKE) as ports:
-        return handshakes(ports, seconds)
+def many_handshakes(ports: list[int], seconds: float) -> int:
+    """Hold 10,000 connections from 100 addresses, each of which begins a handshake."""
+    opening = hello()
+    return Strangers(ports, 10_000, lambda one: one.send(opening) > 0).run(seconds)
 
 
 # --- a hostile user -------------------------------------------------------------------------------
@@ -411,17 +421,27 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
 
 STRANGERS = {
     each.__name__: each
-    for each in (
-        *(silent, elsewhere, one_byte, forgetful, drip),
-        *(handshakes, answered_elsewhere, handshakes_elsewhere, slow_https),
-    )
+    for each in (silent, one_byte, forgetful, drip, handshakes, many_handshakes, slow_https)
 }
+ELSEWHERE = {
+    "elsewhere": (silent, Work.HOLD),
+    "answered_elsewhere": (handshakes, Work.ANSWER),
+    "handshakes_elsewhere": (handshakes, Work.HANDSHAKE),
+    "many_elsewhere": (many_handshakes, Work.HANDSHAKE),
+}
+"""Attacks on ports that are nobody's, and what these do: what an attack costs the machine alone."""
+
 USERS = ("drafts", "subscriptions")
-ATTACKS = (*STRANGERS, *USERS, *WORKERS_CODE)
+ATTACKS = (*STRANGERS, *ELSEWHERE, *USERS, *WORKERS_CODE)
 
 
 def attack(kind: str, folder: Path, seconds: float) -> int:
     """Be one attacker, in a process of its own; return how often it tried."""
+    if kind in ELSEWHERE:
+        act, work = ELSEWHERE[kind]
+        with Sinks(SERVER_COUNT, work) as ports:  # which run at the priority of servers
+            os.nice(10)
+            return act(ports, seconds)
     os.nice(10)
     if kind in USERS:
         return trio.run(hostile_user, folder, seconds, kind)
@@ -502,8 +522,11 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> bo
         await pool.start()
         kinds = [kind for kind in options.only.split(",") if kind]
         quiet = chain.from_iterable(("", kind) for kind in kinds)
+        first = None
         for kind in (*(quiet if options.quiet else ("", *kinds)), ""):
             noticed = await measure(pool, kind, options.seconds)
+            first = first or noticed
+            noticed.failures += out_of_bounds(first, noticed, is_quiet=not kind)
             held = show(kind, noticed, results) and held
         for line in pool.end_programs():
             print(line)
@@ -518,7 +541,9 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> bo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
-    parser.add_argument("--only", default=",".join(ATTACKS))
+    parser.add_argument(
+        "--only", default=",".join(kind for kind in ATTACKS if kind not in ELSEWHERE)
+    )
     parser.add_argument("--quiet", action="store_true", help="as much time without any before each")
     parser.add_argument("--programs", type=int, default=PROGRAM_COUNT)
     parser.add_argument("--directory", type=Path)

@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
+from gpupool.cli.server.listen_address import SILENT_S
 from gpupool.remoting.server.preauth_limits import BURST_S
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import harden
@@ -44,6 +45,8 @@ class Sinks:
     def __init__(self, count: int, work: Work) -> None:
         self.work = work
         self.doors = [socket.create_server(("127.0.0.1", 0), backlog=4096) for _ in range(count)]
+        for door in self.doors:
+            door.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
         self.pids: list[int] = []
 
     def __enter__(self) -> list[int]:

@@ -586,19 +586,13 @@ async def test_handshakes_that_came_to_nothing_leave_no_tls_behind(tmp_path: Pat
     def counted() -> int:
         return sum(isinstance(each, ssl.SSLObject) for each in gc.get_objects())
 
-    context = first_contact_context()
     async with start_lab(tmp_path, 1, QUICK) as lab:
         before = counted()
         gc.disable()
         try:
             for _ in range(8):
-                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-                tls = context.wrap_bio(incoming, outgoing, server_hostname="control.gpupool")
-                with pytest.raises(ssl.SSLWantReadError):
-                    tls.do_handshake()
-                del tls
                 stream = await lab.tcp()
-                await stream.send_all(outgoing.read())
+                await stream.send_all(first_flight("control.gpupool"))
                 assert await stream.receive_some()
             assert counted() == before + 8
             for stream in lab.open:
@@ -635,11 +629,7 @@ async def test_an_opening_is_parsed_twice_at_most(
         return client_hello_name(data)
 
     monkeypatch.setattr(router, "client_hello_name", count)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = first_contact_context().wrap_bio(incoming, outgoing, server_hostname="control.gpupool")
-    with pytest.raises(ssl.SSLWantReadError):
-        tls.do_handshake()
-    opening = outgoing.read()
+    opening = first_flight("control.gpupool")
     async with start_lab(tmp_path) as lab:
         stream = await lab.tcp()
         for byte in opening:
@@ -732,6 +722,73 @@ async def test_handshakes_of_unknown_addresses_leave_the_loop_alone(tmp_path: Pa
             async with connect_pool(lab.credentials()):
                 pass
     assert threads == [False, True]
+
+
+async def test_a_stranger_who_leaves_the_answer_alone_gets_no_task_and_no_parser_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks and parsers for 150 of them a second took a seventh of the loop's core."""
+    served: list[router.Admitted] = []
+    on_loop: list[bool] = []
+    serve = router.Router.serve
+
+    async def count(self: router.Router, admitted: router.Admitted) -> None:
+        served.append(admitted)
+        await serve(self, admitted)
+
+    def parse(data: bytes) -> str | None:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return client_hello_name(data)
+
+    monkeypatch.setattr(router.Router, "serve", count)
+    monkeypatch.setattr(router, "client_hello_name", parse)
+    opening = first_flight("control.gpupool")
+    async with start_lab(tmp_path) as lab:
+        stream = await lab.tcp()
+        await stream.send_all(opening)
+        assert await stream.receive_some()
+        assert (on_loop, served) == ([False], [])
+        await stream.send_all(b"\x16\x03\x03\x00\x01x")  # what no handshake goes on with
+        await received_to_the_end(stream)
+        assert len(served) == 1
+
+
+async def test_a_stranger_who_must_go_while_his_opening_is_read_is_closed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His socket is the other thread's meanwhile, and its number must not become another's."""
+    reads, go_on = threading.Semaphore(0), threading.Event()
+
+    def parse(data: bytes) -> str | None:
+        reads.release()
+        assert go_on.wait(DEADLINE_S)
+        return client_hello_name(data)
+
+    monkeypatch.setattr(router, "client_hello_name", parse)
+    settings = ServerSettings(unauthenticated_timeout_s=20.0, unauthenticated_count_max=2)
+    async with start_lab(tmp_path, 1, settings) as lab:
+        streams: list[trio.SocketStream] = []
+        try:
+            for _ in range(4):
+                streams.append(await lab.tcp())
+                await streams[-1].send_all(first_flight("control.gpupool"))
+                await trio.sleep(0.05)
+            assert reads.acquire(timeout=DEADLINE_S)
+        finally:
+            go_on.set()
+        for stream in streams[:2]:
+            await received_to_the_end(stream)
+        for stream in streams[2:]:
+            assert await stream.receive_some()
+
+
+def first_flight(name: str) -> bytes:
+    """Return the ClientHello of somebody who trusts everybody."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = first_contact_context().wrap_bio(incoming, outgoing, server_hostname=name)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
 
 
 async def test_a_server_that_says_it_is_another_is_refused(

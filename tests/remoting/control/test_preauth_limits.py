@@ -7,8 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpupool.remoting.server.preauth_limits import (
+    BURST_S,
     KNOWN_FACTOR,
+    PAUSE_MAX_S,
     REMEMBERED_S,
+    Pauses,
     Place,
     PreauthLimits,
     Stage,
@@ -105,6 +108,36 @@ def test_the_newcomer_waits_for_one_handshake_of_each_and_not_for_all() -> None:
         port.limits.release()
     assert "new" in port.started
     assert len(port.started) <= begun + 2
+
+
+def test_an_address_that_asks_for_the_first_time_goes_before_a_round_of_the_others() -> None:
+    """With 50 turns a second, 100 attackers were a wait of 2 s, which is all that a login has."""
+    port = Port(total=1000, per_address=100)
+    for number in range(300):
+        port.enter(f"flood{number}", f"10.0.0.{number % 100}")
+        port.handshake(f"flood{number}")
+    for _ in range(150):
+        port.clock.now += 0.1
+        port.limits.release()
+    port.enter("new", "10.9.9.9")
+    port.handshake("new")
+    begun = len(port.started)
+    port.clock.now += 0.1
+    port.limits.release()
+    assert port.started[begun] == "new"
+
+
+def test_strangers_wait_longer_when_the_loop_is_late() -> None:
+    """On a busy machine their handshakes made the grants of others several times as long."""
+    pauses, seen = Pauses(), [BURST_S]
+    for late_s in (0.0, 0.002, 0.004, 10.0):
+        pauses.woke_up(late_s)
+        seen.append(pauses.next_s)
+    assert seen[1] == BURST_S
+    assert BURST_S < seen[2] < seen[3] < seen[4] == PAUSE_MAX_S
+    for _ in range(300):  # and no longer than it is
+        pauses.woke_up(0.0)
+    assert pauses.next_s == pytest.approx(BURST_S)
 
 
 def test_handshakes_of_a_known_address_wait_for_nothing() -> None:

@@ -1,0 +1,161 @@
+"""Answers openings of unknown addresses in a thread beside the server's loop.
+
+Parsing an opening and answering it is most of what a stranger costs. A loop that does it uses up
+its share of a busy machine's processors, and then waits for one at each step, with everybody's
+commits. So the loop has neither a task nor a parser for a stranger until the other half of the
+handshake has come. OpenSSL works without the interpreter's lock.
+"""
+
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import trio
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.server.router import Opening, Route, ToControl, ToServer, free
+from gpupool.remoting.transport.pki import TlsContexts
+
+RECEIVE_SIZE = 16_384
+
+TlsStream = trio.SSLStream[trio.SocketStream]
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The settings of TLS of one moment, taken on the loop, because a renewal may replace them."""
+
+    control: ssl.SSLContext
+    newest_control: ssl.SSLContext
+    peer: ssl.SSLContext
+    newest_peer: ssl.SSLContext
+
+    @classmethod
+    def now(cls, contexts: TlsContexts) -> "Contexts":
+        """Return those that new connections take."""
+        return cls(
+            contexts.control(),
+            contexts.control(newest=True),
+            contexts.peer_server(),
+            contexts.peer_server(newest=True),
+        )
+
+    def of(self, wanted: Route) -> ssl.SSLContext | None:
+        """Return the settings for a connection; None: this server does no handshake with it."""
+        match wanted:
+            case ToControl(newest):
+                return self.newest_control if newest else self.control
+            case ToServer(_, newest):
+                return self.newest_peer if newest else self.peer
+            case _:
+                return None
+
+
+class Handshake:
+    """A handshake that was begun outside the loop, and the stream that it is for."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        """Prepare to be the server; the caller goes on to own the socket."""
+        self._context = context
+        self._sock = sock
+        transport = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        self.stream: TlsStream = trio.SSLStream(
+            transport, cast("ssl.SSLContext", self), server_side=True, https_compatible=True
+        )
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **words: Any
+    ) -> ssl.SSLObject:
+        """Keep what the stream makes of its settings, as which this stands in."""
+        self._incoming, self._outgoing = incoming, outgoing
+        self._tls = self._context.wrap_bio(incoming, outgoing, **words)
+        return self._tls
+
+    def begin(self, size: int) -> ssl.SSLError | OSError | None:
+        """Take ``size`` bytes of the connection and answer them; return what is wrong with them.
+
+        An exception would keep its thread's frames alive, and the memory of TLS with them.
+        """
+        try:
+            self._incoming.write(self._sock.recv(size, socket.MSG_DONTWAIT))
+        except OSError as error:
+            return error.with_traceback(None)
+        return self._step() or self._send()
+
+    def hear(self) -> ssl.SSLError | None:
+        """Take what has come since; return what is wrong when the other end has ended."""
+        data = self._sock.recv(RECEIVE_SIZE, socket.MSG_DONTWAIT)
+        if data:
+            self._incoming.write(data)
+            return None
+        self._incoming.write_eof()
+        return self._step()
+
+    def free(self) -> None:
+        """Free the memory of TLS now."""
+        free(self.stream)
+        vars(self).clear()
+
+    def _step(self) -> ssl.SSLError | None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLError as error:
+            return error.with_traceback(None)
+        return None
+
+    def _send(self) -> OSError | None:
+        answer = self._outgoing.read()
+        try:
+            sent = self._sock.send(answer, socket.MSG_DONTWAIT)
+        except OSError as error:
+            return error.with_traceback(None)
+        return None if sent == len(answer) else BlockingIOError("its buffer is full")
+
+
+@dataclass(eq=False, slots=True)
+class Begun:
+    """What came of an opening; without ``wanted`` and ``error``, more of it is awaited."""
+
+    wanted: Route | None = None
+    handshake: Handshake | None = None
+    error: RemoteProtocolError | OSError | None = None
+
+
+Check = Callable[[Route], None]
+"""Refuses a connection that can get nowhere, by a ``RemoteProtocolError``."""
+
+
+def begin(
+    sock: socket.socket, opening: Opening, data: bytes, contexts: Contexts, check: Check
+) -> Begun:
+    """Read and answer the opening of a connection, of which ``data`` was peeked at."""
+    begun = Begun()
+    try:
+        while begun.wanted is None and len(data) >= opening.needed:
+            begun.wanted = opening.route(data)
+        if begun.wanted is not None:
+            check(begun.wanted)
+    except RemoteProtocolError as error:
+        begun.error = error.with_traceback(None)
+        return begun
+    context = None if begun.wanted is None else contexts.of(begun.wanted)
+    if context is not None:
+        try:
+            begun.handshake = Handshake(sock, context)
+        except OSError as error:  # the other end has gone
+            begun.error = error.with_traceback(None)
+            return begun
+        begun.error = begun.handshake.begin(len(data))
+    return begun
+
+
+Job = tuple[socket.socket, Opening, bytes]
+
+
+def begin_all(jobs: Sequence[Job], contexts: Contexts, check: Check) -> list[Begun]:
+    """Begin some handshakes, one after the other."""
+    return [begin(*job, contexts, check) for job in jobs]

@@ -1,0 +1,37 @@
+"""``gpupool join`` that confines nothing: root stays root, without a keeper, and so do workers.
+
+It is what ``confinement.py`` compares with. It has a signer, which neither grants nor data meet.
+"""
+
+import logging
+import sys
+from dataclasses import replace
+from typing import Any
+
+from gpupool.cli.main import main
+from gpupool.cli.server import separate
+from gpupool.cli.server.join_options import JoinOptions
+from gpupool.remoting.host import supervisor
+from gpupool.remoting.host.worker_keeper import KeeperSettings
+
+
+def keep_rights(options: JoinOptions, log: logging.Logger) -> separate.Separated:
+    """Start the signer alone."""
+    return vars(separate)["_with_signer"](options, None, log)
+
+
+def confine_nothing(*words: Any, **more: Any) -> KeeperSettings:
+    """Return a server's settings, less what they protect it from."""
+    settings = KeeperSettings(*words, **more)
+    return replace(settings, landlock=False, own_uids=False, confine=frozenset())
+
+
+for module, name, stand_in in (
+    (separate, "separate", keep_rights),
+    (supervisor, "KeeperSettings", confine_nothing),
+):
+    assert hasattr(module, name)
+    setattr(module, name, stand_in)
+
+if __name__ == "__main__":
+    sys.exit(main())
