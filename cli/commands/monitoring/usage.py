@@ -15,7 +15,7 @@ from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
-from gpupool.cli.lib.values import Parsed, parse_lease
+from gpupool.cli.lib.values import NAME_TYPE, Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds
@@ -292,7 +292,7 @@ def _warn(found: FoundUsage) -> None:
 
 
 @command.command()
-@click.argument("user")
+@click.argument("user", type=NAME_TYPE)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pool_options
 def forget(credentials: str | None, user: str, yes: bool) -> None:
