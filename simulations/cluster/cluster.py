@@ -396,15 +396,18 @@ class Cluster:
         server = self.environment.machines[name].server
         self.operator.remove(server, partial(self._removed, name, server))
 
-    def rejoin(self, name: str) -> None:
-        """Do ``gpupool rejoin`` on a machine whose server must not go on as itself."""
-        self._rejoin(name, self.environment.machines[name].server)
+    def rejoin(self, name: str, *, at_once: bool = False) -> None:
+        """Do ``gpupool rejoin`` on a machine whose server must not go on as itself.
 
-    def _rejoin(self, name: str, former: ServerId) -> None:
+        One at a time, or ``at_once``: those that wait may be started again as they were.
+        """
+        self._rejoin(name, self.environment.machines[name].server, at_once=at_once)
+
+    def _rejoin(self, name: str, former: ServerId, *, at_once: bool = False) -> None:
         if name not in self.servers or self.environment.machines[name].server != former:
             return  # It was removed or has joined again meanwhile (seed 1039): once is enough.
         # No wait for a replacement: it may need the answers of this very server (seed 89).
-        if self._rejoining and self._rejoining != name:
+        if self._rejoining and self._rejoining != name and not at_once:
             self.scheduler.after(WITHOUT_VOTE_S, partial(self._rejoin, name, former))
             return
         self.rotten.discard(name)

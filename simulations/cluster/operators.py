@@ -19,6 +19,9 @@ from gpupool.simulations.kernel.process import Process
 UNDRAIN_AGAIN_S = 1.0
 """Until an operator comes back to a GPU about which another order is under way."""
 
+JOIN_AGAIN_S = 1.0
+"""Until ``gpupool join`` is repeated, when the pool was busy."""
+
 Place = tuple[ServerId, GpuId]
 
 TOKEN_VALID_S = 30 * 86400.0
@@ -221,7 +224,8 @@ class Joiner:
         )
         name = f"{machine}-{server[:4]}"
         order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
-        caller.call(order, self._answered)
+        self._ask = partial(caller.call, order, self._answered)
+        self._ask()
 
     def _answered(self, answer: m.Message, at: float) -> None:
         del at
@@ -232,6 +236,8 @@ class Joiner:
             self._joined([member.server for member in answer.members])
         else:
             self._environment.trace.note(self._machine, "not-joined", f"{answer}")
+            if isinstance(answer, m.Refused) and answer.code == "busy":
+                self.process.after(JOIN_AGAIN_S, self._ask)  # as its hint says (seed 9067)
 
 
 def describe(order: m.Call) -> str:

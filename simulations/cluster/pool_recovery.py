@@ -66,8 +66,8 @@ class Recovery:
         later_s = 0.5 + 2.0 * random.random()
         environment.scheduler.after(later_s, partial(self._return, ghost, former))
         for name in others:
-            if name != ghost:
-                cluster.rejoin(name)
+            if name != ghost:  # Together these would be the old pool (seed 9067).
+                cluster.rejoin(name, at_once=True)
 
     def heal(self) -> None:
         """Let the operator do ``gpupool rejoin`` on the one that returned, if nobody can tell it.
