@@ -118,22 +118,18 @@ print(run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest)
 
 
 def test_same_seed_does_the_same_in_every_process() -> None:
-    digests = set[str]()
-    for hash_seed in ("0", "777"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        result = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
-        digests.add(result.stdout.strip())
-    assert len(digests) == 1
-    digests.add(run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest)
-    assert len(digests) == 1, "nothing of an earlier run may leak into a later one"
-    assert run(replace(swarm(6), fault_s=6.0, heal_s=3.0)).digest not in digests
+    # Another order of sets than here, in a process without earlier runs.
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONHASHSEED": "777"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    digest = run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest
+    assert result.stdout.strip() == digest
+    assert run(replace(swarm(6), fault_s=1.0, heal_s=1.0)).digest != digest
 
 
 def test_recorded_traces_are_what_every_machine_and_python_does() -> None:
@@ -165,7 +161,7 @@ def test_search_on_several_processes_finds_what_one_finds() -> None:
 
 
 def test_faults_left_out_leave_the_others_as_they_were() -> None:
-    options = replace(swarm(8), fault_s=6.0, heal_s=3.0)
+    options = replace(swarm(8), fault_s=3.0, heal_s=2.0)
     whole = run(options)
     assert whole.faults
     none = run(replace(options, keep=()))
