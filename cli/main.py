@@ -114,7 +114,7 @@ class Commands(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
         found = super().resolve_command(ctx, args)
-        if not ctx.resilient_parsing and any(path.is_file() for path in config_files()):
+        if not ctx.resilient_parsing and any(map(os.path.isfile, config_files())):
             from gpupool.cli.lib.settings import default_map
 
             ctx.default_map = default_map(self, ctx, [args[0]])
@@ -280,7 +280,7 @@ def _origin(error: click.UsageError) -> str:
         case click.core.ParameterSource.ENVIRONMENT:
             return f"it comes from ${error.param.envvar}"
         case click.core.ParameterSource.DEFAULT_MAP:
-            files = ", ".join(str(path) for path in config_files() if path.is_file())
+            files = ", ".join(str(path) for path in config_files() if os.path.isfile(path))
             return f"it comes from a settings file: {files}"
         case _:
             return ""

@@ -14,6 +14,7 @@ import pytest
 
 from gpupool.cli.main import COMMANDS
 from gpupool.cli.reference import reference
+from gpupool.remoting.worker import syscall_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,6 +105,29 @@ def test_the_services_are_as_closed_as_the_page_says(name: str, most: int) -> No
     command = ["systemd-analyze", "security", "--offline=true", f"--threshold={most}", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-300:]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_keepers_service_lets_workers_do_what_their_own_filter_lets_them() -> None:
+    """Workers cannot do more than their keeper's service: not even confine themselves."""
+    listed = subprocess.run(
+        ["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True
+    ).stdout
+    groups: dict[str, set[str]] = {}
+    for block in re.split(r"\n(?=@)", listed):
+        name, *rest = block.splitlines()
+        groups[name] = {line.strip() for line in rest if re.match(r"    [@a-z]", line)}
+
+    def calls_of(name: str) -> set[str]:
+        return set().union(*map(calls_of, groups[name])) if name in groups else {name}
+
+    unit = (ROOT / "packaging" / UNITS[1]).read_text(encoding="utf-8")
+    lines = re.findall(r"^SystemCallFilter=(.*)$", unit, re.MULTILINE)
+    assert lines
+    assert not any("~" in line for line in lines)
+    lets = calls_of("@default").union(*(calls_of(word) for line in lines for word in line.split()))
+    setters = {"adjtimex", "clock_adjtime"}  # of clocks, which a service must not set
+    assert syscall_table.ALLOWED.keys() - lets == setters
 
 
 def test_examples_keep_their_lines() -> None:

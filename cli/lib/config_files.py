@@ -6,6 +6,7 @@ makes that map out of the files and remembers which file each value came from.
 """
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,9 @@ def read_files(paths: Iterable[Path]) -> tuple[ConfigFile, ...]:
         try:
             with path.open("rb") as file:
                 data = file.read(FILE_SIZE_MAX + 1)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
         except OSError as error:
+            if not os.path.lexists(path):
+                continue  # or in a folder that is closed to us, such as a service's home
             raise UsageError(
                 f"cannot read settings from {path}", why=str(error.strerror)
             ) from error

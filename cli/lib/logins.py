@@ -53,7 +53,7 @@ def login_in_use() -> Path | None:
         return None
     path = named_login(name)
     # One that was removed by hand is no reason to be without any login.
-    return path if _is_name(name) and path.is_file() else None
+    return path if _is_name(name) and os.path.isfile(path) else None
 
 
 def logins() -> list[Login]:
@@ -133,8 +133,8 @@ def file_beside(credentials: Credentials, path: Path) -> Path:
 
 
 def _is_free(path: Path, credentials: Credentials) -> bool:
-    if not path.exists():
-        return True
+    if not os.path.lexists(path):
+        return True  # or in a folder that is closed to us, to which nothing can be written either
     try:
         return load_credentials(path).cluster_id == credentials.cluster_id
     except GpupoolError:

@@ -55,6 +55,7 @@ class PoolBootstrap:
     log: logging.Logger
     tokens: dict[TokenKind, str] = field(default_factory=dict[TokenKind, str])
     logged_in: str = ""  # a sentence
+    is_logged_in: bool = False
     save_login: SaveLogin = save_login
 
     def print_welcome(self, state: StateDir) -> None:
@@ -62,7 +63,8 @@ class PoolBootstrap:
         lines = [
             "",
             f"Pool {self.identity.pool} is up on {self.address}.",
-            f"{self.logged_in}",
+            self.logged_in,
+            *([] if self.is_logged_in else self._operator_lines()),
             "",
             f"On each further GPU server (lets {SERVER_TOKEN_USES} servers in, within 1 hour):",
             f"  echo {self.tokens[TokenKind.SERVER]} | gpupool join --token -",
@@ -77,6 +79,14 @@ class PoolBootstrap:
             "",
         ]
         show_secrets("\n".join(lines), state, log=self.log)
+
+    def _operator_lines(self) -> list[str]:
+        """Say how to log in where nothing could be written, as in the closed home of a service."""
+        return [
+            "",
+            f"As an operator, {user_name()}:",
+            f"  echo {self.tokens[TokenKind.OPERATOR]} | gpupool login -",
+        ]
 
 
 def show_secrets(text: str, state: StateDir, *, log: logging.Logger) -> None:
@@ -185,6 +195,7 @@ def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
     )
     try:
         founder.logged_in = founder.save_login(credentials)
+        founder.is_logged_in = True
     except GpupoolError as error:
         founder.log.warning("nobody is logged in: %s", error)
         founder.logged_in = f"Nobody is logged in here: {error}"
