@@ -1,7 +1,7 @@
 """The systemd units run a pool: on a systemd of its own, with emulated GPUs, as root, in 90 s.
 
 It has its own mounts, processes and network, on a copy of this machine's root that is thrown away
-(``boot_systemd.sh``). A kernel without seccomp or Landlock shows less: the doctor says what it lacks.
+(``boot_systemd.sh``). It needs a kernel with seccomp and Landlock.
 """
 
 import os
