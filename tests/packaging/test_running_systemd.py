@@ -92,7 +92,11 @@ def test_the_units_run_a_pool(boot_root: Path) -> None:
             time.sleep(0.1)
         inside = ["nsenter", "--target", str(first[0]), "--all", "--root", "--wd"]
         done = subprocess.run(
-            [*inside, "timeout", "100", "bash", "-xc", USE], capture_output=True, text=True, timeout=120, check=False
+            [*inside, "timeout", "100", "bash", "-xc", USE],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         log = subprocess.run(
             [*inside, "journalctl", "--no-pager"], capture_output=True, text=True, check=False
