@@ -22,12 +22,16 @@ PROPERTIES = {
     "devices": "no device nodes but the standard ones and those of its GPUs",
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
+    "priority": "less of the processors than the server when both want them",
     "cgroup": "a control group of its lease's own",
 }
 """What can be left out by name, to find the one that some program cannot live with."""
 
 VARIABLE = "GPUPOOL_UNCONFINED"
 """Names of ``PROPERTIES``, with commas between, that a server leaves out."""
+
+BOUNDS = {"cpu": "cpu-weight"}
+"""How workers claim a controller of their group that sets no limit."""
 
 COMMON_NODES = (
     *("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
@@ -90,10 +94,14 @@ class Confinement:
     root: bool = field(default_factory=lambda: os.geteuid() == 0)
     ports: tuple[int, ...] = ()  # of ``PORTS_VARIABLE``
 
-    def asked(self) -> tuple[str, ...]:
+    def asked(self, groups: LeaseCgroups | None) -> tuple[str, ...]:
         """Return the properties that a new worker must put in force itself."""
-        unknown = set[str]() if self._knows_devices() else {"devices"}
-        return tuple(sorted(self.properties - unknown - {"cgroup", "shared-memory"}))
+        not_asked = {"cgroup", "shared-memory"}
+        if not self._knows_devices():
+            not_asked.add("devices")
+        if groups is not None and "cpu" in groups.controllers:
+            not_asked.add("priority")
+        return tuple(sorted(self.properties - not_asked))
 
     def _knows_devices(self) -> bool:
         """Return whether the nodes are known and there: some are made when a driver is loaded."""
@@ -102,9 +110,9 @@ class Confinement:
         own = [node for nodes in self.nodes.values() for node in nodes]
         return all(Path(node).exists() for node in (*own, *(NEEDED_NODES if own else ())))
 
-    def message(self) -> worker_messages.Confine:
-        """Return the message about them for a new worker."""
-        return worker_messages.Confine(self.asked(), self.devices(), self.ports)
+    def message(self, groups: LeaseCgroups | None) -> worker_messages.Confine:
+        """Return the message about them for a new worker, which is in one of ``groups``."""
+        return worker_messages.Confine(self.asked(groups), self.devices(), self.ports)
 
     def devices(self) -> tuple[str, ...]:
         """Return the nodes that a new worker may need, whichever GPUs it is assigned."""
@@ -137,7 +145,8 @@ class Confinement:
         memory = ("private-shared-memory",) if self.shares_memory(holds) else ()
         group = ("control-group",) if groups is not None else ()
         bounds = groups.controllers if groups is not None else ()
-        return (*holds, *memory, *group, *(f"{name}-limit" for name in sorted(bounds)))
+        words = (BOUNDS.get(name, f"{name}-limit") for name in sorted(bounds))
+        return (*holds, *memory, *group, *words)
 
     def narrow(
         self, pid: int, holds: Collection[str], gpus: Collection[GpuId], memory: Path | None
@@ -189,6 +198,8 @@ class Confinement:
             note("cgroup", why)
         elif "memory-limit" not in holds:
             found.append("a memory limit by the kernel (its controller is not the server's)")
+        if not {"cpu-weight", "low-priority"}.intersection(holds):
+            note("priority", "the kernel does not let workers lower theirs")
         if "system-call-filter" not in holds:
             note("system-calls", "the kernel has no seccomp, or this kind of machine is not known")
         return found

@@ -1,9 +1,10 @@
-"""Control groups for leases (cgroup v2): a bound on memory and processes, and one way to kill all.
+"""Control groups for leases (cgroup v2): what each may take, and one way to kill all.
 
 Below the server's own group there is one for each lease, and in it one for each of its workers,
-which holds all that the worker starts. Only a server whose group is delegated to it, or that is
-root, can make them. Even then the controllers may belong to another program, and the kernel may be
-too old to kill a group: the host goes on without what is missing.
+which holds all that the worker starts. When they want the processors, all leases together weigh as
+much as the server, and each lease as much as another. Only a server whose group is delegated to it,
+or that is root, can make them. Even then the controllers may belong to another program, and the
+kernel may be too old to kill a group: the host goes on without what is missing.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from gpupool.pool.model.ids import LeaseId
 
 MOUNTS, MEMBERSHIP = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 PREFIX = "gpupool-"
-CONTROLLERS = ("memory", "pids")
+CONTROLLERS = ("cpu", "memory", "pids")
 TASK_COUNT_MAX = 8192
 """As ``sandbox.PROCESS_COUNT_MAX``, which holds for a uid: threads count."""
 
@@ -175,17 +176,25 @@ def _delegate(own: Path, base: Path, siblings: Collection[int]) -> frozenset[str
     """Let groups below ``base`` have the controllers that ``own`` has; return which they got."""
     try:
         there = (own / "cgroup.controllers").read_text().split()
-        words = " ".join(f"+{name}" for name in CONTROLLERS if name in there)
-        try:
-            (own / "cgroup.subtree_control").write_text(words)
-        except OSError:
+        names = [name for name in CONTROLLERS if name in there]
+        if not _hand_down(own, names):
             # A group that has processes of its own cannot hand controllers down.
             _move_down(own, siblings)
-            (own / "cgroup.subtree_control").write_text(words)
-        (base / "cgroup.subtree_control").write_text(words)
-        return frozenset((base / "cgroup.subtree_control").read_text().split())
+            names = _hand_down(own, names)
+        return frozenset(_hand_down(base, names))
     except OSError:
         return frozenset()
+
+
+def _hand_down(group: Path, names: Sequence[str]) -> list[str]:
+    """Let the groups below have these controllers; return those that they could get."""
+    found: list[str] = []
+    for name in names:
+        # One by one: that of the processors is refused where a real-time process runs.
+        with contextlib.suppress(OSError):
+            (group / "cgroup.subtree_control").write_text(f"+{name}")
+            found.append(name)
+    return found
 
 
 def _move_down(own: Path, siblings: Collection[int] = ()) -> None:

@@ -171,7 +171,8 @@ class WorkerKeeper:
         self._record()
         if self._groups is not None:
             worker.group = self._groups.hold(worker.process.pid)
-        spawn.send(worker.line, self._confinement.message())
+        groups = self._groups if worker.group else None
+        spawn.send(worker.line, self._confinement.message(groups))
         spawn.send(worker.line, self._start_message(worker))
 
     def confinement(self, number: int) -> tuple[str, ...]:

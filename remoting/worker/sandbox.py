@@ -12,6 +12,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,12 @@ DATA_FACTOR, DATA_SLACK = 3, 512 << 20
 
 DESCRIPTOR_COUNT_MAX = 4096
 """CUDA opens about 60 descriptors a GPU; a program of 16 GPUs stays far below."""
+
+NICE = 10
+"""Of workers in no control group with a weight: a tenth of the server's part of the processors."""
+
+AUTOGROUP = Path("/proc/self/autogroup")
+AUTOGROUP_TRIES, AUTOGROUP_PAUSE_S = 20, 0.1
 
 PROCESS_COUNT_MAX = 8192
 """Threads of one uid, which all workers of a lease share: 64 of them with 128 threads each. CUDA
@@ -85,6 +92,31 @@ def die_with_parent(parent_pid: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(3)
+
+
+def lower_priority() -> bool:
+    """Let the server have the processors first; return whether the kernel does.
+
+    Where the kernel groups processes by session (``sched_autogroup_enabled``), it compares groups,
+    and a nice value counts among the processes of one session alone (sched(7)). A worker has a
+    session of its own, and is refused another by its filter of system calls.
+    """
+    try:
+        os.nice(NICE)  # of this thread, and so of those that it starts
+    except OSError:
+        return False
+    for _ in range(AUTOGROUP_TRIES):
+        try:
+            AUTOGROUP.write_text(str(NICE))
+        except FileNotFoundError:
+            return True  # This kernel has no such groups.
+        except BlockingIOError:
+            time.sleep(AUTOGROUP_PAUSE_S)  # The kernel takes ten a second of all ordinary users.
+        except OSError:
+            return False
+        else:
+            return True
+    return False
 
 
 def limit_resources(*, own_uid: bool) -> None:

@@ -53,7 +53,7 @@ sendmmsg 307 269, sendmsg 46 211, sendto 44 206, set_mempolicy 238 237,
 set_mempolicy_home_node 450 450, set_robust_list 273 99, set_tid_address 218 96,
 setfsgid 123 152, setfsuid 122 151, setgid 106 144, setgroups 116 159, setitimer 38 103,
 setpgid 109 154, setpriority 141 140, setregid 114 143, setresgid 119 149, setresuid 117 147,
-setreuid 113 145, setrlimit 160 164, setsid 112 157, setsockopt 54 208, setuid 105 146,
+setreuid 113 145, setrlimit 160 164, setsockopt 54 208, setuid 105 146,
 setxattr 188 5, shmat 30 196, shmctl 31 195, shmdt 67 197, shmget 29 194, shutdown 48 210,
 sigaltstack 131 132, signalfd 282 -, signalfd4 289 74, splice 275 76, stat 4 -, statfs 137 43,
 statx 332 291, symlink 88 -, symlinkat 266 36, sync 162 81, sync_file_range 277 84,
@@ -77,7 +77,7 @@ mount_setattr 442 442, move_mount 429 429, move_pages 279 239, nfsservctl 180 42
 open_by_handle_at 304 265, open_tree 428 428, perf_event_open 298 241, pidfd_getfd 438 438,
 pivot_root 155 41, process_madvise 440 440, process_vm_readv 310 270, process_vm_writev 311 271,
 ptrace 101 117, query_module 178 -, quotactl 179 60, quotactl_fd 443 443, reboot 169 142,
-request_key 249 218, setdomainname 171 162, sethostname 170 161, setns 308 268,
+request_key 249 218, setdomainname 171 162, sethostname 170 161, setns 308 268, setsid 112 157,
 settimeofday 164 170, swapoff 168 225, swapon 167 224, sysfs 139 -, syslog 103 116,
 umount2 166 39, unshare 272 97, uselib 134 -, userfaultfd 323 282, ustat 136 -, vhangup 153 58
 """

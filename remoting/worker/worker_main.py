@@ -120,6 +120,8 @@ def _confine(
 ) -> list[str]:
     """Give up what can be given up before the lease is known; return what holds then."""
     holds: list[str] = []
+    if "priority" in confine.properties and sandbox.lower_priority():
+        holds.append("low-priority")
     sandbox.keep_descendants()
     if sandbox.forbid_new_privileges():
         holds.append("no-new-privileges")

@@ -88,6 +88,13 @@ while True:
             except OSError: pass
 """,
     "while True: pass",
+    """
+import os
+while True:
+    try:
+        if not os.fork(): os.setsid()
+    except OSError: pass
+""",
 )
 
 MEMORY = (

@@ -89,7 +89,7 @@ def run(
         case b"i":
             return describe_process()
         case b"c":  # start a child that outlives this process, if it is let
-            child = subprocess.Popen(["/bin/sleep", "300"], start_new_session=True)
+            child = subprocess.Popen(["/bin/sleep", "300"], process_group=0)
             return str(child.pid).encode()
         case b"O":  # and one whose parent has ended
             words = ["/bin/sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]

@@ -1,5 +1,6 @@
 """What code in a worker can use up: memory, processes, files."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -181,6 +182,26 @@ def test_a_lease_is_bounded_where_the_controllers_are_ours(tmp_path: Path) -> No
     assert not first.ran_out_of_memory()
     (lease / "memory.events").write_text("low 0\nmax 4\noom 1\noom_kill 1\n")
     assert first.ran_out_of_memory()
+
+
+def test_a_controller_that_is_refused_keeps_no_other_from_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses that of the processors where a real-time process runs."""
+    base = tmp_path / "gpupool-1-x"
+    base.mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    handed: list[tuple[Path, str]] = []
+
+    def write(path: Path, word: str) -> None:
+        if word == "+cpu":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        handed.append((path.parent, word))
+
+    monkeypatch.setattr(Path, "write_text", write)
+    got = lease_cgroups._delegate(tmp_path, base, ())  # pyright: ignore[reportPrivateUsage]
+    assert got == {"memory", "pids"}
+    assert handed == [(group, word) for group in (tmp_path, base) for word in ("+memory", "+pids")]
 
 
 def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Each attack is tried in a worker without the property as well, where it must suc
 cannot fail shows nothing.
 """
 
+import errno
 import os
 import socket
 import stat
@@ -24,7 +25,8 @@ from gpupool.pool.model.state import Partition
 from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import confinement, users
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
-from gpupool.remoting.worker import syscall_filter
+from gpupool.remoting.host.lease_cgroups import LeaseCgroups
+from gpupool.remoting.worker import sandbox, syscall_filter
 
 __all__ = ["stranger"]
 
@@ -249,6 +251,68 @@ async def test_programs_and_threads_start_under_the_filter(make_host: MakeHost) 
     assert await attack(client, start) == "ran"
 
 
+# --- the processors -----------------------------------------------------------------------------
+
+RAISE = "os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1)\nanswer = 'yes'"
+OWN, HAS_AUTOGROUPS = Path("/proc/self"), sandbox.AUTOGROUP.exists()
+OTHER_SESSION = """
+pid = os.fork()
+if not pid:
+    try: os.setsid()
+    except OSError as error: os._exit(error.errno)
+    os._exit(0)
+answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+@with_filter
+async def test_a_worker_gives_way_to_the_server_and_cannot_change_that(
+    make_host: MakeHost,
+) -> None:
+    """Else hundreds of processes of a worker keep the server from answering for seconds."""
+    kit = await make_host(confine=ALL - {"cgroup"})
+    client, worker = await kit.connect(kit.lease())
+    having(kit, "low-priority")
+    assert nices_of(worker.process.pid) == {nice_of(OWN) + sandbox.NICE}
+    assert await attack(client, RAISE) in {"EACCES", "EPERM"}
+    if HAS_AUTOGROUPS:
+        group = trio.Path(f"/proc/{worker.process.pid}/autogroup")
+        assert (await group.read_text()).split()[2] == str(sandbox.NICE)
+        # In a session of its own, a process would be compared with the whole of the server's.
+        assert await attack(client, OTHER_SESSION) == str(errno.EPERM)
+        up = "fd = os.open('/proc/self/autogroup', os.O_WRONLY)\nanswer = os.write(fd, b'-5')"
+        assert await attack(client, up) in {"EPERM", "EACCES"}
+
+
+async def test_without_the_property_a_worker_has_the_processors_as_the_server(
+    make_host: MakeHost,
+) -> None:
+    kit = await make_host(confine=ALL - {"priority", "system-calls", "cgroup"})
+    client, worker = await kit.connect(kit.lease())
+    assert nice_of(OWN) == nice_of(Path(f"/proc/{worker.process.pid}"))
+    assert await attack(client, OTHER_SESSION) == "0"
+    assert "low-priority" not in kit.host.confinement()
+    assert any("left out by" in line and "processors" in line for line in kit.log)
+
+
+def test_a_group_with_a_weight_is_enough(tmp_path: Path) -> None:
+    one = confinement.Confinement()
+    assert "priority" in one.asked(None)
+    assert "priority" in one.asked(LeaseCgroups(tmp_path, frozenset({"memory"})))
+    weighs = LeaseCgroups(tmp_path, frozenset({"cpu", "memory"}))
+    assert "priority" not in one.asked(weighs)
+    assert "cpu-weight" in one.complete((), os.getpid(), weighs)
+
+
+def nices_of(pid: int) -> set[int]:
+    """Return those of a process's threads."""
+    return {nice_of(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def nice_of(process: Path) -> int:
+    return int((process / "stat").read_text().rpartition(")")[2].split()[16])
+
+
 # --- devices ------------------------------------------------------------------------------------
 
 NODES = ("/dev/nvidia97", "/dev/nvidia98", "/dev/nvidia99")
@@ -338,7 +402,7 @@ async def test_landlock_lists_the_devices_where_mounts_are_not_to_be_had(
 async def test_devices_are_not_narrowed_when_nvml_does_not_name_them(make_host: MakeHost) -> None:
     for nodes in (None, {GpuId("GPU-1"): ("/dev/nvidia-not-there",)}):
         limits = confinement.Confinement(nodes=nodes)
-        assert "devices" not in limits.asked()
+        assert "devices" not in limits.asked(None)
         assert any("NVML does not name" in line for line in limits.lacking(()))
     kit = await make_host(inventory_of(("/dev/nvidia-not-there",)))
     await kit.connect(kit.lease())
