@@ -21,7 +21,7 @@ from gpupool.pool.model.ids import LeaseId
 MOUNTS, MEMBERSHIP = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 PREFIX = "gpupool-"
 CONTROLLERS = ("cpu", "memory", "pids")
-TASK_COUNT_MAX = 8192
+TASK_COUNT_MAX = 2048
 """As ``sandbox.PROCESS_COUNT_MAX``, which holds for a uid: threads count."""
 
 KILL_TIMEOUT_S = 2.0

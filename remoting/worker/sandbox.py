@@ -39,9 +39,10 @@ NICE = 10
 AUTOGROUP = Path("/proc/self/autogroup")
 AUTOGROUP_TRIES, AUTOGROUP_PAUSE_S = 20, 0.1
 
-PROCESS_COUNT_MAX = 8192
-"""Threads of one uid, which all workers of a lease share: 64 of them with 128 threads each. CUDA
-starts some tens a GPU, NumPy's BLAS one a core, the CUDA door one for each thread that waits."""
+PROCESS_COUNT_MAX = 2048
+"""Processes and threads of one uid, which all workers of a lease share: 64 of them with 32 each, or
+one with a thread for each of 2,000 that wait. CUDA starts some tens a GPU. Thousands of processes
+that descend from one another wait for the same locks of the kernel: 8,192 took minutes to end."""
 
 # The same numbers on every architecture, as all system calls added since 2019.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
