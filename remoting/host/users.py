@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ UID_COUNT = 4_000
 
 UID_LOCKS = Path("/run/gpupool-uids")
 """One lock file per uid in use, so that two servers on one machine never share one."""
+
+KILL_TIMEOUT_S = 10.0
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 MEMORY_PREFIX = "gpupool-"
@@ -211,6 +214,8 @@ def kill_processes_of(uid: int, running: Collection[int] = (), *, rounds_max: in
             only once it is among them.
         rounds_max: how often to look.
     """
+    if not running:
+        _kill_all_of(uid)
     for _ in range(rounds_max):
         strays, sure = without_worker(processes_of(uid), running)
         if not strays and sure:
@@ -219,6 +224,28 @@ def kill_processes_of(uid: int, running: Collection[int] = (), *, rounds_max: in
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     return False
+
+
+def _kill_all_of(uid: int) -> None:
+    """Kill all processes of a user by one call of the kernel, which none of them can outrun.
+
+    ``kill(-1)`` signals all that the caller may signal, so the caller becomes that user. It spares
+    the caller itself (kill(2)).
+    """
+    command = ["/bin/sh", "-c", "kill -9 -1"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # Then they are looked for.
+        subprocess.run(
+            command,
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={},
+            timeout=KILL_TIMEOUT_S,
+            check=False,
+        )
 
 
 def remove_shared_memory(uid: int, pid: int | None, directory: Path | None = None) -> None:
