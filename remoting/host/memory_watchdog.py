@@ -56,6 +56,7 @@ class MemoryWatchdog:
         self._files_of = files_of
         self._suspended, self._besides = suspended, besides
         self._machine = host_memory.machine_memory()
+        self._started: Mapping[int, int] = {}  # bytes of what workers have started, by number
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -71,7 +72,9 @@ class MemoryWatchdog:
             await trio.sleep(self._limits.sample_interval_s)
             if any(worker.lease is not None for worker in self._workers.values()):
                 with suppress(GpupoolError):  # It could not be measured this time.
-                    self._watch_files(await self._files_of())
+                    files = await self._files_of()
+                    self._started = files.memory
+                    self._watch_files(files)
 
     async def measure_contexts(self, worker: WorkerHandle) -> None:
         """Charge the memory of the worker's contexts, while it has allocated nothing else."""
@@ -155,6 +158,7 @@ class MemoryWatchdog:
         for worker in self._workers.values():
             if worker.lease is not None:
                 used = host_memory.resident(worker.process.pid)
+                used += self._started.get(worker.number, 0)
                 found.setdefault(worker.lease, []).append((used, worker))
         for lease, each in found.items():
             used = sum(size for size, _ in each)

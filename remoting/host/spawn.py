@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gpupool
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host import orphan_reaper
+from gpupool.remoting.host import host_memory, orphan_reaper
 from gpupool.remoting.host.lease_cgroups import WorkerGroup
 from gpupool.remoting.host.measuring.worker_files import Place, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
@@ -78,6 +78,13 @@ class KeptWorker:
         is_first = user is not None and pid == min(user.running, default=pid)
         memory = (user.memory,) if user is not None and user.memory and is_first else ()
         return Place(self.number, (self.directory, *memory), lambda: family_of(pid))
+
+    def started_memory(self) -> int:
+        """Return the bytes of memory of the processes that it has started.
+
+        What a child shares with its parent until one of them writes there counts for both.
+        """
+        return sum(host_memory.resident(pid) for pid in family_of(self.process.pid)[1:])
 
 
 def isolation_for(*, cuda: bool, wanted: bool, uids: UidPool) -> Isolation:

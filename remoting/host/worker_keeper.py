@@ -295,13 +295,16 @@ class WorkerKeeper:
         return out_of_memory
 
     def files(self) -> keeper_messages.Files:
-        """Return how much of the disk the files of assigned workers take."""
+        """Return how much of the disk assigned workers take, and their processes of the memory."""
         with self._lock:
             workers = [worker for worker in self.workers.values() if worker.assigned]
         with self._files_lock:
             if self._files is None:
                 return keeper_messages.Files({}, 0)
-            return keeper_messages.Files(*self._files.measure([each.place() for each in workers]))
+            sizes, whole = self._files.measure([each.place() for each in workers])
+        started = {each.number: each.started_memory() for each in workers}
+        memory = {number: size for number, size in started.items() if size}
+        return keeper_messages.Files(sizes, whole, memory)
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""

@@ -7,7 +7,7 @@ as if a stranger had sent it, because one that has taken over the server may hav
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
@@ -170,10 +170,12 @@ class Buried:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What workers take of this server's disk."""
+    """The use of this server by workers: of its disk, and by their processes of its memory."""
 
-    sizes: dict[int, int]  # bytes, by worker
+    sizes: dict[int, int]  # bytes of files, by worker
     whole: int  # bytes of the file system
+    #: Bytes of memory of the processes that a worker has started, where it has.
+    memory: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)

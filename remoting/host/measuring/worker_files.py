@@ -22,7 +22,9 @@ ENTRY_SIZE = 4096
 UNSEEN_SIZE = 1 << 50
 """For what is nested or numerous beyond all use: it is more than any bound."""
 
-PROCESS_COUNT_MAX = 256
+PROCESS_COUNT_MAX = 4096
+"""Above what a lease may have (``sandbox.PROCESS_COUNT_MAX``)."""
+
 DESCRIPTOR_COUNT_MAX = 20_000
 """Looked at for files that were deleted while they are open."""
 
@@ -150,6 +152,8 @@ def family_of(pid: int) -> list[int]:
         if len(found) > PROCESS_COUNT_MAX:
             break
         with suppress(OSError, ValueError):
-            children = Path(f"/proc/{each}/task/{each}/children").read_text().split()
-            found += [int(child) for child in children]
+            # The kernel lists those of each thread apart (proc_pid_task(5)).
+            for thread in os.listdir(f"/proc/{each}/task"):
+                children = Path(f"/proc/{each}/task/{thread}/children").read_text()
+                found += [int(child) for child in children.split()]
     return found[:PROCESS_COUNT_MAX]

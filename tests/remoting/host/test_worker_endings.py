@@ -145,6 +145,26 @@ async def test_lease_that_takes_too_much_of_the_servers_memory_loses_a_worker(
     await kit.logged("of this server's memory, and may have 1 MiB")
 
 
+async def test_what_a_worker_has_started_takes_memory_of_its_lease(make_host: MakeHost) -> None:
+    """Also what a thread has started that is not its first one: the kernel lists it apart."""
+    few = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=GIB)
+    kit = await make_host(limits=few)
+    client, worker = await kit.connect(kit.lease(memory=1 << 20))
+    code = (
+        "import os, threading, time\ndef start():\n    for _ in range(4):\n"
+        "        if not os.fork():\n            held = bytearray(b'x') * {size}\n"
+        "            time.sleep(300)\n    time.sleep(300)\n"
+        "threading.Thread(target=start, daemon=True).start()\nanswer = 'on'"
+    )
+    assert await client.ask(b"x", code.format(size=1 << 20).encode()) == b"on"
+    for _ in range(5):
+        assert await client.ask(b"e", b"x") == b"x"
+        await trio.sleep(0.02)
+    assert not worker.ended.is_set()
+    assert await client.ask(b"x", code.format(size=3 << 27).encode()) == b"on"
+    await kit.logged("of this server's memory, and may have 1025 MiB")
+
+
 async def test_killed_worker_returns_its_memory(make_host: MakeHost) -> None:
     kit = await make_host()
     lease = kit.lease()
