@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gpupool.pool.record_query import RecordQuery
     from gpupool.pool.telemetry import Telemetry
     from gpupool.pool.view import PoolView
+    from gpupool.remoting.client.bandwidth_answers import BandwidthAnswer
     from gpupool.remoting.client.check_answers import CheckAnswer
     from gpupool.remoting.client.history_answers import HistoryAnswer
     from gpupool.remoting.client.subscription import PoolUpdate
@@ -269,6 +270,12 @@ class Pool:
         from gpupool.remoting.client.check_answers import ask_checks
 
         return await ask_checks(self.connections)
+
+    async def measure_bandwidth(self) -> "BandwidthAnswer":
+        """Have all servers that answer measure the ways between them; operators only."""
+        from gpupool.remoting.client.bandwidth_answers import ask_bandwidth
+
+        return await ask_bandwidth(self.connections)
 
     def user(self) -> str:
         """Return whose token this client has."""

@@ -10,7 +10,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.forgetting import SALT_SIZE, digest_of, pseudonym_of
-from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.telemetry import Finding, Telemetry
@@ -156,6 +156,21 @@ class ChecksDone(Answer):
 @message(102, answered_by=ChecksDone, rights=Rights.OPERATOR)
 class RunChecks(Call):
     """Have a server test its links and its idle GPUs; it takes some seconds."""
+
+
+@message(181)
+class BandwidthIs(Answer):
+    """What the way between two servers carries, in bits per second."""
+
+    there: int  # from the answering server
+    back: int
+
+
+@message(103, answered_by=BandwidthIs, rights=Rights.OPERATOR)
+class MeasureBandwidth(Call):
+    """Have a server measure the way to another one, which takes about a second."""
+
+    peer: ServerId
 
 
 @message(179)
