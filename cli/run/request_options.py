@@ -80,7 +80,11 @@ OPTIONS = (
         help="Share of each GPU's time when others want theirs, 0.01 to 1; by default as of its "
         "memory.",
     ),
-    click.option("--wait", type=DURATION, help="Longest wait for free GPUs (default: no limit)."),
+    click.option(
+        "--wait",
+        type=DURATION,
+        help="Longest wait for free GPUs (default: no limit), and for servers that do not answer.",
+    ),
     click.option("--no-wait", is_flag=True, help="Exit with 75 when no GPU is free now."),
     click.option(
         "--filter",

@@ -398,8 +398,12 @@ async def connect_pool(
     rng: Randomness | None = None,
     settings: NegotiationSettings | None = None,
     timeout_s: float = FIRST_TIMEOUT_S,
+    patience_s: float = 0.0,
+    on_wait: Callable[[str], None] = lambda _text: None,
 ) -> AsyncGenerator[Pool, None]:
     """Connect to the pool of ``credentials``, at ``servers`` instead of its addresses if given.
+
+    Where no server answers, it tries again for ``patience_s``, and says so by ``on_wait``.
 
     Raises:
         UnreachableError: no server answers.
@@ -414,7 +418,7 @@ async def connect_pool(
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)
         try:
-            await connections.first(timeout_s)
+            await connections.first(timeout_s, patience_s, on_wait)
             yield Pool(
                 credentials,
                 connections,
