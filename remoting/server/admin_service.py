@@ -33,7 +33,8 @@ from gpupool.pool.record_query import (
 )
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.view import PoolView, build_view
+from gpupool.pool.view import PoolView
+from gpupool.pool.view_building import build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK

@@ -88,11 +88,11 @@ from gpupool.remoting.protocol.messages.lease_messages import (
 )
 
 if TYPE_CHECKING:
+    from gpupool.remoting.protocol.messages.account_orders import ForgetUser
     from gpupool.remoting.protocol.messages.admin_messages import (
         AuditNow,
         BandwidthIs,
         ChecksDone,
-        ForgetUser,
         GetAudit,
         GetHistory,
         GetTelemetry,
