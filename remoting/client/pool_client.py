@@ -27,10 +27,8 @@ from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, U
 from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.remoting.client.allocator import Allocator
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.lease_handle import LeaseHandle
-from gpupool.remoting.client.negotiation_actions import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
     CALL_TIMEOUT_S,
     FIRST_TIMEOUT_S,
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.client.bandwidth_answers import BandwidthAnswer
     from gpupool.remoting.client.check_answers import CheckAnswer
     from gpupool.remoting.client.history_answers import HistoryAnswer
+    from gpupool.remoting.client.negotiation_actions import NegotiationSettings
     from gpupool.remoting.client.subscription import PoolUpdate
     from gpupool.remoting.client.usage_query import UsageAnswer
 
@@ -72,7 +71,7 @@ class Pool:
         *,
         clock: Clock,
         rng: Randomness,
-        settings: NegotiationSettings | None,
+        settings: "NegotiationSettings | None",
     ) -> None:
         self.credentials = credentials
         self.connections = connections
@@ -114,6 +113,8 @@ class Pool:
             DeniedError, AuthenticationError: the pool refuses it.
             NoQuorumError, UnreachableError: the pool cannot answer.
         """
+        from gpupool.remoting.client.allocator import Allocator
+
         allocator = Allocator(
             self.connections,
             request,
@@ -396,7 +397,7 @@ async def connect_pool(
     dial: Dial = dial_tls,
     clock: Clock | None = None,
     rng: Randomness | None = None,
-    settings: NegotiationSettings | None = None,
+    settings: "NegotiationSettings | None" = None,
     timeout_s: float = FIRST_TIMEOUT_S,
     patience_s: float = 0.0,
     on_wait: Callable[[str], None] = lambda _text: None,

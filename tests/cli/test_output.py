@@ -245,3 +245,16 @@ def test_a_program_waits_for_no_module_that_its_run_does_not_need() -> None:
     code += f"print(sorted(set({late!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_top_waits_for_no_module_that_changes_a_pool() -> None:
+    # Rules and commands are for servers, a negotiation is for those who want GPUs.
+    late = ["gpupool.pool.model.commands", "gpupool.pool.reconcile", "gpupool.pool.transitions"]
+    late += ["gpupool.pool.policy.rulebook", "gpupool.remoting.client.negotiation"]
+    late += ["gpupool.remoting.protocol.messages.orders", "cryptography"]
+    code = "import sys, gpupool.cli.main, gpupool.cli.tui.live_view\n"
+    code += "import gpupool.remoting.protocol.messages as m\n"
+    code += "m.GetView, m.SubscribeTelemetry, m.TelemetryUpdate\n"
+    code += f"print(sorted(set({late!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
