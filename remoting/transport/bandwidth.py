@@ -40,7 +40,7 @@ SEND_S = 0.45
 STEP_S = 5.0
 """The longest wait for bytes to move; on a way that is very slow it may end the measurement."""
 LIMIT_S = 8.0
-"""The longest that one end receives, however slowly."""
+"""The longest that one end sends or receives, however slowly."""
 BLOCK_SIZE = 256 * 1024
 SIZE_MAX = 4 << 30
 """Bytes one way: 76 Gbit/s for ``SEND_S``."""
@@ -52,6 +52,7 @@ GO, BUSY = b"\x01", b"\x02"
 _MORE, _LAST = b"\x01" + bytes(BLOCK_SIZE - 1), b"\x00" + bytes(BLOCK_SIZE - 1)
 _COUNT = struct.Struct(">QQ")  # bytes, and the nanoseconds in which they came
 
+NO_END = "the measurement has no end"
 UNDER_WAY = "another measurement is under way there"
 
 
@@ -161,11 +162,19 @@ def _serve(
 
 
 def _send(tls: socket.socket) -> None:
-    end, left = time.monotonic() + SEND_S, SIZE_MAX // BLOCK_SIZE
-    while time.monotonic() < end and left > 1:
-        tls.sendall(_MORE)
+    began, left = time.monotonic(), SIZE_MAX // BLOCK_SIZE
+    while time.monotonic() < began + SEND_S and left > 1:
+        _send_block(tls, _MORE, began + LIMIT_S)
         left -= 1
-    tls.sendall(_LAST)
+    _send_block(tls, _LAST, began + LIMIT_S)
+
+
+def _send_block(tls: socket.socket, block: bytes, end: float) -> None:
+    rest = memoryview(block)
+    while rest:
+        rest = rest[tls.send(rest) :]
+        if time.monotonic() > end:
+            raise TimeoutError(NO_END)
 
 
 def _receive(tls: socket.socket) -> tuple[int, int]:
@@ -179,14 +188,16 @@ def _receive(tls: socket.socket) -> tuple[int, int]:
             if not count:
                 raise ConnectionResetError("it hung up")
             filled += count
+            now = time.monotonic_ns()
             if not began:
-                began, first = time.monotonic_ns(), count
+                began, first = now, count
+            if now - began > LIMIT_S * 1e9:
+                raise TimeoutError(NO_END)
         total += filled
-        took_ns = time.monotonic_ns() - began
         if block[0] == _LAST[0]:
-            return total - first, max(took_ns, 1)
-        if took_ns > LIMIT_S * 1e9 or total > SIZE_MAX:
-            raise TimeoutError("the measurement has no end")
+            return total - first, max(time.monotonic_ns() - began, 1)
+        if total > SIZE_MAX:
+            raise TimeoutError(NO_END)
 
 
 def _exactly(tls: socket.socket, size: int) -> bytes:

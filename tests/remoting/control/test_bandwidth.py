@@ -3,6 +3,7 @@
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -113,6 +114,35 @@ async def test_bytes_are_limited(
         with near, pytest.raises(TimeoutError, match="no end"):
             bandwidth._receive(near)  # pyright: ignore[reportPrivateUsage]
         sender.join()
+
+
+@pytest.mark.parametrize("end", ["_receive", "_send"])
+def test_one_who_trickles_is_hung_up_on(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes, or is taken, in time, and all of them would take hours."""
+    monkeypatch.setattr(bandwidth, "LIMIT_S", 0.3)
+    near, far = socket.socketpair()
+    for sock in (near, far):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sock.settimeout(bandwidth.STEP_S)
+    over = threading.Event()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            while not over.wait(0.01):
+                if end == "_receive":
+                    far.send(b"\x01")
+                else:
+                    far.recv(1)
+
+    other = threading.Thread(target=trickle)
+    other.start()
+    began = time.monotonic()
+    with near, far:
+        with pytest.raises(TimeoutError):
+            getattr(bandwidth, end)(near)
+        over.set()
+        other.join()
+    assert time.monotonic() - began < 5
 
 
 async def test_a_stranger_is_refused(tmp_path: Path, nursery: trio.Nursery) -> None:
