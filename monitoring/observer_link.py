@@ -43,11 +43,11 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
     CheckPage,
-    CheckQuery,
     ObserverPage,
     ObserverQuery,
     RecordPage,
     RecordQuery,
+    ServerTest,
 )
 from gpupool.pool.telemetry import Telemetry
 
@@ -167,7 +167,7 @@ class ObserverLink:
         """Return a page of whatever the observer keeps."""
         if isinstance(query, RecordQuery):
             return await self.ask(query)
-        if isinstance(query, CheckQuery):
+        if isinstance(query, ServerTest):
             return CheckPage()
         number = next(self._numbers)
         page = await self._reply(number, HistoryAsked(number, query), HISTORY_TIMEOUT_S)

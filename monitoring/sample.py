@@ -13,7 +13,8 @@ from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server, 
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.telemetry import Telemetry
-from gpupool.pool.view import RaftView, raft_view, server_state
+from gpupool.pool.view import RaftView
+from gpupool.pool.view_building import raft_view, server_state
 
 SERVERS_A_SECOND = 100
 """The pool of more servers is counted less often: its sum must not hold up the control loop."""

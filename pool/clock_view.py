@@ -1,36 +1,13 @@
 """The pool's time against the clocks, as people and programs see it."""
 
-from dataclasses import dataclass
-
-from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.policy.admission import duration_text
 from gpupool.pool.table_clock import BOUND_S, ClockReading, Source
+from gpupool.pool.view import ClockView, ServerClock
 
 HELD_MAX_S = 10.0
 """A server that has just started, or lost its links, does not know the others' clocks yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerClock:
-    """The wall clock of one server."""
-
-    server: ServerId
-    ahead_s: float  # of the pool's time; negative: behind
-    error_s: float  # of the measurement
-
-
-@dataclass(frozen=True, slots=True)
-class ClockView:
-    """What the answering server knows of the time. ``problems`` is empty when all is well."""
-
-    table: Milliseconds  # the time of the last command
-    pool: Milliseconds  # what the pool's time follows
-    wall: Milliseconds  # the wall clock of the answering server
-    source: str  # what the pool's time follows: "voters", "held" or "own"
-    table_ahead_s: float  # of the pool's time
-    servers: tuple[ServerClock, ...]  # those whose clocks are known
-    problems: tuple[str, ...]
 
 
 def clock_view(state: PoolState, reading: ClockReading) -> ClockView:

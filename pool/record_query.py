@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
-from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import Finding
 
@@ -89,7 +89,7 @@ class RecordPage:
 
 @dataclass(frozen=True, slots=True)
 class CheckQuery:
-    """Have a server test its links and GPUs now, which its observer has no part in."""
+    """Have a server test its links and GPUs now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,26 @@ class CheckPage:
     findings: tuple[Finding, ...] = ()
 
 
-ObserverQuery = RecordQuery | HistoryQuery | CheckQuery
-ObserverPage = RecordPage | HistoryPage | CheckPage
+@dataclass(frozen=True, slots=True)
+class BandwidthQuery:
+    """Have a server measure the way to another one."""
+
+    peer: ServerId
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthPage:
+    """What that way carries, in bits per second."""
+
+    there: int
+    back: int
+
+
+ServerTest = CheckQuery | BandwidthQuery
+"""What the server itself does for its answer; the observer has no part in it."""
+
+ObserverQuery = RecordQuery | HistoryQuery | ServerTest
+ObserverPage = RecordPage | HistoryPage | CheckPage | BandwidthPage
 AskRecords = Callable[[ObserverQuery], Awaitable[ObserverPage]]
 """Asks the observer of a server; raises ``GpupoolError`` when that does not answer."""
 

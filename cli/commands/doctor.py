@@ -48,9 +48,14 @@ class Finding:
     is_flag=True,
     help="Have each server test its links and idle GPUs, too; operators only.",
 )
+@click.option(
+    "--bandwidth",
+    is_flag=True,
+    help="Have the servers measure the network between them, too; operators only.",
+)
 @pool_options
 @json_option
-def command(credentials: str | None, servers: bool, as_json: bool) -> int:
+def command(credentials: str | None, servers: bool, bandwidth: bool, as_json: bool) -> int:
     """Check the path from here to the pool, with a hint for each fault.
 
     It checks the credentials, every server, the quorum, the clocks, and the doors of this machine.
@@ -59,8 +64,15 @@ def command(credentials: str | None, servers: bool, as_json: bool) -> int:
     With --servers each server also tests its idle GPUs, by a computation whose result is known,
     and sends 64 KiB to every server that it has a link with; this takes up to half a minute. What
     servers have found before is shown as well, see gpupool health.
+
+    With --bandwidth each two servers send each other data for a second, as fast as they can. Each
+    server is in one pair at a time, so this takes a second for each server of the pool, and a
+    minute at most. A way warns below 80 % of its slower interface, or of what most ways carry, and
+    fails below 20 %.
     """
-    findings, reached = run_async(partial(examine, credentials, servers=servers))
+    findings, reached = run_async(
+        partial(examine, credentials, servers=servers, bandwidth=bandwidth)
+    )
     if as_json:
         print_json(healthy=all(f.result != FAIL for f in findings), findings=findings)
     else:
@@ -75,12 +87,15 @@ def command(credentials: str | None, servers: bool, as_json: bool) -> int:
     return ExitCode.UNHEALTHY if reached else ExitCode.FAILED
 
 
-async def examine(given: str | None, *, servers: bool = False) -> tuple[list[Finding], bool]:
+async def examine(
+    given: str | None, *, servers: bool = False, bandwidth: bool = False
+) -> tuple[list[Finding], bool]:
     """Return all findings, and whether any server answered.
 
     Args:
         given: where the credentials are; None: where login wrote them.
         servers: whether servers test themselves, too.
+        bandwidth: whether servers measure the ways between them, too.
     """
     findings: list[Finding] = []
     reached = False
@@ -96,6 +111,8 @@ async def examine(given: str | None, *, servers: bool = False) -> tuple[list[Fin
         findings += more
         if servers and reached:
             findings += await _servers_test(given)
+        if bandwidth and reached:
+            findings += await _servers_measure(given)
     findings.append(await _door())
     findings.append(_runtime())
     return findings, reached
@@ -175,6 +192,44 @@ async def _servers_test(given: str | None) -> list[Finding]:
         for server, why in answer.silent.items()
     ]
     return sorted(found, key=lambda each: -results.index(each.result))
+
+
+async def _servers_measure(given: str | None) -> list[Finding]:
+    """Have all servers measure the ways between them, and return which are slower than usual."""
+    from statistics import median
+
+    from gpupool.monitoring.health.bandwidth_rules import judged, speed_text
+    from gpupool.pool.view import visible
+
+    try:
+        async with connected(given) as pool:
+            view, answer = await pool.view(), await pool.measure_bandwidth()
+    except GpupoolError as error:
+        return [Finding("bandwidth", FAIL, str(error), error.hint)]
+    names = {server.id: visible(server.name) for server in view.servers}
+    found: list[Finding] = []
+    for each in judged(answer.ways, {server.id: server.link_speed for server in view.servers}):
+        way = f"{names.get(each.way.source)} to {names.get(each.way.target)}"
+        than = "the slower interface has" if each.of_interface else "most ways carry"
+        text = f"{way}: {speed_text(each.way.bits_s / 1e6)}, and {than} "
+        text += speed_text(each.expected_mbit_s)
+        hint = 'compare cables, switch ports and the MTU on the way; "gpupool health" has errors'
+        found.append(Finding("bandwidth", (GOOD, WARN, FAIL)[each.status], text, hint))
+    for (source, target), why in answer.failed.items():
+        text = visible(f"{names.get(source)} to {names.get(target)} was not measured: {why}")
+        found.append(Finding("bandwidth", WARN, text))
+    for server, why in answer.silent.items():
+        text = visible(f"{names.get(server, server)} measures nothing: {why}")
+        found.append(Finding("bandwidth", WARN, text, "are all servers up, and of one version?"))
+    if answer.ways:
+        speeds = [way.bits_s / 1e6 for way in answer.ways]
+        least, most, usual = map(speed_text, (min(speeds), max(speeds), median(speeds)))
+        text = f"{len(speeds) // 2} pairs of servers: {least} to {most}, {usual} in the median"
+        left = f"; {answer.pairs_left} others were not tried" if answer.pairs_left else ""
+        found.append(Finding("bandwidth", GOOD, text + left))
+    elif not found:
+        found.append(Finding("bandwidth", GOOD, "there are no two servers to measure between"))
+    return sorted(found, key=lambda each: -(GOOD, WARN, FAIL).index(each.result))
 
 
 async def _all_servers(

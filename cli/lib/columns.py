@@ -330,11 +330,14 @@ def _wire_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
 
 
 def _share_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:
-    """Say what part of its GPUs' time a lease got of what it is due; nothing where it is alone."""
+    """Say what part of its GPUs' time a lease got of what it is due; nothing where it is alone.
+
+    What it got counts only while others want theirs.
+    """
     due, got = row.figures.share_due, row.figures.share_got
     if due is None:
         return Cell("")
-    return Cell(f"{due:.2f}" if got is None else f"{got:.2f} of {due:.2f}")
+    return Cell(f"{_optional(got, digits=2)} of {due:.2f}")
 
 
 def _busy_cell(row: LeaseRow, _glyphs: Glyphs) -> Cell:

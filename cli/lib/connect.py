@@ -75,14 +75,47 @@ def stored_credentials(given: str | None) -> "Credentials":
     return load_credentials(credentials_file(given))
 
 
+class Patience:
+    """A time to wait for GPUs, of which servers that do not answer yet may use up a part."""
+
+    def __init__(self, wait_s: float | None, tell: Callable[[str], None]) -> None:
+        """Begin; ``tell`` gets what is waited for. Without a limit, only GPUs are waited for."""
+        self._wait_s = wait_s
+        self._tell = tell
+        self._began = time.monotonic()
+        self._has_waited = False
+
+    @property
+    def for_servers_s(self) -> float:
+        """Return how long to wait for servers."""
+        return self._wait_s or 0.0
+
+    def waits(self, text: str) -> None:
+        """Note that servers are waited for."""
+        self._has_waited = True
+        self._tell(text)
+
+    def left_s(self) -> float | None:
+        """Return how long to wait for GPUs from now on; None: for ever."""
+        if self._wait_s is None or not self._has_waited:
+            return self._wait_s
+        return max(0.0, self._wait_s - (time.monotonic() - self._began))
+
+
 @asynccontextmanager
-async def connected(given: str | None) -> "AsyncGenerator[Pool]":
-    """Connect to the pool that this user is logged in to."""
+async def connected(given: str | None, patience: Patience | None = None) -> "AsyncGenerator[Pool]":
+    """Connect to the pool that this user is logged in to; wait for servers with ``patience``."""
     from gpupool import __version__
     from gpupool.remoting.client.pool_client import connect_pool
 
     credentials = stored_credentials(given)
-    async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
+    async with connect_pool(
+        credentials,
+        version=__version__,
+        client=client_name(),
+        patience_s=patience.for_servers_s if patience is not None else 0.0,
+        on_wait=patience.waits if patience is not None else lambda _text: None,
+    ) as pool:
         _say_expiry(pool)
         yield pool
         _remember_pool(given, credentials, pool.addresses(), pool.ca_pem())

@@ -105,6 +105,14 @@ def parse_fraction(text: str) -> float:
     return fraction
 
 
+def parse_share(text: str) -> float:
+    """Return a share of a GPU's time: at least ``SHARE_MIN``, at most 1; ``50%`` is 0.5."""
+    share = parse_fraction(text)
+    if share < sizes.SHARE_MIN:
+        raise ValueError(f"{text} is too small a share of a GPU's time: give at least 0.01")
+    return share
+
+
 def parse_size(text: str) -> int:
     """Return bytes from ``8G``, ``8GiB`` (powers of 1024), ``8GB`` (of 1000), ``512M``."""
     size = sizes.parse_size(text)
@@ -215,6 +223,7 @@ def parse_name(text: str) -> str:
 
 COUNT = Parsed("count", parse_count)
 FRACTION = Parsed("fraction", parse_fraction)
+SHARE = Parsed("fraction", parse_share)
 SIZE_TYPE = Parsed("size", parse_size)
 PARTITION = Parsed("size", parse_partition)
 LABEL = Parsed("name=value", parse_label)

@@ -17,7 +17,7 @@ from typing import cast
 
 import trio
 
-from gpupool.cli.lib.connect import connected, first_error
+from gpupool.cli.lib.connect import Patience, connected, first_error
 from gpupool.cli.lib.logs import log_to_file
 from gpupool.cli.lib.values import duration_text
 from gpupool.cli.run.agent import Agent, HolderActions
@@ -139,7 +139,8 @@ class _Holder:
     def __init__(self, spec: HolderSpec) -> None:
         self._spec = spec
         self._accepted = False
-        self._waiting = trio.CancelScope()
+        self._connecting, self._waiting = trio.CancelScope(), trio.CancelScope()
+        self._is_connected = False
         self._over = trio.Event()
         self._why_over = ""
 
@@ -164,28 +165,35 @@ class _Holder:
     def _end(self, why: str) -> None:
         self._why_over = self._why_over or why
         self._over.set()
-        self._waiting.cancel()
+        # Connections that exist are needed to withdraw the request from the pool.
+        (self._waiting if self._is_connected else self._connecting).cancel()
 
     async def run(self) -> None:
         """Allocate, hold, release."""
-        async with connected(self._spec.credentials) as pool:
-            unknown = pool.unknown_servers(self._spec.request.servers)
-            if unknown and unknown != self._spec.request.servers:
-                _say(warning=unknown_text(unknown))
-            hold: LeaseHandle | None = None
-            with self._waiting:
-                hold = await pool.allocate(
-                    self._spec.request,
-                    wait_s=self._spec.wait_s,
-                    on_status=lambda text: _say(status=text),
-                )
-            if hold is None:
-                return
-            try:
-                await self._hold(pool, hold)
-            finally:
-                with trio.move_on_after(RELEASE_S, shield=True):
-                    await hold.release()
+        patience = Patience(self._spec.wait_s, lambda text: _say(status=text))
+        with self._connecting:
+            async with connected(self._spec.credentials, patience) as pool:
+                self._is_connected = True
+                await self._run(pool, patience)
+
+    async def _run(self, pool: Pool, patience: Patience) -> None:
+        unknown = pool.unknown_servers(self._spec.request.servers)
+        if unknown and unknown != self._spec.request.servers:
+            _say(warning=unknown_text(unknown))
+        hold: LeaseHandle | None = None
+        with self._waiting:
+            hold = await pool.allocate(
+                self._spec.request,
+                wait_s=patience.left_s(),
+                on_status=lambda text: _say(status=text),
+            )
+        if hold is None:
+            return
+        try:
+            await self._hold(pool, hold)
+        finally:
+            with trio.move_on_after(RELEASE_S, shield=True):
+                await hold.release()
 
     async def _hold(self, pool: Pool, hold: LeaseHandle) -> None:
         view = None

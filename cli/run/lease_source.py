@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gpupool.cli.lib.connect import connected, first_error, stored_credentials
+from gpupool.cli.lib.connect import Patience, connected, first_error, stored_credentials
 from gpupool.cli.run.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.cli.run.lease_devices import Devices, lease_devices
 from gpupool.cli.run.program_lease import ProgramLease, SessionRequest
@@ -83,6 +83,7 @@ class LazyLease(ProgramLease):
         credentials: str | None,
         allocate: Callable[[Pool], Awaitable[LeaseHandle]],
         taken: Callable[[Pool, LeaseHandle], Awaitable[None]],
+        be_patient: Callable[[], Patience | None] = lambda: None,
     ) -> None:
         """Prepare; ``run`` must be running for anything to happen.
 
@@ -90,10 +91,12 @@ class LazyLease(ProgramLease):
             credentials: file of the credentials, if not the user's own.
             allocate: waits for GPUs.
             taken: called with each lease that was taken.
+            be_patient: begins the time to wait, at each connecting.
         """
         self._credentials = credentials
         self._allocate = allocate
         self._taken = taken
+        self._be_patient = be_patient
         self._wanted = trio.Event()
         self._settled = trio.Event()
         self._lost = trio.Event()
@@ -121,7 +124,7 @@ class LazyLease(ProgramLease):
                 return
             try:
                 with trio.CancelScope() as self._connecting:
-                    async with connected(self._credentials) as pool:
+                    async with connected(self._credentials, self._be_patient()) as pool:
                         with trio.CancelScope() as self._holding:
                             await self._hold_one(pool)
             except Exception as group:

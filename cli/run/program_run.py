@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from gpupool.cli.lib.connect import connected
+from gpupool.cli.lib.connect import Patience, connected
 from gpupool.cli.lib.output import say
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
@@ -126,6 +126,7 @@ class _Run:
         self._door = DoorChoice("", "")
         self._door_chosen = trio.Event()
         self._lost = ""
+        self._patience = self._be_patient()
         self._connecting = trio.CancelScope()
         self._started: trio.CancelScope | None = None
 
@@ -143,10 +144,20 @@ class _Run:
             elif self._options.lazy:
                 ending = await self._on_lazy_lease()
             else:
-                async with connected(self._options.credentials) as pool:
+                async with connected(self._options.credentials, self._be_patient()) as pool:
                     with trio.CancelScope() as self._started:
                         ending = await self._on_own_lease(pool)
         return ending
+
+    def _be_patient(self) -> Patience:
+        """Return the time to wait, from now on: for servers, and then for GPUs."""
+
+        def tell(text: str) -> None:
+            if not self._options.quiet:
+                say(f"gpupool: {text}")
+
+        self._patience = Patience(self._options.wanted.wait_s, tell)
+        return self._patience
 
     async def _on_own_lease(self, pool: Pool) -> Ending:
         hold = await self._allocate(pool)
@@ -175,7 +186,7 @@ class _Run:
         return ending
 
     async def _on_lazy_lease(self) -> Ending:
-        lease = LazyLease(self._options.credentials, self._allocate, self._taken)
+        lease = LazyLease(self._options.credentials, self._allocate, self._taken, self._be_patient)
         await self._door_chosen.wait()
         self._say_door()
         async with trio.open_nursery() as nursery:
@@ -211,7 +222,7 @@ class _Run:
             drawing.start_soon(self._estimate, pool, request, line)
             hold = await pool.allocate(
                 request,
-                wait_s=self._options.wanted.wait_s,
+                wait_s=self._patience.left_s(),
                 on_status=news,
                 on_choice=self._note_choice,
             )

@@ -20,6 +20,7 @@ from gpupool.cli.run.held_leases import HeldRecord, parse_record
 from gpupool.cli.run.holder_startup import error_of, holder_spec
 from gpupool.cli.run.request_options import Wanted
 from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Placement
 
 CLOSE_S = 5.0
@@ -101,8 +102,10 @@ def wanted_of(
     if fraction is not None and memory is not None:
         raise UsageError("fraction and memory exclude each other", hint="give one of them")
     part = 1.0 if fraction is None else fraction
-    if n < 1 or not 0 < part <= 1 or (share is not None and not 0 < share <= 1):
+    if n < 1 or not 0 < part <= 1:
         raise UsageError("a lease has 1 GPU or more, and more than 0 and at most 1 of each")
+    if share is not None and not SHARE_MIN <= share <= 1:
+        raise UsageError(f"a share of a GPU's time is {SHARE_MIN:g} to 1")
     try:
         return Wanted(
             count=n,

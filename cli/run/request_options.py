@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import client_name
-from gpupool.cli.lib.values import COUNT, DURATION, FILTER, FRACTION, PARTITION
+from gpupool.cli.lib.values import COUNT, DURATION, FILTER, FRACTION, PARTITION, SHARE
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Filter, Placement, Request
@@ -76,10 +76,15 @@ OPTIONS = (
     ),
     click.option(
         "--share",
-        type=FRACTION,
-        help="Share of each GPU's time when others want theirs; by default as of its memory.",
+        type=SHARE,
+        help="Share of each GPU's time when others want theirs, 0.01 to 1; by default as of its "
+        "memory.",
     ),
-    click.option("--wait", type=DURATION, help="Longest wait for free GPUs (default: no limit)."),
+    click.option(
+        "--wait",
+        type=DURATION,
+        help="Longest wait for free GPUs (default: no limit), and for servers that do not answer.",
+    ),
     click.option("--no-wait", is_flag=True, help="Exit with 75 when no GPU is free now."),
     click.option(
         "--filter",

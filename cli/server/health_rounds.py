@@ -23,15 +23,18 @@ from gpupool.monitoring.history.history_settings import CAPPED, NOT_BEGUN
 from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
-from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
+    BandwidthPage,
+    BandwidthQuery,
     CheckPage,
-    CheckQuery,
     ObserverPage,
     ObserverQuery,
+    RecordPage,
     RecordQuery,
+    ServerTest,
 )
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import has_quorum
@@ -74,6 +77,7 @@ class HealthRounds:
         self._web = web
         self._observer_link = observer
         self._tests: ServerTests | None = None
+        self._links: PeerTransport | None = None
         self.devices = DeviceMemory()
         self._gpus_before: int | None = None
         self._gpus = 0
@@ -97,6 +101,7 @@ class HealthRounds:
         self.devices = DeviceMemory(await trio.to_thread.run_sync(self._read_devices))
         self._gpus_before = self.devices.gpu_count
         assert self._files.identity is not None
+        self._links = links
         self._tests = ServerTests(
             self._files.identity.server,
             host,
@@ -125,10 +130,13 @@ class HealthRounds:
 
     async def answer(self, query: ObserverQuery) -> ObserverPage:
         """Answer what a client asks of this server beside its table."""
-        if not isinstance(query, CheckQuery):
+        if not isinstance(query, ServerTest):
             return await self._observer_link.answer(query)
-        if self._tests is None:
+        if self._tests is None or self._links is None:
             raise NotNowError("this server has only just started")
+        if isinstance(query, BandwidthQuery):
+            speeds = await self._links.measure(query.peer)
+            return BandwidthPage(speeds.there, speeds.back)
         return CheckPage(await self._tests.now())
 
     async def _rounds(
@@ -194,7 +202,7 @@ class HealthRounds:
         """Ask the observer whether it keeps what happens; its silence is counted elsewhere."""
         nothing = HistoryQuery("pool", "granted", since=Milliseconds(0), until=Milliseconds(1))
         pages = [await observer.answer(each) for each in (RecordQuery(count=0), nothing)]
-        problems = [page.problem for page in pages if not isinstance(page, CheckPage)]
+        problems = [page.problem for page in pages if isinstance(page, RecordPage | HistoryPage)]
         said = [each for each in problems if each not in ("", *ABSENCES)]
         text = said[0] if said else ""
         self._observer = ObserverReadings(problem=text, capped=text == CAPPED)

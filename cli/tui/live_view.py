@@ -33,7 +33,7 @@ from gpupool.cli.tui.screen import render
 from gpupool.cli.tui.terminal_keys import MOUSE_OFF, MOUSE_ON, decode_keys
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.pool_client import Pool
-from gpupool.remoting.protocol.messages import DrainServer
+from gpupool.remoting.protocol import messages as m
 
 FRAME_S = 0.25
 """A frame is drawn at most so often, and at least once a second, since ages grow."""
@@ -259,10 +259,10 @@ async def _act(screen: LiveView, pool: Pool, action: Action) -> None:
         return
     try:
         if action is Action.DRAIN:
-            await pool.operate(DrainServer(row.server.id, screen.ui.typed.strip()))
+            await pool.operate(m.DrainServer(row.server.id, screen.ui.typed.strip()))
             screen.message(f"{row.server.name} is drained")
         else:
-            await pool.operate(DrainServer(row.server.id, None))
+            await pool.operate(m.DrainServer(row.server.id, None))
             screen.message(f"{row.server.name} takes leases again")
     except GpupoolError as error:
         screen.message(str(error))

@@ -11,6 +11,9 @@ BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SIZE_MAX = 1 << 60
 
+SHARE_MIN = 0.01
+"""The smallest share of a GPU's time: with turns of 20 ms, one in two seconds."""
+
 
 def parse_size(text: str) -> int:
     """Return bytes from ``8G``, ``8GiB`` (1024), ``8GB`` (1000), ``512M``, ``4096B``.

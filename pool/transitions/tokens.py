@@ -19,6 +19,9 @@ from gpupool.pool.model.state import (
 from gpupool.pool.transitions import leases
 from gpupool.pool.transitions.audit import emit_event, record
 
+MINUTES_SINCE = 7
+"""The version of the formats from which on all servers say a short life in minutes."""
+
 
 def create_token(state: PoolState, command: CreateToken) -> Step:
     """Register a token."""
@@ -49,8 +52,7 @@ def create_token(state: PoolState, command: CreateToken) -> Step:
     )
     state = with_changes(state, tokens=state.tokens | {token.id: token})
     text = f"{token.kind.value} token {token.id} created by {command.by or 'the pool'}"
-    hours = max(0, token.expires_at - state.now) // 3_600_000
-    what = f"{token.kind.value} token for {token.user}, good for {hours} h"
+    what = f"{token.kind.value} token for {token.user}, good for {_life(state, token)}"
     if token.uses > 1:
         what += f", for {token.uses} servers"
     state = record(state, "token-created", by=command.by, subject=token.id, text=what)
@@ -68,8 +70,7 @@ def renew_token(state: PoolState, command: RenewToken) -> Step:
         return state, Result(ok=True)
     token = replace(token, expires_at=command.expires_at)
     state = with_changes(state, tokens=state.tokens | {token.id: token})
-    hours = max(0, token.expires_at - state.now) // 3_600_000
-    what = f"{token.kind.value} token of {token.user}, good for {hours} h"
+    what = f"{token.kind.value} token of {token.user}, good for {_life(state, token)}"
     state = record(state, "token-renewed", by=command.by, subject=token.id, text=what)
     text = f"token {token.id} renewed by {command.by}"
     return emit_event(state, "token-renewed", token.user, text), Result(ok=True)
@@ -91,3 +92,11 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
     what = f"{token.kind.value} token of {token.user}"
     state = record(state, "token-revoked", by=command.by, subject=token.id, text=what)
     return emit_event(state, "token-revoked", token.user, text), Result(ok=True)
+
+
+def _life(state: PoolState, token: Token) -> str:
+    """Return how long a token is good for, rounded down, as all servers of the pool say it."""
+    left_ms = max(0, token.expires_at - state.now)
+    if left_ms >= 3_600_000 or state.formats() < MINUTES_SINCE:
+        return f"{left_ms // 3_600_000} h"
+    return f"{left_ms // 60_000} min" if left_ms >= 60_000 else f"{left_ms // 1000} s"

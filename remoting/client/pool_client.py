@@ -27,10 +27,8 @@ from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, U
 from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.remoting.client.allocator import Allocator
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.lease_handle import LeaseHandle
-from gpupool.remoting.client.negotiation_actions import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
     CALL_TIMEOUT_S,
     FIRST_TIMEOUT_S,
@@ -49,8 +47,10 @@ if TYPE_CHECKING:
     from gpupool.pool.record_query import RecordQuery
     from gpupool.pool.telemetry import Telemetry
     from gpupool.pool.view import PoolView
+    from gpupool.remoting.client.bandwidth_answers import BandwidthAnswer
     from gpupool.remoting.client.check_answers import CheckAnswer
     from gpupool.remoting.client.history_answers import HistoryAnswer
+    from gpupool.remoting.client.negotiation_actions import NegotiationSettings
     from gpupool.remoting.client.subscription import PoolUpdate
     from gpupool.remoting.client.usage_query import UsageAnswer
 
@@ -71,7 +71,7 @@ class Pool:
         *,
         clock: Clock,
         rng: Randomness,
-        settings: NegotiationSettings | None,
+        settings: "NegotiationSettings | None",
     ) -> None:
         self.credentials = credentials
         self.connections = connections
@@ -113,6 +113,8 @@ class Pool:
             DeniedError, AuthenticationError: the pool refuses it.
             NoQuorumError, UnreachableError: the pool cannot answer.
         """
+        from gpupool.remoting.client.allocator import Allocator
+
         allocator = Allocator(
             self.connections,
             request,
@@ -270,6 +272,12 @@ class Pool:
 
         return await ask_checks(self.connections)
 
+    async def measure_bandwidth(self) -> "BandwidthAnswer":
+        """Have all servers that answer measure the ways between them; operators only."""
+        from gpupool.remoting.client.bandwidth_answers import ask_bandwidth
+
+        return await ask_bandwidth(self.connections)
+
     def user(self) -> str:
         """Return whose token this client has."""
         return next(iter(each.welcome.user for each in self.connections.by_server.values()), "")
@@ -389,10 +397,14 @@ async def connect_pool(
     dial: Dial = dial_tls,
     clock: Clock | None = None,
     rng: Randomness | None = None,
-    settings: NegotiationSettings | None = None,
+    settings: "NegotiationSettings | None" = None,
     timeout_s: float = FIRST_TIMEOUT_S,
+    patience_s: float = 0.0,
+    on_wait: Callable[[str], None] = lambda _text: None,
 ) -> AsyncGenerator[Pool, None]:
     """Connect to the pool of ``credentials``, at ``servers`` instead of its addresses if given.
+
+    Where no server answers, it tries again for ``patience_s``, and says so by ``on_wait``.
 
     Raises:
         UnreachableError: no server answers.
@@ -407,7 +419,7 @@ async def connect_pool(
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)
         try:
-            await connections.first(timeout_s)
+            await connections.first(timeout_s, patience_s, on_wait)
             yield Pool(
                 credentials,
                 connections,

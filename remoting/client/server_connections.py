@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -289,8 +290,12 @@ class Connections:
         failures = [t.failure for t in self._targets.values() if t.failure is not None]
         return worst(failures, tuple(self._targets))
 
-    async def first(self, timeout_s: float) -> None:
+    async def first(
+        self, timeout_s: float, patience_s: float, on_wait: Callable[[str], None]
+    ) -> None:
         """Wait for one connection, and a moment for the others.
+
+        Where servers may be starting it tries again for ``patience_s``, and says so by ``on_wait``.
 
         Raises:
             GpupoolError: when no address leads to one.
@@ -298,6 +303,12 @@ class Connections:
         with trio.move_on_after(timeout_s):
             while not self.by_server and not all(t.tried for t in self._targets.values()):
                 await self._changed.wait()
+        if not self.by_server and patience_s > 0 and self._may_come():
+            why = self.failure()
+            on_wait(f"waiting for a server of the pool to answer: {why.why or why.what}")
+            with trio.move_on_after(patience_s):
+                while not self.by_server and self._may_come():
+                    await self._changed.wait()
         if not self.by_server:
             raise self.failure()
         with trio.move_on_after(SETTLE_S):
@@ -333,6 +344,10 @@ class Connections:
         return connection
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _may_come(self) -> bool:
+        """Return whether the servers that cannot be used now may be starting."""
+        return isinstance(self.failure(), UnreachableError | NoQuorumError)
 
     def _add(self, address: Address, *, given: bool) -> None:
         if address in self._targets or self._nursery is None:

@@ -18,8 +18,8 @@ from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
-    "landlock-network": "no TCP and no Unix sockets without paths, by Landlock",
-    "devices": "no device nodes but the standard ones and those of its GPUs",
+    "landlock-network": "a ban on TCP and on Unix sockets without paths, by Landlock",
+    "devices": "a /dev with the standard device nodes and those of its GPUs alone",
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
     "priority": "less of the processors than the server when both want them",

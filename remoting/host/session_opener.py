@@ -14,6 +14,7 @@ import trio
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError, LeaseSuspendedError
 from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
+from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.confinement import uses_mps
@@ -27,9 +28,6 @@ from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
 SUSPENDED_ANSWER_S = 20.0
 """A client whose lease is suspended for longer is told so, and asks again."""
-
-SHARE_MIN = 0.01
-"""Of a GPU's time, for the smallest partition."""
 
 ASSIGN_TIMEOUT_S = 5.0
 """A warm worker takes a session within a millisecond."""

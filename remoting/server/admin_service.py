@@ -23,6 +23,8 @@ from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.record_query import (
     KEYS,
+    BandwidthPage,
+    BandwidthQuery,
     CheckPage,
     CheckQuery,
     ObserverPage,
@@ -31,7 +33,8 @@ from gpupool.pool.record_query import (
 )
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.view import PoolView, build_view
+from gpupool.pool.view import PoolView
+from gpupool.pool.view_building import build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
@@ -78,6 +81,7 @@ class AdminService:
             m.GetUsage: self._get_usage,
             m.GetHistory: self._get_history,
             m.RunChecks: self._run_checks,
+            m.MeasureBandwidth: self._measure_bandwidth,
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
@@ -189,6 +193,13 @@ class AdminService:
         check_unexpired(self._context, client)
         self._ask_observer(client, call, CheckQuery())
 
+    def _measure_bandwidth(self, client: Client, call: int, message: m.MeasureBandwidth) -> None:
+        check_unexpired(self._context, client)
+        others = self._context.state.servers.keys() - {self._context.self_id}
+        if message.peer not in others:
+            raise UsageError("the way to this server cannot be measured from here")
+        self._ask_observer(client, call, BandwidthQuery(message.peer))
+
     def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
         mine = sum(asking is client for asking, _ in self._usage.values())
         if mine >= USAGE_COUNT_MAX:
@@ -205,6 +216,8 @@ class AdminService:
                 self._context.answer(client, call, m.UsageIs(result))
             case CheckPage():
                 self._context.answer(client, call, m.ChecksDone(result.findings))
+            case BandwidthPage():
+                self._context.answer(client, call, m.BandwidthIs(result.there, result.back))
             case HistoryPage():
                 self._context.answer(client, call, m.HistoryIs(result))
             case GpupoolError():

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, NoQuorumError, UsageError
 from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import PoolState, Request, Token, TokenKind
 from gpupool.pool.policy.lease_ends import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.scheduling.filters import well_formed
@@ -190,8 +191,8 @@ def check_request(request: Request) -> None:
         raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
     if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
-    if not 0.0 <= request.share <= 1.0:
-        raise UsageError("a share of a GPU's time is above 0 and at most 1")
+    if request.share != 0.0 and not SHARE_MIN <= request.share <= 1.0:
+        raise UsageError(f"a share of a GPU's time is {SHARE_MIN:g} to 1")
     if len(request.servers) > SERVER_NAME_COUNT_MAX:
         hint = "--filter takes patterns, as 'server.name = gpu-*'"
         raise UsageError(f"a request names at most {SERVER_NAME_COUNT_MAX} servers", hint=hint)

@@ -25,6 +25,7 @@ from gpupool.remoting.server.preauth_limits import Pauses, Place, PreauthLimits,
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import (
     CONTROL_NAME,
+    MEASURE_SUFFIX,
     NEWEST_CONTROL_NAME,
     NEWEST_SERVER_SUFFIX,
     SERVER_SUFFIX,
@@ -64,6 +65,13 @@ class ToServer:
 
 
 @dataclass(frozen=True, slots=True)
+class ToMeasure:
+    """A peer that wants to measure the way to this server id; see ``transport/bandwidth``."""
+
+    server: ServerId
+
+
+@dataclass(frozen=True, slots=True)
 class ToSession:
     """The data connection of a session."""
 
@@ -84,7 +92,7 @@ class ToPlainHttp:
     opening: bytes
 
 
-Route = ToControl | ToServer | ToSession | ToWeb | ToPlainHttp
+Route = ToControl | ToServer | ToMeasure | ToSession | ToWeb | ToPlainHttp
 
 HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
 HTTPS_ONLY = (
@@ -148,6 +156,8 @@ def _route_name(name: str) -> Route:
     label, dot, rest = name.partition(".")
     if dot + rest in (SERVER_SUFFIX, NEWEST_SERVER_SUFFIX) and _SERVER_NAME.fullmatch(label):
         return ToServer(ServerId(label), newest=dot + rest == NEWEST_SERVER_SUFFIX)
+    if dot + rest == MEASURE_SUFFIX and _SERVER_NAME.fullmatch(label):
+        return ToMeasure(ServerId(label))
     if dot + rest == SESSION_SUFFIX and _SESSION_NAME.fullmatch(label):
         return ToSession(bytes.fromhex(label))
     raise RemoteProtocolError("not a gpupool connection", why=f"it asks for {name[:80]!r}")
@@ -319,8 +329,10 @@ class Router:
             and self._client_count() >= self._settings.client_count_max
         ):
             raise RemoteProtocolError("too many clients")
-        if isinstance(wanted, ToServer) and wanted.server != self._self_id:
+        if isinstance(wanted, ToServer | ToMeasure) and wanted.server != self._self_id:
             raise RemoteProtocolError("it looks for another server", why=wanted.server)
+        if isinstance(wanted, ToMeasure) and not self._links.meter.has_room:
+            raise RemoteProtocolError("too many servers measure the way to this one")
 
     async def serve(self, admitted: Admitted) -> None:
         """Serve one connection until it ends."""
@@ -354,6 +366,9 @@ class Router:
                 tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
                 tls = await _shake_hands(admitted, self.contexts.peer_server(newest=newest))
                 await self._serve_peer(tls, place, who)
+            case ToMeasure():
+                self.limits.leave(place)
+                await self._measure(stream, who)
             case ToWeb():
                 assert self._web is not None
                 await self._web.serve(stream, lambda: self.limits.prove(place))
@@ -375,19 +390,36 @@ class Router:
         else:
             await self._links.accept(stream, peer)
 
+    async def _measure(self, stream: trio.SocketStream, who: str) -> None:
+        """Give the untouched descriptor to a thread that is the other end of a measurement."""
+        if not self._links.meter.has_room:  # it came with others
+            await trio.aclose_forcefully(stream)
+            return
+        members = frozenset(self._machine.state.servers)
+        try:
+            peer = await self._links.meter.serve(_taken(stream), members)
+            self._log.say(f"server {peer} measured the way to this one")
+        except (GpupoolError, OSError) as error:
+            self._log.say(f"refused {who}: {explain(error)}")
+
     async def _hand_over(self, session: bytes, stream: trio.SocketStream, who: str) -> None:
         """Give the untouched descriptor to the worker that waits for it."""
         if not self._host.knows_session(session):
             self._log.say(f"refused {who}: no session waits for it")
             await trio.aclose_forcefully(stream)
             return
-        trio.lowlevel.notify_closing(stream.socket)
-        descriptor = socket.socket(fileno=stream.socket.detach())
+        descriptor = _taken(stream)
         try:
             await self._host.hand_over(session, descriptor)
         except (GpupoolError, OSError) as error:
             descriptor.close()
             self._log.say(f"refused {who}: {error}")
+
+
+def _taken(stream: trio.SocketStream) -> socket.socket:
+    """Take the descriptor of a connection away from trio."""
+    trio.lowlevel.notify_closing(stream.socket)
+    return socket.socket(fileno=stream.socket.detach())
 
 
 async def _say_https(stream: trio.SocketStream) -> None:

@@ -14,6 +14,7 @@ from gpupool.pool.model.ids import ServerId
 CONTROL_NAME = "control.gpupool"
 SERVER_SUFFIX = ".server.gpupool"
 SESSION_SUFFIX = ".session.gpupool"
+MEASURE_SUFFIX = ".measure.gpupool"
 NEWEST_CONTROL_NAME = "newest.control.gpupool"
 NEWEST_SERVER_SUFFIX = ".newest-server.gpupool"
 

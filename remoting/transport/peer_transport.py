@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.errors import GpupoolError, NotNowError, RemoteProtocolError
 from gpupool.pool.model.formats import VERSION, can_link
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
@@ -32,6 +32,7 @@ from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
 from gpupool.remoting.transport.authority.ca_bundle import shows_one_of
+from gpupool.remoting.transport.bandwidth import MEASURES_SINCE, BandwidthMeter, Speeds
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.link_clock import (
     CLOCK_EVERY_S,
@@ -105,7 +106,9 @@ class PeerTransport:
         self._rng = rng
         self._address_of = address_of
         self._log = log
-        self._dial: Dial = dial or TlsDialler(contexts or TlsContexts(identity))
+        contexts = contexts or TlsContexts(identity)
+        self._dial: Dial = dial or TlsDialler(contexts)
+        self.meter = BandwidthMeter(contexts)
         self._events: PeerEvents | None = None
         self._nursery: trio.Nursery | None = None
         self._peers: dict[ServerId, _Peer] = {}
@@ -210,6 +213,20 @@ class PeerTransport:
     def link(self, peer: ServerId) -> PeerLink | None:
         """Return the link with ``peer`` that is up, to be measured."""
         return self._links.get(peer)
+
+    async def measure(self, peer: ServerId) -> Speeds:
+        """Measure what the way to ``peer`` carries, over a connection beside the link.
+
+        Raises:
+            NotNowError: when no link is up, the peer cannot measure, or one of both is busy.
+            GpupoolError: as ``BandwidthMeter.measure``.
+        """
+        link, text = self._links.get(peer), self._address_of(peer)
+        if link is None or not link.greeted or text is None:
+            raise NotNowError("there is no link between these servers")
+        if link.version < MEASURES_SINCE:
+            raise NotNowError("the other server has an earlier version, which cannot measure")
+        return await self.meter.measure(peer, parse_address(text))
 
     def other_versions(self) -> dict[ServerId, int]:
         """Return the peers that speak another version of the links, with theirs."""

@@ -69,7 +69,10 @@ class View:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self.fd], [], [], min(left, 0.01))[0]:
-                self.text += os.read(self.fd, 65536).decode(errors="replace")
+                try:
+                    self.text += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:  # it has ended, and its terminal with it
+                    return
 
     def until_filled(self) -> float:
         """Return the seconds from its start to the first frame whose lines have a history."""

@@ -30,7 +30,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, Serv
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.model.tables import LeaseTable
-from gpupool.pool.view import build_view
+from gpupool.pool.view_building import build_view
 from gpupool.remoting.client.subscription import viewers_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.messages import to_frame as to_control_frame

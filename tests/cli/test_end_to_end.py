@@ -183,6 +183,21 @@ def test_servers_test_themselves(live_pool: Any) -> None:
     assert all("64 KiB to " in text for text in pushed)
 
 
+def test_servers_measure_the_ways_between_them(live_pool: Any) -> None:
+    """No leader changes meanwhile, although each way is filled."""
+    before = live_pool.view()["raft"]
+    done = live_pool.run("doctor", "--bandwidth", "--json")
+    assert done.returncode in (0, 3), done.stderr  # a busy machine may have slow ways
+    after = live_pool.view()["raft"]
+    assert (after["leader"], after["term"]) == (before["leader"], before["term"])
+    found = json.loads(done.stdout)["findings"]
+    texts = [each["text"] for each in found if each["check"] == "bandwidth"]
+    assert [text for text in texts if text.startswith("3 pairs of servers: ")], texts
+    assert not [text for text in texts if "not measured" in text or "measures nothing" in text]
+    told = "".join(server.log.read_text() for server in live_pool.servers.values())
+    assert told.count("measured the way to this one") >= 1
+
+
 def test_picture(live_pool: Any, tmp_path: Path) -> None:
     path = tmp_path / "top.svg"
     assert live_pool.run("top", "--export-svg", str(path)).returncode == 0

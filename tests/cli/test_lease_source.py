@@ -51,7 +51,7 @@ async def asked(
     await cluster.start([1, 1])
 
     @asynccontextmanager
-    async def connected(_credentials: str | None) -> AsyncGenerator[Pool]:
+    async def connected(_credentials: str | None, _patience: object) -> AsyncGenerator[Pool]:
         async with cluster.client() as pool:
             yield pool
 

@@ -4,9 +4,11 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import gpu, pool, server
 
 from gpupool.cli.lib.connect import first_error
 from gpupool.cli.lib.logs import JsonFormatter, TextFormatter
@@ -14,7 +16,8 @@ from gpupool.cli.lib.output import error_lines, to_plain
 from gpupool.cli.main import COMMANDS, run
 from gpupool.cli.run.waiting_line import waiting_text
 from gpupool.pool.errors import GpupoolError, NotNowError
-from gpupool.pool.model.state import TokenKind
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.state import Partition, TokenKind
 
 
 def test_an_error_is_what_why_and_what_next() -> None:
@@ -195,6 +198,14 @@ def test_groups_of_errors_become_the_one_that_matters() -> None:
 def test_plain_values() -> None:
     value = {1: (TokenKind.USER, b"\x01", None)}
     assert to_plain(value) == {"1": ["user", "01", None]}
+    part = Partition(ServerId("a"), GpuId("GPU-1"), 7)
+    lease = replace(pool(server(0, ())).leases[0], id=LeaseId(0x7F3A), partitions=(part,))
+    assert to_plain(lease)["id"] == "7f3a"  # as commands take it: 32570 would be another lease
+    assert to_plain(replace(gpu(0, 0), leases=(LeaseId(19), LeaseId(20))))["leases"] == [
+        "0013",
+        "0014",
+    ]
+    assert to_plain(part) == {"server": "a", "gpu": "GPU-1", "memory": 7}
     assert to_plain([1.5, float("inf"), float("nan")]) == [1.5, None, None]  # JSON has neither
 
 
@@ -231,6 +242,19 @@ def test_a_program_waits_for_no_module_that_its_run_does_not_need() -> None:
     late = ["cryptography", "gpupool.pool.view", "gpupool.pool.model.commands", "rich"]
     late += ["gpupool.pool.policy.rulebook", "gpupool.pool.telemetry", "gpupool.pool.transitions"]
     code = "import sys, gpupool.cli.main, gpupool.cli.commands.run, gpupool.cli.run.program_run\n"
+    code += f"print(sorted(set({late!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_top_waits_for_no_module_that_changes_a_pool() -> None:
+    # Rules and commands are for servers, a negotiation is for those who want GPUs.
+    late = ["gpupool.pool.model.commands", "gpupool.pool.reconcile", "gpupool.pool.transitions"]
+    late += ["gpupool.pool.policy.rulebook", "gpupool.remoting.client.negotiation"]
+    late += ["gpupool.remoting.protocol.messages.orders", "cryptography"]
+    code = "import sys, gpupool.cli.main, gpupool.cli.tui.live_view\n"
+    code += "import gpupool.remoting.protocol.messages as m\n"
+    code += "m.GetView, m.SubscribeTelemetry, m.TelemetryUpdate\n"
     code += f"print(sorted(set({late!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

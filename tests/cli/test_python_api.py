@@ -40,6 +40,7 @@ def test_arguments_mean_what_the_options_mean() -> None:
         {"fraction": 0.5, "memory": "8G"},
         {"n": 0},
         {"fraction": 2.0},
+        {"share": 1e-9},
         {"wait": "soon"},
         {"placement": "anywhere"},
         {"filters": ["gpu.memry >= 4G"]},

@@ -138,7 +138,7 @@ def test_what_a_lease_got_of_its_share_is_shown_where_others_want_the_gpu(
     assert "140G 0.26 of 0.25 1m40s" in " ".join(lease_line(wanted))
     assert lease_shares(wanted) == {"7f3a": {"due": 0.25, "got": 0.262}}
     alone = with_session(snapshot, 0.12, share_due=due)
-    assert "140G 0.25 1m40s" in " ".join(lease_line(alone))
+    assert "140G - of 0.25 1m40s" in " ".join(lease_line(alone))
     assert lease_shares(alone) == {"7f3a": {"due": 0.25, "got": None}}
     assert lease_shares(snapshot) == {}
 

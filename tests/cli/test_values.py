@@ -15,6 +15,7 @@ from gpupool.cli.lib.values import (
     parse_name,
     parse_pair,
     parse_partition,
+    parse_share,
     parse_size,
     size_text,
 )
@@ -46,6 +47,15 @@ def test_fractions() -> None:
 def test_fractions_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"0\.25"):
         parse_fraction(text)
+
+
+def test_shares_of_time_have_a_smallest() -> None:
+    assert [parse_share(text) for text in ("0.01", "1%", "0.5", "100%")] == [0.01, 0.01, 0.5, 1.0]
+    for text in ("1e-9", "0.009", "0.5%"):
+        with pytest.raises(ValueError, match=r"at least 0\.01"):
+            parse_share(text)
+    with pytest.raises(ValueError, match="nan is no share of a GPU"):
+        parse_share("nan")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from gpupool.consensus.recovery import replay
 from gpupool.consensus.storage.store import open_storage
 from gpupool.pool.errors import AuthenticationError, DeniedError
 from gpupool.pool.invariants import violations
+from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.state import Lease, PoolState, Request
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -135,7 +136,9 @@ def introduce(folder: Path, servers: Mapping[str, Server], name: str) -> None:
 
 def states(seen: View, leases: Sequence[Lease]) -> set[str]:
     """Return how far these leases are."""
-    return {each["state"] for each in seen["leases"] if each["id"] in {x.id for x in leases}}
+    return {
+        each["state"] for each in seen["leases"] if each["id"] in {lease_name(x.id) for x in leases}
+    }
 
 
 @pytest.mark.parametrize("state_dir", ["a", "a-with-snapshot"])
@@ -191,10 +194,10 @@ def test_three_servers_go_on_with_a_recorded_pool(folder: Path) -> None:
         seen = wait_until(operator, lambda seen: states(seen, torn) == {"ending"})
         held = {each["id"]: each for each in seen["leases"]}
         for lease in kept:
-            assert held[lease.id]["state"] in ("held", "unreachable")
-            assert held[lease.id]["user"] == lease.user
-            assert held[lease.id]["granted_at"] == lease.granted_at
-            partitions = [(p["gpu"], p["memory"]) for p in held[lease.id]["partitions"]]
+            assert held[lease_name(lease.id)]["state"] in ("held", "unreachable")
+            assert held[lease_name(lease.id)]["user"] == lease.user
+            assert held[lease_name(lease.id)]["granted_at"] == lease.granted_at
+            partitions = [(p["gpu"], p["memory"]) for p in held[lease_name(lease.id)]["partitions"]]
             assert partitions == [(p.gpu, p.memory) for p in lease.partitions]
         assert set(seen["raft"]["voters"]) == set(before.voters())
         assert {each["name"] for each in seen["servers"]} == set("abc")

@@ -36,7 +36,7 @@ from gpupool.pool.model.state import LeaseRecord, PoolState
 from gpupool.pool.model.suspension import Suspension, SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.telemetry import ConsensusTelemetry, Finding, Health, Histogram
-from gpupool.pool.view import build_view
+from gpupool.pool.view_building import build_view
 
 OWN = Own(protocol=6, table=5)
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,8 @@
 """The audit in the table: each administrative act once, numbered, whatever leases do meanwhile."""
 
+from dataclasses import replace
+
+import pytest
 from tests.pool.pool_strategies import GIB, GPU_IDS, SERVERS, TOKENS
 from tests.pool.test_apply_properties import founded
 
@@ -9,9 +12,18 @@ from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import ACT_COUNT_MAX, Act, Partition, PoolState, Request, TokenKind
+from gpupool.pool.model.state import (
+    ACT_COUNT_MAX,
+    Act,
+    Partition,
+    PoolState,
+    Request,
+    TokenKind,
+    with_changes,
+)
 from gpupool.pool.transitions.audit import acts_since, record
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.tokens import create_token, renew_token
 
 
 def do(machine: PoolMachine, command: c.Command, at_ms: int = 5000) -> Result:
@@ -74,6 +86,39 @@ def test_every_act_says_who_what_and_when() -> None:
     assert last(machine) == ("token-revoked", "root", "fresh", "operator token of bob")
     do(machine, c.RemoveServer(SERVERS[2], "root"))
     assert last(machine) == ("server-removed", "root", "c", SERVERS[2])
+
+
+@pytest.mark.parametrize(
+    ("life_ms", "old", "new"),
+    [
+        (59 * 60_000, "0 h", "59 min"),
+        (90_000, "0 h", "1 min"),
+        (59_999, "0 h", "59 s"),
+        (3_600_000, "1 h", "1 h"),
+        (0, "0 h", "0 s"),
+    ],
+)
+def test_a_token_of_less_than_an_hour_is_good_for_minutes(life_ms: int, old: str, new: str) -> None:
+    """All servers of a pool must make the same text of a command, so older ones decide."""
+    state = founded().state
+    upgraded = with_changes(
+        state, servers={key: replace(each, formats=7) for key, each in state.servers.items()}
+    )
+    for table, words in ((state, old), (upgraded, new)):
+        expires = Milliseconds(table.now + life_ms)
+        create = c.CreateToken(TokenId("short"), TokenKind.USER, "bob", bytes(32), expires, "root")
+        made, _ = create_token(table, create)
+        assert made.acts[-1].text == f"user token for bob, good for {words}"
+        renewed, _ = renew_token(
+            with_changes(
+                made,
+                tokens=made.tokens
+                | {create.token: replace(made.tokens[create.token], expires_at=Milliseconds(0))},
+            ),
+            c.RenewToken(create.token, expires, "root"),
+        )
+        if life_ms:
+            assert renewed.acts[-1].text == f"user token of bob, good for {words}"
 
 
 def test_what_changes_nothing_is_no_act() -> None:

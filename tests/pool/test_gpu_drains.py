@@ -13,7 +13,7 @@ from gpupool.pool.model.state import Gpu, PoolState, Request
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view import server_state
+from gpupool.pool.view_building import server_state
 
 A = ServerId("a" * 12)
 GIB = 1 << 30

@@ -19,7 +19,7 @@ from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view import build_view
+from gpupool.pool.view_building import build_view
 
 
 def leased() -> PoolState:

@@ -18,7 +18,7 @@ from gpupool.pool.model.suspension import SPAN_COUNT_MAX, SuspensionHistory, Sus
 from gpupool.pool.policy.giving_way import not_suspendable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import SuspensionPlan, plan_suspensions
-from gpupool.pool.view import build_view
+from gpupool.pool.view_building import build_view
 
 A, B = SERVERS[:2]
 S = SuspensionState

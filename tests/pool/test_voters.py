@@ -12,7 +12,8 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.ports import RaftHealth, RefusedBy, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view import ALARM, build_view
+from gpupool.pool.view import ALARM
+from gpupool.pool.view_building import build_view
 
 ONE = Incarnation(1)
 

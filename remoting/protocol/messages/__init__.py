@@ -13,7 +13,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  Cancel, AwaitGpus, Attach, Release       Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
-                 RunChecks                                ChecksDone
+                 RunChecks, MeasureBandwidth              ChecksDone, BandwidthIs
                  Subscribe, SubscribeTelemetry            Done
     orders       CreateToken, RevokeToken, RenewToken     Done
                  EndLease
@@ -88,10 +88,11 @@ from gpupool.remoting.protocol.messages.lease_messages import (
 )
 
 if TYPE_CHECKING:
+    from gpupool.remoting.protocol.messages.account_orders import ForgetUser
     from gpupool.remoting.protocol.messages.admin_messages import (
         AuditNow,
+        BandwidthIs,
         ChecksDone,
-        ForgetUser,
         GetAudit,
         GetHistory,
         GetTelemetry,
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
         GetView,
         HistoryIs,
         ListTokens,
+        MeasureBandwidth,
         RunChecks,
         Subscribe,
         SubscribeTelemetry,

@@ -1,23 +1,17 @@
 """The messages that show the pool: views, telemetry, tokens, the audit."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
 
-from gpupool.pool.errors import UsageError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
-from gpupool.pool.model import commands
 from gpupool.pool.model.codec import OPTIONAL
-from gpupool.pool.model.commands import Command
-from gpupool.pool.model.forgetting import SALT_SIZE, digest_of, pseudonym_of
-from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.telemetry import Finding, Telemetry
-from gpupool.pool.view import PoolView, visible
+from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
-from gpupool.remoting.protocol.messages.orders import Issue, Order
 
 
 @message(135)
@@ -158,6 +152,21 @@ class RunChecks(Call):
     """Have a server test its links and its idle GPUs; it takes some seconds."""
 
 
+@message(181)
+class BandwidthIs(Answer):
+    """What the way between two servers carries, in bits per second."""
+
+    there: int  # from the answering server
+    back: int
+
+
+@message(103, answered_by=BandwidthIs, rights=Rights.OPERATOR)
+class MeasureBandwidth(Call):
+    """Have a server measure the way to another one, which takes about a second."""
+
+    peer: ServerId
+
+
 @message(179)
 class HistoryIs(Answer):
     """A part of what the answering server has measured."""
@@ -173,33 +182,3 @@ class GetHistory(Call):
     """
 
     query: HistoryQuery
-
-
-@message(65, answered_by=Done, rights=Rights.OPERATOR)
-class ForgetUser(Order):
-    """Have the accounts and histories of all servers know a user by a pseudonym alone.
-
-    The name goes no further than the server that takes the order; its number salts the hash.
-    """
-
-    user: str
-    order: bytes = b""
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
-
-    def check(self) -> None:
-        """Refuse an order without a name, or without a number."""
-        if not self.user or len(self.order) != SALT_SIZE:
-            raise UsageError("this order names a user, and has a number")
-
-    def command(self, issue: Issue) -> Command:
-        """Return the command, which has the hash."""
-        return commands.ForgetUser(self.order, digest_of(self.order, self.user), issue.by)
-
-    def outcome(self, note: str) -> str:
-        """Return the pseudonym."""
-        del note
-        name = pseudonym_of(digest_of(self.order, self.user))
-        return f"the accounts and histories know {visible(self.user)} as {name}"

@@ -91,6 +91,7 @@ CALL_DECLARATIONS: dict[type[Call], CallDeclaration] = {}
 #: start waits for what its client imports, and most clients only ask for GPUs.
 LATER = (
     "admin_messages",
+    "account_orders",
     "backup_messages",
     "membership_messages",
     "orders",

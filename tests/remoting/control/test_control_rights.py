@@ -10,7 +10,14 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.history_query import HistoryQuery
-from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.model.ids import (
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
 from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.pool.record_query import RecordQuery
 from gpupool.remoting.client.lease_handle import LeaseHandle
@@ -60,6 +67,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.GetUsage(RecordQuery()),
         m.GetHistory(HistoryQuery("pool", "granted")),
         m.RunChecks(),
+        m.MeasureBandwidth(ServerId("b")),
         m.GetPolicy(),
         m.GetPolicyHistory(),
         m.CheckPolicy("ada"),

@@ -21,12 +21,14 @@ from tests.remoting.control.control_kit import (
     until,
 )
 
+from gpupool.pool.errors import NotNowError
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport import peer_link
 from gpupool.remoting.transport import peer_transport as links_module
+from gpupool.remoting.transport.bandwidth import MEASURES_SINCE
 from gpupool.remoting.transport.peer_dial import proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import peer_server_context
@@ -323,6 +325,23 @@ async def test_servers_link_to_the_versions_beside_their_own(
     await near.send_all(struct.pack(">IB", 0, unknown))
     await trio.sleep(1)
     assert (network.links[A].connected() == (B,)) is (version > 0), "only newer servers may"
+
+
+async def test_only_linked_servers_that_can_are_asked_to_measure(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    with pytest.raises(NotNowError, match="no link"):
+        await network.links[A].measure(B)
+    near, far = trio.testing.memory_stream_pair()
+    nursery.start_soon(network.links[A].accept, far, B)
+    await near.send_all(struct.pack(">IBHQ", 10, 1, MEASURES_SINCE - 1, 0))
+    await trio.sleep(1)
+    assert network.links[A].connected() == (B,)
+    with pytest.raises(NotNowError, match="earlier version, which cannot measure"):
+        await network.links[A].measure(B)
 
 
 async def test_real_tls_proves_both_sides(tmp_path: Path) -> None:

@@ -46,3 +46,12 @@ def test_a_request_that_names_too_much_is_told_what(servers: tuple[str, ...], wh
     check_request(replace(fine, servers=("x" * 64,) * 64))
     with pytest.raises(UsageError, match=what):
         check_request(replace(fine, servers=servers))
+
+
+def test_a_share_of_time_has_a_smallest() -> None:
+    fine = Request(RequestId(bytes(16)), 1, 0.5, 0)
+    for share in (0.0, 0.01, 1.0):
+        check_request(replace(fine, share=share))
+    for share in (1e-9, 0.0099, 1.01, -1.0, float("nan")):
+        with pytest.raises(UsageError, match=r"a share of a GPU's time is 0\.01 to 1"):
+            check_request(replace(fine, share=share))

@@ -409,6 +409,14 @@ async def test_devices_are_not_narrowed_when_nvml_does_not_name_them(make_host: 
     assert not {"private-devices", "listed-devices"} & set(kit.host.confinement())
 
 
+def test_what_does_not_confine_is_said_without_a_second_no() -> None:
+    """The lines follow "not confined by"."""
+    limits = confinement.Confinement(ports=(32768, 60999))
+    lines = limits.lacking(())
+    assert len(lines) > 5
+    assert not [line for line in lines if line.startswith("no ")]
+
+
 @as_root
 async def test_a_host_that_may_not_enter_a_workers_mounts_claims_less(
     make_host: MakeHost, monkeypatch: pytest.MonkeyPatch

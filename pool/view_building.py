@@ -1,0 +1,314 @@
+"""Makes a ``PoolView`` of the table, on the server that is asked.
+
+It stands apart from ``view``: a client reads views, and its start need not wait for the rules by
+which servers make them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpupool.pool.clock_view import ClockView
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.state import (
+    Event,
+    PartStatus,
+    PoolState,
+    Server,
+    ServerStatus,
+)
+from gpupool.pool.model.suspension import suspension_reason, times_away
+from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.ports import RaftHealth, Role
+from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
+from gpupool.pool.scheduling.filters import filter_text
+from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of, not_moved
+from gpupool.pool.transitions.silencing import silences_now
+from gpupool.pool.view import (
+    ALARM,
+    LONG_AGO_S,
+    SCHEMA,
+    AuthorityView,
+    GpuView,
+    LeaseView,
+    PoolView,
+    RaftView,
+    ServerView,
+    SilenceView,
+    WaitingView,
+    has_quorum,
+    visible,
+)
+
+
+def build_view(
+    state: PoolState,
+    health: RaftHealth,
+    answered_by: ServerId,
+    now_ms: int,
+    violations: Sequence[str] = (),
+    clock: ClockView | None = None,
+) -> PoolView:
+    """Return the view of ``state`` that the server ``answered_by`` gives.
+
+    ``now_ms`` is the pool's time, ``violations`` are invariants that the server has found broken,
+    and ``clock`` is what it knows of the time.
+    """
+    by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]] = {}
+    for lease in state.leases.values():
+        for part in lease.partitions:
+            by_gpu.setdefault((part.server, part.gpu), []).append(lease.id)
+    return PoolView(
+        schema=SCHEMA,
+        name=state.name,
+        cluster_id=state.cluster_id,
+        answered_by=answered_by,
+        now=Milliseconds(now_ms),
+        data_encryption=state.data_encryption,
+        raft=raft_view(state, health),
+        servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
+        leases=_lease_views(state, now_ms),
+        waiting=_waiting_views(state, now_ms),
+        events=tuple(_visible_event(event) for event in state.events),
+        warnings=(*_warnings(state, health, violations), *(clock.problems if clock else ())),
+        policy_version=state.policy.version,
+        clock=clock,
+        record_count=state.record_count,
+        authorities=_authority_views(state),
+        silences=_silence_views(state, now_ms),
+    )
+
+
+def raft_view(state: PoolState, health: RaftHealth) -> RaftView:
+    """Return the state of consensus as the server whose ``health`` it is sees it."""
+    leader = state.servers.get(health.leader) if health.leader else None
+    return RaftView(
+        role=health.role.value,
+        leader=leader.name if leader else "",
+        term=health.term,
+        commit_index=health.commit_index,
+        applied_index=health.applied_index,
+        voters=health.voters,
+        # What cannot be counted on is no part of a quorum, connected or not.
+        connected=tuple(peer for peer in health.connected if peer not in health.unfit),
+        quorum=has_quorum(health),
+        majority_age_s=health.majority_age_s,
+        elections=health.elections,
+    )
+
+
+def _silence_views(state: PoolState, now_ms: int) -> tuple[SilenceView, ...]:
+    return tuple(
+        SilenceView(
+            each.check,
+            each.server,
+            visible(each.subject),
+            each.until,
+            visible(each.reason),
+            each.by,
+            each.at,
+        )
+        for each in silences_now(state, now_ms)
+    )
+
+
+def _authority_views(state: PoolState) -> tuple[AuthorityView, ...]:
+    behind = not_moved(state)
+    moved = tuple(server for server in state.servers.values() if server not in behind)
+    held = [moved] if len(state.authorities) == 1 else [behind, moved]
+    return tuple(
+        AuthorityView(
+            sha256=fingerprint_of(certificate).hex(),
+            signs=certificate is state.authorities[-1],
+            servers=tuple(visible(server.name) for server in servers),
+        )
+        for certificate, servers in zip(state.authorities, held, strict=False)
+    )
+
+
+def server_state(server: Server) -> str:
+    """Return sinfo's word for a server: down, drain, new, idle, mix or full."""
+    if server.status is ServerStatus.UNREACHABLE:
+        return "down"
+    if server.drain_reason is not None:
+        return "drain"
+    if server.status is ServerStatus.JOINED:
+        return "new"
+    if server.gpus and all(gpu.drain_reason for gpu in server.gpus.values()):
+        return "drain"
+    if all(gpu.memory_granted == 0 for gpu in server.gpus.values()):
+        return "idle"
+    full = all(gpu.memory_free < gpu.capacity // 20 for gpu in server.gpus.values())
+    return "full" if full else "mix"
+
+
+def _server_view(
+    server: Server, health: RaftHealth, by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]]
+) -> ServerView:
+    gpus = tuple(
+        GpuView(
+            id=gpu.id,
+            index=gpu.index,
+            name=gpu.name,
+            memory_total=gpu.memory_total,
+            capacity=gpu.capacity,
+            memory_granted=gpu.memory_granted,
+            memory_foreign=gpu.memory_foreign,
+            memory_free=gpu.memory_free,
+            compute_capability=gpu.compute_capability,
+            pci_bus_id=gpu.pci_bus_id,
+            emulated=gpu.emulated,
+            mig=gpu.parent is not None,
+            fault=gpu.fault or gpu.clash,
+            leases=tuple(by_gpu.get((server.id, gpu.id), ())),
+            drain=visible(gpu.drain_reason),
+        )
+        for gpu in sorted(server.gpus.values(), key=lambda g: g.index)
+    )
+    reason = server.drain_reason or ""
+    if server.status is ServerStatus.UNREACHABLE:
+        reason = f"no contact for more than {UNREACHABLE_AFTER_S:.0f} s"
+    return ServerView(
+        id=server.id,
+        name=server.name,
+        address=server.address,
+        state=server_state(server),
+        reason=visible(reason),
+        voter=server.voter,
+        witness=server.witness,
+        leader=server.id == health.leader,
+        incarnation=server.incarnation,
+        version=server.version,
+        driver_version=server.driver_version,
+        cuda_version=server.cuda_version,
+        labels=server.labels,
+        gpus=gpus,
+        lease_count=len({lease for gpu in gpus for lease in gpu.leases}),
+        joined_at=server.joined_at,
+        link_speed=server.link_speed,
+        rdma=server.rdma,
+        silent_since=_silent_since(server),
+    )
+
+
+def _silent_since(server: Server) -> Milliseconds:
+    return server.changed_at if server.status is ServerStatus.UNREACHABLE else Milliseconds(0)
+
+
+def _visible_event(event: Event) -> Event:
+    if event.text.isprintable() and event.subject.isprintable():
+        return event
+    return replace(event, subject=visible(event.subject), text=visible(event.text))
+
+
+def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
+    views: list[LeaseView] = []
+    book = rulebook(state.policy)
+    for lease in state.leases.values():
+        servers = [state.servers.get(each) for each in lease.parts]
+        lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
+        suspension, history = lease.suspension, lease.history
+        word = "held" if suspension is None else suspension.state.value
+        word = "unreachable" if lost else word if lease.held else "ending"
+        refusal = history.refusal if history is not None else None
+        views.append(
+            LeaseView(
+                id=lease.id,
+                name=lease_name(lease.id),
+                user=lease.user,
+                client=visible(lease.client),
+                program=visible(lease.program),
+                state=word,
+                reason=visible(lease.end_reason or suspension_reason(suspension)),
+                partitions=lease.partitions,
+                granted_at=lease.granted_at,
+                age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
+                user_class=book.group_of(lease.user),
+                requested_at=lease.requested_at,
+                granted_class=lease.user_class,
+                department=lease.department,
+                freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
+                ends_at=lease.ends_at,
+                kept_bytes=suspension.bytes if suspension is not None else 0,
+                waits_to_resume=suspension is not None and bool(suspension.resume_since),
+                not_suspended=visible(refusal.reason) if refusal is not None else "",
+                is_away=lease.is_away,
+                away=times_away(history, Milliseconds(now_ms)),
+            )
+        )
+    return tuple(views)
+
+
+def _waiting_views(state: PoolState, now_ms: int) -> tuple[WaitingView, ...]:
+    ordered = sorted(state.waiting.values(), key=lambda w: (-w.priority, w.since))
+    book = rulebook(state.policy)
+    return tuple(
+        WaitingView(
+            request=w.request.id.hex(),
+            user=w.user,
+            client=visible(w.request.client),
+            program=visible(w.request.program),
+            count=w.request.count,
+            fraction=w.request.fraction,
+            memory=w.request.memory,
+            waited_s=max(0.0, (now_ms - w.since) / 1000),
+            reason=visible(w.reason),
+            filters=tuple(filter_text(each) for each in w.request.filters),
+            across=w.request.across,
+            servers=w.request.servers,
+            priority=w.priority,
+            user_class=book.group_of(w.user),
+        )
+        for w in ordered
+    )
+
+
+def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -> tuple[str, ...]:
+    warnings = [f"the pool's table is wrong, which is a bug of gpupool: {v}" for v in violations]
+    for server in health.diverged:
+        name = state.servers[server].name if server in state.servers else server
+        warnings.append(
+            f"the table of server {name} differs from that of the others: stop it, check its "
+            "memory and disk, and let it join anew (gpupool rejoin)"
+        )
+    if not has_quorum(health):
+        age_s = health.majority_age_s
+        contact = f" (last contact {age_s:.0f} s ago)" if age_s < LONG_AGO_S else ""
+        warnings.append(
+            "this server is not in touch with a majority of the voters: nothing is granted here, "
+            f"and what it shows may be old{contact}"
+        )
+    for server, why in sorted(health.unfit.items()):
+        if (known := state.servers.get(server)) is not None:
+            text = f"{visible(known.name)} does not count as a voter: {visible(why)}"
+            warnings.append(ALARM + text)
+    for server, (teller, why) in sorted(health.refused_by.items()):
+        if server in state.servers and server not in health.unfit:
+            says = state.servers[teller].name if teller in state.servers else teller
+            text = f"{visible(state.servers[server].name)} does not count as a voter: "
+            warnings.append(f"{ALARM}{text}server {visible(says)} says: {visible(why)}")
+    if health.alarm:
+        warnings.append(f"{ALARM}{health.alarm}")
+    warnings += _exchange_warnings(state)
+    if len(state.voters()) == 2:
+        warnings.append(
+            "with two servers the failure of either stops all grants; a third one cures that, "
+            "and needs no GPU: gpupool join --witness"
+        )
+    if health.role is Role.REMOVED:
+        warnings.append("this server was removed from the pool")
+    return tuple(warnings)
+
+
+def _exchange_warnings(state: PoolState) -> list[str]:
+    """Return how far the exchange of the CA is, while two are trusted."""
+    if len(state.authorities) < 2:
+        return []
+    behind = [visible(server.name) for server in not_moved(state)]
+    if not behind:
+        return [
+            "two CAs are trusted, and every server has a certificate of the new one: "
+            "gpupool ca retire ends the exchange"
+        ]
+    more = f" and {len(behind) - NAME_COUNT_MAX} more" if len(behind) > NAME_COUNT_MAX else ""
+    names = ", ".join(behind[:NAME_COUNT_MAX]) + more
+    return [f"two CAs are trusted, and these have no certificate of the new one yet: {names}"]
