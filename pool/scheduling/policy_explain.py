@@ -71,6 +71,9 @@ def _terms_lines(state: PoolState, user: str) -> list[str]:
             lines.append(f"may use {what} {', '.join(source.rule.words)} ({source.text(policy)})")
     if terms.priority:
         lines.append(f"priority {terms.priority}")
+    if terms.weight is not None:
+        weight = number_text(terms.weight.rule.number / 1000)
+        lines.append(f"shares of computing time weigh {weight} ({terms.weight.text(policy)})")
     if terms.idle_timeout_ms:
         lines.append(f"a lease ends when unused for {duration_text(terms.idle_timeout_ms)}")
     if terms.max_lease is not None and terms.max_lease_ms:

@@ -132,6 +132,7 @@ class HostSupervisor:
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
         self._suspensions = self._make_suspensions()
+        self.weigh = self._arbiter.weigh
         self.watchdog = self._make_watchdog()
         self._opener = self._make_opener()
 
@@ -160,7 +161,7 @@ class HostSupervisor:
             handle=self._handle,
             reap=self._reap,
             budget=self.budget,
-            allowance=self._memory_limit,
+            allowance=lambda lease: self.watchdog.kernel_limit(lease),
             measures=self._measures,
             log=self._log,
         )
@@ -217,9 +218,6 @@ class HostSupervisor:
             if listener is not None:
                 listener.close()
                 (self._runtime_dir / SOCKET_NAME).unlink(missing_ok=True)
-
-    def _memory_limit(self, lease: LeaseId) -> int:
-        return self.watchdog.kernel_limit(lease)
 
     # --- what it has ----------------------------------------------------------------------------
 

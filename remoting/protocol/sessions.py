@@ -124,6 +124,14 @@ class SessionHost(Protocol):
         """Return how far the host is with each live lease that had such an order."""
         ...
 
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Multiply what leases are due of their GPUs' time, until this is called again.
+
+        Args:
+            weights: above 0; leases that are not in it have 1, such as the host does not know.
+        """
+        ...
+
     def telemetry(self) -> "tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]":
         """Return the latest readings of GPUs and sessions."""
         ...

@@ -4,7 +4,7 @@ The memory that workers occupy is the truth that the table is compared with: a w
 partitions of its lease from its start until it is gone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -207,6 +207,11 @@ class SimulatedHost:
         self._suspensions = SimulatedSuspensions(machine, process, self._openings)
         self.suspend, self.resume = self._suspensions.suspend, self._suspensions.resume
         self.suspensions = self._suspensions.phases
+        self.weights: Mapping[LeaseId, float] = {}
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Note what the shares of leases are multiplied by; nothing here takes turns."""
+        self.weights = weights
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""

@@ -394,7 +394,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions(), preemption(), shares()]
+    return [pool, short, heir, accounts(), suspensions(), preemption(), shares(), weights()]
 
 
 def accounts() -> Script:
@@ -509,6 +509,32 @@ def _giving_way() -> bytes:
     return policy_versions.pack_draft(made)
 
 
+WEIGHTS = """\
+[class.lab]
+users = ["ada"]
+weight = 2.5
+[[window]]
+from = "20:00"
+to = "21:00"
+[window.class.lab]
+weight = 0.5
+"""
+
+
+def _weights() -> bytes:
+    made = policy_versions.Draft(policy_versions.pack_text(WEIGHTS), parse_policy(WEIGHTS, zone))
+    return policy_versions.pack_draft(made)
+
+
+def weights() -> Script:
+    """Return a pool whose policy has a class that weighs more."""
+    script = Script("weights")
+    script.run(founding())
+    script.run(document(compressed("packed weights", _weights), 0))
+    script.keep("with weights")
+    return script
+
+
 def shares() -> Script:
     """Return a pool with a lease that asked for a share of a GPU's time."""
     script = Script("shares")
@@ -538,6 +564,7 @@ def everything() -> dict[str, bytes]:
     found["tick in an era"] = closed_cbor.encode(envelope)
     found["packed department"] = compressed("packed department", _department)
     found["packed preemption"] = compressed("packed preemption", _giving_way)
+    found["packed weights"] = compressed("packed weights", _weights)
     up = commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", (), accounts=True)
     found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     for name, result in results().items():

@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class _Seated:
 
     lease: LeaseId
     gpus: Sequence[GpuId]  # in the worker's order
+    shares: Sequence[float]  # of each, before the weight of its class
     line: socket.socket | None = None  # until another lease uses one of its GPUs
     counted_from: float = -math.inf
     words: int = 0
@@ -81,6 +82,7 @@ class Arbiter:
         self._lock = threading.Lock()
         self._turns: dict[GpuId, Turns] = {}
         self._seated: dict[int, _Seated] = {}
+        self._weights: dict[LeaseId, float] = {}
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -99,10 +101,12 @@ class Arbiter:
         """
         self._trio = trio.lowlevel.current_trio_token()
         with self._lock:
-            self._seated[worker] = _Seated(lease, [gpu for gpu, _ in shares])
+            gpus, parts = [gpu for gpu, _ in shares], [share for _, share in shares]
+            self._seated[worker] = _Seated(lease, gpus, parts)
+            weight = self._weights.get(lease, 1.0)
             for gpu, share in shares:
                 turns = self._turns.setdefault(gpu, Turns())
-                turns.join(worker, lease, share, time.monotonic())
+                turns.join(worker, lease, share * weight, time.monotonic())
                 if turns.are_shared() and not self._closed:
                     self._seat(gpu)
                 self._tell(gpu)
@@ -139,6 +143,19 @@ class Arbiter:
                 turns.come_back(lease, time.monotonic())
                 self._tell(gpu)
         self._poke()
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Multiply the shares of leases, those that have workers now and those of later ones.
+
+        Args:
+            weights: of all leases that have another one than 1.
+        """
+        with self._lock:
+            self._weights = dict(weights)
+            for seated in self._seated.values():
+                weight = self._weights.get(seated.lease, 1.0)
+                for gpu, share in zip(seated.gpus, seated.shares, strict=True):
+                    self._turns[gpu].set_share(seated.lease, share * weight, time.monotonic())
 
     def got(self) -> dict[LeaseId, dict[GpuId, Got]]:
         """Return what each lease is due of each GPU's time, and got."""

@@ -179,6 +179,7 @@ class FakeHost:
     used: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
     orders: dict[LeaseId, HostSuspension] = field(default_factory=dict[LeaseId, HostSuspension])
     refuses: str = ""  # why no lease can be suspended
+    weights: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self.devices
@@ -215,6 +216,9 @@ class FakeHost:
 
     def suspensions(self) -> dict[LeaseId, HostSuspension]:
         return dict(self.orders)
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        self.weights = dict(weights)
 
     async def open_session(
         self,

@@ -65,6 +65,30 @@ async def test_a_lone_lease_has_no_socket_and_two_share_the_time() -> None:
     arbiter.close()
 
 
+async def test_shares_are_multiplied_by_weights_for_workers_of_now_and_of_later() -> None:
+    workers = {number: Worker() for number in (1, 2, 3)}
+    arbiter = Arbiter(workers.get)
+
+    def due() -> list[float]:
+        return [arbiter.got()[LeaseId(lease)][GPU].due for lease in (1, 2)]
+
+    arbiter.join(1, LeaseId(1), [(GPU, 0.25)])
+    arbiter.weigh({LeaseId(1): 2.0, LeaseId(2): 1.5})
+    arbiter.join(2, LeaseId(2), [(GPU, 0.25)])
+    assert due() == [0.5, 0.375]
+    arbiter.join(3, LeaseId(2), [(GPU, 0.25)])
+    assert due() == [0.5, 0.375], "a second worker of a lease changes nothing"
+    arbiter.weigh({LeaseId(2): 0.5, LeaseId(9): 7.0})
+    assert due() == [0.25, 0.125]
+    arbiter.weigh({LeaseId(1): 3.0, LeaseId(2): 1.0})
+    assert due() == [0.75, 0.25]
+    for worker in (1, 2, 3):
+        arbiter.leave(worker)
+    arbiter.weigh({})
+    assert arbiter.got() == {}
+    arbiter.close()
+
+
 async def test_a_worker_that_says_what_is_no_word_is_killed() -> None:
     workers = {1: Worker(), 2: Worker(gate=None)}
     arbiter = Arbiter(workers.get)
