@@ -68,7 +68,7 @@ from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKee
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.protocol.sessions import SessionInfo
+from gpupool.remoting.protocol.sessions import NO_MOVES, SessionInfo
 
 TEST_GRACE_S = 20.0
 """For what CUDA does before the first pass of a self-test."""
@@ -290,9 +290,9 @@ class HostSupervisor:
         """
         self._suspensions.suspend(lease, number)
 
-    def resume(self, lease: LeaseId, number: int) -> None:
+    def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
         """Have the workers of a lease go on, with all that they had; returns at once."""
-        self._suspensions.resume(lease, number)
+        self._suspensions.resume(lease, number, moves)
 
     def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
         """Return how far the host is with each lease that it was told to suspend or resume."""

@@ -128,7 +128,7 @@ class Reconciler:
         for lease, number in plan.suspend:
             host.suspend(lease, number)
         for lease, number in plan.resume:
-            host.resume(lease, number)
+            host.resume(lease, number, plan.moves.get(lease, {}))
         for lease in plan.kill:
             self._context.kill(lease, "its memory was given back while it was suspended")
         for command in plan.propose:

@@ -127,6 +127,17 @@ class Machine:
         self._trace.note(self.name, "worker", f"lease {lease} {'lets go' if away else 'goes on'}")
         self._workers_changed(self)
 
+    def relocate(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
+        """Have what the workers of a lease have on some GPUs be on others."""
+        for worker in self.workers:
+            if worker.lease == lease:
+                worker.partitions = tuple(
+                    Partition(part.server, moves.get(part.gpu, part.gpu), part.memory)
+                    for part in worker.partitions
+                )
+        self._trace.note(self.name, "worker", f"lease {lease} is moved: {dict(moves)}")
+        self._workers_changed(self)
+
     def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
         """Return the partitions of a lease that its workers occupy."""
         found = {p for w in self.workers if w.lease == lease and not w.away for p in w.partitions}

@@ -126,6 +126,7 @@ if TYPE_CHECKING:
         EndLease,
         Issue,
         LabelServer,
+        MoveLease,
         Order,
         RemoveServer,
         RenewToken,

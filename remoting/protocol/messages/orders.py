@@ -15,6 +15,7 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     EndLease        EndLease          no                 no: a lease ends once
     SuspendLease    SuspendLease      no                 yes: another order undoes it
     ResumeLease     ResumeLease       no                 yes: another order undoes it
+    MoveLease       MoveLease         no                 yes: another order undoes it
     SetClock        SetClock          no                 no: the era of the table numbers it
     RetireCa        RetireCa          no                 no: done twice, it does the same
     SetSilence      SetSilence        no                 yes: another order undoes it
@@ -33,9 +34,11 @@ from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId, lease_name
 from gpupool.pool.model.silences import SILENCE_MAX_MS, silence_scope
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
+from gpupool.pool.model.suspension import MoveLease as MoveCommand
 from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
 from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
+from gpupool.pool.transitions.leases import PARTITION_COUNT_MAX
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
@@ -384,6 +387,44 @@ class ResumeLease(Order):
         """Return that its workers are about to go on."""
         name = lease_name(self.lease)
         return f"lease {name}: {note}" if note else f"lease {name} is being resumed"
+
+
+@message(66, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class MoveLease(Order):
+    """Have a lease go on with other GPUs of one of its servers; one's own, or any for an operator.
+
+    ``gpus`` are those that it leaves, empty for all that it has there; ``to`` are as many, in their
+    order, or none for those that the pool chooses.
+    """
+
+    lease: LeaseId
+    server: ServerId
+    gpus: tuple[GpuId, ...] = ()
+    to: tuple[GpuId, ...] = ()
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def check(self) -> None:
+        """Refuse more GPUs than a lease can have."""
+        if max(len(self.gpus), len(self.to)) > PARTITION_COUNT_MAX:
+            raise UsageError(f"a lease has at most {PARTITION_COUNT_MAX} GPUs")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        by, operator = issue.by, issue.operator
+        return MoveCommand(self.lease, self.server, by, operator, self.gpus, self.to, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return where it goes."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being moved"
 
 
 @message(55, answered_by=Done, rights=Rights.OPERATOR)

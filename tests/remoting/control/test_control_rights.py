@@ -66,6 +66,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.EndLease(hold.lease, "over"),
         m.SuspendLease(hold.lease, "for a course"),
         m.ResumeLease(hold.lease),
+        m.MoveLease(hold.lease, ServerId("nobody")),
         m.CreateToken(TokenId("new"), TokenKind.OPERATOR, "eve", bytes(32), 60.0),
         m.RevokeToken(TokenId("none")),
         m.RenewToken(TokenId("none"), 60.0),

@@ -164,6 +164,7 @@ SUSPENSION = (
     commands.RefuseSuspension,
     commands.ResumeLease,
     commands.ConfirmResumed,
+    commands.MoveLease,
 )
 
 

@@ -120,7 +120,8 @@ def guarantees_ignored() -> AbstractContextManager[None]:
 def suspends_too_many() -> AbstractContextManager[None]:
     """Suspend all leases that may give way on the chosen server."""
 
-    def _cheapest(room: Any, candidates: list[Lease]) -> list[Lease] | None:
+    def _cheapest(room: Any, candidates: list[Lease], among: Lease | None) -> list[Lease] | None:
+        del among
         return candidates if room.fits(candidates) else None
 
     return patched(preemption, "_cheapest", _cheapest)

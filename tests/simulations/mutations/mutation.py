@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 
-ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend")
+ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend", "move")
 
 Broken = Callable[[], AbstractContextManager[None]]
 
