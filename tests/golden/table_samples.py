@@ -394,7 +394,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions(), preemption(), shares(), weights()]
+    return [pool, short, heir, accounts(), suspensions(), preemption(), shares(), weights(), moves()]
 
 
 def accounts() -> Script:
@@ -532,6 +532,28 @@ def weights() -> Script:
     script.run(founding())
     script.run(document(compressed("packed weights", _weights), 0))
     script.keep("with weights")
+    return script
+
+
+def moves() -> Script:
+    """Return a pool in which a lease is moved to another GPU, and one could not be."""
+    script = Script("moves")
+    script.run(founding())
+    gpus = tuple(
+        Gpu(GpuId(f"EMU-{n}"), n, "Emulated GPU", 8 * GIB, emulated=True) for n in range(2)
+    )
+    script.run([commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", gpus)])
+    script.run([grant(request(1), "ada", Partition(A, gpus[0].id, GIB))])
+    [lease] = script.state.leases
+    script.run([commands.MoveLease(lease, A, "ada", order=bytes(16))])
+    number = script.state.index
+    script.keep("with a lease that is about to be moved")
+    script.run([commands.ConfirmSuspended(lease, A, ONE, number, 0)])
+    script.keep("with a lease that goes on elsewhere")
+    script.run([commands.ConfirmResumed(lease, A, ONE, number)])
+    back = commands.MoveLease(lease, A, "root", True, (gpus[1].id,), (gpus[0].id,))
+    script.run([back, commands.MoveLease(lease, B, "bob")])
+    script.keep("with a lease that was moved")
     return script
 
 

@@ -10,7 +10,7 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.history_query import HistoryQuery
-from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.pool.record_query import RecordQuery
 from gpupool.remoting.client.lease_handle import LeaseHandle

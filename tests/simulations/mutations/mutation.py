@@ -41,6 +41,11 @@ def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
     return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
 
 
+def two_gpus(options: Options) -> Options:
+    """Return a run in which leases have somewhere to go."""
+    return replace(options, gpus=max(2, options.gpus), think_s=0.3)
+
+
 def with_policy(*kinds: str) -> Callable[[Options], Options]:
     """Return what gives runs policies about these things, one after the other."""
     return lambda options: replace(options, policy=kinds, policy_s=2.0, think_s=0.3)
