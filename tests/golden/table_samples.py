@@ -394,7 +394,8 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions(), preemption(), shares(), weights(), moves()]
+    others = [accounts(), suspensions(), preemption(), shares(), weights(), moves()]
+    return [pool, short, heir, *others]
 
 
 def accounts() -> Script:

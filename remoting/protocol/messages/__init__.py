@@ -16,10 +16,11 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  RunChecks                                ChecksDone
                  Subscribe, SubscribeTelemetry            Done
     orders       CreateToken, RevokeToken, RenewToken     Done
-                 EndLease
                  RemoveServer, DrainServer, DrainGpu,
                  LabelServer, SetClock, RotateCa,
                  RetireCa, SetSilence, ForgetUser         Done
+    lease_orders EndLease, SuspendLease, ResumeLease,     Done
+                 MoveLease                                Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -117,26 +118,28 @@ if TYPE_CHECKING:
         PutPart,
         RestoreBackup,
     )
+    from gpupool.remoting.protocol.messages.lease_orders import (
+        EndLease,
+        MoveLease,
+        ResumeLease,
+        SuspendLease,
+    )
     from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinPool
     from gpupool.remoting.protocol.messages.orders import (
         ORDER_SIZE,
         CreateToken,
         DrainGpu,
         DrainServer,
-        EndLease,
         Issue,
         LabelServer,
-        MoveLease,
         Order,
         RemoveServer,
         RenewToken,
-        ResumeLease,
         RetireCa,
         RevokeToken,
         RotateCa,
         SetClock,
         SetSilence,
-        SuspendLease,
     )
     from gpupool.remoting.protocol.messages.policy_messages import (
         CheckPolicy,

@@ -92,6 +92,7 @@ CALL_DECLARATIONS: dict[type[Call], CallDeclaration] = {}
 LATER = (
     "admin_messages",
     "backup_messages",
+    "lease_orders",
     "membership_messages",
     "orders",
     "policy_messages",
