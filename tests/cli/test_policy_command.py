@@ -247,6 +247,39 @@ def without_times(answer: dict[str, Any]) -> tuple[str, list[str]]:
     return answer["kind"], [re.sub(r"runs for [0-9msh]+", "", line) for line in answer["lines"]]
 
 
+LOOP = "import cupy\na = cupy.ones(8)\nprint('up', flush=True)\nwhile True:\n    a.sum().get()"
+
+
+def test_a_class_that_weighs_more_is_due_more_of_a_gpu(pool: OnePool) -> None:
+    """The policy in force reaches programs that run."""
+    put(pool, "[class.lab]\nusers = ['ada']\n")
+    programs: list[subprocess.Popen[str]] = []
+    try:
+        for env in (pool.ada, None):  # one after the other, so that they have the same GPU
+            words = ("run", "-p", "0.5", "--", sys.executable, "-c", LOOP)
+            programs.append(program := pool.spawn(*words, env=env))
+            assert program.stdout is not None
+            assert program.stdout.readline() == "up\n", program.stderr and program.stderr.read()
+        wait_for_shares(pool, {"ada": 0.5, "root": 0.5})
+        put(pool, "[class.lab]\nusers = ['ada']\nweight = 3\n")
+        wait_for_shares(pool, {"ada": 0.75, "root": 0.25})
+        assert "of 0.75" in pool.run("leases").stdout
+    finally:
+        for program in programs:
+            program.terminate()
+            program.communicate(timeout=DEADLINE_S)
+
+
+def wait_for_shares(pool: OnePool, due: dict[str, float]) -> None:
+    found: dict[str, float] = {}
+    end = time.monotonic() + DEADLINE_S
+    while found != due and time.monotonic() < end:
+        body = json.loads(pool.run("leases", "--json").stdout)
+        users = {each["name"]: each["user"] for each in body["leases"]}
+        found = {users[n]: round(each["due"], 2) for n, each in body["shares"].items()}
+    assert found == due
+
+
 @pytest.mark.slow
 def test_edit_keeps_the_text_when_somebody_was_faster(pool: OnePool, tmp_path: Path) -> None:
     put(pool, LIMITS)
