@@ -104,14 +104,11 @@ def explain_preemption(state: PoolState, user: str, request: Request) -> list[st
         return ["it waits for a limit of the policy, so no lease gives way to it"]
     if priority <= rules.lowest:
         return [f"no lease gives way to it: none has a priority below {priority}"]
-    before = {
-        lease: each
-        for each in preemptions(state)
-        if fairness.turn(each.entry) < fairness.turn(entry)
-        for lease in each.leases
-    }
+    turn = fairness.turn(entry)
+    ahead = [each for each in preemptions(state) if fairness.turn(each.entry) < turn]
+    before = {lease: each for each in ahead for lease in each.leases}
     kept = fairness.kept_from(state, request.id, user)
-    first = (*(each.gpus for each in kept), *(each.gpus for each in before.values()))
+    first = (each.gpus for each in (*kept, *ahead))
     case = _Case(rules, entry, frozenset[Place]().union(*first))
     chosen = [state.leases[each] for each in case.found.leases] if case.found is not None else []
     lines = [case.chosen_text(lease) for lease in chosen]
