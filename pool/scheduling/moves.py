@@ -105,14 +105,26 @@ def _objection(
         if refusal := _no_room(server, gpu, memory[each.gpu], memory.get(each.to, 0)):
             return refusal
     places = [(server, server.gpus[each.to]) for each in moves]
-    if refusal := Admission(state).place_refusal(lease.user, places):
-        return refusal
-    reserved = fairness.reserved_for_others(state, lease.request, lease.user)
-    kept = reserved.gpus if reserved is not None else frozenset[fairness.Place]()
-    for _, gpu in places:
-        if (server.id, gpu.id) in kept:
-            what = f"GPU {gpu.index} of {server.name}"
-            return refuse(RefusalKind.BUSY, f"{what} is kept for a request that goes first")
+    return Admission(state).place_refusal(lease.user, places) or kept_refusal(state, lease, moves)
+
+
+def kept_refusal(state: PoolState, lease: Lease, moves: Sequence[GpuMove]) -> Result | None:
+    """Refuse GPUs that are kept for a request, or for a suspended lease, that goes first.
+
+    A suspended lease need not leave its own GPUs to another one. A lease that is moved has GPUs,
+    so it leaves alone what is kept for anybody.
+    """
+    priority = Admission(state).terms(lease.user).priority
+    for each in fairness.going_first(state):
+        if priority > each.entry.priority:
+            return None
+        for move in moves:
+            kept = (move.server, move.to) in each.gpus
+            if kept and each.entry.request.id != lease.request:
+                server = state.servers[move.server]
+                what = f"GPU {server.gpus[move.to].index} of {server.name}"
+                who = each.entry.user
+                return refuse(RefusalKind.BUSY, f"{what} is kept for {who}, who goes first")
     return None
 
 

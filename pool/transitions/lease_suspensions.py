@@ -25,7 +25,7 @@ from gpupool.pool.model.suspension import (
 )
 from gpupool.pool.policy.giving_way import window_suspensions
 from gpupool.pool.policy.usage import plus, usage_of
-from gpupool.pool.scheduling.moves import moved
+from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
 from gpupool.pool.transitions.audit import THE_POOL, emit_event, record
 from gpupool.pool.transitions.leases import (
@@ -121,7 +121,7 @@ def _arrive(state: PoolState, lease: Lease) -> Step:
     """
     suspension, history = _suspension(lease), (lease.history or SuspensionHistory()).back(state.now)
     there = moved(lease, suspension.moves)
-    no_room = resume_refusal(state, there)
+    no_room = resume_refusal(state, there) or kept_refusal(state, lease, suspension.moves)
     if no_room is None:
         kind, text = "moved", f"{suspension.why}, by {suspension.by or THE_POOL}"
         history = replace(history, moved_at=state.now)

@@ -1,5 +1,6 @@
 """Moving leases to other GPUs of their server: who may, where to, and whose memory counts when."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -14,7 +15,8 @@ from gpupool.pool.model.state import Lease, Partition, Request
 from gpupool.pool.model.suspension import GpuMove, SuspensionState
 from gpupool.pool.reconcile import SuspensionPlan, plan_suspensions
 
-S, P = SuspensionState, SuspensionPhase
+S = SuspensionState
+P = SuspensionPhase
 
 
 def gpu(index: int, server: ServerId = A) -> GpuId:
@@ -225,6 +227,22 @@ def unreachable(pool: Moving) -> None:
     assert pool.do(c.ServerContact(A, ONE, reachable=False)).ok
 
 
+def part_of_a_card(pool: Moving) -> None:
+    other_gpu(pool, parent=gpu(3))
+
+
+def real(pool: Moving) -> None:
+    other_gpu(pool, emulated=False)
+
+
+def another_model(pool: Moving) -> None:
+    other_gpu(pool, name="A100")
+
+
+def elsewhere_by_policy(pool: Moving) -> None:
+    pool.put("[user.ada]\nservers = ['rack=2']\n")
+
+
 def taken(pool: Moving) -> None:
     pool.hold((gpu(1), 50), user="bob")
 
@@ -242,25 +260,25 @@ def taken(pool: Moving) -> None:
         (gpu_drained, (gpu(1),), "busy", "GPU 1 of a grants nothing now: "),
         (unreachable, (gpu(1),), "busy", "server a is not reachable"),
         (
-            lambda pool: other_gpu(pool, parent=gpu(3)),
+            part_of_a_card,
             (gpu(1),),
             "never",
             "GPU 1 of a is a MIG instance",
         ),
         (
-            lambda pool: other_gpu(pool, emulated=False),
+            real,
             (gpu(1),),
             "never",
             "GPU 1 of a is a real one",
         ),
         (
-            lambda pool: other_gpu(pool, name="A100"),
+            another_model,
             (gpu(1),),
             "never",
             "GPU 1 of a is another model than GPU 0",
         ),
         (
-            lambda pool: pool.put("[user.ada]\nservers = ['rack=2']\n"),
+            elsewhere_by_policy,
             (gpu(1),),
             "denied",
             "ada may not use GPU 1 of a",
@@ -268,11 +286,11 @@ def taken(pool: Moving) -> None:
     ],
 )
 def test_where_a_lease_cannot_go(
-    prepare: object, to: tuple[GpuId, ...], kind: str, why: str
+    prepare: Callable[[Moving], None] | None, to: tuple[GpuId, ...], kind: str, why: str
 ) -> None:
     pool = Moving()
     lease = pool.hold((gpu(0), 40))
-    if callable(prepare):
+    if prepare is not None:
         prepare(pool)
     done = pool.move(lease, *to)
     assert (done.ok, done.kind) == (False, kind)
@@ -346,7 +364,25 @@ def test_gpus_that_are_kept_for_another_are_not_taken() -> None:
         assert pool.do(c.Wait(request, "bob", TokenId("bob"), "busy")).ok
         pool.now_ms += 5000
     done = pool.move(lease, gpu(1))
-    assert done.why == "GPU 1 of a is kept for a request that goes first"
+    assert done.why == "GPU 1 of a is kept for bob, who goes first"
+
+
+def test_nor_are_those_of_a_suspended_lease_that_has_long_waited_to_go_on() -> None:
+    pool = Moving(gpu_count=2)
+    away = pool.hold((gpu(1), 80), user="bob")
+    assert pool.do(c.SuspendLease(away, "", "bob")).ok
+    pool.let_go(away)
+    other = pool.hold((gpu(1), 30), user="cy")
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.ResumeLease(away, "bob")).ok
+    assert pool.phase(away) is S.SUSPENDED
+    assert pool.move(lease, gpu(1)).ok, "it has only just begun to wait"
+    pool.now_ms += pool.state.starved_after_ms
+    pool.let_go(lease)
+    assert pool.gpus(lease) == [gpu(0)], "and now it goes first"
+    pool.go_on(lease)
+    assert pool.move(lease, gpu(1)).why == "GPU 1 of a is kept for bob, who goes first"
+    assert pool.do(c.EndLease(other, "done", "cy")).ok
 
 
 @pytest.mark.parametrize("seed", range(20))
