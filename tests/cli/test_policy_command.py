@@ -85,7 +85,7 @@ def pool(shared_pool: Shared[OnePool], request: pytest.FixtureRequest) -> Iterat
 def put(pool: OnePool, text: str) -> None:
     file = pool.folder / "policy.toml"
     file.write_text(text)
-    done = pool.run("policy", "apply", str(file))
+    done = pool.run("policy", "apply", "--yes", str(file))  # whatever was in force before
     assert done.returncode == 0, done.stderr
 
 
