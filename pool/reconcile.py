@@ -6,11 +6,11 @@ a crash between two steps loses nothing. The caller keeps proposals in flight fr
 """
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
-from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
     Lease,
@@ -184,6 +184,9 @@ class SuspensionPlan:
     resume: list[tuple[LeaseId, int]]
     kill: list[LeaseId]  # workers that have memory which the table has given back
     propose: list[Command]
+    moves: dict[LeaseId, dict[GpuId, GpuId]] = field(
+        default_factory=dict[LeaseId, dict[GpuId, GpuId]]
+    )  # where those that are resumed find their memory
 
 
 def plan_suspensions(
@@ -232,6 +235,9 @@ def _plan_lease(
     if suspension.state is SuspensionState.RESUMING:
         if self_id in suspension.confirmed:
             return
+        moves = {each.gpu: each.to for each in suspension.moves if each.server == self_id}
+        if moves:
+            plan.moves[lease.id] = moves
         # Told before it is confirmed: a host that has not begun to suspend it must not begin now.
         plan.resume.append((lease.id, number))
         if phase in (None, SuspensionPhase.RUNNING, SuspensionPhase.REFUSED):

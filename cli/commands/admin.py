@@ -33,15 +33,35 @@ if TYPE_CHECKING:
 @click.argument("server", type=SERVER_NAME)
 @click.option("--gpu", help="Drain this GPU alone, by number or id; see gpupool gpus.")
 @click.option("--reason", required=True, help="Why; everybody who looks at the pool sees it.")
+@click.option(
+    "--move",
+    "moves",
+    is_flag=True,
+    help="Have leases there go on with other GPUs of the server, and say why others stay.",
+)
 @pool_options
-def drain(credentials: str | None, server: str, gpu: str | None, reason: str) -> None:
-    """Stop granting on SERVER, or on one GPU of it; what runs there goes on."""
+def drain(credentials: str | None, server: str, gpu: str | None, reason: str, moves: bool) -> None:
+    """Stop granting on SERVER, or on one GPU of it; what runs there goes on.
+
+    With --move, leases on the GPU go on with others of the same server, where these have room. A
+    lease whose whole server is drained stays: it cannot be moved to another one.
+    """
+    from gpupool.cli.commands.moves import move_away
     from gpupool.remoting.protocol import messages as m
 
     if not reason.strip():
         raise UsageError("a drain needs a reason", hint='--reason "new fan"')
     order = m.DrainServer(server, reason) if gpu is None else m.DrainGpu(server, gpu, reason)
-    operate(credentials, order)
+    if not moves:
+        operate(credentials, order)
+        return
+
+    async def drain_and_move() -> None:
+        async with connected(credentials) as pool:
+            say(f"gpupool: {await pool.operate(order)}")
+            await move_away(pool, server, gpu)
+
+    run_async(drain_and_move)
 
 
 @click.command()

@@ -14,7 +14,7 @@ import click
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.run.request_options import Wanted, request_options
+from gpupool.cli.run.request_options import Wanted, request_options, unknown_text
 from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def check(
       gpupool policy check new.toml --user ada --request "-n 8"
 
     Without FILE, the policy in force is used. The exit code is 0 when the request would be granted,
-    1 when it is denied, 75 when it would have to wait.
+    1 when it is denied, 75 when it would have to wait. "gpupool policy explain" takes the options
+    of "gpupool run" as they are.
     """
     packed = b""
     if file is not None:
@@ -125,19 +126,32 @@ def check(
             say(f"gpupool: {file} has no mistakes")
         return ExitCode.DONE
     request = _parse_request(request_text) if request_text is not None else None
+    return _explain(credentials, user, request, packed, as_json)
 
-    async def ask() -> "PolicyVerdict":
-        async with connected(credentials) as pool:
-            return await pool.check_policy(user or "", request, packed)
 
-    verdict = run_async(ask)
-    if as_json:
-        print_json(kind=verdict.kind, lines=verdict.lines)
-    else:
-        for line in verdict.lines:
-            click.echo(line)
-    codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
-    return codes.get(verdict.kind, ExitCode.FAILED)
+@command.command("explain")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), required=False)
+@request_options
+@click.option("--user", help="Whose request it is (default: yours).")
+@pool_options
+@json_option
+def explain(
+    credentials: str | None, file: str | None, user: str | None, wanted: Wanted, as_json: bool
+) -> int:
+    r"""Explain how the policy treats a request, and which leases would be suspended for it.
+
+    \b
+      gpupool policy explain -n 2 -p 0.5
+      gpupool policy explain --user ada -n 8 new.toml
+
+    The request is written as for "gpupool run"; without options it is one whole GPU. Nothing is
+    asked for. Of each lease of lower priority it says whether it would be suspended, what that
+    would move, and else why not. With FILE, that policy is used and not the one in force. The exit
+    code is 0 when the request would be granted, 1 when it is denied, 75 when it would have to wait.
+    """
+    packed = _checked(_read(file), file) if file is not None else b""
+    waits = wanted.wait_s != 0.0
+    return _explain(credentials, user, wanted.request("policy explain"), packed, as_json, waits)
 
 
 @command.command("apply")
@@ -235,6 +249,46 @@ def _ask_to_lose(what: str) -> None:
 
 
 # --- inside ---------------------------------------------------------------------------------------
+
+
+def _explain(
+    credentials: str | None,
+    user: str | None,
+    request: "Request | None",
+    packed: bytes,
+    as_json: bool,
+    waits: bool = True,
+) -> int:
+    """Print what a policy says of a user, and of a request; return the exit code.
+
+    Args:
+        credentials: as given.
+        user: whose request it is; None: the caller's.
+        request: None for the user's terms alone.
+        packed: a policy's document; empty for the one in force.
+        as_json: print it for programs.
+        waits: nothing is suspended for a request that does not.
+    """
+
+    async def ask() -> "tuple[PolicyVerdict, tuple[str, ...]]":
+        async with connected(credentials) as pool:
+            names = request.servers if request is not None else ()
+            verdict = await pool.check_policy(user or "", request, packed)
+            return verdict, tuple(pool.unknown_servers(names))
+
+    verdict, unknown = run_async(ask)
+    lines = verdict.lines
+    if unknown:
+        lines = (unknown_text(unknown), *lines)
+    if not waits and verdict.kind == "busy":
+        lines = (*lines, "with --no-wait it is refused at once, and nothing is suspended for it")
+    if as_json:
+        print_json(kind=verdict.kind, lines=lines)
+    else:
+        for line in lines:
+            click.echo(line)
+    codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
+    return codes.get(verdict.kind, ExitCode.FAILED)
 
 
 async def _get(credentials: str | None, version: int) -> "PolicyIs":

@@ -23,6 +23,7 @@ from gpupool.pool.model.state import Gpu, Partition, Request, TokenKind
 from gpupool.pool.model.suspension import (
     ConfirmResumed,
     ConfirmSuspended,
+    MoveLease,
     RefuseSuspension,
     ResumeLease,
     SuspendLease,
@@ -390,6 +391,7 @@ Command = (
     | RefuseSuspension
     | ResumeLease
     | ConfirmResumed
+    | MoveLease
     | NoteBackup
     | ForgetUser
 )
@@ -428,6 +430,7 @@ KINDS: dict[str, type[Command]] = {
     "refuse-suspension": RefuseSuspension,
     "resume-lease": ResumeLease,
     "confirm-resumed": ConfirmResumed,
+    "move-lease": MoveLease,
     "note-backup": NoteBackup,
     "forget-user": ForgetUser,
 }

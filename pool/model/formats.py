@@ -31,6 +31,7 @@ SINCE: Mapping[str, int] = {
     "refuse-suspension": 7,
     "resume-lease": 7,
     "confirm-resumed": 7,
+    "move-lease": 7,
     "forget-user": 7,
 }
 """The version with which each command came, by its name; all others are older than versions."""

@@ -3,13 +3,23 @@
 A lease goes from held to suspending, suspended, resuming, and is held again. Its memory is counted
 all the time but while it is suspended: it is given back once all servers of the lease have said
 that their workers have let go, and taken again before any of them is told to go on.
+
+A lease is moved to other GPUs of its server by a suspension that has ``moves``: with the word of
+the last server it gives the old GPUs back and takes the new ones, in one step, and is resuming.
 """
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpupool.pool.model.codec import OPTIONAL
-from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+)
 
 SPAN_COUNT_MAX = 64
 """Of a lease's times away that are told apart; the oldest two become one when there are more."""
@@ -27,6 +37,15 @@ class SuspensionState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuMove:
+    """One partition of a lease that goes to another GPU of its server."""
+
+    server: ServerId
+    gpu: GpuId
+    to: GpuId
+
+
+@dataclass(frozen=True, slots=True)
 class Suspension:
     """Why and how far a lease is suspended."""
 
@@ -40,6 +59,8 @@ class Suspension:
     bytes: int = 0  # of its servers' memory, that it takes meanwhile
     resume_since: Milliseconds = Milliseconds(0)
     """Since when it goes on as soon as there is room; 0: somebody must say so."""
+    moves: tuple[GpuMove, ...] = field(default=(), metadata=OPTIONAL)
+    """To be made while it is suspending; made, and to be done by its hosts, while resuming."""
 
 
 def suspension_reason(suspension: Suspension | None) -> str:
@@ -123,6 +144,22 @@ class ConfirmResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveLease:
+    """Suspend a lease, and have it go on with other GPUs of one of its servers; a person's order.
+
+    GPUs that it cannot have by then leave it where it was.
+    """
+
+    lease: LeaseId
+    server: ServerId
+    by: str
+    operator: bool = False
+    gpus: tuple[GpuId, ...] = ()  # that it leaves; empty: all that it has on that server
+    to: tuple[GpuId, ...] = ()  # one for each of them, in their order; empty: the pool chooses
+    order: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class SuspensionHistory:
     """What a lease has been through; it has none before it is suspended first."""
 
@@ -133,6 +170,8 @@ class SuspensionHistory:
     orders: tuple[bytes, ...] = field(default=(), metadata=OPTIONAL)  # as in ``Server``
     away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)
     """The times of ``away_ms``, oldest first: accounts do not count them."""
+    moved_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
+    """When it got other GPUs than its grant gave it, the latest time; 0: never."""
 
     def back(self, now: Milliseconds) -> "SuspensionHistory":
         """Return the history of a lease whose memory is taken again now."""

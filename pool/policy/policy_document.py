@@ -55,7 +55,7 @@ GIVING_WAY = ("priority", "preemptible", "max_suspended", "min_run_time")
 RULE_KEYS: dict[str, tuple[str, ...]] = {
     "defaults": (*HELD, *TERMS, *GIVING_WAY),
     "pool": HELD,
-    "class": (*HELD, *HELD_PER_USER, *TERMS, *GIVING_WAY, "guarantee"),
+    "class": (*HELD, *HELD_PER_USER, *TERMS, *GIVING_WAY, "guarantee", "weight"),
     "user": (*HELD, *TERMS),
 }
 """Which rules can be written where: for every user, for all together, for a class, for a user."""

@@ -16,6 +16,9 @@ from gpupool.pool.model.state import DataEncryption
 WORD_COUNT_MAX = 64
 NAME_LENGTH_MAX = 64
 
+WEIGHT_MIN, WEIGHT_MAX = 100, 10_000
+"""In thousandths. A class that weighed next to nothing beside others would starve."""
+
 LIFETIME_MS_MIN = 2000
 """Of an idle timeout and of a lease; use is measured once a second."""
 
@@ -61,6 +64,8 @@ def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
         return duration_ms(value), ()
     if kind == "guarantee":
         return _thousandths(value, or_none=""), ()
+    if kind == "weight":
+        return _weight(value), ()
     if value == "none":
         return NO_LIMIT, ()
     if kind == "max_gpus":
@@ -77,10 +82,18 @@ def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
     return milliseconds, ()
 
 
-def _thousandths(value: object, or_none: str = ', or "none"') -> int:
+def _weight(value: object) -> int:
+    sentence = f"write a number from {WEIGHT_MIN / 1000:g} to {WEIGHT_MAX // 1000}, such as 2.5"
+    thousandths = _thousandths(value, sentence=sentence)
+    if not WEIGHT_MIN <= thousandths <= WEIGHT_MAX:
+        raise WrongValueError(sentence)
+    return thousandths
+
+
+def _thousandths(value: object, or_none: str = ', or "none"', sentence: str = "") -> int:
     number = Decimal(value) if type(value) is int else value
     if not isinstance(number, Decimal) or not number.is_finite() or not 0 <= number <= 10**6:
-        raise WrongValueError(f"write a number of GPUs such as 2.5{or_none}")
+        raise WrongValueError(sentence or f"write a number of GPUs such as 2.5{or_none}")
     thousandths = number * 1000
     if thousandths != thousandths.to_integral_value():
         raise WrongValueError("write three decimals at most")

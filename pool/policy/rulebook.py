@@ -86,6 +86,7 @@ class Terms:
     preemptible: Source | None  # the rule that says whether its leases are
     max_suspended: Source | None
     min_run_ms: int  # between two suspensions of a lease
+    weight: Source | None  # by what its leases' shares of computing time are multiplied
 
     @property
     def restricts_places(self) -> bool:
@@ -162,6 +163,7 @@ class Moment:
             preemptible=self._own(user, group, "preemptible", "preemptible"),
             max_suspended=self._own(user, group, "max_suspended", "max_suspended"),
             min_run_ms=least.rule.number if least is not None else MIN_RUN_MS,
+            weight=self._rule("class", group, "weight") if group else None,
         )
 
     def guarantee(self, group: str) -> Source | None:
@@ -204,6 +206,7 @@ class Rulebook:
         self.has_caps = any(key.removesuffix("_per_user") in DIMENSIONS for key in keys)
         """Whether a request may have to wait for something else than memory."""
         self.has_priorities = "priority" in keys
+        self.has_weights = "weight" in keys
         self.ends_leases = any(window.ends_leases for window in policy.windows)
         self.suspends_leases = any(window.suspends_leases for window in policy.windows)
         self._exact = {

@@ -1,13 +1,32 @@
 """What the policy says to a user and a request, in sentences that name their rules."""
 
+from collections.abc import Iterable, Sequence
+
+from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.results import RefusalKind
-from gpupool.pool.model.state import PoolState, Request
-from gpupool.pool.policy.admission import NOUNS, Admission, amount, duration_text, time_text
+from gpupool.pool.model.state import Lease, PoolState, Request, Waiting
+from gpupool.pool.policy.admission import (
+    NOUNS,
+    Admission,
+    amount,
+    duration_text,
+    number_text,
+    time_text,
+)
+from gpupool.pool.policy.giving_way import running_since
 from gpupool.pool.policy.usage import NOTHING
+from gpupool.pool.scheduling import fairness
+from gpupool.pool.scheduling.fairness import Place
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
-from gpupool.pool.scheduling.preemption import explain_preemption
+from gpupool.pool.scheduling.preemption import Rules, choose, preemptions
+
+SPARED_MAX = 12
+"""Leases of which is said why they are not suspended."""
+
+COMPARED_MAX = 4
+"""Of these, leases for which the best choice with them is looked for: each may take 20 ms."""
 
 
 def explain(state: PoolState, user: str, request: Request | None) -> tuple[str, tuple[str, ...]]:
@@ -52,6 +71,9 @@ def _terms_lines(state: PoolState, user: str) -> list[str]:
             lines.append(f"may use {what} {', '.join(source.rule.words)} ({source.text(policy)})")
     if terms.priority:
         lines.append(f"priority {terms.priority}")
+    if terms.weight is not None:
+        weight = number_text(terms.weight.rule.number / 1000)
+        lines.append(f"shares of computing time weigh {weight} ({terms.weight.text(policy)})")
     if terms.idle_timeout_ms:
         lines.append(f"a lease ends when unused for {duration_text(terms.idle_timeout_ms)}")
     if terms.max_lease is not None and terms.max_lease_ms:
@@ -65,3 +87,114 @@ def _terms_lines(state: PoolState, user: str) -> list[str]:
         zone = policy.zones[window.span.zone]
         lines.append(f'window "{window.name}" is open until {time_text(zone, until)}')
     return lines
+
+
+# --- preemption -----------------------------------------------------------------------------------
+
+
+def explain_preemption(state: PoolState, user: str, request: Request) -> list[str]:
+    """Return which leases would be suspended for a request, and why others would not."""
+    rules = Rules(state)
+    if not rules.admission.book.has_priorities:
+        return []
+    priority = rules.admission.terms(user).priority
+    entry = state.waiting.get(request.id)
+    entry = entry or Waiting(request, user, priority, state.now, state.now, "")
+    if fairness.is_held_back(rules.admission, entry):
+        return ["it waits for a limit of the policy, so no lease gives way to it"]
+    if priority <= rules.lowest:
+        return [f"no lease gives way to it: none has a priority below {priority}"]
+    turn = fairness.turn(entry)
+    ahead = [each for each in preemptions(state) if fairness.turn(each.entry) < turn]
+    before = {lease: each for each in ahead for lease in each.leases}
+    kept = fairness.kept_from(state, request.id, user)
+    first = (each.gpus for each in (*kept, *ahead))
+    case = _Case(rules, entry, frozenset[Place]().union(*first))
+    chosen = [state.leases[each] for each in case.found.leases] if case.found is not None else []
+    lines = [case.chosen_text(lease) for lease in chosen]
+    if len(chosen) > 1:
+        text = f"these {len(chosen)} leases move {_gib(chosen)}, and none of them can be left out"
+        lines.append(text)
+    others = [
+        lease
+        for lease in state.leases.values()
+        if lease.held and lease not in chosen and rules.priority(lease) < priority
+    ]
+    for lease in others[:SPARED_MAX]:
+        earlier = before.get(lease.id)
+        why = f"a request of {earlier.entry.user} gets its memory" if earlier is not None else ""
+        why = why or case.spared_text(lease, chosen)
+        lines.append(f"lease {lease_name(lease.id)} of {lease.user} would not: {why}")
+    if len(others) > SPARED_MAX:
+        more = len(others) - SPARED_MAX
+        lines.append(f"nor would {more} more lease{'s' * (more > 1)} of lower priority")
+    equals = sum(
+        lease.held and rules.priority(lease) >= priority for lease in state.leases.values()
+    )
+    if equals:
+        lines.append(f"priority {priority} or more protects {equals} of the leases")
+    return lines
+
+
+class _Case:
+    """The choice for one request, and sentences about the leases that are in it or not."""
+
+    def __init__(self, rules: Rules, entry: Waiting, taken: frozenset[Place]) -> None:
+        self._rules = rules
+        self._entry = entry
+        self._taken = taken
+        self._compared_count = 0
+        self.found = choose(rules, entry, taken)
+
+    def chosen_text(self, lease: Lease) -> str:
+        """Return what is said of a lease that would be suspended."""
+        what = f"{_gib([lease])}, priority {self._rules.priority(lease)}, {self._ran(lease)}"
+        who = f"lease {lease_name(lease.id)} of {lease.user}"
+        return f"{who} would be suspended for it: {what}"
+
+    def spared_text(self, lease: Lease, chosen: Sequence[Lease]) -> str:
+        """Return why a lease is not suspended: a rule, or how the best choice with it compares."""
+        if why := self._rules.objection(lease, self._entry):
+            return why
+        if self.found is None:
+            return "that would not suffice"
+        self._compared_count += 1
+        if self._compared_count > COMPARED_MAX:
+            return "others come first: fewest bytes, then lowest priority, then shortest run"
+        instead = choose(self._rules, self._entry, self._taken, lease)
+        if not chosen or instead is None:
+            return "the request does not need its memory"
+        return self._compared([self._rules.state.leases[each] for each in instead.leases], chosen)
+
+    def _compared(self, instead: Sequence[Lease], chosen: Sequence[Lease]) -> str:
+        """Return in which of the four steps of the cost the choice with a lease loses."""
+        theirs, ours = self._rules.cost(instead), self._rules.cost(chosen)
+        if theirs[0] != ours[0]:
+            return f"{_gib(instead)} would be moved with it, and {_gib(chosen)} are without it"
+        if theirs[1] != ours[1] and theirs[1][: len(ours[1])] == ours[1]:
+            return f"as much is moved with it, of {len(instead)} leases instead of {len(chosen)}"
+        if theirs[1] != ours[1]:
+            return (
+                f"as much is moved with it, and priorities are higher: {_numbers(theirs[1])} "
+                f"instead of {_numbers(ours[1])}"
+            )
+        if theirs[2] != ours[2]:
+            return (
+                "as much is moved with it, and it would end a longer run: "
+                f"{duration_text(theirs[2])} instead of {duration_text(ours[2])}"
+            )
+        return "it would do as well, and lower numbers are taken first"
+
+    def _ran(self, lease: Lease) -> str:
+        ran = duration_text(self._rules.state.now - running_since(lease))
+        was_away = lease.history is not None and lease.history.resumed_at
+        return f"resumed {ran} ago" if was_away else f"runs for {ran}, never suspended"
+
+
+def _gib(leases: Iterable[Lease]) -> str:
+    size = sum(part.memory for lease in leases for part in lease.partitions)
+    return f"{number_text(size / 2**30)} GiB"
+
+
+def _numbers(priorities: Iterable[int]) -> str:
+    return ", ".join(map(str, priorities))

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId
 from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.policy import MILLI
-from gpupool.pool.model.state import Lease, PartStatus, PoolState, Request, Server, Waiting
+from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server, Waiting
 from gpupool.pool.model.suspension import SuspendLease, SuspensionState
-from gpupool.pool.policy.admission import Admission, duration_text, number_text
+from gpupool.pool.policy.admission import Admission, number_text
 from gpupool.pool.policy.giving_way import not_suspendable, running_since, too_early
 from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.capacity import wanted_size
@@ -103,7 +103,7 @@ def _find(state: PoolState) -> Iterator[Preemption]:
         others = taken.union(*(each.gpus for each in kept))
         servers = fairness.with_memory_to_come(state, entry)
         gpus, is_ready = fairness.nearest(state, entry, others, servers)
-        found = Preemption(entry, (), gpus) if is_ready else _choose(rules, entry, others)
+        found = Preemption(entry, (), gpus) if is_ready else choose(rules, entry, others)
         if found is not None:
             taken |= found.gpus
             yield found
@@ -258,11 +258,22 @@ class _Room:
         return frozenset(list(found.values())[: self.request.count])
 
 
-def _choose(rules: Rules, entry: Waiting, taken: frozenset[Place]) -> Preemption | None:
-    """Return the cheapest leases to suspend for a request, or None when that would not help."""
+def choose(
+    rules: Rules, entry: Waiting, taken: frozenset[Place], among: Lease | None = None
+) -> Preemption | None:
+    """Return the cheapest leases to suspend for a request, or None when that would not help.
+
+    Args:
+        rules: of the table of now.
+        entry: the request.
+        taken: GPUs that others have first.
+        among: a lease that has to be one of them, and not a needless one; None: none has to.
+    """
     servers = fairness.with_memory_to_come(rules.state, entry).values()
     rooms: list[tuple[int, int, _Room]] = []
     groups = [list(servers)] if entry.request.across else [[each] for each in servers]
+    if among is not None:
+        groups = [each for each in groups if among.parts.keys() & {server.id for server in each}]
     for number, group in enumerate(groups):
         room = _Room(rules, entry, group)
         room.without(taken)
@@ -273,7 +284,7 @@ def _choose(rules: Rules, entry: Waiting, taken: frozenset[Place]) -> Preemption
     for least, _, room in rooms[:SERVERS_MAX]:
         if best is not None and least > best[0][0]:
             break  # more must be moved there than is moved here
-        chosen = _cheapest(room, _candidates(room, entry))
+        chosen = _cheapest(room, _candidates(room, entry), among)
         if chosen is not None and (best is None or rules.cost(chosen) < best[0]):
             best = (rules.cost(chosen), chosen, room)
     if best is None:
@@ -296,23 +307,42 @@ def _candidates(room: _Room, entry: Waiting) -> list[Lease]:
     return sorted(found.values(), key=lambda each: room.rules.cost([each]))
 
 
-def _cheapest(room: _Room, candidates: list[Lease]) -> list[Lease] | None:
+def _cheapest(
+    room: _Room, candidates: list[Lease], among: Lease | None = None
+) -> list[Lease] | None:
     rules = room.rules
+    if among is not None and among not in candidates:
+        return None
     if len(candidates) > EXACT_MAX:
-        return _cleared(room, candidates)
+        found = _cleared(room, candidates, among)
+        return found if found is None or _is_needed(room, found, among) else None
     sets = (list(s) for n in range(len(candidates) + 1) for s in combinations(candidates, n))
-    suitable = (each for each in sets if room.fits(each) and rules.keep_guarantees(each))
+    suitable = (
+        each
+        for each in sets
+        if (among is None or among in each)
+        and room.fits(each)
+        and rules.keep_guarantees(each)
+        and _is_needed(room, each, among)
+    )
     return min(suitable, key=rules.cost, default=None)
 
 
-def _cleared(room: _Room, candidates: list[Lease]) -> list[Lease] | None:
+def _is_needed(room: _Room, leases: list[Lease], lease: Lease | None) -> bool:
+    """Return whether a choice has a lease, and could not do without it; None: any choice."""
+    if lease is None:
+        return True
+    return lease in leases and not room.fits(each for each in leases if each is not lease)
+
+
+def _cleared(room: _Room, candidates: list[Lease], among: Lease | None) -> list[Lease] | None:
     """Clear GPU after GPU, the cheapest first; then leave out what is not needed."""
     rules = room.rules
     on: dict[Place, list[Lease]] = {}
     for lease in candidates:
         for part in lease.partitions:
             on.setdefault((part.server, part.gpu), []).append(lease)
-    chosen: list[Lease] = []
+    chosen: list[Lease] = [among] if among is not None else []
     for _ in range(room.request.count):
         if room.fits(chosen):
             break
@@ -331,7 +361,7 @@ def _cleared(room: _Room, candidates: list[Lease]) -> list[Lease] | None:
         return None
     for lease in sorted(chosen, key=lambda each: rules.cost([each]), reverse=True):
         rest = [each for each in chosen if each is not lease]
-        if room.fits(rest):
+        if lease is not among and room.fits(rest):
             chosen = rest
     return chosen
 
@@ -356,48 +386,3 @@ def _way(
         if clears(some):
             return some
     return None
-
-
-# --- words ----------------------------------------------------------------------------------------
-
-SPARED_MAX = 12
-"""Leases of which is said why they are not suspended."""
-
-
-def explain_preemption(state: PoolState, user: str, request: Request) -> list[str]:
-    """Return which leases would be suspended for a request, and why others would not."""
-    rules = Rules(state)
-    priority = rules.admission.terms(user).priority
-    entry = Waiting(request, user, priority, state.now, state.now, "")
-    if priority <= rules.lowest or fairness.is_held_back(rules.admission, entry):
-        return []
-    kept = fairness.kept_from(state, request.id, user)
-    taken = frozenset[Place]().union(*(each.gpus for each in kept))
-    found = _choose(rules, entry, taken)
-    lines: list[str] = []
-    for lease_id in found.leases if found is not None else ():
-        lease = state.leases[lease_id]
-        size = sum(part.memory for part in lease.partitions) / 2**30
-        what = f"{number_text(size)} GiB, priority {rules.priority(lease)}"
-        ran = duration_text(state.now - running_since(lease))
-        text = f"lease {lease_name(lease_id)} of {lease.user} would be suspended for it"
-        lines.append(f"{text}: {what}, runs for {ran}")
-    chosen = set(found.leases) if found is not None else set[LeaseId]()
-    others = [
-        lease
-        for lease in state.leases.values()
-        if lease.held and lease.id not in chosen and rules.priority(lease) < priority
-    ]
-    for lease in others[:SPARED_MAX]:
-        why = rules.objection(lease, entry) or (
-            "less is moved without it" if found is not None else "that would not suffice"
-        )
-        lines.append(f"lease {lease_name(lease.id)} of {lease.user} would not: {why}")
-    if len(others) > SPARED_MAX:
-        lines.append(f"nor would {len(others) - SPARED_MAX} more leases of lower priority")
-    equals = sum(
-        lease.held and rules.priority(lease) >= priority for lease in state.leases.values()
-    )
-    if equals:
-        lines.append(f"priority {priority} or more protects {equals} of the leases")
-    return lines

@@ -48,6 +48,7 @@ from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.model.suspension import (
     ConfirmResumed,
     ConfirmSuspended,
+    MoveLease,
     RefuseSuspension,
     ResumeLease,
     SuspendLease,
@@ -58,6 +59,7 @@ from gpupool.pool.transitions import (
     authorities,
     clock_setting,
     gpu_drains,
+    lease_moves,
     lease_suspensions,
     leases,
     policy_versions,
@@ -168,5 +170,6 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RefuseSuspension: lease_suspensions.refuse_suspension,
     ResumeLease: lease_suspensions.resume_lease,
     ConfirmResumed: lease_suspensions.confirm_resumed,
+    MoveLease: lease_moves.move_lease,
     NoteBackup: note_backup,
 }

@@ -14,6 +14,7 @@ from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import (
     ConfirmResumed,
     ConfirmSuspended,
+    MoveLease,
     RefuseSuspension,
     ResumeLease,
     SuspendLease,
@@ -24,6 +25,7 @@ from gpupool.pool.model.suspension import (
 )
 from gpupool.pool.policy.giving_way import window_suspensions
 from gpupool.pool.policy.usage import plus, usage_of
+from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
 from gpupool.pool.transitions.audit import THE_POOL, emit_event, record
 from gpupool.pool.transitions.leases import (
@@ -48,7 +50,7 @@ S = SuspensionState
 def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
     """Begin: its servers are told to stop its workers."""
     lease = state.leases.get(command.lease)
-    refusal = _order_refusal(lease, command)
+    refusal = order_refusal(lease, command)
     if lease is None or refusal is not None:
         return state, refusal or Result(ok=True)
     found = lease.suspension
@@ -70,7 +72,7 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         for_request=command.for_request,
         resume_since=_wanted_since(state) if not by else Milliseconds(0),
     )
-    history = _with_order(lease.history or SuspensionHistory(), command.order)
+    history = with_order(lease.history or SuspensionHistory(), command.order)
     history = replace(history, refusal=None)
     lease = with_changes(lease, suspension=suspension, history=history)
     why = suspension.why or "no reason given"
@@ -106,8 +108,31 @@ def confirm_suspended(state: PoolState, command: ConfirmSuspended) -> Step:
     history = replace(history, away_since=_wanted_since(state), refusal=None)
     changed = with_changes(lease, suspension=suspension, history=history)
     state = _recount(charge(state, lease.partitions, sign=-1), lease, changed)
+    if suspension.moves:
+        return _arrive(state, changed)
     text = f"its workers have let go; it takes {suspension.bytes >> 20} MiB of its servers' memory"
     return _put(state, changed, "suspended", text), Result(ok=True)
+
+
+def _arrive(state: PoolState, lease: Lease) -> Step:
+    """Have a lease go on with other GPUs, or with those that it has just given back.
+
+    Its memory is its own again before anybody else's command comes, so the way back is free.
+    """
+    suspension, history = _suspension(lease), (lease.history or SuspensionHistory()).back(state.now)
+    there = moved(lease, suspension.moves)
+    no_room = resume_refusal(state, there) or kept_refusal(state, lease, suspension.moves)
+    if no_room is None:
+        kind, text = "moved", f"{suspension.why}, by {suspension.by or THE_POOL}"
+        history = replace(history, moved_at=state.now)
+    else:
+        kind, text = "not-moved", no_room.why
+        there, suspension = lease, replace(suspension, moves=())
+        history = replace(history, refusal=SuspendRefusal(no_room.why, state.now))
+    suspension = replace(suspension, state=S.RESUMING, confirmed=())
+    changed = with_changes(there, suspension=suspension, history=history)
+    state = _recount(charge(state, there.partitions, sign=1), lease, changed)
+    return _put(state, changed, kind, text), Result(ok=True)
 
 
 def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
@@ -118,7 +143,7 @@ def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
     reason = command.reason[:TEXT_LENGTH_MAX] or "its server could not"
     refusal = SuspendRefusal(reason, state.now)
     history = replace(lease.history or SuspensionHistory(), refusal=refusal)
-    suspension = replace(_suspension(lease), state=S.RESUMING, confirmed=(), bytes=0)
+    suspension = replace(_suspension(lease), state=S.RESUMING, confirmed=(), bytes=0, moves=())
     lease = with_changes(lease, suspension=suspension, history=history)
     return _put(state, lease, "not-suspended", reason), Result(ok=True)
 
@@ -129,7 +154,7 @@ def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
 def resume_lease(state: PoolState, command: ResumeLease) -> Step:
     """Take the memory again, or note that somebody wants the lease back."""
     lease = state.leases.get(command.lease)
-    refusal = _order_refusal(lease, command)
+    refusal = order_refusal(lease, command)
     if lease is None or refusal is not None:
         return state, refusal or Result(ok=True)
     suspension = lease.suspension
@@ -145,7 +170,7 @@ def resume_lease(state: PoolState, command: ResumeLease) -> Step:
         why = f"it goes on by itself once there is room again: {suspension.why}"
         return state, Result(ok=True, why=why, lease=lease.id)
     no_room = resume_refusal(state, lease) if lease.is_away else None
-    history = _with_order(lease.history or SuspensionHistory(), command.order)
+    history = with_order(lease.history or SuspensionHistory(), command.order)
     if no_room is not None:
         if not command.by:
             return state, no_room
@@ -156,9 +181,8 @@ def resume_lease(state: PoolState, command: ResumeLease) -> Step:
         why = f"it goes on when there is room: {no_room.why}"
         return _put(state, lease), Result(ok=True, why=why, lease=lease.id)
     history = history.back(state.now)
-    changed = with_changes(
-        lease, suspension=replace(suspension, state=S.RESUMING, confirmed=()), history=history
-    )
+    suspension = replace(suspension, state=S.RESUMING, confirmed=(), moves=())
+    changed = with_changes(lease, suspension=suspension, history=history)
     if lease.is_away:
         state = charge(state, lease.partitions, sign=1)
     state = _recount(state, lease, changed)
@@ -205,7 +229,9 @@ def confirm_resumed(state: PoolState, command: ConfirmResumed) -> Step:
 # --- shared ---------------------------------------------------------------------------------------
 
 
-def _order_refusal(lease: Lease | None, command: SuspendLease | ResumeLease) -> Result | None:
+def order_refusal(
+    lease: Lease | None, command: SuspendLease | ResumeLease | MoveLease
+) -> Result | None:
     """Return the result of an order that cannot be or was carried out, else None."""
     name = lease_name(command.lease)
     if lease is None:
@@ -221,7 +247,8 @@ def _order_refusal(lease: Lease | None, command: SuspendLease | ResumeLease) -> 
     return None
 
 
-def _with_order(history: SuspensionHistory, order: bytes) -> SuspensionHistory:
+def with_order(history: SuspensionHistory, order: bytes) -> SuspensionHistory:
+    """Return a history that knows an order by its number."""
     if not order:
         return history
     return replace(history, orders=(*history.orders, order)[-ORDER_COUNT_MAX:])

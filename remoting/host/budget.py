@@ -77,6 +77,17 @@ class Budget:
         elif book.partitions != dict(partitions):
             raise BudgetError(f"lease {lease} is open with other partitions")
 
+    def move(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
+        """Have everything of a lease on some GPUs be on others; harmless if it is not open."""
+        book = self._leases.get(lease)
+        if book is None:
+            return
+        book.partitions = {moves.get(gpu, gpu): n for gpu, n in book.partitions.items()}
+        book.used = {moves.get(gpu, gpu): n for gpu, n in book.used.items()}
+        book.shares = {(key, moves.get(gpu, gpu)): n for (key, gpu), n in book.shares.items()}
+        for common in book.common.values():
+            common.gpu = moves.get(common.gpu, common.gpu)
+
     def close_lease(self, lease: LeaseId) -> None:
         """Drop the books of a lease whose workers have all ended.
 

@@ -39,6 +39,7 @@ class _Opening:
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     waits: bool = True  # for a suspended lease to run again; nothing has been done for it
+    stale: bool = False  # the lease has other GPUs by now than this was asked for
     done: trio.Event = field(default_factory=trio.Event)
 
 
@@ -101,7 +102,7 @@ class SessionOpener:
         with self._opening(lease.id) as opening:
             with trio.move_on_after(SUSPENDED_ANSWER_S) as patience:
                 await self._wait_running(lease.id)
-            if patience.cancelled_caught:
+            if patience.cancelled_caught or opening.stale:
                 raise LeaseSuspendedError(
                     "no session can be opened yet", why="its lease is suspended"
                 )
@@ -129,6 +130,11 @@ class SessionOpener:
     def are_under_way(self, lease: LeaseId) -> bool:
         """Return whether sessions are being opened for ``lease``."""
         return any(not opening.waits for opening in self._openings.get(lease, ()))
+
+    def refuse_waiting(self, lease: LeaseId) -> None:
+        """Refuse the openings that wait for ``lease`` to run: their clients ask again."""
+        for opening in self._openings.get(lease, ()):
+            opening.stale = opening.stale or opening.waits
 
     async def cancel(self, lease: LeaseId) -> None:
         """Cancel the openings for ``lease``, and return once none of them is under way."""

@@ -68,7 +68,7 @@ from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKee
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.protocol.sessions import SessionInfo
+from gpupool.remoting.protocol.sessions import NO_MOVES, SessionInfo
 
 TEST_GRACE_S = 20.0
 """For what CUDA does before the first pass of a self-test."""
@@ -132,6 +132,7 @@ class HostSupervisor:
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
         self._suspensions = self._make_suspensions()
+        self.weigh = self._arbiter.weigh
         self.watchdog = self._make_watchdog()
         self._opener = self._make_opener()
 
@@ -160,7 +161,7 @@ class HostSupervisor:
             handle=self._handle,
             reap=self._reap,
             budget=self.budget,
-            allowance=self._memory_limit,
+            allowance=lambda lease: self.watchdog.kernel_limit(lease),
             measures=self._measures,
             log=self._log,
         )
@@ -217,9 +218,6 @@ class HostSupervisor:
             if listener is not None:
                 listener.close()
                 (self._runtime_dir / SOCKET_NAME).unlink(missing_ok=True)
-
-    def _memory_limit(self, lease: LeaseId) -> int:
-        return self.watchdog.kernel_limit(lease)
 
     # --- what it has ----------------------------------------------------------------------------
 
@@ -292,9 +290,9 @@ class HostSupervisor:
         """
         self._suspensions.suspend(lease, number)
 
-    def resume(self, lease: LeaseId, number: int) -> None:
+    def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
         """Have the workers of a lease go on, with all that they had; returns at once."""
-        self._suspensions.resume(lease, number)
+        self._suspensions.resume(lease, number, moves)
 
     def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
         """Return how far the host is with each lease that it was told to suspend or resume."""

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from gpupool.pool.host_suspension import HostSuspension
@@ -39,6 +40,8 @@ class SessionInfo:
     unix_path: str  # Unix socket for clients on the same host; empty when there is none
     devices: tuple[SessionDevice, ...]
 
+
+NO_MOVES: Mapping[GpuId, GpuId] = MappingProxyType({})
 
 DOCTOR = "doctor"
 """The name by which ``gpupool doctor`` asks; it alone is told what confines workers."""
@@ -113,15 +116,24 @@ class SessionHost(Protocol):
         """
         ...
 
-    def resume(self, lease: LeaseId, number: int) -> None:
+    def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
         """Have the workers of a lease go on, with all that they had; return at once.
 
-        One that has not begun to be suspended is not suspended any more when this returns.
+        One that has not begun to be suspended is not suspended any more when this returns. What a
+        suspended one has on a GPU that is a key of ``moves`` is on the other GPU from then on.
         """
         ...
 
     def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
         """Return how far the host is with each live lease that had such an order."""
+        ...
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Multiply what leases are due of their GPUs' time, until this is called again.
+
+        Args:
+            weights: above 0; leases that are not in it have 1, such as the host does not know.
+        """
         ...
 
     def telemetry(self) -> "tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]":

@@ -85,7 +85,9 @@ class AdminService:
             m.ListTokens: self._list_tokens,
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
-            **dict.fromkeys((m.EndLease, m.SuspendLease, m.ResumeLease), self._order_of_lease),
+            **dict.fromkeys(
+                (m.EndLease, m.SuspendLease, m.ResumeLease, m.MoveLease), self._order_of_lease
+            ),
         }
 
     def closed(self, client: Client) -> None:
@@ -361,6 +363,7 @@ class AdminService:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")
         if operator:
             check_unexpired(self._context, client)
+        message.check()
         self._propose_order(client, call, message, None)
 
     # --- joining ---------------------------------------------------------------------------------

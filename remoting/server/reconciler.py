@@ -21,6 +21,7 @@ from gpupool.pool.model.commands import (
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
+from gpupool.pool.policy.weights import lease_weights
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader, plan_suspensions
 from gpupool.pool.transitions.authorities import fingerprint_of
@@ -71,6 +72,7 @@ class Reconciler:
         self._unattached: dict[LeaseId, float] = {}
         self._used_since: dict[LeaseId, float] = {}
         self._nearly_since: dict[LeaseId, float] = {}
+        self._weights: dict[LeaseId, float] = {}  # that the host was told
         self._signs = SignWatch()
         self._reported_at = float("-inf")
         self._agreed: tuple[object, ...] | None = None  # on what the table and the host agreed last
@@ -105,6 +107,7 @@ class Reconciler:
         for command in plan.propose:
             self._once(command)
         self._follow_suspensions(state, counts)
+        self._follow_weights(state)
         self._end_idle(state, attached, now)
         if health is not None and health.role is Role.LEADER:
             now_ms = self._context.now_ms()
@@ -125,11 +128,18 @@ class Reconciler:
         for lease, number in plan.suspend:
             host.suspend(lease, number)
         for lease, number in plan.resume:
-            host.resume(lease, number)
+            host.resume(lease, number, plan.moves.get(lease, {}))
         for lease in plan.kill:
             self._context.kill(lease, "its memory was given back while it was suspended")
         for command in plan.propose:
             self._once(command)
+
+    def _follow_weights(self, state: PoolState) -> None:
+        """Tell the host the weights of its leases' classes, when the policy's have changed."""
+        weights = lease_weights(state, self._self, self._context.now_ms())
+        if weights != self._weights:
+            self._host.weigh(weights)
+            self._weights = weights
 
     def _follow_leases(
         self,

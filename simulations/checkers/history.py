@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
-from gpupool.pool.model.state import Lease
+from gpupool.pool.model.state import Lease, Partition
 from gpupool.simulations.checkers.linearizability import Operation, Verdict, check
 
 
@@ -115,6 +115,9 @@ class History:
 
     held: set[LeaseId] = field(default_factory=set[LeaseId])
     _away: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
+    _places: dict[LeaseId, tuple[Partition, ...]] = field(
+        default_factory=dict[LeaseId, tuple[Partition, ...]]
+    )
     _resumed: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
     ended_at: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
     """When the pool ended a lease. A client that is cut off learns of it later, or never."""
@@ -137,6 +140,25 @@ class History:
                 again: Operation[GpuOperation] = Operation(now, now, TakeAgain(lease, part.memory))
                 self.gpus.setdefault(part.gpu, []).append(again)
         self._away = away
+        for lease in rows.values():
+            if self._places.get(lease.id, lease.partitions) != lease.partitions:
+                self._moved(lease, now)
+        self._places = {lease.id: lease.partitions for lease in rows.values()}
+
+    def _moved(self, lease: Lease, now: float) -> None:
+        """Record that a lease has given GPUs back, and has taken others, in one step."""
+        before = self._places[lease.id]
+        for part in before:
+            if part not in lease.partitions:
+                gone: Operation[GpuOperation] = Operation(now, now, GiveBack(lease.id))
+                self.gpus.setdefault(part.gpu, []).append(gone)
+        for part in lease.partitions:
+            if part not in before:
+                again: Operation[GpuOperation] = Operation(
+                    now, now, TakeAgain(lease.id, part.memory)
+                )
+                self.gpus.setdefault(part.gpu, []).append(again)
+        self._resumed[lease.id] = lease
 
     def _at(self, lease: Lease, what: GpuOperation, since: float, until: float) -> None:
         """Record what happened on all GPUs of a lease."""

@@ -20,7 +20,7 @@ from gpupool.pool.model.state import (
 from gpupool.pool.ports import Committed
 from gpupool.simulations.checkers.history import History
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
-from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.machines import Machine, Worker
 
 STATE_EVERY = 16
 """Whole tables are compared at every index that this divides, and at the end."""
@@ -195,6 +195,9 @@ class MemoryTruth:
                     text = f"lease {worker.lease} has given its memory back at {index}, and its "
                     text += f"worker on {machine.name} still occupies it"
                     self._failures.fail("suspended-is-away", text)
+                if lease is not None and lease.held and not _has_all(lease, worker):
+                    text = f"lease {worker.lease} has other GPUs at {index} than its worker on "
+                    self._failures.fail("moved-is-gone", f"{text}{machine.name} occupies")
 
 
 class DeadClientsLeave:
@@ -243,6 +246,8 @@ class GrantedIsWanted:
 
     def answered(self, lease: Lease | None, claimed: tuple[Partition, ...]) -> None:
         """Judge the answer to a claim of these partitions; None for a lease long over."""
+        if lease is not None and lease.history is not None and lease.history.moved_at:
+            return  # It was granted what was claimed, and has other GPUs since.
         if lease is not None and lease.partitions != claimed:
             text = f"lease {lease.id} was the answer to a claim of other partitions than it has"
             self._failures.fail("granted-is-wanted", text)
@@ -327,6 +332,12 @@ class Linearizable:
                 self.unknown += 1
             elif not verdict.linearizable:
                 self._failures.fail("linearizable", f"the history of {name} has no valid order")
+
+
+def _has_all(lease: Lease, worker: Worker) -> bool:
+    """Return whether the table has a lease on all GPUs that one of its workers occupies."""
+    places = {(part.server, part.gpu) for part in lease.partitions}
+    return all((part.server, part.gpu) in places for part in worker.partitions)
 
 
 def freed(state: PoolState, lease_id: LeaseId, server: ServerId) -> bool:

@@ -391,6 +391,18 @@ class ClusterFaults:
         elif what == "suspend" and state.leases:
             lease = random.choice(sorted(state.leases))
             self._cluster.operator.suspend(lease, 0.5 + 4 * random.random())
+        elif what == "move" and state.leases:
+            known = sorted(state.leases)
+            running = [each for each in known if state.leases[each].suspension is None]
+            lease = (
+                random.choice(running or known) if random.random() < 0.8 else random.choice(known)
+            )
+            server = random.choice(sorted(state.leases[lease].parts))
+            gpus = sorted(state.servers[server].gpus) if server in state.servers else []
+            count = sum(part.server == server for part in state.leases[lease].partitions)
+            named = random.random() < 0.5 and count <= len(gpus)
+            to = random.sample(gpus, count) if named else []  # else the pool chooses
+            self._cluster.operator.move(lease, server, tuple(to))
         elif what == "drain-gpu":
             machine = self._environment.machines[random.choice(self.server_names())]
             gpu = random.choice(machine.gpus()).id

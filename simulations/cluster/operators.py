@@ -158,6 +158,11 @@ class Operator:
         order = m.SuspendLease(lease, "to make room", self._random.randbytes(16))
         self._order(order, suspended)
 
+    def move(self, lease: LeaseId, server: ServerId, to: tuple[GpuId, ...]) -> None:
+        """Have a lease go on with other GPUs of a server; without any, the pool chooses."""
+        number = self._random.randbytes(16)
+        self._order(m.MoveLease(lease, server, (), to, number), lambda _at: None)
+
     def set_clock(self) -> None:
         """Set the table's time to where the voters' clocks are."""
         self._order(m.SetClock(), lambda _at: None)
@@ -261,6 +266,8 @@ def describe(order: m.Call) -> str:
             return f"end lease {order.lease}"
         case m.SuspendLease() | m.ResumeLease():
             return f"{type(order).__name__} {order.lease}"
+        case m.MoveLease():
+            return f"move lease {order.lease} to {order.to or 'any'} of {order.server}"
         case m.RemoveServer():
             return f"remove {order.server}"
         case _:

@@ -394,5 +394,6 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "retire-ca": _operate("retire-ca"),
     "drain-gpu": _operate("drain-gpu"),
     "suspend": _operate("suspend"),
+    "move": _operate("move"),
     "sign": _sign,
 }

@@ -4,7 +4,7 @@ The memory that workers occupy is the truth that the table is compared with: a w
 partitions of its lease from its start until it is gone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -127,6 +127,17 @@ class Machine:
         self._trace.note(self.name, "worker", f"lease {lease} {'lets go' if away else 'goes on'}")
         self._workers_changed(self)
 
+    def relocate(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
+        """Have what the workers of a lease have on some GPUs be on others."""
+        for worker in self.workers:
+            if worker.lease == lease:
+                worker.partitions = tuple(
+                    Partition(part.server, moves.get(part.gpu, part.gpu), part.memory)
+                    for part in worker.partitions
+                )
+        self._trace.note(self.name, "worker", f"lease {lease} is moved: {dict(moves)}")
+        self._workers_changed(self)
+
     def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
         """Return the partitions of a lease that its workers occupy."""
         found = {p for w in self.workers if w.lease == lease and not w.away for p in w.partitions}
@@ -207,6 +218,11 @@ class SimulatedHost:
         self._suspensions = SimulatedSuspensions(machine, process, self._openings)
         self.suspend, self.resume = self._suspensions.suspend, self._suspensions.resume
         self.suspensions = self._suspensions.phases
+        self.weights: Mapping[LeaseId, float] = {}
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Note what the shares of leases are multiplied by; nothing here takes turns."""
+        self.weights = weights
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""

@@ -11,8 +11,9 @@ from random import Random
 from typing import Protocol
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
-from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Partition
+from gpupool.remoting.protocol.sessions import NO_MOVES
 
 MOVE_S = 0.8
 """Mean time that it takes to suspend or to resume a lease."""
@@ -39,6 +40,10 @@ class Away(Protocol):
         """Do so for a whole lease."""
         ...
 
+    def relocate(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
+        """Have what a lease has on some GPUs be on others."""
+        ...
+
     def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
         """Return the partitions of its live workers."""
         ...
@@ -54,6 +59,7 @@ class _Order:
     wanted: bool
     phase: SuspensionPhase = P.RUNNING
     bytes: int = 0
+    moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)
     driven: bool = False
     gone: bool = False
     waiting: list[tuple[Callable[[], None], Callable[[], None]]] = field(
@@ -76,9 +82,9 @@ class SimulatedSuspensions:
         """Note that a lease is to be suspended."""
         self._order(lease, number, wanted=True)
 
-    def resume(self, lease: LeaseId, number: int) -> None:
-        """Note that a lease is to go on."""
-        self._order(lease, number, wanted=False)
+    def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
+        """Note that a lease is to go on, some of it on other GPUs."""
+        self._order(lease, number, wanted=False, moves=moves)
 
     def phases(self) -> dict[LeaseId, HostSuspension]:
         """Return how far each lease is."""
@@ -106,13 +112,20 @@ class SimulatedSuspensions:
             for _, over in order.waiting:
                 self._process.after(0.0, over)
 
-    def _order(self, lease: LeaseId, number: int, *, wanted: bool) -> None:
+    def _order(
+        self,
+        lease: LeaseId,
+        number: int,
+        *,
+        wanted: bool,
+        moves: Mapping[GpuId, GpuId] = NO_MOVES,
+    ) -> None:
         order = self._orders.get(lease)
         if order is None:
             order = self._orders[lease] = _Order(number, wanted)
         elif number < order.number or (number == order.number and wanted == order.wanted):
             return
-        order.number, order.wanted = number, wanted
+        order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.phase = P.RUNNING
         self._drive(lease, order)
@@ -127,8 +140,17 @@ class SimulatedSuspensions:
         elif (order.phase is P.RUNNING) == order.wanted and order.phase is not P.REFUSED:
             order.driven = True
             order.phase = P.SUSPENDING if order.wanted else P.RESUMING
+            if order.moves:
+                self._relocate(lease, order)
             step = self._suspended if order.wanted else self._resumed
             self._process.after(self._random.expovariate(1 / MOVE_S), partial(step, lease, order))
+
+    def _relocate(self, lease: LeaseId, order: _Order) -> None:
+        self._machine.relocate(lease, order.moves)
+        order.moves = NO_MOVES
+        waiting, order.waiting = order.waiting, []
+        for _, again in waiting:  # Their clients ask again: these would have the old GPUs.
+            self._process.after(0.0, again)
 
     def _suspended(self, lease: LeaseId, order: _Order) -> None:
         if order.gone:

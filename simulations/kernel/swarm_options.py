@@ -67,6 +67,7 @@ FAULT_KINDS = (
     "drain-gpu",  # one GPU of a server, by an operator
     "sign",  # of a failing GPU, for which its server drains it; an operator undrains it
     "suspend",  # a lease, by an operator, who resumes it later
+    "move",  # a lease to other GPUs of its server, by an operator
 )
 """Kinds of faults and of operators' orders. Scenarios have some of their own."""
 

@@ -1,6 +1,7 @@
 """``gpupool policy`` against one real server with two emulated GPUs, and what programs see."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def pool(shared_pool: Shared[OnePool], request: pytest.FixtureRequest) -> Iterat
 def put(pool: OnePool, text: str) -> None:
     file = pool.folder / "policy.toml"
     file.write_text(text)
-    done = pool.run("policy", "apply", str(file))
+    done = pool.run("policy", "apply", "--yes", str(file))  # whatever was in force before
     assert done.returncode == 0, done.stderr
 
 
@@ -185,6 +186,98 @@ def test_check_explains_the_verdict(pool: OnePool, tmp_path: Path) -> None:
     assert "allowed: it would be granted now" in done.stdout
     wrong = pool.run("policy", "check", "--request", "-n 0")
     assert wrong.returncode == ExitCode.USAGE
+
+
+GIVING_WAY = """\
+[class.training]
+users = ["ada"]
+preemptible = true
+[class.staff]
+users = ["root"]
+priority = 5
+"""
+
+
+def test_explain_names_the_leases_that_would_be_suspended(pool: OnePool, tmp_path: Path) -> None:
+    put(pool, GIVING_WAY)
+    processes = [holder(pool, "-p", "0.5"), holder(pool, "-p", "0.9"), holder(pool, "-p", "0.4")]
+    try:
+        names = {each["partitions"][0]["memory"]: each["name"] for each in leases_of(pool)}
+        small, middle, large = (names[memory] for memory in sorted(names))
+        done = pool.run("policy", "explain")
+        assert done.returncode == ExitCode.NOT_NOW
+        told = next(line for line in done.stdout.splitlines() if " for it: " in line)
+        assert told.startswith(f"lease {large} of ada would be suspended for it: ")
+        assert re.search(r": [0-9.]+ GiB, priority 0, runs for \d+s, never suspended$", told), told
+        assert re.search(f"^lease {small} of ada would not: .* moved with it", done.stdout, re.M)
+        assert re.search(f"^lease {middle} of ada would not: .* moved with it", done.stdout, re.M)
+        # check takes the same request as text, and says the same.
+        lines = [
+            json.loads(pool.run("policy", *words, "--json").stdout)
+            for words in (
+                ("explain", "-n", "2", "-p", "0.7"),
+                ("check", "--request", "-n 2 -p 0.7"),
+            )
+        ]
+        assert without_times(lines[0]) == without_times(lines[1])
+        for options, line in (
+            (("--no-wait",), "with --no-wait it is refused at once, and nothing is suspended"),
+            (("--user", "ada"), "no lease gives way to it: none has a priority below 0"),
+            (("--server", "typo"), "the pool has no server named typo"),
+        ):
+            assert line in pool.run("policy", "explain", *options).stdout
+        draft = tmp_path / "draft.toml"
+        draft.write_text(GIVING_WAY.replace("preemptible = true", "guarantee = 1.8"))
+        done = pool.run("policy", "explain", str(draft))
+        assert f"lease {large} of ada would not: neither it nor its class is" in done.stdout
+        wrong = pool.run("policy", "explain", "-n", "0")
+        assert wrong.returncode == ExitCode.USAGE
+    finally:
+        for process in processes:
+            process.terminate()
+            process.communicate(timeout=DEADLINE_S)
+    assert pool.run("policy", "explain", env=pool.ada).returncode == 0
+
+
+def leases_of(pool: OnePool) -> list[dict[str, Any]]:
+    return json.loads(pool.run("leases", "--json").stdout)["leases"]
+
+
+def without_times(answer: dict[str, Any]) -> tuple[str, list[str]]:
+    return answer["kind"], [re.sub(r"runs for [0-9msh]+", "", line) for line in answer["lines"]]
+
+
+LOOP = "import cupy\na = cupy.ones(8)\nprint('up', flush=True)\nwhile True:\n    a.sum().get()"
+
+
+def test_a_class_that_weighs_more_is_due_more_of_a_gpu(pool: OnePool) -> None:
+    """The policy in force reaches programs that run."""
+    put(pool, "[class.lab]\nusers = ['ada']\n")
+    programs: list[subprocess.Popen[str]] = []
+    try:
+        for env in (pool.ada, None):  # one after the other, so that they have the same GPU
+            words = ("run", "-p", "0.5", "--", sys.executable, "-c", LOOP)
+            programs.append(program := pool.spawn(*words, env=env))
+            assert program.stdout is not None
+            assert program.stdout.readline() == "up\n", program.stderr and program.stderr.read()
+        wait_for_shares(pool, {"ada": 0.5, "root": 0.5})
+        put(pool, "[class.lab]\nusers = ['ada']\nweight = 3\n")
+        wait_for_shares(pool, {"ada": 0.75, "root": 0.25})
+        assert "of 0.75" in pool.run("leases").stdout
+    finally:
+        for program in programs:
+            program.terminate()
+            program.communicate(timeout=DEADLINE_S)
+
+
+def wait_for_shares(pool: OnePool, due: dict[str, float]) -> None:
+    found: dict[str, float] = {}
+    end = time.monotonic() + DEADLINE_S
+    while found != due and time.monotonic() < end:
+        body = json.loads(pool.run("leases", "--json").stdout)
+        users = {each["name"]: each["user"] for each in body["leases"]}
+        found = {users[n]: round(each["due"], 2) for n, each in body["shares"].items()}
+    assert found == due
 
 
 @pytest.mark.slow

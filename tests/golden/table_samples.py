@@ -394,7 +394,8 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    return [pool, short, heir, accounts(), suspensions(), preemption(), shares()]
+    others = [accounts(), suspensions(), preemption(), shares(), weights(), moves()]
+    return [pool, short, heir, *others]
 
 
 def accounts() -> Script:
@@ -509,6 +510,54 @@ def _giving_way() -> bytes:
     return policy_versions.pack_draft(made)
 
 
+WEIGHTS = """\
+[class.lab]
+users = ["ada"]
+weight = 2.5
+[[window]]
+from = "20:00"
+to = "21:00"
+[window.class.lab]
+weight = 0.5
+"""
+
+
+def _weights() -> bytes:
+    made = policy_versions.Draft(policy_versions.pack_text(WEIGHTS), parse_policy(WEIGHTS, zone))
+    return policy_versions.pack_draft(made)
+
+
+def weights() -> Script:
+    """Return a pool whose policy has a class that weighs more."""
+    script = Script("weights")
+    script.run(founding())
+    script.run(document(compressed("packed weights", _weights), 0))
+    script.keep("with weights")
+    return script
+
+
+def moves() -> Script:
+    """Return a pool in which a lease is moved to another GPU, and one could not be."""
+    script = Script("moves")
+    script.run(founding())
+    gpus = tuple(
+        Gpu(GpuId(f"EMU-{n}"), n, "Emulated GPU", 8 * GIB, emulated=True) for n in range(2)
+    )
+    script.run([commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", gpus)])
+    script.run([grant(request(1), "ada", Partition(A, gpus[0].id, GIB))])
+    [lease] = script.state.leases
+    script.run([commands.MoveLease(lease, A, "ada", order=bytes(16))])
+    number = script.state.index
+    script.keep("with a lease that is about to be moved")
+    script.run([commands.ConfirmSuspended(lease, A, ONE, number, 0)])
+    script.keep("with a lease that goes on elsewhere")
+    script.run([commands.ConfirmResumed(lease, A, ONE, number)])
+    back = commands.MoveLease(lease, A, "root", True, (gpus[1].id,), (gpus[0].id,))
+    script.run([back, commands.MoveLease(lease, B, "bob")])
+    script.keep("with a lease that was moved")
+    return script
+
+
 def shares() -> Script:
     """Return a pool with a lease that asked for a share of a GPU's time."""
     script = Script("shares")
@@ -538,6 +587,7 @@ def everything() -> dict[str, bytes]:
     found["tick in an era"] = closed_cbor.encode(envelope)
     found["packed department"] = compressed("packed department", _department)
     found["packed preemption"] = compressed("packed preemption", _giving_way)
+    found["packed weights"] = compressed("packed weights", _weights)
     up = commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", (), accounts=True)
     found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     for name, result in results().items():

@@ -46,7 +46,7 @@ def test_no_command_is_without_a_name_and_a_sample() -> None:
     recorded = read(FILE)
     full_ones = {name.split()[1] for name in recorded if name.startswith("command ")}
     assert full_ones == set(commands.KINDS)
-    scripts = ("pool ", "heir ", "suspensions ", "accounts ")
+    scripts = ("pool ", "heir ", "suspensions ", "accounts ", "moves ")
     run = {name.split()[2] for name in recorded if name.startswith(scripts)}
     assert run == set(commands.KINDS), "the script has every command"
 
@@ -91,6 +91,9 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a forgotten user",
         "table with a lease that gives way",
         "table with shares of time",
+        "table with a lease that is about to be moved",
+        "table with a lease that goes on elsewhere",
+        "table with a lease that was moved",
         SOON,
         *RECORDING,
     ):

@@ -64,7 +64,9 @@ def policy_commands(text: str, base: int, by: str = "root") -> list[c.Command]:
     return found
 
 
-def founding(servers: Sequence[ServerId], gpu_count: int, capacity: int) -> list[c.Command]:
+def founding(
+    servers: Sequence[ServerId], gpu_count: int, capacity: int, *, emulated: bool = False
+) -> list[c.Command]:
     """Return what makes the pool."""
     found: list[c.Command] = [
         c.CreatePool("cluster", "lab", "tls"),
@@ -80,7 +82,7 @@ def founding(servers: Sequence[ServerId], gpu_count: int, capacity: int) -> list
     ]
     for server in servers:
         gpus = tuple(
-            Gpu(GpuId(f"{server}-{n}"), n, MODELS.get(server, "GPU"), capacity)
+            Gpu(GpuId(f"{server}-{n}"), n, MODELS.get(server, "GPU"), capacity, emulated=emulated)
             for n in range(gpu_count)
         )
         labels = LABELS.get(server, {})
@@ -91,11 +93,18 @@ def founding(servers: Sequence[ServerId], gpu_count: int, capacity: int) -> list
 class Pool:
     """A founded pool; everything happens at ``now_ms``."""
 
-    def __init__(self, policy: str = "", *, gpu_count: int = 4, capacity: int = 80 * GIB) -> None:
+    def __init__(
+        self,
+        policy: str = "",
+        *,
+        gpu_count: int = 4,
+        capacity: int = 80 * GIB,
+        emulated: bool = False,
+    ) -> None:
         self.machine = PoolMachine(PoolState())
         self.now_ms: int = MONDAY_MS
         self.number = 0
-        for command in founding((A, B), gpu_count, capacity):
+        for command in founding((A, B), gpu_count, capacity, emulated=emulated):
             assert self.do(command).ok, command
         if policy:
             self.put(policy)

@@ -288,6 +288,16 @@ commands = st.one_of(
         number=st.integers(12, 60),
     ),
     st.builds(
+        c.MoveLease,
+        lease=leases,
+        server=servers,
+        by=st.sampled_from(USERS),
+        operator=st.booleans(),
+        gpus=st.lists(st.sampled_from(GPU_IDS), max_size=2).map(tuple),
+        to=st.lists(st.sampled_from(GPU_IDS), max_size=2).map(tuple),
+        order=st.sampled_from([b"", bytes(16), b"y" * 16]),
+    ),
+    st.builds(
         c.NoteIdle, lease=leases, server=servers, incarnation=incarnations, idle=st.booleans()
     ),
     *[st.builds(c.FreeLease, lease=leases, server=servers, incarnation=incarnations)] * 4,

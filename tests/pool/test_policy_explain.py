@@ -1,8 +1,13 @@
 """What the policy says to a user and a request, line by line."""
 
-from tests.pool.policy_kit import Pool
+from collections.abc import Sequence
 
-from gpupool.pool.scheduling.policy_explain import explain
+import pytest
+from tests.pool.policy_kit import GIB, Pool
+from tests.pool.test_preemption import MINUTE_MS, small
+
+from gpupool.pool.model import commands as c
+from gpupool.pool.scheduling.policy_explain import COMPARED_MAX, SPARED_MAX, explain
 
 POLICY = """
 [class.staff]
@@ -59,3 +64,120 @@ def test_a_user_without_limits_is_told_what_it_holds() -> None:
     )
     kind, lines = explain(pool.state, "bob", pool.request())
     assert (kind, lines[-1]) == ("", "allowed: it would be granted now")
+
+
+# --- preemption -----------------------------------------------------------------------------------
+
+CLASSES = """
+[class.night]
+users = ["ada", "bob"]
+preemptible = true
+[class.day]
+users = ["cy"]
+priority = 5
+preemptible = true
+[class.staff]
+users = ["boss"]
+priority = 10
+"""
+
+
+@pytest.mark.parametrize(
+    ("held", "chosen", "why"),
+    [
+        (
+            (("ada", 0, 60), ("ada", 1, 40)),
+            1,
+            "60 GiB would be moved with it, and 40 GiB are without it",
+        ),
+        (
+            (("cy", 0, 60), ("ada", 1, 60)),
+            1,
+            "as much is moved with it, and priorities are higher: 5 instead of 0",
+        ),
+        (
+            (("ada", 0, 60), ("bob", 1, 60)),
+            1,
+            "as much is moved with it, and it would end a longer run: 2m instead of 1m",
+        ),
+        (
+            (("ada", 0, 60), ("ada", 1, 30), ("ada", 1, 30)),
+            0,
+            "as much is moved with it, of 2 leases instead of 1",
+        ),
+        ((("ada", 0, 30), ("ada", 1, 60)), 0, "60 GiB would be moved with it, and 30 GiB"),
+    ],
+)
+def test_each_step_of_the_choice_is_explained(
+    held: Sequence[tuple[str, int, int]], chosen: int, why: str
+) -> None:
+    pool = small(CLASSES)
+    leases = list[int]()
+    for user, gpu, size in held:
+        leases.append(pool.hold(user, (gpu, size)))
+        pool.later(MINUTE_MS)
+    kind, lines = explain(pool.state, "boss", pool.request(fraction=1))
+    assert kind == "busy"
+    told, spared, *_ = lines[-len(held) :]
+    assert told.startswith(f"lease {leases[chosen]:04x} of {held[chosen][0]} would be suspended")
+    assert f": {held[chosen][2]} GiB, priority 0, runs for {len(held) - chosen}m, never" in told
+    assert f"lease {leases[1 - chosen]:04x} of {held[1 - chosen][0]} would not: {why}" in spared
+
+
+def test_what_is_explained_is_what_happens() -> None:
+    pool = small(CLASSES)
+    for gpu, size in ((0, 20), (0, 20), (0, 40), (1, 80)):
+        pool.hold("ada", (gpu, size))
+    request = pool.request(memory=60 * GIB)
+    told = {line[:10] for line in explain(pool.state, "boss", request)[1] if "for it: " in line}
+    sizes = "these 2 leases move 60 GiB, and none of them can be left out"
+    assert sizes in explain(pool.state, "boss", request)[1]
+    pool.wait("boss", request)
+    assert told == {f"lease {lease:04x}" for lease in pool.suspensions()}
+
+
+def test_the_time_since_the_last_resumption_is_said() -> None:
+    pool = small(CLASSES, gpu_count=1)
+    lease = pool.grant("ada")
+    request = pool.request()
+    pool.wait("boss", request)
+    pool.lead()
+    pool.confirm(lease)
+    assert pool.do(c.CancelRequest(request.id, "no more", "boss")).ok
+    pool.lead()
+    pool.confirm(lease)
+    pool.later(11 * MINUTE_MS)
+    _, lines = explain(pool.state, "boss", pool.request())
+    said = f"lease {lease:04x} of ada would be suspended for it: 80 GiB, priority 0, "
+    assert said + "resumed 11m ago" in lines
+
+
+def test_memory_that_an_earlier_request_gets_is_not_promised_twice() -> None:
+    pool = small(CLASSES, gpu_count=1)
+    lease = pool.grant("ada")
+    pool.wait("boss", pool.request())
+    _, lines = explain(pool.state, "cy", pool.request())
+    assert lines[-1] == f"lease {lease:04x} of ada would not: a request of boss gets its memory"
+
+
+def test_who_has_no_right_to_others_memory_is_told_so() -> None:
+    pool = small(CLASSES, gpu_count=1)
+    pool.grant("ada")
+    _, lines = explain(pool.state, "bob", pool.request())
+    assert lines[-1] == "no lease gives way to it: none has a priority below 0"
+    free = small(CLASSES + "max_gpus_per_user = 1\n", gpu_count=2)
+    free.grant("boss")
+    _, lines = explain(free.state, "boss", free.request())
+    assert lines[-1] == "it waits for a limit of the policy, so no lease gives way to it"
+
+
+def test_not_every_lease_of_a_large_pool_is_compared() -> None:
+    pool = small(CLASSES, gpu_count=SPARED_MAX + 2)
+    for gpu in range(SPARED_MAX + 2):
+        pool.hold("ada", (gpu, 80 - gpu))
+    _, lines = explain(pool.state, "boss", pool.request(fraction=1))
+    compared = [line for line in lines if "would be moved with it" in line]
+    assert len(compared) == COMPARED_MAX
+    others = [line for line in lines if "others come first" in line]
+    assert len(others) == SPARED_MAX - COMPARED_MAX
+    assert lines[-1] == "nor would 1 more lease of lower priority"

@@ -15,6 +15,7 @@ from gpupool.pool.model.state import TokenId
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.policy_calendar import phase
 from gpupool.pool.policy.policy_document import RULE_KEYS
+from gpupool.pool.policy.weights import lease_weights
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.transitions.leases import encryption_of
 
@@ -33,6 +34,7 @@ VALUES = {
     "max_suspended": "'4h'",
     "min_run_time": "'30s'",
     "guarantee": "2",
+    "weight": "2.5",
 }
 """Each lets ada have half a GPU, once, and differs from what holds without a policy."""
 
@@ -69,6 +71,7 @@ def takes_effect(pool: Pool, key: str) -> bool:
         "min_run_time": terms.min_run_ms == 30_000,
         "guarantee": (rule := admission.moment.guarantee("x")) is not None
         and rule.rule.number == 2000,
+        "weight": lease_weights(pool.state, lease.partitions[0].server, 0).get(number) == 2.5,
     }
     found = felt.get(key, not more.ok)
     for each in list(pool.state.leases):

@@ -147,6 +147,13 @@ MISTAKES = {
     "[class.x]\nmin_run_time = 'none'": "line 2: min_run_time: write a duration such as",
     "[class.x]\nguarantee = 'none'": "line 2: guarantee: write a number of GPUs such as 2.5",
     "[defaults]\nguarantee = 2": "line 2: unknown key 'guarantee' in [defaults]",
+    "[class.x]\nweight = 0": "line 2: weight: write a number from 0.1 to 10, such as 2.5",
+    "[class.x]\nweight = 10.001": "line 2: weight: write a number from 0.1 to 10",
+    "[class.x]\nweight = nan": "line 2: weight: write a number from 0.1 to 10",
+    "[class.x]\nweight = 'none'": "line 2: weight: write a number from 0.1 to 10",
+    "[class.x]\nweight = true": "line 2: weight: write a number from 0.1 to 10",
+    "[class.x]\nweight = 1.0001": "line 2: weight: write three decimals at most",
+    "[defaults]\nweight = 2": "line 2: unknown key 'weight' in [defaults]",
     "[user.a]\npreemptible = true": "line 2: unknown key 'preemptible' in [user.a]",
     "[class.x]\nmax_gpus = 1.5\nguarantee = 2": "line 3: guarantee: it is 2 GPUs, and class x "
     "may hold 1.5 GPUs (line 2)",

@@ -401,7 +401,8 @@ def test_a_request_is_told_what_is_done_for_it() -> None:
     lease = pool.grant("ada", fraction=0.5)
     request = pool.request(fraction=0.5)
     assert explain(pool.state, "boss", request)[1][-2:] == (
-        f"lease {lease:04x} of ada would be suspended for it: 40 GiB, priority 0, runs for 0s",
+        f"lease {lease:04x} of ada would be suspended for it: 40 GiB, priority 0, "
+        "runs for 0s, never suspended",
         "priority 10 or more protects 1 of the leases",
     )
     assert not any("suspended" in line for line in explain(pool.state, "bob", request)[1])

@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +52,8 @@ class _Seated:
     """A worker that takes turns."""
 
     lease: LeaseId
-    gpus: Sequence[GpuId]  # in the worker's order
+    gpus: list[GpuId]  # in the worker's order
+    shares: Sequence[float]  # of each, before the weight of its class
     line: socket.socket | None = None  # until another lease uses one of its GPUs
     counted_from: float = -math.inf
     words: int = 0
@@ -81,6 +82,7 @@ class Arbiter:
         self._lock = threading.Lock()
         self._turns: dict[GpuId, Turns] = {}
         self._seated: dict[int, _Seated] = {}
+        self._weights: dict[LeaseId, float] = {}
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -99,10 +101,12 @@ class Arbiter:
         """
         self._trio = trio.lowlevel.current_trio_token()
         with self._lock:
-            self._seated[worker] = _Seated(lease, [gpu for gpu, _ in shares])
+            gpus, parts = [gpu for gpu, _ in shares], [share for _, share in shares]
+            self._seated[worker] = _Seated(lease, gpus, parts)
+            weight = self._weights.get(lease, 1.0)
             for gpu, share in shares:
                 turns = self._turns.setdefault(gpu, Turns())
-                turns.join(worker, lease, share, time.monotonic())
+                turns.join(worker, lease, share * weight, time.monotonic())
                 if turns.are_shared() and not self._closed:
                     self._seat(gpu)
                 self._tell(gpu)
@@ -118,10 +122,7 @@ class Arbiter:
                 self._unregister(seated.line)
                 seated.line.close()
             for gpu in seated.gpus:
-                self._turns[gpu].leave(worker, time.monotonic())
-                self._tell(gpu)
-                if self._turns[gpu].is_empty():
-                    del self._turns[gpu]
+                self._unseat(worker, gpu, time.monotonic())
         self._poke()
 
     def rest(self, lease: LeaseId) -> None:
@@ -139,6 +140,49 @@ class Arbiter:
                 turns.come_back(lease, time.monotonic())
                 self._tell(gpu)
         self._poke()
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Multiply the shares of leases, those that have workers now and those of later ones.
+
+        Args:
+            weights: of all leases that have another one than 1.
+        """
+        with self._lock:
+            self._weights = dict(weights)
+            for seated in self._seated.values():
+                weight = self._weights.get(seated.lease, 1.0)
+                for gpu, share in zip(seated.gpus, seated.shares, strict=True):
+                    self._turns[gpu].set_share(seated.lease, share * weight, time.monotonic())
+
+    def move(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
+        """Have the workers of a lease that rests take their turns on other GPUs."""
+        with self._lock:
+            now, weight = time.monotonic(), self._weights.get(lease, 1.0)
+            mine = [(n, each) for n, each in self._seated.items() if each.lease == lease]
+            for number, seated in mine:
+                for gpu in seated.gpus:
+                    if gpu in moves:
+                        self._unseat(number, gpu, now)
+            for number, seated in mine:
+                for place, gpu in enumerate(seated.gpus):
+                    if (new := moves.get(gpu)) is not None:
+                        seated.gpus[place] = new
+                        turns = self._turns.setdefault(new, Turns())
+                        turns.join(number, lease, seated.shares[place] * weight, now)
+            for new in {gpu for _, seated in mine for gpu in seated.gpus} & set(moves.values()):
+                turns = self._turns[new]
+                turns.rest(lease, now)
+                if turns.are_shared() and not self._closed:
+                    self._seat(new)
+                self._tell(new)
+        self._poke()
+
+    def _unseat(self, worker: int, gpu: GpuId, now: float) -> None:
+        """Take a worker out of the turns of one GPU; the caller has the lock."""
+        self._turns[gpu].leave(worker, now)
+        self._tell(gpu)
+        if self._turns[gpu].is_empty():
+            del self._turns[gpu]
 
     def got(self) -> dict[LeaseId, dict[GpuId, Got]]:
         """Return what each lease is due of each GPU's time, and got."""

@@ -38,6 +38,9 @@ that waits for each of its kernels cannot want one before, and its network has a
 CREDIT_MAX_S = 0.1
 """The most that it is owed then, in time of the whole GPU."""
 
+SHARES_ERROR = 1e-9
+"""By which shares that are exactly a whole GPU may add up to more."""
+
 FORGET_S = 10.0
 """What was got before counts half after each such time; and less old than this is shown."""
 
@@ -63,7 +66,7 @@ class Told:
 class Party:
     """One lease at the GPU."""
 
-    share: float
+    share: float  # times the weight of its class: above 1 it may be
     seats: set[Seat] = field(default_factory=set[Seat])
     waiting: set[Seat] = field(default_factory=set[Seat])  # want a turn
     idle: set[Seat] = field(default_factory=set[Seat])  # have said so in this turn
@@ -114,6 +117,17 @@ class Turns:
             self._tell(seat, Order.CLOSE)
         elif self._limit < math.inf:
             self._tell(seat, Order.WATCH)
+
+    def set_share(self, lease: LeaseId, share: float, now: float) -> None:
+        """Have a lease be due another share from now on; what it is owed stays the same time."""
+        party = self._parties.get(lease)
+        if party is None or party.share == share:
+            return
+        runs = party.charged_from is not None
+        self._settle(party, now)
+        party.charged_from = now if runs else None
+        party.spent_s = self._floor_s + (party.spent_s - self._floor_s) * party.share / share
+        party.share = share
 
     def leave(self, seat: Seat, now: float) -> None:
         """Remove a worker that has ended, with all of its work."""
@@ -215,13 +229,21 @@ class Turns:
         return told
 
     def got(self, now: float) -> dict[LeaseId, Got]:
-        """Return what each lease is due, and what part it got of the time that was wanted."""
+        """Return what each lease is due, and what part it got of the time that was wanted.
+
+        Due is what it gets at least when all want theirs: no more than all of them add up to.
+        """
         fresh = now - self._contended_at < FORGET_S
         whole = sum(party.recent_s for party in self._parties.values())
         return {
-            lease: Got(party.share, party.recent_s / whole if fresh and whole > 0 else None)
+            lease: Got(self._due(party), party.recent_s / whole if fresh and whole > 0 else None)
             for lease, party in self._parties.items()
         }
+
+    def _due(self, party: Party) -> float:
+        others = (each for each in self._parties.values() if each is not party)
+        shares = party.share + sum(each.share for each in others if not each.resting)
+        return party.share / shares if shares > 1 + SHARES_ERROR else party.share
 
     # --- parts ------------------------------------------------------------------------------------
 

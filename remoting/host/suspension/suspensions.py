@@ -20,6 +20,7 @@ from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.protocol.sessions import NO_MOVES
 
 SETTLE_TIMEOUT_S = 10.0
 """For sessions that are being opened: their clients connect within milliseconds."""
@@ -51,6 +52,10 @@ class Openings(Protocol):
         """Return whether there are any."""
         ...
 
+    def refuse_waiting(self, lease: LeaseId) -> None:
+        """Have those that wait for the lease to run be asked for again: its GPUs are others."""
+        ...
+
 
 @dataclass(slots=True)
 class Means:
@@ -80,6 +85,7 @@ class _Order:
     bytes: int = 0
     room: int = 0  # bytes of this machine's memory that the lease may have besides
     reason: str = ""
+    moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # of what is resumed
     driven: bool = False  # a task brings it about
     gone: bool = False  # the lease has ended
     stopped: tuple[int, ...] = ()  # numbers of workers that were only stopped
@@ -134,11 +140,18 @@ class Suspensions:
         """Have a lease be suspended; returns at once."""
         self._order(lease, number, wanted=True)
 
-    def resume(self, lease: LeaseId, number: int) -> None:
-        """Have a lease go on; returns at once."""
-        self._order(lease, number, wanted=False)
+    def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
+        """Have a lease go on, some of it on other GPUs; returns at once."""
+        self._order(lease, number, wanted=False, moves=moves)
 
-    def _order(self, lease: LeaseId, number: int, *, wanted: bool) -> None:
+    def _order(
+        self,
+        lease: LeaseId,
+        number: int,
+        *,
+        wanted: bool,
+        moves: Mapping[GpuId, GpuId] = NO_MOVES,
+    ) -> None:
         order = self._orders.get(lease)
         if order is None:
             self._drop_old()
@@ -146,7 +159,7 @@ class Suspensions:
             order.enter(P.RUNNING)
         elif (number, not wanted) <= (order.number, not order.wanted):
             return  # A suspension and its end have one number, and the end is later.
-        order.number, order.wanted = number, wanted
+        order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.enter(P.RUNNING)
         self._start(lease, order)
@@ -267,6 +280,8 @@ class Suspensions:
 
     async def _resume(self, lease: LeaseId, order: _Order) -> None:
         order.enter(P.RESUMING)
+        if order.moves:
+            self._relocate(lease, order)
         deadline = trio.current_time() + RESUME_TIMEOUT_S
         while not order.gone:
             workers = self._workers(lease)
@@ -289,6 +304,19 @@ class Suspensions:
         self._rest(lease, rests=False)
         order.enter(P.RUNNING)
         self._means.note_use(lease)
+
+    def _relocate(self, lease: LeaseId, order: _Order) -> None:
+        """Count what a lease has as being on other GPUs; the table has given it these."""
+        moves, order.moves = order.moves, NO_MOVES
+        self._means.budget.move(lease, moves)
+        for worker in self._workers(lease):
+            worker.devices = tuple(moves.get(gpu, gpu) for gpu in worker.devices)
+        if self._means.arbiter is not None:
+            self._means.arbiter.move(lease, moves)
+        if self._openings is not None:
+            self._openings.refuse_waiting(lease)
+        goes = ", ".join(f"{gpu} to {other}" for gpu, other in moves.items())
+        self._means.log(f"lease {lease:04x} goes on elsewhere: {goes}")
 
     def _say(self, lease: LeaseId, done: str, since: float) -> None:
         self._means.log(f"lease {lease:04x} {done} in {trio.current_time() - since:.1f} s")

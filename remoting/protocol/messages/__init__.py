@@ -16,10 +16,11 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  RunChecks, MeasureBandwidth              ChecksDone, BandwidthIs
                  Subscribe, SubscribeTelemetry            Done
     orders       CreateToken, RevokeToken, RenewToken     Done
-                 EndLease
                  RemoveServer, DrainServer, DrainGpu,
                  LabelServer, SetClock, RotateCa,
                  RetireCa, SetSilence, ForgetUser         Done
+    lease_orders EndLease, SuspendLease, ResumeLease,     Done
+                 MoveLease                                Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -119,25 +120,28 @@ if TYPE_CHECKING:
         PutPart,
         RestoreBackup,
     )
+    from gpupool.remoting.protocol.messages.lease_orders import (
+        EndLease,
+        MoveLease,
+        ResumeLease,
+        SuspendLease,
+    )
     from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinPool
     from gpupool.remoting.protocol.messages.orders import (
         ORDER_SIZE,
         CreateToken,
         DrainGpu,
         DrainServer,
-        EndLease,
         Issue,
         LabelServer,
         Order,
         RemoveServer,
         RenewToken,
-        ResumeLease,
         RetireCa,
         RevokeToken,
         RotateCa,
         SetClock,
         SetSilence,
-        SuspendLease,
     )
     from gpupool.remoting.protocol.messages.policy_messages import (
         CheckPolicy,

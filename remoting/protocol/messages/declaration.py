@@ -93,6 +93,7 @@ LATER = (
     "admin_messages",
     "account_orders",
     "backup_messages",
+    "lease_orders",
     "membership_messages",
     "orders",
     "policy_messages",

@@ -15,12 +15,14 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     EndLease        EndLease          no                 no: a lease ends once
     SuspendLease    SuspendLease      no                 yes: another order undoes it
     ResumeLease     ResumeLease       no                 yes: another order undoes it
+    MoveLease       MoveLease         no                 yes: another order undoes it
     SetClock        SetClock          no                 no: the era of the table numbers it
     RetireCa        RetireCa          no                 no: done twice, it does the same
     SetSilence      SetSilence        no                 yes: another order undoes it
     ForgetUser      ForgetUser        no                 yes: the number salts its hash
 
-``RotateCa`` is no order: its server makes a key, and gives it to others, before it proposes.
+Those about one lease are in ``lease_orders``. ``RotateCa`` is no order: its server makes a key, and
+gives it to others, before it proposes.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,19 +32,15 @@ from gpupool.pool.errors import DeniedError, NotNowError, UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId, lease_name
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.silences import SILENCE_MAX_MS, silence_scope
 from gpupool.pool.model.state import TOKEN_USES_MAX, TokenKind
-from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
-from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
 from gpupool.pool.transitions.gpu_drains import AUTOMATIC
-from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
 
 ORDER_SIZE = 16
 REASON_LENGTH_MAX = 200
-END_REASON_LENGTH_MAX = 150
 TOKEN_VALID_MAX_S = 10 * 365 * 86400.0
 
 MEASURED_WITHIN_S = 10
@@ -308,82 +306,6 @@ class LabelServer(Order):
         del note
         set_now = [f"{name}={value}" for name, value in self.labels.items()]
         return f"{self.server}: {' '.join([*set_now, *(f'{name}-' for name in self.without)])}"
-
-
-@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class EndLease(Order):
-    """End a lease by order; one's own, or any for an operator."""
-
-    lease: LeaseId
-    reason: str
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def command(self, issue: Issue) -> Command:
-        """Return the command; its reason names the person as well."""
-        reason = visible(self.reason[:END_REASON_LENGTH_MAX]) or "ended by order"
-        reason = f"{reason} (by {issue.by})"
-        return commands.EndLease(self.lease, reason, issue.by, issue.operator)
-
-    def outcome(self, note: str) -> str:
-        """Return that its workers are about to end."""
-        del note
-        return f"lease {lease_name(self.lease)} is ending"
-
-
-@message(62, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class SuspendLease(Order):
-    """Have a lease let go of its GPUs until it is resumed; one's own, or any for an operator."""
-
-    lease: LeaseId
-    why: str
-    order: bytes = b""
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
-
-    def command(self, issue: Issue) -> Command:
-        """Return the command."""
-        why = visible(self.why[:REASON_LENGTH_MAX])
-        by, operator = issue.by, issue.operator
-        return SuspendCommand(self.lease, why, by, operator, order=self.order)
-
-    def outcome(self, note: str) -> str:
-        """Return that its workers are about to let go."""
-        name = lease_name(self.lease)
-        return f"lease {name}: {note}" if note else f"lease {name} is being suspended"
-
-
-@message(63, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class ResumeLease(Order):
-    """Have a suspended lease go on; one's own, or any for an operator."""
-
-    lease: LeaseId
-    order: bytes = b""
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
-
-    def command(self, issue: Issue) -> Command:
-        """Return the command."""
-        return ResumeCommand(self.lease, issue.by, issue.operator, self.order)
-
-    def outcome(self, note: str) -> str:
-        """Return that its workers are about to go on."""
-        name = lease_name(self.lease)
-        return f"lease {name}: {note}" if note else f"lease {name} is being resumed"
 
 
 @message(55, answered_by=Done, rights=Rights.OPERATOR)

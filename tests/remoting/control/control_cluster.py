@@ -37,7 +37,7 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.policy_text import compile_text
-from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
+from gpupool.remoting.protocol.sessions import NO_MOVES, SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.reconciler import readings_of
@@ -179,6 +179,10 @@ class FakeHost:
     used: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
     orders: dict[LeaseId, HostSuspension] = field(default_factory=dict[LeaseId, HostSuspension])
     refuses: str = ""  # why no lease can be suspended
+    moved: list[tuple[LeaseId, dict[GpuId, GpuId]]] = field(
+        default_factory=list[tuple[LeaseId, dict[GpuId, GpuId]]]
+    )
+    weights: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self.devices
@@ -208,13 +212,18 @@ class FakeHost:
             phase = SuspensionPhase.REFUSED if self.refuses else SuspensionPhase.SUSPENDED
             self.orders[lease] = HostSuspension(number, phase, 1 << 20, self.refuses)
 
-    def resume(self, lease: LeaseId, number: int) -> None:
+    def resume(self, lease: LeaseId, number: int, moves: Mapping[GpuId, GpuId] = NO_MOVES) -> None:
         known = self.orders.get(lease)
         if known is None or known.number <= number:
+            if known is not None and known.phase is SuspensionPhase.SUSPENDED and moves:
+                self.moved.append((lease, dict(moves)))
             self.orders[lease] = HostSuspension(number, SuspensionPhase.RUNNING)
 
     def suspensions(self) -> dict[LeaseId, HostSuspension]:
         return dict(self.orders)
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        self.weights = dict(weights)
 
     async def open_session(
         self,

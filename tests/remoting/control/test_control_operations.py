@@ -632,6 +632,30 @@ async def test_a_server_that_is_late_takes_a_policy_that_follows_one_it_does_not
     assert cluster.state.policy.version == 2
 
 
+async def test_each_server_is_told_the_weights_of_its_own_leases(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1], users=("ada",))
+    async with cluster.client() as pool, cluster.client("root") as root:
+        one, two = [await pool.allocate(request(pool, 1), wait_s=0) for _ in range(2)]
+        assert [node.host.weights for node in cluster.nodes] == [{}, {}]
+        policy = "[class.lab]\nusers = ['ada']\nweight = 2.5\n"
+        for version, text, weight in ((0, policy, 2.5), (1, policy.replace("2.5", "4"), 4.0)):
+            await root.put_policy(pack_text(text), version)
+            await trio.sleep(2)
+            told = [node.host.weights for node in cluster.nodes]
+            assert sorted(map(len, told)) == [1, 1]
+            assert told[0] | told[1] == {one.lease: weight, two.lease: weight}
+        window = "[[window]]\nfrom = '00:00'\nto = '24:00'\n[window.class.lab]\nweight = 0.5\n"
+        await root.put_policy(pack_text(policy + window), 2)
+        await trio.sleep(2)
+        assert set(cluster.nodes[0].host.weights.values()) == {0.5}
+        await root.put_policy(pack_text("[class.lab]\nusers = ['ada']\n"), 3)
+        await trio.sleep(2)
+        assert [node.host.weights for node in cluster.nodes] == [{}, {}]
+
+
 async def test_one_user_cannot_take_all_connections(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,7 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.history_query import HistoryQuery
-from gpupool.pool.model.ids import (
-    Incarnation,
-    LeaseId,
-    Milliseconds,
-    RequestId,
-    ServerId,
-    TokenId,
-)
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.pool.record_query import RecordQuery
 from gpupool.remoting.client.lease_handle import LeaseHandle
@@ -74,6 +67,7 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
         m.EndLease(hold.lease, "over"),
         m.SuspendLease(hold.lease, "for a course"),
         m.ResumeLease(hold.lease),
+        m.MoveLease(hold.lease, ServerId("nobody")),
         m.CreateToken(TokenId("new"), TokenKind.OPERATOR, "eve", bytes(32), 60.0),
         m.RevokeToken(TokenId("none")),
         m.RenewToken(TokenId("none"), 60.0),

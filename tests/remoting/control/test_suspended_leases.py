@@ -30,6 +30,12 @@ def phases(nodes: list[Node], lease: LeaseId) -> list[SuspensionPhase]:
     return [node.host.suspensions()[lease].phase for node in nodes]
 
 
+async def refused(asking: Pool, order: m.Order, error: type[GpupoolError]) -> str:
+    with pytest.raises(error) as found:
+        await asking.operate(order)
+    return str(found.value)
+
+
 async def test_others_get_the_gpus_of_a_suspended_lease_and_it_comes_back(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:
@@ -97,11 +103,6 @@ async def test_who_may_suspend_what(autojump_clock: Clock, nursery: trio.Nursery
     async with cluster.client() as pool, cluster.client("bob") as other:
         hold = await pool.allocate(request(pool, 1), wait_s=0)
 
-        async def refused(asking: Pool, order: m.Order, error: type[GpupoolError]) -> str:
-            with pytest.raises(error) as found:
-                await asking.operate(order)
-            return str(found.value)
-
         order = m.SuspendLease(hold.lease, "")
         assert "belongs to ada" in await refused(other, order, DeniedError)
         assert "has no lease" in await refused(pool, m.SuspendLease(LeaseId(1), ""), UsageError)
@@ -132,3 +133,34 @@ async def test_a_session_of_a_suspended_lease_waits(
         assert not opened
         await pool.operate(m.ResumeLease(hold.lease))
         await until(lambda: len(opened) == 1)
+
+
+async def test_a_lease_is_moved_to_another_gpu_of_its_server(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2, 2], users=("ada", "bob"))
+    async with cluster.client() as pool, cluster.client("bob") as other:
+        hold = await pool.allocate(request(pool, 1), wait_s=0)
+        [part] = hold.partitions
+        node = next(each for each in cluster.nodes if each.id == part.server)
+        gpus = [gpu.id for gpu in node.host.devices]
+        [target] = [gpu for gpu in gpus if gpu != part.gpu]
+        order = m.MoveLease(hold.lease, part.server, (), (target,))
+        assert "belongs to ada" in await refused(other, order, DeniedError)
+        too_many = m.MoveLease(hold.lease, part.server, (target,) * 257)
+        assert "at most 256 GPUs" in await refused(pool, too_many, UsageError)
+        said = await pool.operate(order)
+        assert said.startswith(f"lease {hold.lease:04x}: it is being moved from GPU ")
+        await until_state(pool, hold.lease, "held")
+        assert node.host.moved == [(hold.lease, {part.gpu: target})]
+        [lease] = (await pool.view()).leases
+        assert [each.gpu for each in lease.partitions] == [target]
+        # A session that is opened now is one on the other GPU.
+        await hold.open_session("arrays", "train.py")
+        node.host.refuses = "its GPU is in MIG mode"
+        await pool.operate(m.MoveLease(hold.lease, part.server, (), (part.gpu,)))
+        await trio.sleep(3)
+        [lease] = (await pool.view()).leases
+        assert (lease.state, lease.not_suspended) == ("held", "its GPU is in MIG mode")
+        assert [each.gpu for each in lease.partitions] == [target]

@@ -30,8 +30,8 @@ HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
 
 SHAPES = {
-    "calls": (8, "b7087253e0a0"),
-    "table": (7, "d96b5a241c0e"),
+    "calls": (8, "e15747e9fed1"),
+    "table": (7, "e05e5cea58a9"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
@@ -164,6 +164,7 @@ SUSPENSION = (
     commands.RefuseSuspension,
     commands.ResumeLease,
     commands.ConfirmResumed,
+    commands.MoveLease,
 )
 
 

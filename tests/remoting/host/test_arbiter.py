@@ -65,6 +65,67 @@ async def test_a_lone_lease_has_no_socket_and_two_share_the_time() -> None:
     arbiter.close()
 
 
+async def test_shares_are_multiplied_by_weights_for_workers_of_now_and_of_later() -> None:
+    workers = {number: Worker() for number in (1, 2, 3)}
+    arbiter = Arbiter(workers.get)
+
+    def due() -> list[float]:
+        return [arbiter.got()[LeaseId(lease)][GPU].due for lease in (1, 2)]
+
+    arbiter.join(1, LeaseId(1), [(GPU, 0.25)])
+    arbiter.weigh({LeaseId(1): 2.0, LeaseId(2): 1.5})
+    arbiter.join(2, LeaseId(2), [(GPU, 0.25)])
+    assert due() == [0.5, 0.375]
+    arbiter.join(3, LeaseId(2), [(GPU, 0.25)])
+    assert due() == [0.5, 0.375], "a second worker of a lease changes nothing"
+    arbiter.weigh({LeaseId(2): 0.5, LeaseId(9): 7.0})
+    assert due() == [0.25, 0.125]
+    arbiter.weigh({LeaseId(1): 3.0, LeaseId(2): 1.0})
+    assert due() == [0.75, 0.25]
+    for worker in (1, 2, 3):
+        arbiter.leave(worker)
+    arbiter.weigh({})
+    assert arbiter.got() == {}
+    arbiter.close()
+
+
+async def test_a_lease_that_rests_takes_its_turns_on_another_gpu_from_then_on() -> None:
+    other, third = GpuId("GPU-2"), GpuId("GPU-3")
+    workers = {number: Worker() for number in (1, 2, 3, 4)}
+    arbiter = Arbiter(workers.get)
+    arbiter.weigh({LeaseId(1): 2.0})
+    for number in (1, 4):  # two processes, each of which has both GPUs
+        arbiter.join(number, LeaseId(1), [(GPU, 0.25), (third, 0.5)])
+    arbiter.join(2, LeaseId(2), [(GPU, 0.5)])
+    arbiter.join(3, LeaseId(3), [(other, 0.5)])
+    assert workers[3].line is None
+    arbiter.rest(LeaseId(1))
+    arbiter.move(LeaseId(1), {GPU: other})
+    got = arbiter.got()
+    assert {lease: set(gpus) for lease, gpus in got.items()} == {
+        LeaseId(1): {other, third},
+        LeaseId(2): {GPU},
+        LeaseId(3): {other},
+    }
+    assert got[LeaseId(1)][other].due == 0.5
+    assert workers[3].line is not None, "it has a neighbour now"
+    gates = [workers[number].gate for number in (1, 4)]
+    await until(lambda: all(gate is not None and gate.gates[0].closed for gate in gates))
+    end = time.monotonic() + 0.6
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, workers[3].launch, end)
+        await trio.sleep(0.1)
+        arbiter.come_back(LeaseId(1))
+        nursery.start_soon(trio.to_thread.run_sync, workers[1].launch, end)
+        await trio.sleep(0.4)
+        shares = [arbiter.got()[LeaseId(lease)][other].got for lease in (1, 3)]
+    assert all(share is not None and share > 0.2 for share in shares), shares
+    for number in workers:
+        arbiter.leave(number)
+    assert arbiter.got() == {}
+    arbiter.close()
+
+
 async def test_a_worker_that_says_what_is_no_word_is_killed() -> None:
     workers = {1: Worker(), 2: Worker(gate=None)}
     arbiter = Arbiter(workers.get)

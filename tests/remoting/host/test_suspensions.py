@@ -1,6 +1,7 @@
 """Leases that are suspended and resumed, with real workers on emulated GPUs."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,40 @@ async def test_all_workers_of_a_lease_stop_and_no_others(make_host: MakeHost) ->
     assert two.process.returncode == -signal.SIGKILL
     assert kit.host.suspensions() == {}
     assert not two.directory.exists()
+
+
+async def test_a_suspended_lease_goes_on_with_another_gpu(make_host: MakeHost) -> None:
+    kit = await make_host()
+    lease = kit.lease()
+    client, worker = await kit.connect(lease)
+    assert await client.reserve(GIB // 2)
+    [part] = lease.partitions
+    other = next(gpu.id for gpu in kit.host.gpus() if gpu.id != part.gpu)
+    kit.host.suspend(lease.id, 1)
+    await reaches(kit, lease, P.SUSPENDED)
+    refused = trio.Event()
+
+    async def ask() -> None:
+        with pytest.raises(LeaseSuspendedError, match="its lease is suspended"):
+            await kit.open(lease)  # asked for with the GPU of before
+        refused.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.sleep(0.05)
+        kit.host.resume(lease.id, 1, {part.gpu: other})
+        kit.host.resume(lease.id, 1, {part.gpu: other})  # as each look at the table says it again
+        with trio.fail_after(SOON_S):
+            await refused.wait()
+    await reaches(kit, lease, P.RUNNING)
+    budget = kit.host.budget
+    assert (budget.usage(lease.id, part.gpu), budget.usage(lease.id, other)) == (0, GIB // 2)
+    assert (budget.partition(lease.id, part.gpu), worker.devices) == (0, (other,))
+    assert await client.usage() == GIB // 2
+    assert await client.reserve(GIB // 4)
+    assert budget.usage(lease.id, other) == GIB // 2 + GIB // 4
+    used = {each.gpu: each.memory_used for each in kit.host.telemetry()[0]}
+    assert (used[part.gpu], used[other]) == (0, GIB // 2 + GIB // 4)
+    moved = replace(lease, partitions=(replace(part, gpu=other),))
+    second, _ = await kit.connect(moved)
+    assert await second.usage() == GIB // 2 + GIB // 4

@@ -106,6 +106,73 @@ class Gpu:
         return [worker.used_s / whole for worker in self.workers]
 
 
+def weigh(gpu: Gpu, seat: int, share: float) -> None:
+    gpu.turns.set_share(LeaseId(seat), share, gpu.now)
+    gpu.tell()
+
+
+def used(gpu: Gpu, before: list[float]) -> list[float]:
+    got = [worker.used_s - was for worker, was in zip(gpu.workers, before, strict=True)]
+    return [each / sum(got) for each in got]
+
+
+@pytest.mark.parametrize("kernel_s", [0.00001, 0.004])
+def test_a_class_that_weighs_more_gets_more_from_then_on(kernel_s: float) -> None:
+    gpu = Gpu([0.5, 0.5], [Worker(kernel_s), Worker(kernel_s)])
+    gpu.run(5.0)
+    assert all(abs(part - 0.5) < 0.05 for part in gpu.parts())
+    for weights, due in (((3.0, 1.0), 0.75), ((1.0, 1.0), 0.5), ((0.25, 4.0), 0.0588)):
+        for seat, weight in enumerate(weights):
+            weigh(gpu, seat, 0.5 * weight)
+        before = [worker.used_s for worker in gpu.workers]
+        gpu.run(gpu.now + 10.0)
+        assert abs(used(gpu, before)[0] - due) < 0.05
+        whole = sum(0.5 * weight for weight in weights)
+        shown = gpu.turns.got(gpu.now)
+        for seat, weight in enumerate(weights):
+            assert math.isclose(shown[LeaseId(seat)].due, 0.5 * weight / max(1.0, whole))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.1, 1.0, 5.0]), min_size=2, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.1, 0.5, 5.0])), max_size=4),
+)
+def test_nobody_starves_whatever_the_weights_and_their_changes(
+    shares: list[float], changes: list[tuple[int, float]]
+) -> None:
+    gpu = Gpu(shares, [Worker(0.004) for _ in shares])
+    for seat, share in changes:
+        gpu.run(gpu.now + 0.1)
+        weigh(gpu, seat % len(shares), share)
+    before = [worker.used_s for worker in gpu.workers]
+    gpu.run(gpu.now + 40.0)
+    assert all(worker.used_s > was for worker, was in zip(gpu.workers, before, strict=True))
+
+
+def test_another_share_forgives_no_debt_and_makes_none() -> None:
+    turns = Turns()
+    turns.join(0, LeaseId(0), 0.5, 0.0)
+    turns.join(1, LeaseId(1), 0.5, 0.0)
+    turns.want(1, 0.0)
+    turns.tick(1.0)
+    party = turns._parties[LeaseId(0)]  # pyright: ignore[reportPrivateUsage]
+    owed_s = party.spent_s * party.share
+    turns.set_share(LeaseId(0), 2.0, 1.0)
+    assert math.isclose(party.spent_s * party.share, owed_s)
+    turns.set_share(LeaseId(7), 2.0, 1.0)  # has no worker here
+
+
+def test_shares_due_are_no_more_than_the_gpu() -> None:
+    turns = Turns()
+    for seat, share in enumerate((0.5, 1.5, 0.5)):
+        turns.join(seat, LeaseId(seat), share, 0.0)
+    turns.rest(LeaseId(2), 0.0)
+    assert [turns.got(0.0)[LeaseId(seat)].due for seat in range(3)] == [0.25, 0.75, 0.2]
+    turns.leave(1, 0.0)
+    assert turns.got(0.0)[LeaseId(0)].due == 0.5
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

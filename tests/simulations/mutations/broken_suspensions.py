@@ -84,6 +84,38 @@ def _with_books_of(after: PoolState, before: PoolState) -> PoolState:
     return lease_suspensions.with_changes(after, servers=before.servers)
 
 
+# --- moves ----------------------------------------------------------------------------------------
+
+
+def moved_onto_others() -> AbstractContextManager[None]:
+    """Let a lease go on with other GPUs whoever has got them meanwhile."""
+    original = lease_suspensions.confirm_suspended
+
+    def confirm_suspended(state: PoolState, command: ConfirmSuspended) -> Step:
+        with patched(lease_suspensions, "resume_refusal", _nothing):
+            return original(state, command)
+
+    return patched_handler(ConfirmSuspended, confirm_suspended)
+
+
+def _nothing(state: PoolState, lease: Lease) -> None:
+    del state, lease
+
+
+def goes_on_where_it_was() -> AbstractContextManager[None]:
+    """Let hosts resume a lease that was moved where it was before."""
+    original = reconcile.plan_suspensions
+
+    def plan_suspensions(
+        state: PoolState, self_id: ServerId, incarnation: Any, hosted: Any, worker_count: Any
+    ) -> reconcile.SuspensionPlan:
+        plan = original(state, self_id, incarnation, hosted, worker_count)
+        plan.moves.clear()
+        return plan
+
+    return patched(reconciler, "plan_suspensions", plan_suspensions)
+
+
 # --- preemption -----------------------------------------------------------------------------------
 
 
@@ -120,7 +152,8 @@ def guarantees_ignored() -> AbstractContextManager[None]:
 def suspends_too_many() -> AbstractContextManager[None]:
     """Suspend all leases that may give way on the chosen server."""
 
-    def _cheapest(room: Any, candidates: list[Lease]) -> list[Lease] | None:
+    def _cheapest(room: Any, candidates: list[Lease], among: Lease | None) -> list[Lease] | None:
+        del among
         return candidates if room.fits(candidates) else None
 
     return patched(preemption, "_cheapest", _cheapest)

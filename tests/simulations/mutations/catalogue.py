@@ -17,7 +17,7 @@ from tests.simulations.mutations import (
     broken_suspensions,
 )
 from tests.simulations.mutations.audited_builds import CONSENSUS, LEASES
-from tests.simulations.mutations.mutation import Mutation, short, with_policy
+from tests.simulations.mutations.mutation import Mutation, short, two_gpus, with_policy
 from tests.simulations.mutations.newer_builds import NEWER
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -275,6 +275,30 @@ MUTATIONS = (
         "a resumed lease takes no memory",
         broken_suspensions.resumed_uncharged,
         (("suspend", 0.7),),
+    ),
+    Mutation(
+        "moved-too-early",
+        "moved-is-gone",
+        "a server confirms that a lease has let go, for a move that its host has only begun",
+        broken_suspensions.confirmed_too_early,
+        (("move", 0.5),),
+        two_gpus,
+    ),
+    Mutation(
+        "moved-onto-others",
+        "table-sound",
+        "a lease goes on with other GPUs that somebody else has got meanwhile",
+        broken_suspensions.moved_onto_others,
+        (("move", 0.5),),
+        two_gpus,
+    ),
+    Mutation(
+        "goes-on-where-it-was",
+        "moved-is-gone",
+        "a host resumes a lease that was moved on the GPUs that it has left",
+        broken_suspensions.goes_on_where_it_was,
+        (("move", 0.5),),
+        two_gpus,
     ),
     Mutation(
         "undrain-forgotten",

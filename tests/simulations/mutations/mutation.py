@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 
-ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend")
+ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend", "move")
 
 Broken = Callable[[], AbstractContextManager[None]]
 
@@ -39,6 +39,11 @@ class Mutation:
 def short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
     """Return what shortens runs that only their end can judge."""
     return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
+
+
+def two_gpus(options: Options) -> Options:
+    """Return a run in which leases have somewhere to go."""
+    return replace(options, gpus=max(2, options.gpus), think_s=0.3)
 
 
 def with_policy(*kinds: str) -> Callable[[Options], Options]:

@@ -1,0 +1,180 @@
+"""``gpupool move``, and ``drain --move``: leases go on with other GPUs of their server."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import pool_options
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.output import say
+from gpupool.cli.lib.values import Parsed, parse_lease
+from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError, UsageError
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
+
+if TYPE_CHECKING:
+    from gpupool.pool.view import GpuView, LeaseView, PoolView, ServerView
+    from gpupool.remoting.client.pool_client import Pool
+
+POLL_S = 0.3
+"""Between two looks at a lease that is on its way."""
+
+PATIENCE_S = 3.0
+"""For the server that is looked at to apply what another one has committed."""
+
+
+@click.command()
+@click.argument("lease", type=Parsed("lease", parse_lease))
+@click.option(
+    "--to",
+    "targets",
+    required=True,
+    multiple=True,
+    metavar="GPU|SERVER",
+    help="A GPU, by number or id; one for each GPU that the lease has there, in their order. Or "
+    "its server, whose GPUs the pool chooses from.",
+)
+@pool_options
+def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
+    r"""Have LEASE go on with other GPUs of its server; its program waits for a moment.
+
+    \b
+      gpupool move 7f3a --to 2            # GPU 2 of its server
+      gpupool move 7f3a --to gpu-a        # any other GPU of its server with room
+
+    Users move their own leases, operators any. The lease is suspended and resumed. When it cannot
+    have the GPUs by then, it goes on where it was. To another server no lease is moved. Programs
+    on real GPUs are not moved yet.
+    """
+
+    async def order() -> None:
+        async with connected(credentials) as pool:
+            view = await pool.view()
+            found = next((each for each in view.leases if each.id == lease), None)
+            if found is None:
+                hint = '"gpupool leases" shows those that it has'
+                raise UsageError(f"the pool has no lease {lease_name(LeaseId(lease))}", hint=hint)
+            server, gpus = _target(view, found, targets)
+            say(f"gpupool: {await _order(pool, found, server, (), gpus)}")
+            say(f"gpupool: {await _arrived(pool, found)}")
+
+    run_async(order)
+
+
+async def move_away(pool: "Pool", server: str, gpu: str | None) -> None:
+    """Move the leases of a drained server, or of one GPU of it; say of each what became of it."""
+    view = await pool.view()
+    found = next((each for each in view.servers if server in (each.name, each.id)), None)
+    if found is None:
+        return  # it has left since it was drained
+    known = found.gpus if gpu is None else tuple(_gpus_named(found, gpu))
+    gpus = {each.id for each in known}
+    moving: list[LeaseView] = []
+    for lease in view.leases:
+        mine = [p.gpu for p in lease.partitions if p.server == found.id and p.gpu in gpus]
+        if not mine or lease.state == "ending":
+            continue
+        try:
+            said = await _order(pool, lease, found.id, tuple(mine), ())
+        except GpupoolError as error:
+            say(f"gpupool: lease {lease.name} of {lease.user} stays: {error.why or error.what}")
+        else:
+            say(f"gpupool: {said}")
+            moving.append(lease)
+    for lease in moving:
+        try:
+            say(f"gpupool: {await _arrived(pool, lease)}")
+        except (LeaseLostError, NotNowError) as error:
+            say(f"gpupool: {error}")
+
+
+async def _order(
+    pool: "Pool",
+    lease: "LeaseView",
+    server: ServerId,
+    gpus: tuple[GpuId, ...],
+    to: tuple[GpuId, ...],
+) -> str:
+    from gpupool.remoting.protocol import messages as m
+
+    return await pool.operate(m.MoveLease(lease.id, server, gpus, to))
+
+
+async def _arrived(pool: "Pool", before: "LeaseView") -> str:
+    """Return where a lease goes on, once it does.
+
+    Raises:
+        NotNowError: when it goes on where it was.
+        LeaseLostError: when it has ended meanwhile.
+    """
+    import trio
+
+    name, began, patience = before.name, False, trio.current_time() + PATIENCE_S
+    while True:
+        view = await pool.view()
+        found = next((each for each in view.leases if each.id == before.id), None)
+        if found is None or found.state == "ending":
+            raise LeaseLostError(f"lease {name} has ended", why=found.reason if found else "")
+        if found.state == "held":
+            if found.partitions != before.partitions:
+                return f"lease {name} goes on with {_places_text(view, found)}"
+            if began or trio.current_time() > patience:
+                why = found.not_suspended
+                raise NotNowError(f"lease {name} was not moved, and runs on where it was", why=why)
+        began = began or found.state in ("suspending", "resuming")
+        await trio.sleep(POLL_S)
+
+
+def _places_text(view: "PoolView", lease: "LeaseView") -> str:
+    """Return a lease's GPUs, for people: ``GPU 2 of gpu-a``."""
+    names = {server.id: server.name for server in view.servers}
+    indices = {gpu.id: gpu.index for server in view.servers for gpu in server.gpus}
+    places = (f"GPU {indices.get(p.gpu, p.gpu)} of {names[p.server]}" for p in lease.partitions)
+    return ", ".join(places)
+
+
+def _target(
+    view: "PoolView", lease: "LeaseView", targets: Sequence[str]
+) -> tuple[ServerId, tuple[GpuId, ...]]:
+    """Return the server and the GPUs that the words of ``--to`` name; no GPUs for a server.
+
+    Raises:
+        UsageError: when they name none, or GPUs of several servers.
+    """
+    here = dict.fromkeys(part.server for part in lease.partitions)
+    mine = [each for each in view.servers if each.id in here]
+    if len(targets) == 1 and not _gpus_of(view, mine, targets[0]):
+        (text,) = targets
+        named = next((each for each in view.servers if text in (each.name, each.id)), None)
+        if named is not None:
+            return named.id, ()
+    places: list[tuple[ServerId, GpuId]] = []
+    for text in targets:
+        found = _gpus_of(view, mine, text)
+        if not found:
+            names = " or ".join(each.name for each in mine)
+            hint = '"gpupool gpus" shows the GPUs by number and id'
+            raise UsageError(f"{names} has no GPU {text[:64]}", hint=hint)
+        if len(found) > 1:
+            names = " and ".join(each.name for each in mine)
+            raise UsageError(
+                f"which GPU {text}?",
+                why=f"lease {lease.name} has GPUs of {names}",
+                hint='name it by its id, which "gpupool gpus" shows',
+            )
+        places += found
+    if len({server for server, _ in places}) > 1:
+        raise UsageError("a lease is moved on one server at a time", hint="move it twice")
+    return places[0][0], tuple(gpu for _, gpu in places)
+
+
+def _gpus_of(
+    view: "PoolView", mine: "Sequence[ServerView]", text: str
+) -> list[tuple[ServerId, GpuId]]:
+    """Return the GPUs that a word names: any by its id, by number those of a lease's servers."""
+    by_id = [(s.id, gpu.id) for s in view.servers for gpu in s.gpus if gpu.id == text]
+    return by_id or [(s.id, gpu.id) for s in mine for gpu in s.gpus if str(gpu.index) == text]
+
+
+def _gpus_named(server: "ServerView", text: str) -> "Sequence[GpuView]":
+    return [each for each in server.gpus if text in (each.id, str(each.index))]

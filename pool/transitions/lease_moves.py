@@ -1,0 +1,75 @@
+"""Moving a lease to other GPUs of its server: the order, by which its suspension begins.
+
+``lease_suspensions`` has the rest: the confirmation of the last server gives the old GPUs back and
+takes the new ones in one step. A lease that is moved is counted on one place at every moment.
+"""
+
+from dataclasses import replace
+
+from gpupool.pool.model.ids import lease_name
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
+from gpupool.pool.model.state import Lease, PoolState, with_changes
+from gpupool.pool.model.suspension import (
+    GpuMove,
+    MoveLease,
+    Suspension,
+    SuspensionHistory,
+    SuspensionState,
+)
+from gpupool.pool.policy.giving_way import not_suspendable
+from gpupool.pool.scheduling.moves import NO_OTHER_SERVER, plan_moves
+from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.lease_suspensions import order_refusal, with_order
+
+
+def move_lease(state: PoolState, command: MoveLease) -> Step:
+    """Begin: its servers are told to stop its workers, to go on with other GPUs."""
+    lease = state.leases.get(command.lease)
+    refusal = order_refusal(lease, command)
+    if lease is None or refusal is not None:
+        return state, refusal or Result(ok=True)
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse(RefusalKind.NEVER, f"the pool has no server {command.server[:64]}")
+    if refusal := _unsuitable(state, lease, command):
+        return state, refusal
+    moves = plan_moves(state, lease, server, command.gpus, command.to)
+    if isinstance(moves, Result):
+        return state, moves
+    where = ", ".join(_move_text(state, each) for each in moves)
+    suspension = Suspension(
+        state=SuspensionState.SUSPENDING,
+        number=state.index,
+        by=command.by,
+        why=f"to move it {where} of {server.name}",
+        since=state.now,
+        moves=moves,
+    )
+    history = with_order(lease.history or SuspensionHistory(), command.order)
+    changed = with_changes(lease, suspension=suspension, history=replace(history, refusal=None))
+    name, what = lease_name(lease.id), f"lease of {lease.user}: {where} of {server.name}"
+    state = record(state, "lease-moved", by=command.by, subject=name, text=what)
+    state = with_changes(state, leases=state.leases.set(lease.id, changed))
+    state = emit_event(state, "moving", name, f"by {command.by}: {where} of {server.name}")
+    return state, Result(ok=True, lease=lease.id, why=f"it is being moved {where} of {server.name}")
+
+
+def _unsuitable(state: PoolState, lease: Lease, command: MoveLease) -> Result | None:
+    """Return why a lease cannot be moved at all now, wherever to."""
+    found = lease.suspension
+    if found is not None and found.moves:
+        return refuse(RefusalKind.BUSY, "it is being moved already; try again when it runs")
+    if found is not None and found.state is SuspensionState.SUSPENDED:
+        return refuse(RefusalKind.BUSY, "it is suspended; resume it first")
+    if found is not None:
+        return refuse(RefusalKind.BUSY, f"it is {found.state.value}; try again when it runs")
+    if command.server not in lease.parts:
+        name = state.servers[command.server].name
+        return refuse(RefusalKind.NEVER, f"it has no GPU of {name}: {NO_OTHER_SERVER}")
+    why = not_suspendable(state, lease)
+    return refuse(RefusalKind.BUSY, why) if why else None
+
+
+def _move_text(state: PoolState, move: GpuMove) -> str:
+    gpus = state.servers[move.server].gpus
+    return f"from GPU {gpus[move.gpu].index} to GPU {gpus[move.to].index}"

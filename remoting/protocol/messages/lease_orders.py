@@ -1,0 +1,133 @@
+"""The orders about one lease, which its user may give, too; ``orders`` says how an order works."""
+
+from dataclasses import replace
+from typing import Self
+
+from gpupool.pool.errors import UsageError
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import Command
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
+from gpupool.pool.model.suspension import MoveLease as MoveCommand
+from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
+from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
+from gpupool.pool.transitions.leases import PARTITION_COUNT_MAX
+from gpupool.pool.view import visible
+from gpupool.remoting.protocol.messages.declaration import Rights, message
+from gpupool.remoting.protocol.messages.hello_messages import Done
+from gpupool.remoting.protocol.messages.orders import REASON_LENGTH_MAX, Issue, Order
+
+END_REASON_LENGTH_MAX = 150
+
+
+@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class EndLease(Order):
+    """End a lease by order; one's own, or any for an operator."""
+
+    lease: LeaseId
+    reason: str
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command; its reason names the person as well."""
+        reason = visible(self.reason[:END_REASON_LENGTH_MAX]) or "ended by order"
+        reason = f"{reason} (by {issue.by})"
+        return commands.EndLease(self.lease, reason, issue.by, issue.operator)
+
+    def outcome(self, note: str) -> str:
+        """Return that its workers are about to end."""
+        del note
+        return f"lease {lease_name(self.lease)} is ending"
+
+
+@message(62, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class SuspendLease(Order):
+    """Have a lease let go of its GPUs until it is resumed; one's own, or any for an operator."""
+
+    lease: LeaseId
+    why: str
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        why = visible(self.why[:REASON_LENGTH_MAX])
+        by, operator = issue.by, issue.operator
+        return SuspendCommand(self.lease, why, by, operator, order=self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return that its workers are about to let go."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being suspended"
+
+
+@message(63, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class ResumeLease(Order):
+    """Have a suspended lease go on; one's own, or any for an operator."""
+
+    lease: LeaseId
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        return ResumeCommand(self.lease, issue.by, issue.operator, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return that its workers are about to go on."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being resumed"
+
+
+@message(66, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class MoveLease(Order):
+    """Have a lease go on with other GPUs of one of its servers; one's own, or any for an operator.
+
+    ``gpus`` are those that it leaves, empty for all that it has there; ``to`` are as many, in their
+    order, or none for those that the pool chooses.
+    """
+
+    lease: LeaseId
+    server: ServerId
+    gpus: tuple[GpuId, ...] = ()
+    to: tuple[GpuId, ...] = ()
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def check(self) -> None:
+        """Refuse more GPUs than a lease can have."""
+        if max(len(self.gpus), len(self.to)) > PARTITION_COUNT_MAX:
+            raise UsageError(f"a lease has at most {PARTITION_COUNT_MAX} GPUs")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        by, operator = issue.by, issue.operator
+        return MoveCommand(self.lease, self.server, by, operator, self.gpus, self.to, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return where it goes."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being moved"

@@ -1,0 +1,100 @@
+"""Programs that are moved to other GPUs in mid-run, on a real pool with emulated GPUs."""
+
+import subprocess
+import sys
+from typing import Any
+
+from gpupool.pool.errors import ExitCode
+
+PROGRAM = """
+import time
+import cupy
+a = cupy.arange(1000, dtype=cupy.float64)
+for n in range(1, 1_000_000):
+    a += 1
+    print(n, int(a.sum()) - 499500, flush=True)
+    time.sleep(0.01)
+"""
+PYTHON = ("--", sys.executable, "-c")
+
+
+def gpu_of(pool: Any, lease: str) -> tuple[str, int]:
+    """Return the server and the number of a lease's only GPU."""
+    view = pool.view()
+    [part] = next(each["partitions"] for each in view["leases"] if each["name"] == lease)
+    return next(
+        (server["name"], gpu["index"])
+        for server in view["servers"]
+        for gpu in server["gpus"]
+        if gpu["id"] == part["gpu"]
+    )
+
+
+def goes_on(program: "subprocess.Popen[str]", last: int, until: int) -> int:
+    assert program.stdout is not None
+    while last < until:
+        last += 1
+        assert program.stdout.readline() == f"{last} {1000 * last}\n"
+    return last
+
+
+def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) -> None:
+    program = live_pool.spawn("run", "-p", "0.5", "--server", "a", *PYTHON, PROGRAM)
+    last = goes_on(program, 0, 10)
+    (lease,) = [each["name"] for each in live_pool.view()["leases"]]
+    assert gpu_of(live_pool, lease) == ("a", 0)
+
+    done = live_pool.run("move", lease, "--to", "1")
+    assert done.returncode == 0, done.stderr
+    assert f"lease {lease}: it is being moved from GPU 0 to GPU 1 of a" in done.stderr
+    assert f"lease {lease} goes on with GPU 1 of a" in done.stderr
+    assert gpu_of(live_pool, lease) == ("a", 1)
+    last = goes_on(program, last, last + 200)
+
+    # By its server's name, the pool chooses; the other GPU has room now.
+    done = live_pool.run("move", lease, "--to", "a")
+    assert done.returncode == 0, done.stderr
+    assert gpu_of(live_pool, lease) == ("a", 0)
+    last = goes_on(program, last, last + 100)
+
+    done = live_pool.run("drain", "a", "--gpu", "0", "--reason", "hot", "--move")
+    assert done.returncode == 0, done.stderr
+    assert f"lease {lease} goes on with GPU 1 of a" in done.stderr
+    assert gpu_of(live_pool, lease) == ("a", 1)
+    last = goes_on(program, last, last + 100)
+
+    done = live_pool.run("drain", "a", "--gpu", "1", "--reason", "hot too", "--move")
+    assert done.returncode == 0, done.stderr
+    text = f"gpupool: lease {lease} of root stays: no other GPU of a like GPU 1 has "
+    assert text in done.stderr
+    done = live_pool.run("drain", "a", "--reason", "new fan", "--move")
+    why = "server a grants nothing now, and a lease is moved among the GPUs of one server, because"
+    assert f"gpupool: lease {lease} of root stays: {why}" in done.stderr
+    for options in ((), ("--gpu", "0"), ("--gpu", "1")):
+        assert live_pool.run("undrain", "a", *options).returncode == 0
+    goes_on(program, last, last + 100)
+
+    for words, code, said in (
+        (("--to", "b"), ExitCode.USAGE, "it has no GPU of b: a lease is moved among the GPUs of "),
+        (("--to", "1"), ExitCode.USAGE, "it has these GPUs already"),
+        (("--to", "7"), ExitCode.USAGE, "a has no GPU 7"),
+        (("--to", "nowhere"), ExitCode.USAGE, "a has no GPU nowhere"),
+        (("--to", "0", "--to", "1"), ExitCode.USAGE, "it has 1 GPU of a: name as many"),
+        ((), ExitCode.USAGE, "missing option '--to'"),
+    ):
+        done = live_pool.run("move", lease, *words)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    done = live_pool.run("move", "ffff", "--to", "1")
+    assert (done.returncode, "the pool has no lease ffff" in done.stderr) == (2, True)
+    assert [each["kind"] for each in audit(live_pool)].count("lease-moved") == 3
+
+    assert live_pool.run("suspend", lease).returncode == 0
+    done = live_pool.run("move", lease, "--to", "0")
+    assert (done.returncode, "it is suspended; resume it first" in done.stderr) == (1, True)
+    program.kill()
+
+
+def audit(pool: Any) -> list[dict[str, Any]]:
+    import json
+
+    return json.loads(pool.run("audit", "--json").stdout)["acts"]
