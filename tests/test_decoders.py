@@ -4,6 +4,7 @@ Most folders fuzz their own decoders as well, in more depth. Here is the whole l
 and with valid input in which something was changed; an error of another kind is a bug.
 """
 
+import base64
 import json
 import ssl
 import tempfile
@@ -346,3 +347,16 @@ def test_a_ca_whose_key_is_of_an_unknown_kind_is_refused() -> None:
     strange = ssl.DER_cert_to_PEM_cert(der.replace(p256, p256[:-1] + b"\x7f")).encode()
     with pytest.raises(AuthenticationError, match="malformed"):
         check_authority(Authority(strange, ca.key_pem))
+
+
+def test_a_key_of_an_unknown_curve_is_refused() -> None:
+    """Found by the list above, too."""
+    ca = create_ca("c", datetime.now(UTC))
+    lines = ca.key_pem.decode().splitlines()
+    der = base64.b64decode("".join(lines[1:-1]))
+    p256 = bytes.fromhex("06082a8648ce3d030107")
+    assert p256 in der
+    body = base64.encodebytes(der.replace(p256, p256[:-1] + b"\x7f")).decode()
+    strange = f"{lines[0]}\n{body}{lines[-1]}\n".encode()
+    with pytest.raises(AuthenticationError, match="malformed"):
+        check_authority(Authority(ca.certificate_pem, strange))

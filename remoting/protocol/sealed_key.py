@@ -9,7 +9,7 @@ import base64
 import textwrap
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -91,7 +91,7 @@ def open_plain(key_pem: bytes, voucher: bytes = b"") -> OpenKey:
     """
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise AuthenticationError("the CA's certificate or key is malformed") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise AuthenticationError("the CA's key is of the wrong kind")
@@ -136,7 +136,7 @@ def unseal(key_pem: bytes, secret: X25519PrivateKey) -> OpenKey:
         key = serialization.load_der_private_key(
             aead.decrypt(_NONCE, sealed.ciphertext, bound), password=None
         )
-    except (ValueError, TypeError, InvalidTag) as error:
+    except (ValueError, TypeError, InvalidTag, UnsupportedAlgorithm) as error:
         raise AuthenticationError("the CA's key is sealed to another signer") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise AuthenticationError("the CA's key is of the wrong kind")

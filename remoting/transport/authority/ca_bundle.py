@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -116,7 +116,7 @@ def issuer_of(certificate: bytes, bundle: bytes) -> bytes | None:
     for each in certificates_of(bundle):
         try:
             found.verify_directly_issued_by(_load(each))
-        except (ValueError, TypeError, InvalidSignature):
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
             continue
         return each
     return None
