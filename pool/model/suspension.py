@@ -163,7 +163,8 @@ class MoveLease:
 class SuspensionHistory:
     """What a lease has been through; it has none before it is suspended first."""
 
-    resumed_at: Milliseconds = Milliseconds(0)  # the latest time; 0: never
+    resumed_at: Milliseconds = Milliseconds(0)
+    """When it was resumed last after others had suspended it, not its own user; 0: never."""
     away_ms: int = 0  # how long its memory was given back, all in all
     away_since: Milliseconds = Milliseconds(0)  # 0: it is not now
     refusal: SuspendRefusal | None = None  # of the latest attempt; None when that has not failed

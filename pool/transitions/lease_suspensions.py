@@ -221,7 +221,10 @@ def confirm_resumed(state: PoolState, command: ConfirmResumed) -> Step:
     suspension = replace(suspension, confirmed=_confirmed(suspension, command.server))
     if lease.parts.keys() - set(suspension.confirmed):
         return _put(state, with_changes(lease, suspension=suspension)), Result(ok=True)
-    history = replace(lease.history or SuspensionHistory(), resumed_at=state.now)
+    history = lease.history or SuspensionHistory()
+    if suspension.by != lease.user:
+        # Its user could otherwise keep it from giving way, by suspending it again and again.
+        history = replace(history, resumed_at=state.now)
     lease = with_changes(lease, suspension=None, history=history)
     return _put(state, lease, "resumed", f"of {lease.user}"), Result(ok=True)
 

@@ -31,7 +31,9 @@ class PreemptionHolds:
             self._resumed_at.clear()
         for lease in before.leases.suspended().values():
             left = after.leases.get(lease.id)
-            if left is not None and left.held and left.suspension is None:
+            if left is None or not left.held or left.suspension is not None:
+                continue
+            if lease.suspension is not None and lease.suspension.by != lease.user:
                 self._resumed_at[lease.id] = after.now
         command = envelope.command
         if not isinstance(command, SuspendLease) or command.by:

@@ -187,6 +187,19 @@ def test_the_minimum_run_time_is_between_two_suspensions() -> None:
         pool.later(MINUTE_MS)
 
 
+@pytest.mark.parametrize(("by", "gives_way"), [("ada", True), ("root", False)])
+def test_a_user_keeps_no_lease_from_giving_way_by_suspending_it(by: str, gives_way: bool) -> None:
+    pool = small(POLICY.replace("max_suspended", "min_run_time = '10m'\nmax_suspended"), 1)
+    lease = pool.grant("ada")
+    assert pool.do(c.SuspendLease(lease, "a pause", by, operator=by == "root")).ok
+    pool.confirm(lease)
+    assert pool.do(c.ResumeLease(lease, by, operator=by == "root")).ok
+    pool.confirm(lease)
+    pool.later(9 * MINUTE_MS)
+    pool.wait("boss", pool.request())
+    assert pool.suspensions() == [lease] * gives_way
+
+
 def test_apply_judges_by_its_own_instant_whatever_was_asked_before() -> None:
     """A server that has looked a moment ago must not answer otherwise than one that has not."""
     pool = small(gpu_count=1)
