@@ -48,6 +48,7 @@ from gpupool.pool.errors import GpupoolError, ProtocolError
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
+from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.worker import sandbox
 
 READ_SIZE = 64 * 1024
@@ -97,6 +98,7 @@ class Observer:
             self._nursery = nursery
             nursery.start_soon(self._import)
             nursery.start_soon(self._keep)
+            nursery.start_soon(give_back_memory)
             if self._door is not None:
                 nursery.start_soon(self._door.run)
             reader = frame_reader()

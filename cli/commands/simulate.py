@@ -112,7 +112,8 @@ def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_js
         print_json(ok=not report.failures, **to_plain(report))
     elif not report.failures:
         click.echo(
-            f"passed: {sum(report.faults.values())} faults, {report.granted} leases granted, "
+            f"passed: {sum(report.faults.values())} faults, {sum(report.orders.values())} orders, "
+            f"{report.granted} leases granted, "
             f"{report.entries} log entries, healed within {report.converged_s:.1f} s"
         )
     if report.failures:

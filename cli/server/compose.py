@@ -68,6 +68,7 @@ from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates
+from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, TlsContexts
 from gpupool.remoting.transport.system_clock import SystemClock, SystemRng
@@ -245,9 +246,8 @@ class _Server:
             async with trio.open_nursery() as nursery:
                 at_once, stop = nursery.cancel_scope, trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
-                nursery.start_soon(self.audit.run)
-                nursery.start_soon(self.leases.run)
-                nursery.start_soon(self.observer.run)
+                for each in (self.audit.run, self.leases.run, self.observer.run, give_back_memory):
+                    nursery.start_soon(each)
                 nursery.start_soon(self._measure, links, host)
                 await nursery.start(links.run, replicated_log)
                 await nursery.start(replicated_log.run)

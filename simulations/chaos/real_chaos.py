@@ -1,5 +1,7 @@
 """Chaos on real processes: servers and clients of this machine, killed, stopped and cut off.
 
+An operator suspends, resumes and moves leases meanwhile.
+
 The same rules are checked as under virtual time, from what the processes left behind: what the
 clients wrote about their leases, what the servers answered, and their journals once they stopped.
 """
@@ -36,6 +38,7 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.simulations.chaos.chaos_operator import give_orders
 from gpupool.simulations.chaos.fault_proxy import FaultProxy
 from gpupool.simulations.checkers.history import History
 from gpupool.simulations.kernel.swarm_options import random_source
@@ -48,6 +51,8 @@ GONE_S_MAX = 20.0
 EMULATE = "2:1G"
 FAULT_EVERY_S = 2.0
 RESTART_S = 2.0
+STAMP_S = 0.002
+"""By which the pool's instants, in whole milliseconds, may differ from those of clients."""
 
 
 @dataclass(slots=True)
@@ -57,6 +62,8 @@ class RealReport:
     seed: int
     failures: list[str] = field(default_factory=list[str])
     faults: dict[str, int] = field(default_factory=dict[str, int])
+    orders: dict[str, int] = field(default_factory=dict[str, int])
+    """Of the operator, by kind, that the pool has taken."""
     granted: int = 0
     lost: int = 0
     converged_s: float = -1.0
@@ -123,8 +130,11 @@ class Chaos:
                     server.advertised = await nursery.start(serve)
                 await self._create()
                 nursery.start_soon(self._keep_clients)
-                with trio.move_on_after(self._duration_s):
-                    await self._let_faults_happen()
+                async with trio.open_nursery() as faults:
+                    faults.start_soon(self._operate)
+                    with trio.move_on_after(self._duration_s):
+                        await self._let_faults_happen()
+                    faults.cancel_scope.cancel()
                 await self._heal()
                 await self._end_clients()
                 await self._stop()
@@ -234,6 +244,14 @@ class Chaos:
             return False
         up = [s for s in view.servers if s.state in ("idle", "mix", "full")]
         return len(up) == len(self._servers) == len(view.raft.voters)
+
+    async def _operate(self) -> None:
+        def note(kind: str) -> None:
+            self._report.orders[kind] = self._report.orders.get(kind, 0) + 1
+
+        credentials = Path(self._env["GPUPOOL_CREDENTIALS"])
+        random = random_source(self._report.seed, "operator")
+        await give_orders(credentials, random, note, lambda why: self._say(f"no order: {why}"))
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -357,15 +375,15 @@ class Chaos:
             # The last entries of a server that stopped early may never have been committed.
             if different is not None and different < max(log) - 2:
                 self._fail(f"logs-agree: {name} has another entry at {different}")
-        grants, ended_at = self._replay(longest)
-        self._check_histories(grants, ended_at)
+        grants, history = self._replay(longest)
+        self._check_histories(grants, history)
 
-    def _replay(self, log: dict[int, bytes]) -> tuple[dict[int, Grant], dict[LeaseId, float]]:
-        """Apply the log; return the grants that were made, and when their leases ended."""
+    def _replay(self, log: dict[int, bytes]) -> tuple[dict[int, Grant], History]:
+        """Apply the log; return the grants that were made, and a history of what the pool did."""
         machine = PoolMachine(PoolState())
         wall_to_monotonic_s = time.monotonic() - time.time()
         grants: dict[int, Grant] = {}
-        history = History()
+        history = History(stamp_s=STAMP_S)
         for index in sorted(log):
             if log[index][:1] != COMMAND_TYPE:
                 continue
@@ -381,10 +399,10 @@ class Chaos:
         for server in machine.state.servers.values():
             for gpu in server.gpus.values():
                 self._capacity[gpu.id] = gpu.capacity
-        return grants, history.ended_at
+        history.capacity = self._capacity
+        return grants, history
 
-    def _check_histories(self, grants: dict[int, Grant], ended_at: dict[LeaseId, float]) -> None:
-        history = History(capacity=self._capacity, ended_at=ended_at)
+    def _check_histories(self, grants: dict[int, Grant], history: History) -> None:
         gpus: dict[LeaseId, tuple[GpuId, ...]] = {}
         for line in _client_lines(self._folder / "clients.jsonl"):
             if line["event"] == "granted":

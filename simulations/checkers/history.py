@@ -113,6 +113,9 @@ class History:
         default_factory=dict[RequestId, list[Operation[RequestOperation]]]
     )
 
+    stamp_s: float = 0.0
+    """By which the instants of the pool may differ from those of the clients."""
+
     held: set[LeaseId] = field(default_factory=set[LeaseId])
     _away: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
     _places: dict[LeaseId, tuple[Partition, ...]] = field(
@@ -133,11 +136,13 @@ class History:
         self.held = held
         away = {lease.id: lease for lease in rows.values() if lease.is_away}
         for lease in away.keys() - self._away.keys():
-            self._at(away[lease], GiveBack(lease), now, now)
+            self._at(away[lease], GiveBack(lease), *self._about(now))
         for lease in (self._away.keys() - away.keys()) & held:
             self._resumed[lease] = rows[lease]
             for part in rows[lease].partitions:
-                again: Operation[GpuOperation] = Operation(now, now, TakeAgain(lease, part.memory))
+                again: Operation[GpuOperation] = Operation(
+                    *self._about(now), TakeAgain(lease, part.memory)
+                )
                 self.gpus.setdefault(part.gpu, []).append(again)
         self._away = away
         for lease in rows.values():
@@ -150,15 +155,19 @@ class History:
         before = self._places[lease.id]
         for part in before:
             if part not in lease.partitions:
-                gone: Operation[GpuOperation] = Operation(now, now, GiveBack(lease.id))
+                gone: Operation[GpuOperation] = Operation(*self._about(now), GiveBack(lease.id))
                 self.gpus.setdefault(part.gpu, []).append(gone)
         for part in lease.partitions:
             if part not in before:
                 again: Operation[GpuOperation] = Operation(
-                    now, now, TakeAgain(lease.id, part.memory)
+                    *self._about(now), TakeAgain(lease.id, part.memory)
                 )
                 self.gpus.setdefault(part.gpu, []).append(again)
         self._resumed[lease.id] = lease
+
+    def _about(self, now: float) -> tuple[float, float]:
+        """Return from when to when something may have happened that the pool says was ``now``."""
+        return now - self.stamp_s, now + self.stamp_s
 
     def _at(self, lease: Lease, what: GpuOperation, since: float, until: float) -> None:
         """Record what happened on all GPUs of a lease."""

@@ -1,0 +1,29 @@
+"""Memory that ended connections have left in the C library goes back to the system.
+
+OpenSSL takes tens of KiB for each connection, in pieces that lie between those of others, so glibc
+keeps what is freed. After 10,000 connections of strangers a server and its observer had 75 MiB more
+for good.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+
+import trio
+
+TRIM_S = 60.0
+"""A trim takes 1 to 6 ms of a thread for 100 MiB, and the process allocates nothing meanwhile."""
+
+
+def trim() -> None:
+    """Have glibc give back what it does not use; other C libraries have no such call."""
+    library = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+async def give_back_memory(trim: Callable[[], None] = trim) -> None:
+    """Call ``trim`` once in ``TRIM_S``, in a thread, until cancelled."""
+    while True:
+        await trio.sleep(TRIM_S)
+        await trio.to_thread.run_sync(trim)
