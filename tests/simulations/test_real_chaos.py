@@ -91,3 +91,4 @@ async def test_real_processes_keep_the_rules() -> None:
     report = await chaos.run()
     assert report.failures == []
     assert report.granted > 5
+    assert {"SuspendLease", "ResumeLease"} <= set(report.orders)
