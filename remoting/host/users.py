@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,9 +128,12 @@ class LeaseUser:
 class LeaseUsers:
     """Which lease has which user. Not thread-safe: one thread owns it."""
 
-    def __init__(self, pool: UidPool) -> None:
+    def __init__(self, pool: UidPool, clear: Callable[[int], bool] | None = None) -> None:
+        """Take uids of ``pool``; ``clear`` kills what one has, and says whether nothing is left."""
         self._pool = pool
+        self._clear = clear or clear_user
         self._users: dict[LeaseId, LeaseUser] = {}
+        self._left: deque[int] = deque()  # uids of ended leases of which something was left
 
     def take(self, lease: LeaseId, pid: int) -> LeaseUser:
         """Return the user that the worker ``pid`` is to become.
@@ -138,6 +142,7 @@ class LeaseUsers:
             GpupoolError: when there is no uid left.
             OSError: when none can be had.
         """
+        self._look_again()
         user = self._users.get(lease)
         if user is None:
             user = self._users[lease] = LeaseUser(lease, self._pool.take())
@@ -160,8 +165,31 @@ class LeaseUsers:
         user.holders -= 1
         if not user.holders:
             user.close()
-        if not user.holders and gone:
-            self._pool.give_back(user.uid)
+            if gone:
+                self._pool.give_back(user.uid)
+            else:
+                self._left.append(user.uid)
+
+    def _look_again(self) -> None:
+        """Free the uid that has waited longest, if nothing of it is left by now.
+
+        Thousands of killed processes need seconds for their end on a busy machine.
+        """
+        if not self._left:
+            return
+        uid = self._left.popleft()
+        if self._clear(uid):
+            self._pool.give_back(uid)
+        else:
+            self._left.append(uid)
+
+
+def clear_user(uid: int) -> bool:
+    """Kill what an ended lease's user still has; return whether nothing was left of it."""
+    if not kill_processes_of(uid, rounds_max=1):
+        return False
+    remove_shared_memory(uid, None)
+    return True
 
 
 def processes_of(uid: int) -> dict[int, int]:

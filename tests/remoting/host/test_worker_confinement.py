@@ -202,7 +202,8 @@ def test_strays_are_told_from_what_workers_run() -> None:
 
 def test_a_lease_gets_another_user_once_its_workers_have_ended(tmp_path: Path) -> None:
     """Whoever cleans up after the last worker kills all that its user has."""
-    leases = users.LeaseUsers(users.UidPool(60_000, 3, tmp_path))
+    left = {60_002}
+    leases = users.LeaseUsers(users.UidPool(60_000, 3, tmp_path), lambda uid: uid not in left)
     one = leases.take(LeaseId(1), 10)
     assert leases.take(LeaseId(1), 11) is one
     assert leases.take(LeaseId(2), 12).uid == 60_001
@@ -220,6 +221,8 @@ def test_a_lease_gets_another_user_once_its_workers_have_ended(tmp_path: Path) -
     leases.give_back(other, gone=False)  # nobody gets what something is left of
     with pytest.raises(GpupoolError, match="in use"):
         leases.take(LeaseId(4), 15)
+    left.clear()  # what was killed has ended at last
+    assert leases.take(LeaseId(4), 15).uid == 60_002
 
 
 async def test_private_directory_is_removed(make_host: MakeHost) -> None:
