@@ -191,6 +191,22 @@ async def test_what_other_workers_of_the_lease_run_outlives_one(make_host: MakeH
     assert not in_memory[1].exists()
 
 
+def found_none(_uid: int) -> dict[int, int]:
+    return {}
+
+
+@as_root
+def test_all_processes_of_a_user_are_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = users.UID_BASE + users.UID_COUNT - 1
+    sleepers = [subprocess.Popen(["/bin/sleep", "300"], user=uid) for _ in range(3)]
+    with subprocess.Popen(["/bin/sleep", "300"], user=uid - 1) as other:
+        monkeypatch.setattr(users, "processes_of", found_none)
+        assert users.kill_processes_of(uid)
+        assert [each.wait(10) for each in sleepers] == [-signal.SIGKILL] * 3
+        assert other.poll() is None
+        other.kill()
+
+
 def test_strays_are_told_from_what_workers_run() -> None:
     me, init = os.getpid(), 1
     found = {10: init, 11: 10, 20: me, 21: 20, 22: 21, 30: me}
