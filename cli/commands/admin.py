@@ -106,7 +106,7 @@ def suspend(credentials: str | None, lease: int, reason: str) -> None:
     from gpupool.remoting.protocol import messages as m
 
     order = m.SuspendLease(LeaseId(lease), reason)
-    run_async(lambda: _move(credentials, order, LeaseId(lease), "suspended"))
+    run_async(lambda: _follow(credentials, order, LeaseId(lease), "suspended"))
 
 
 @click.command()
@@ -121,10 +121,10 @@ def resume(credentials: str | None, lease: int) -> None:
     from gpupool.remoting.protocol import messages as m
 
     order = m.ResumeLease(LeaseId(lease))
-    run_async(lambda: _move(credentials, order, LeaseId(lease), "held"))
+    run_async(lambda: _follow(credentials, order, LeaseId(lease), "held"))
 
 
-async def _move(given: str | None, order: "m.Order", lease: LeaseId, wanted: str) -> None:
+async def _follow(given: str | None, order: "m.Order", lease: LeaseId, wanted: str) -> None:
     """Give an order, and return once the lease is as it should be, or will not be for long.
 
     Raises:

@@ -7,7 +7,7 @@ one it was confined to. MIG instances are not suspended at all.
 
 from collections.abc import Sequence
 
-from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.ids import GpuId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState, Server, with_changes
 from gpupool.pool.model.suspension import GpuMove
@@ -36,16 +36,16 @@ def plan_moves(
         gpus: the GPUs that it leaves; empty for all that it has there.
         to: where they go, in this order; empty for the best ones.
     """
+    name = f"lease {lease_name(lease.id)}"
     mine = [part for part in lease.partitions if part.server == server.id]
-    if not mine:
-        return refuse(RefusalKind.NEVER, f"it has no GPU of {server.name}: {NO_OTHER_SERVER}")
     unknown = [gpu for gpu in gpus if gpu not in {part.gpu for part in mine}]
     if unknown:
-        return refuse(RefusalKind.NEVER, f"it has no GPU {unknown[0][:64]} of {server.name}")
+        what = f"{name} has no GPU {unknown[0][:64]} of {server.name}"
+        return refuse(RefusalKind.NEVER, what)
     leaving = [part for part in mine if part.gpu in gpus] if gpus else mine
     if to and len(to) != len(leaving):
         count = f"{len(leaving)} GPU{'s' * (len(leaving) > 1)}"
-        return refuse(RefusalKind.NEVER, f"it has {count} of {server.name}: name as many")
+        return refuse(RefusalKind.NEVER, f"{name} has {count} of {server.name}: name as many")
     fixed = _fixed(server, leaving)
     if fixed:
         return refuse(RefusalKind.NEVER, fixed)
@@ -58,8 +58,13 @@ def plan_moves(
         if part.gpu != gpu
     ]
     if not moves:
-        return refuse(RefusalKind.NEVER, "it has these GPUs already")
+        return refuse(RefusalKind.NEVER, f"{name} has these GPUs already")
     return _objection(state, lease, server, moves) or tuple(moves)
+
+
+def no_gpu_there(lease: Lease, server: Server) -> str:
+    """Return that a lease cannot be moved to, or on, a server of which it has no GPU."""
+    return f"lease {lease_name(lease.id)} has no GPU of {server.name}: {NO_OTHER_SERVER}"
 
 
 def moved(lease: Lease, moves: Sequence[GpuMove]) -> Lease:
@@ -98,7 +103,9 @@ def _objection(
         if gpu is None:
             return refuse(RefusalKind.NEVER, f"{server.name} has no GPU {each.to[:64]}")
         if each.to in taken:
-            return refuse(RefusalKind.NEVER, f"it would have GPU {gpu.index} twice")
+            return refuse(
+                RefusalKind.NEVER, f"lease {lease_name(lease.id)} would have GPU {gpu.index} twice"
+            )
         taken.add(each.to)
         if why := _unlike(server.gpus[each.gpu], gpu):
             return refuse(RefusalKind.NEVER, f"GPU {gpu.index} of {server.name} {why}")

@@ -17,7 +17,7 @@ from gpupool.pool.model.suspension import (
     SuspensionState,
 )
 from gpupool.pool.policy.giving_way import not_suspendable
-from gpupool.pool.scheduling.moves import NO_OTHER_SERVER, plan_moves
+from gpupool.pool.scheduling.moves import no_gpu_there, plan_moves
 from gpupool.pool.transitions.audit import emit_event, record
 from gpupool.pool.transitions.lease_suspensions import order_refusal, with_order
 
@@ -64,8 +64,7 @@ def _unsuitable(state: PoolState, lease: Lease, command: MoveLease) -> Result | 
     if found is not None:
         return refuse(RefusalKind.BUSY, f"it is {found.state.value}; try again when it runs")
     if command.server not in lease.parts:
-        name = state.servers[command.server].name
-        return refuse(RefusalKind.NEVER, f"it has no GPU of {name}: {NO_OTHER_SERVER}")
+        return refuse(RefusalKind.NEVER, no_gpu_there(lease, state.servers[command.server]))
     why = not_suspendable(state, lease)
     return refuse(RefusalKind.BUSY, why) if why else None
 

@@ -75,11 +75,11 @@ def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) ->
     goes_on(program, last, last + 100)
 
     for words, code, said in (
-        (("--to", "b"), ExitCode.USAGE, "it has no GPU of b: a lease is moved among the GPUs of "),
-        (("--to", "1"), ExitCode.USAGE, "it has these GPUs already"),
+        (("--to", "b"), ExitCode.USAGE, f"lease {lease} has no GPU of b: a lease is moved among "),
+        (("--to", "1"), ExitCode.USAGE, f"lease {lease} has these GPUs already"),
         (("--to", "7"), ExitCode.USAGE, "a has no GPU 7"),
         (("--to", "nowhere"), ExitCode.USAGE, "a has no GPU nowhere"),
-        (("--to", "0", "--to", "1"), ExitCode.USAGE, "it has 1 GPU of a: name as many"),
+        (("--to", "0", "--to", "1"), ExitCode.USAGE, f"lease {lease} has 1 GPU of a: name as many"),
         ((), ExitCode.USAGE, "missing option '--to'"),
     ):
         done = live_pool.run("move", lease, *words)

@@ -252,8 +252,8 @@ def taken(pool: Moving) -> None:
     [
         (None, (gpu(9),), "never", "a has no GPU aaaaaaaaaaaa-9"),
         (None, (gpu(1, B),), "never", "a has no GPU bbbbbbbbbbbb-1"),
-        (None, (gpu(0),), "never", "it has these GPUs already"),
-        (None, (gpu(1), gpu(2)), "never", "it has 1 GPU of a: name as many"),
+        (None, (gpu(0),), "never", "lease {name} has these GPUs already"),
+        (None, (gpu(1), gpu(2)), "never", "lease {name} has 1 GPU of a: name as many"),
         (taken, (gpu(1),), "busy", "GPU 1 of a has no room: 40960 MiB are needed, and 30720 MiB"),
         (drained, (gpu(1),), "busy", "server a grants nothing now: new fan"),
         (drained, (), "busy", f"server a grants nothing now, and {NO_OTHER_SERVER}"),
@@ -294,7 +294,7 @@ def test_where_a_lease_cannot_go(
         prepare(pool)
     done = pool.move(lease, *to)
     assert (done.ok, done.kind) == (False, kind)
-    assert done.why.startswith(why), done.why
+    assert done.why.startswith(why.format(name=f"{lease:04x}")), done.why
     assert pool.phase(lease) is None
 
 
@@ -322,9 +322,10 @@ def test_who_may_move_what_and_when() -> None:
     lease = pool.hold((gpu(0), 40))
     assert pool.move(LeaseId(999)).why == "the pool has no lease 03e7"
     assert pool.move(lease, by="bob").why == f"lease {lease:04x} belongs to ada"
-    assert pool.move(lease, server=B).why == f"it has no GPU of b: {NO_OTHER_SERVER}"
+    name = f"lease {lease:04x}"
+    assert pool.move(lease, server=B).why == f"{name} has no GPU of b: {NO_OTHER_SERVER}"
     assert pool.move(lease, server=ServerId("c" * 12)).why == f"the pool has no server {'c' * 12}"
-    assert pool.move(lease, off=(gpu(3),)).why == f"it has no GPU {gpu(3)} of a"
+    assert pool.move(lease, off=(gpu(3),)).why == f"{name} has no GPU {gpu(3)} of a"
     assert pool.move(lease, by="boss", operator=True).ok
     assert pool.move(lease).why == "it is being moved already; try again when it runs"
     pool.let_go(lease)

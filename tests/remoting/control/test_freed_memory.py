@@ -18,7 +18,8 @@ def resident_pages() -> int:
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's"
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="malloc_trim is a call of glibc",
 )
 def test_what_lies_between_others_memory_goes_back() -> None:
     library = ctypes.CDLL(None)
