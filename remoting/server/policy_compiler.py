@@ -9,6 +9,7 @@ draft of ``policy_versions.pack_draft`` or a text in UTF-8.
 """
 
 import resource
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -38,8 +39,12 @@ MEMORY_MAX = 1 << 29
 
 TIMEOUT_S = 10.0
 
-# -I: neither the environment nor the present directory chooses the child's modules.
-COMMAND = (sys.executable, "-I", "-m", __name__)
+TIME_IS_UP = (-signal.SIGXCPU, -signal.SIGKILL)
+BROKEN = "the policy could not be compiled"
+
+# -P: the present directory chooses none of the child's modules. The environment may, as it does
+# the server's: gpupool can lie in the user's own site-packages.
+COMMAND = (sys.executable, "-P", "-m", __name__)
 
 
 class PolicyCompiler:
@@ -54,7 +59,7 @@ class PolicyCompiler:
 
         Raises:
             UsageError: when it is no policy, or takes more than the limits above.
-            NotNowError: when the child could not run within ``TIMEOUT_S``.
+            NotNowError: when the child could not run within ``TIMEOUT_S``, or broke.
         """
         command = [*self._command, str(now_ms)]
         try:
@@ -64,13 +69,17 @@ class PolicyCompiler:
                         command, stdin=packed, capture_stdout=True, capture_stderr=True, check=False
                     )
         except (OSError, trio.TooSlowError) as error:
-            raise NotNowError("the policy could not be compiled", why=f"{error}"[:200]) from error
+            raise NotNowError(BROKEN, why=f"{error}"[:200]) from error
         head, body = done.stdout[:1], done.stdout[1:]
         if done.returncode == 0 and head == DRAFT and len(body) <= DRAFT_SIZE_MAX:
             return await trio.to_thread.run_sync(unpack_draft, body)
-        why = "it takes too much time or memory to read"
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200]
         if done.returncode == 0 and head == MISTAKE:
             why = body.decode(errors="replace")[:REASON_LENGTH_MAX]
+        elif done.returncode in TIME_IS_UP or last.startswith("MemoryError"):
+            why = "it takes too much time or memory to read"
+        else:
+            raise NotNowError(BROKEN, why=f"its reader ended with status {done.returncode}: {last}")
         raise UsageError(REFUSED, why=why, hint=CHECK_HINT)
 
 
