@@ -27,15 +27,18 @@ PTX = b"""
 .target sm_70
 .address_size 64
 .visible .entry burn(.param .u64 n) {
- .reg .u64 %rd<2>; .reg .f32 %f<2>; .reg .pred %q<2>;
- ld.param.u64 %rd1, [n]; mov.f32 %f1, 0f3F800000;
+ .reg .u64 %rd<3>; .reg .f32 %f<2>; .reg .pred %q<3>;
+ ld.param.u64 %rd1, [n]; cvt.rn.f32.u64 %f1, %rd1;
 again: fma.rn.f32 %f1, %f1, %f1, %f1; fma.rn.f32 %f1, %f1, %f1, %f1;
  sub.u64 %rd1, %rd1, 1; setp.ne.u64 %q1, %rd1, 0; @%q1 bra again;
+ setp.eq.f32 %q2, %f1, 0f42280000; mov.u64 %rd2, 0; @%q2 st.global.f32 [%rd2], %f1;
  ret; }
 \0"""
+"""Its store never happens. Without one the driver's compiler leaves an empty kernel."""
+
 U64 = ctypes.c_uint64
 SHARES = (0.75, 0.25)
-KINDS = {"long": (2112, 60_000), "short": (1, 10)}  # blocks, and rounds of each kernel
+KINDS = {"long": (2112, 700), "short": (1, 10)}  # blocks, and rounds of each kernel
 AHEAD = 64  # kernels under way
 FREE, TURNS, DUTY, STOP = range(4)
 MODE, TURN, CONTENDED = 0, 1, 2  # words of the page
