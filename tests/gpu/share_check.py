@@ -113,6 +113,7 @@ class Check:
 
     def note(self, case: tuple[str, ...], got: list[float]) -> None:
         self.found.setdefault(case, []).append(got)
+        print(*case, [round(rate) for rate in got], "kernels/s", flush=True)
 
     def round(self) -> None:
         """Run each case once."""
@@ -147,8 +148,6 @@ class Check:
         print(text if good else f"{text}  MISSED", flush=True)
 
     def tell_all(self) -> None:
-        for case, runs in self.found.items():
-            print(*case, [[round(rate) for rate in each] for each in runs], "kernels/s")
         for kind in KINDS:
             native, whole, share, beside = (
                 self.middle(name, kind)[0] for name in ("native", "whole", "share", "beside")

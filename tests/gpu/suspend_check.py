@@ -37,6 +37,7 @@ MIB, GIB = 1 << 20, 1 << 30
 LEFT_MAX = 64 * MIB
 OUT_BAR, BACK_BAR = 2.0, 4.0  # GB/s
 FIRST_BAR_S = 20.0
+MODEL_GIB = 4
 TIMES = 5
 ENDLESS = "100000"
 say_lock = threading.Lock()
@@ -175,6 +176,11 @@ def run_words(program: list[str], *options: str) -> list[str]:
     return [*GPUPOOL, "run", "-v", *options, "--", sys.executable, *program]
 
 
+def first_other(some: list[str], others: list[str]) -> int:
+    """Return the first step at which two runs differ, or -1."""
+    return next((i for i, (a, b) in enumerate(zip(some, others, strict=False)) if a != b), -1)
+
+
 KINDS = ("resnet", "gpt2", "jax", "cupy")
 
 
@@ -232,10 +238,13 @@ def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...
         for each in (native[kind], again[kind]):
             each.wait_steps(max(0, len(found) - len(each.lines)), 60)
         expected, other = (each.lines[: len(found)] for each in (native[kind], again[kind]))
-        if expected != other:
-            say(kind, "has other results in another native run; not compared")
+        at = first_other(expected, other)
+        if at >= 0 or len(expected) != len(other):
+            same_as = [n for n, each in enumerate((expected, other)) if each == found]
+            say(kind, f"differs between two native runs at step {at} of {len(other)}; not compared")
+            say("   ", expected[at], other[at], "remote", found[at], "the same as", same_as)
             continue
-        at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), -1)
+        at = first_other(expected, found)
         if expected == found and len(found) > (TIMES + 1) * steps:
             say(kind, "suspended", TIMES, "times:", len(found), "steps are identical")
         else:
@@ -347,7 +356,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=250.0)
     parser.add_argument("--only", default="same,speed,preempt")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--ballast", type=int, default=20, help="GiB")
+    parser.add_argument("--ballast", type=int, default=20, help="GiB; the model takes 4 more")
     parser.add_argument("--direct", action="store_true")
     arguments = parser.parse_args()
     build.ensure()
@@ -359,7 +368,7 @@ def main() -> int:
         parts: dict[str, Callable[[], int]] = {
             "same": lambda: same(pool, suspender, arguments.steps),
             "speed": lambda: speed(pool, suspender, arguments.ballast),
-            "preempt": lambda: preempt(pool, arguments.ballast),
+            "preempt": lambda: preempt(pool, arguments.ballast - MODEL_GIB),
         }
         for name in arguments.only.split(","):
             if time.monotonic() - BEGAN > arguments.budget - 60:
