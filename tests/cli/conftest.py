@@ -341,12 +341,19 @@ class LivePool:
         first.start("--pool-name", "lab")
         first.wait_for_log("is listening")
         for server in others:
-            made = self.run("token", "create", "--server", "--json")
-            assert made.returncode == 0, made.stdout
-            token = json.loads(made.stdout)["token"]
-            server.start("--token", token)
+            server.start("--token", self.token("--server"))
             server.wait_for_log("is listening")
         self.wait_until(self.is_whole)
+
+    def token(self, *options: str) -> str:
+        """Create a token. On a busy machine servers may be out of touch for a moment."""
+        end = time.monotonic() + 30
+        while True:
+            made = self.run("token", "create", *options, "--json")
+            if made.returncode == 0:
+                return str(json.loads(made.stdout)["token"])
+            assert "no-quorum" in made.stdout and time.monotonic() < end, made.stdout
+            time.sleep(0.2)
 
     @staticmethod
     def is_whole(pool: dict[str, Any]) -> bool:

@@ -96,12 +96,6 @@ class SkewedPool(LivePool):
         while self.run("status").returncode not in (0, 3):
             assert time.monotonic() < end, self.logs()
 
-    def token(self, user: str) -> str:
-        """Make a token of 365 days."""
-        made = self.run("token", "create", "--user", user, "--json")
-        text: str = json.loads(made.stdout)["token"]
-        return text
-
     def can_log_in(self, user: str, token: str) -> bool:
         """Return whether a user gets in with a token, by the server itself."""
         env = {"GPUPOOL_CREDENTIALS": str(self.folder / f"{user}.json")}
@@ -135,10 +129,10 @@ def test_a_single_server_keeps_its_tokens_through_an_accident(skewed: SkewedPool
     ``token list`` called them valid meanwhile, ``doctor`` said "ok", and ``status`` nothing.
     """
     start_alone(skewed)
-    alice = skewed.token("alice")
+    alice = skewed.token("--user", "alice")
     skewed.set_clock("a", DAYS)
     skewed.wait_for_clock("the only voter's clock")
-    bob = skewed.token("bob")
+    bob = skewed.token("--user", "bob")
     assert skewed.can_log_in("alice", alice)
     assert skewed.run("status").returncode == 3
     doctor = skewed.run("doctor").stdout
@@ -162,7 +156,7 @@ def test_an_operator_takes_a_clock_and_then_mends_the_accident(skewed: SkewedPoo
     refused = skewed.run("clock", "--mend")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    alice = skewed.token("alice")
+    alice = skewed.token("--user", "alice")
     taken = skewed.run("clock", "--mend", "--yes")
     assert taken.returncode == 0, taken.stderr
     # 365 days are over, for the list as for the server.
@@ -180,7 +174,7 @@ def test_one_wrong_clock_of_three_is_named_and_moves_nothing(skewed: SkewedPool)
     leader = next(s["name"] for s in skewed.view()["servers"] if s["leader"])
     skewed.set_clock(leader, DAYS)
     skewed.wait_for_clock(f"the clock of server {leader} is {DAYS}d ahead")
-    alice = skewed.token("alice")
+    alice = skewed.token("--user", "alice")
     assert skewed.can_log_in("alice", alice)
     assert skewed.states()["alice"] == "valid"
     assert skewed.clock()["table_ahead_s"] < 1.0
@@ -196,7 +190,7 @@ def test_one_wrong_clock_of_three_is_named_and_moves_nothing(skewed: SkewedPool)
 @pytest.mark.slow  # the simulator's wrong clocks have it by default, and the test before this one
 def test_a_majority_of_wrong_clocks_is_mended_by_order(skewed: SkewedPool) -> None:
     skewed.start()
-    alice = skewed.token("alice")
+    alice = skewed.token("--user", "alice")
     for name in ("a", "b"):
         skewed.set_clock(name, 20)
     end = time.monotonic() + DEADLINE_S
@@ -204,7 +198,7 @@ def test_a_majority_of_wrong_clocks_is_mended_by_order(skewed: SkewedPool) -> No
     while abs(skewed.clock()["table"] / 1000 - time.time()) < 19 * 86_400:
         assert time.monotonic() < end
         assert skewed.run("label", "c", f"at={time.monotonic_ns()}").returncode == 0
-    bob = skewed.token("bob")
+    bob = skewed.token("--user", "bob")
     for name in ("a", "b"):
         skewed.set_clock(name, 0)
     skewed.wait_for_clock("ahead of the voters' clocks")

@@ -19,6 +19,9 @@ from gpupool.remoting.client.credentials import save_credentials
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.socket_options import tune
 
+AT_ONCE_S = 5.0
+"""Half of the limit for silent clients: the kernel says it at once, on a busy machine too."""
+
 CLIENT = """
 import sys, trio
 from pathlib import Path
@@ -55,10 +58,10 @@ async def client_process(lab: Lab, folder: Path) -> AsyncGenerator["subprocess.P
         process.stdout.close()
 
 
-async def test_a_killed_client_is_gone_within_a_second(tmp_path: Path) -> None:
+async def test_a_killed_client_is_gone_at_once(tmp_path: Path) -> None:
     async with start_lab(tmp_path) as lab, client_process(lab, tmp_path) as process:
         os.kill(process.pid, signal.SIGKILL)
-        with trio.fail_after(1):
+        with trio.fail_after(AT_ONCE_S):
             await until(lambda: not lab.state.leases)
 
 
@@ -74,7 +77,7 @@ async def test_a_stopped_client_keeps_its_lease(tmp_path: Path) -> None:
         await trio.sleep(0.5)
         assert lab.state.leases
         os.kill(process.pid, signal.SIGKILL)
-        with trio.fail_after(1):
+        with trio.fail_after(AT_ONCE_S):
             await until(lambda: not lab.state.leases)
 
 
