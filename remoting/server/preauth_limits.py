@@ -12,16 +12,14 @@ out. So a new connection always gets in, and an old one goes for it when there i
 
 TLS handshakes cost processor time (up to 1 ms each, all that belongs to them), so unknown addresses
 start at most ``handshakes_per_s`` together, fewer on a busy machine (``Pauses``). Each one gets
-its turn: start-time fair queueing, after Goyal, Vin and Cheng (1996). An address that has had none
-goes first among equals: a login does not wait for a round of all attackers. TLS costs memory, too,
+its turn: round robin, with a line of their own for addresses that have had none (``_Line``). So a
+login does not wait for a round of all attackers. TLS costs memory, too,
 until its connection has proven itself: when ``tls_count_max`` of unknown addresses have some, the
 next one ends the oldest of the address with the most. Pure: ``lobby`` and ``router`` have the
 sockets and the waiting.
 """
 
-import heapq
 import ipaddress
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +34,11 @@ KNOWN_FACTOR = 8
 
 KNOWN_COUNT_MAX = 4096
 """Addresses that have proven themselves and are remembered; the oldest ones go first."""
+
+FIRST_IN_ROW_MAX = 3
+
+SERVED_COUNT_MAX = 4096
+"""Addresses that have had a turn and are remembered while others wait."""
 
 BURST_S = 0.02
 """Seconds of handshakes that may start at once: a loop that is late does not catch up with them.
@@ -121,6 +124,53 @@ class _Crowd:
             self._by_count.setdefault(after, {})[network] = None
 
 
+class _Line:
+    """Who waits for a handshake: an address after the other, one connection of each at a time.
+
+    Addresses that have had no turn stand apart, and have three of four while both kinds wait.
+    So the first connection of an address is served soon, and endless new addresses starve nobody.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._first: OrderedDict[str, dict[Place, Callable[[], None]]] = OrderedDict()
+        self._again: OrderedDict[str, dict[Place, Callable[[], None]]] = OrderedDict()
+        self._served: OrderedDict[str, None] = OrderedDict()
+        self._in_row = 0  # addresses that had their first turn since another one had one
+
+    def add(self, place: Place, go: Callable[[], None]) -> None:
+        line = self._again if place.network in self._served else self._first
+        line.setdefault(place.network, {})[place] = go
+        self.size += 1
+
+    def remove(self, place: Place) -> None:
+        """Remove a place, if it waits."""
+        for line in (self._first, self._again):
+            places = line.get(place.network, {})
+            if places.pop(place, None) is not None:
+                self.size -= 1
+                if not places:
+                    del line[place.network]
+
+    def pop(self) -> Callable[[], None]:
+        """Return what begins the handshake whose turn it is; somebody waits."""
+        is_first = bool(self._first) and not (self._again and self._in_row >= FIRST_IN_ROW_MAX)
+        self._in_row = self._in_row + 1 if is_first else 0
+        line = self._first if is_first else self._again
+        network, places = line.popitem(last=False)
+        go = places.pop(next(iter(places)))
+        self.size -= 1
+        self._served[network] = None
+        self._served.move_to_end(network)
+        if len(self._served) > SERVED_COUNT_MAX:
+            self._served.popitem(last=False)
+        if places:
+            self._again.setdefault(network, {}).update(places)
+        if not self.size:
+            self._served.clear()
+        return go
+
+
 class PreauthLimits:
     """The places of one port; see the module."""
 
@@ -140,16 +190,18 @@ class PreauthLimits:
         self._tls_count_max = tls_count_max
         self._all, self._unknown, self._with_tls = _Crowd(), _Crowd(), _Crowd()
         self._proven: OrderedDict[str, float] = OrderedDict()
-        self._waiting: list[tuple[float, bool, int, Place, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-        self._tags: dict[str, float] = {}
-        self._virtual = 0.0
+        self._line = _Line()
         self._next_at = float("-inf")
 
     @property
     def is_crowded(self) -> bool:
         """Return whether many unknown addresses wait, or one with many connections."""
         return self._unknown.size > CROWD
+
+    @property
+    def waiting(self) -> int:
+        """Return how many connections wait for their handshake."""
+        return self._line.size
 
     def enter(self, address: str, evict: Callable[[], None]) -> Place:
         """Take a place for a new connection; another one may be evicted for it.
@@ -174,6 +226,7 @@ class PreauthLimits:
         """Give a place back; does nothing for one that was given back before."""
         for crowd in (self._all, self._unknown, self._with_tls):
             crowd.remove(place)
+        self._line.remove(place)
 
     def prove(self, place: Place) -> None:
         """Give a place back: its connection has proven itself, and its address is known now."""
@@ -194,27 +247,16 @@ class PreauthLimits:
         if not place.counted:
             go()
             return
-        # A network that asks seldom begins where the others are now, and not behind all of them.
-        has_asked = place.network in self._tags
-        tag = max(self._virtual, self._tags.get(place.network, 0.0)) + 1.0
-        self._tags[place.network] = tag
-        heapq.heappush(self._waiting, (tag, has_asked, next(self._numbers), place, go))
+        self._line.add(place, go)
 
     def release(self) -> float:
         """Start the handshakes whose time has come; return when to call this again."""
         now = self._clock.monotonic()
         self._next_at = max(self._next_at, now - BURST_S)
-        while self._waiting and self._next_at <= now:
-            tag, _, _, place, go = heapq.heappop(self._waiting)
-            self._virtual = max(self._virtual, tag - 1.0)
-            if place in self._unknown.of(place.network):
-                self._next_at += self._interval_s
-                go()
-        if not self._waiting:
-            self._tags.clear()
-            self._virtual = 0.0
-            return float("inf")
-        return self._next_at
+        while self._line.size and self._next_at <= now:
+            self._next_at += self._interval_s
+            self._line.pop()()
+        return self._next_at if self._line.size else float("inf")
 
     def take_tls(self, place: Place) -> None:
         """Note that a connection gets TLS in this process; another one may be evicted for it."""

@@ -127,6 +127,36 @@ def test_an_address_that_asks_for_the_first_time_goes_before_a_round_of_the_othe
     assert port.started[begun] == "new"
 
 
+def test_endless_new_addresses_starve_nobody() -> None:
+    port = Port(total=1000, per_address=100)
+    for name in ("again", "once more"):
+        port.enter(name, "192.0.2.1")
+        port.handshake(name)
+        port.limits.release()
+    for number in range(20):
+        port.enter(f"flood{number}", f"10.0.0.{number}")
+        port.handshake(f"flood{number}")
+        port.clock.now += 0.1
+        port.limits.release()
+    assert "once more" in port.started
+    assert len(port.started) <= 22
+
+
+def test_who_was_evicted_waits_for_nothing_any_more() -> None:
+    """A flood of openings left an entry for each of them, 7,000 a second."""
+    port = Port(total=8, per_address=4)
+    for number in range(1000):
+        port.enter(f"flood{number}", f"10.0.0.{number % 5}")
+        port.handshake(f"flood{number}")
+        assert port.limits.waiting <= 8
+    port.enter("new", "10.9.9.9")
+    port.handshake("new")
+    for _ in range(8):
+        port.clock.now += 0.1
+        port.limits.release()
+    assert "new" in port.started
+
+
 def test_strangers_wait_longer_when_the_loop_is_late() -> None:
     """On a busy machine their handshakes made the grants of others several times as long."""
     pauses, seen = Pauses(), [BURST_S]
