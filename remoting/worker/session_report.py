@@ -13,7 +13,8 @@ from gpupool.remoting.worker.peer_links import Peers
 
 REPORT_INTERVAL_S = 1.0
 PATH_EVERY = 10
-"""Reports for which one look at the kernel's estimates of the connection is good."""
+"""Reports for which one look at the kernel's estimates of the connection is good. The first ones
+have a look each: the estimate begins with the handshake of a machine that starts a program."""
 
 
 class SessionReport:
@@ -37,7 +38,7 @@ class SessionReport:
         last = Report(0, 0, 0, busy=False)
         pause = threading.Event()
         for number in itertools.count():
-            if number % PATH_EVERY == 0:
+            if number < PATH_EVERY or number % PATH_EVERY == 0:
                 self._path = tcp_path(self._socket) or self._path
             pause.wait(REPORT_INTERVAL_S)
             totals = self.totals()
