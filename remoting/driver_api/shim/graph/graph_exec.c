@@ -11,6 +11,7 @@
 static void drop_exec(struct gp_handle *handle) {
     struct gp_exec *exec = GP_EXEC_OF(handle);
     gp_forget_staged(&exec->staged, NULL);
+    free(exec->early.items);
     gp_drop_calls(&exec->calls);
     free(exec->allocations.items);
     free(exec->disabled);
@@ -45,34 +46,13 @@ static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
     return gp_gather_staged(&exec->staged, graph, NULL);
 }
 
-static bool calls_host(struct gp_handle *handle) {
-    const struct gp_graph *graph = GP_GRAPH_OF(handle);
-    for (unsigned at = 0; at < graph->count; at++) {
-        const struct gp_node *node = GP_NODE_OF(graph->nodes[at]);
-        if (node->params.type == GP_NODE_HOST) return true;
-        for (unsigned child = 0; child < node->child_count; child++) {
-            if (calls_host(node->children[child])) return true;
-        }
-    }
-    return false;
-}
-
-// A host function in the midst of a graph would see bytes of the host as they were before the
-// launch, and copies behind it would not see what it writes. Only copies to the device by nodes
-// that depend on nothing are surely before it.
-static int check_host(const struct gp_exec *exec, struct gp_handle *graph) {
+// Where a graph has both host nodes and copies of the host's memory, find out what comes before what.
+static int order(struct gp_exec *exec, struct gp_handle *graph) {
     if (exec->staged.count == 0) return GP_SUCCESS;
     GP_CHECK(gp_know_all(graph));
-    if (!calls_host(graph)) return GP_SUCCESS;
-    const struct gp_staged_list *known = &GP_GRAPH_OF(graph)->staged;
-    if (known->count != exec->staged.count) return GP_NOT_SUPPORTED;
-    for (unsigned at = 0; at < known->count; at++) {
-        const struct gp_staged *one = &known->items[at];
-        bool first = one->node != NULL && GP_NODE_OF(one->node)->graph == graph &&
-                     GP_NODE_OF(one->node)->edge_count == 0;
-        if (one->out || !first) return GP_NOT_SUPPORTED;
-    }
-    return GP_SUCCESS;
+    if (exec->calls.count == 0) return GP_SUCCESS;
+    GP_CHECK(gp_find_early(graph, &exec->early));
+    return exec->early.count > 0 ? GP_NOT_SUPPORTED : GP_SUCCESS;
 }
 
 // A kernel launches what it is given, as a parameter or in memory: the server's handle.
@@ -110,7 +90,7 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     exec->flags = flags;
     uint64_t reply[2] = {1, 0};  // CUDA_GRAPH_INSTANTIATE_ERROR
     int status = take_over(exec, graph);
-    if (status == GP_SUCCESS) status = check_host(exec, graph);
+    if (status == GP_SUCCESS) status = order(exec, graph);
     // Nobody would bring the bytes when a kernel launches it.
     if (flags & EXEC_DEVICE_LAUNCH && exec->staged.count > 0) status = GP_NOT_SUPPORTED;
     if (status == GP_SUCCESS) {
