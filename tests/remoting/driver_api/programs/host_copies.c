@@ -3,6 +3,7 @@
 #include "graphs.h"
 
 int cuGraphAddHostNode(void **, void *, void **, size_t, const void *);
+int cuGraphExecHostNodeSetParams(void *, void *, const void *);
 
 enum { N = 500, BYTES = N * 4 };
 
@@ -107,6 +108,263 @@ static void around(void) {
     CHECK(cuGraphDestroy(graph));
 }
 
+// A function sees what was copied before it and may change that, at each launch anew.
+static int first_sum, second_sum;
+
+static void add_up(void *sum) {
+    *(int *)sum = 0;
+    for (int at = 0; at < N; at++) *(int *)sum += out[at];
+    out[0] = -1;  // nothing brings these bytes again
+}
+
+static void textbook(void) {
+    void *graph;
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuMemcpyHtoDAsync_v2(numbers, in, BYTES, stream));
+    count();
+    CHECK(cuMemcpyDtoHAsync_v2(out, numbers, BYTES, stream));
+    CHECK(cuLaunchHostFunc(stream, add_up, &first_sum));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    void *exec = made(graph), *twin = made(graph);
+    for (int round = 0; round < 5; round++) {
+        fill(in, round);
+        fire(round % 2 ? twin : exec);
+        NEED(first_sum == N * (round + 1) && out[0] == -1 && out[1] == round + 1);
+    }
+    // One behind the other, without a wait; both executables, and one that has gone.
+    for (int round = 0; round < 20; round++) CHECK(cuGraphLaunch(round % 3 ? twin : exec, stream));
+    fill(in, 8);
+    CHECK(cuGraphLaunch(exec, stream));
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuStreamSynchronize(stream));
+    NEED(first_sum == N * 9 && out[0] == -1);
+    CHECK(cuGraphExecDestroy(twin));
+}
+
+// Two functions in a row, each with a copy of its own, and a copy behind them.
+static int last[N];
+
+static void in_a_row(void) {
+    void *graph, *node;
+    CHECK(cuGraphCreate(&graph, 0));
+    node = up(graph, NULL, 0, in);
+    node = down(graph, &node, 1, out);
+    node = call(graph, &node, 1, add_up, &first_sum);
+    node = kernel(graph, &node, 1);
+    node = down(graph, &node, 1, out);
+    node = call(graph, &node, 1, add_up, &second_sum);
+    node = kernel(graph, &node, 1);
+    down(graph, &node, 1, last);
+    void *exec = made(graph);
+    for (int round = 0; round < 3; round++) {
+        fill(in, 2 * round);
+        fire(exec);
+        NEED(first_sum == N * 2 * round && second_sum == N * (2 * round + 1));
+        NEED(out[0] == -1 && are(last, 2 * round + 2));
+    }
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+}
+
+// Branches: the function that comes first brings the bytes, the other does not bring them again.
+static int branch_sums[2];
+
+static void branches(void) {
+    void *graph, *clone, *node, *outer, *inner;
+    CHECK(cuGraphCreate(&graph, 0));
+    node = up(graph, NULL, 0, in);
+    node = down(graph, &node, 1, out);
+    call(graph, &node, 1, add_up, &branch_sums[0]);
+    call(graph, &node, 1, add_up, &branch_sums[1]);
+    fill(in, 3);
+    CHECK(cuGraphClone(&clone, graph));
+    CHECK(cuGraphCreate(&outer, 0));  // and within another graph
+    CHECK(cuGraphAddChildGraphNode(&inner, outer, NULL, 0, graph));
+    CHECK(cuGraphDestroy(graph));
+    void *graphs[] = {clone, outer};
+    for (int at = 0; at < 2; at++) {
+        void *exec = made(graphs[at]);
+        CHECK(cuGraphDestroy(graphs[at]));
+        for (int round = 0; round < 2; round++) {
+            fire(exec);
+            int both[2] = {branch_sums[0], branch_sums[1]};
+            NEED((both[0] == 3 * N || both[1] == 3 * N) && out[0] == -1 && out[1] == 3);
+            NEED((both[0] == 3 * N || both[0] == 3 * N - 4) && (both[1] == 3 * N || both[1] == 3 * N - 4));
+        }
+        CHECK(cuGraphExecDestroy(exec));
+    }
+}
+
+// The copy in a graph within, the function outside; and the other way round.
+static void nested(void) {
+    for (int way = 0; way < 2; way++) {
+        void *inner, *outer, *node;
+        CHECK(cuGraphCreate(&inner, 0));
+        CHECK(cuGraphCreate(&outer, 0));
+        if (way == 0) {
+            node = up(inner, NULL, 0, in);
+            down(inner, &node, 1, out);
+            CHECK(cuGraphAddChildGraphNode(&node, outer, NULL, 0, inner));
+            call(outer, &node, 1, add_up, &first_sum);
+        } else {
+            node = up(outer, NULL, 0, in);
+            node = down(outer, &node, 1, out);
+            call(inner, NULL, 0, add_up, &first_sum);
+            CHECK(cuGraphAddChildGraphNode(&node, outer, &node, 1, inner));
+        }
+        CHECK(cuGraphDestroy(inner));
+        void *exec = made(outer), *clone;
+        CHECK(cuGraphClone(&clone, outer));
+        CHECK(cuGraphDestroy(outer));
+        void *twin = made(clone);
+        CHECK(cuGraphDestroy(clone));
+        for (int round = 1; round < 5; round++) {
+            fill(in, round);
+            fire(round % 2 ? exec : twin);
+            NEED(first_sum == N * round && out[0] == -1 && out[1] == round);
+        }
+        CHECK(cuGraphExecDestroy(exec));
+        CHECK(cuGraphExecDestroy(twin));
+    }
+}
+
+// Of an executable that is changed: functions, copies, what is left out, another graph.
+static void changed(void) {
+    void *graph, *nodes[3], *node;
+    struct update update;
+    int *elsewhere = calloc(N, 4);
+    CHECK(cuGraphCreate(&graph, 0));
+    nodes[0] = up(graph, NULL, 0, in);
+    nodes[1] = down(graph, nodes, 1, out);
+    nodes[2] = call(graph, nodes + 1, 1, add_up, &first_sum);
+    down(graph, nodes + 2, 1, last);
+    void *exec = made(graph);
+    fill(in, 4);
+    for (int round = 0; round < 300; round++) {
+        CHECK(cuGraphExecHostNodeSetParams(exec, nodes[2], &(struct host_node){add_up, &second_sum}));
+    }
+    first_sum = second_sum = 0;
+    fire(exec);
+    NEED(first_sum == 0 && second_sum == 4 * N && out[0] == -1);
+    struct copy copy = {.source = {.kind = 2, .device = numbers}, .target = {.kind = 1, .host = elsewhere},
+                        .width = BYTES, .height = 1, .depth = 1};
+    CHECK(cuGraphExecMemcpyNodeSetParams(exec, nodes[1], &copy, context));
+    fill(in, 5);
+    fire(exec);
+    NEED(are(elsewhere, 5) && second_sum == 4 * (N - 1) - 1 && are(last, 5));
+    CHECK(cuGraphNodeSetEnabled(exec, nodes[1], 0));
+    fill(in, 6);
+    fire(exec);
+    NEED(are(elsewhere, 5) && are(last, 6));
+    CHECK(cuGraphNodeSetEnabled(exec, nodes[1], 1));
+    // A graph of the same form, twice; its nodes stand for these.
+    void *next;
+    CHECK(cuGraphCreate(&next, 0));
+    node = up(next, NULL, 0, in);
+    node = down(next, &node, 1, out);
+    node = call(next, &node, 1, add_up, &first_sum);
+    down(next, &node, 1, elsewhere);
+    for (int round = 7; round < 9; round++) {
+        CHECK(cuGraphExecUpdate_v2(exec, next, &update));
+        fill(in, round);
+        fire(exec);
+        NEED(first_sum == round * N && out[0] == -1 && are(elsewhere, round) && are(last, 6));
+    }
+    void *other = made(next);  // which calls as it was built
+    CHECK(cuGraphNodeSetEnabled(exec, nodes[1], 0));
+    fill(in, 9);
+    fire(exec);
+    NEED(first_sum == 8 * (N - 1) - 1 && are(elsewhere, 9));
+    fire(other);
+    NEED(first_sum == 9 * N);
+    CHECK(cuGraphExecDestroy(other));
+    CHECK(cuGraphDestroy(next));
+    // In the same form for CUDA, a copy comes behind the function.
+    CHECK(cuGraphCreate(&next, 0));
+    node = up(next, NULL, 0, in);
+    void *beside = down(next, &node, 1, out);
+    call(next, &node, 1, add_up, &first_sum);
+    down(next, &beside, 1, elsewhere);
+    NEED(cuGraphExecUpdate_v2(exec, next, &update) == 910);
+    OURS(update.result == 6);
+    CHECK(cuGraphDestroy(next));
+    fire(exec);  // as before
+    NEED(are(elsewhere, 9));
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    free(elsewhere);
+}
+
+// A graph within takes none of that away, and brings none.
+static void children(void) {
+    void *inner, *plain, *outer, *node, *of;
+    CHECK(cuGraphCreate(&inner, 0));
+    node = down(inner, NULL, 0, out);
+    CHECK(cuGraphCreate(&plain, 0));
+    kernel(plain, NULL, 0);
+    CHECK(cuGraphCreate(&outer, 0));
+    CHECK(cuGraphAddChildGraphNode(&of, outer, NULL, 0, inner));
+    CHECK(cuGraphAddChildGraphNode(&node, outer, &of, 1, plain));
+    call(outer, &node, 1, add_up, &first_sum);
+    void *exec = made(outer);
+    CHECK(cuGraphExecChildGraphNodeSetParams(exec, node, plain));
+    fire(exec);
+    OURS(cuGraphExecChildGraphNodeSetParams(exec, of, inner) == 910);
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(outer));
+    CHECK(cuGraphDestroy(inner));
+    CHECK(cuGraphDestroy(plain));
+}
+
+// Many rows, in pieces of their own, and many bytes, in pinned memory.
+static int *rows, pitch_sum;
+enum { ROWS = 60, PITCH = 700, LARGE = 6 << 20 };
+static unsigned char *large;
+
+static void add_rows(void *unused) {
+    (void)unused;
+    pitch_sum = 0;
+    for (int row = 0; row < ROWS; row++) pitch_sum += rows[row * PITCH] + rows[row * PITCH + N - 1];
+    for (int at = 0; at < LARGE; at += 4096) pitch_sum += large[at];
+}
+
+static void pieces(void) {
+    void *graph, *node, *pinned;
+    uint64_t device, much;
+    CHECK(cuMemAlloc_v2(&device, ROWS * BYTES));
+    CHECK(cuMemAlloc_v2(&much, LARGE));
+    CHECK(cuMemAllocHost_v2(&pinned, LARGE));
+    CHECK(cuMemsetD8_v2(device, 1, ROWS * BYTES));
+    CHECK(cuMemsetD8_v2(much, 2, LARGE));
+    CHECK(cuCtxSynchronize());
+    large = pinned;
+    rows = calloc(ROWS * PITCH, 4);
+    CHECK(cuGraphCreate(&graph, 0));
+    struct copy copy = {.source = {.kind = 2, .device = device, .pitch = BYTES},
+                        .target = {.kind = 1, .host = rows, .pitch = PITCH * 4},
+                        .width = BYTES, .height = ROWS, .depth = 1};
+    CHECK(cuGraphAddMemcpyNode(&node, graph, NULL, 0, &copy, context));
+    struct copy whole = {.source = {.kind = 2, .device = much}, .target = {.kind = 1, .host = large},
+                         .width = LARGE, .height = 1, .depth = 1};
+    CHECK(cuGraphAddMemcpyNode(&node, graph, &node, 1, &whole, context));
+    call(graph, &node, 1, add_rows, NULL);
+    void *exec = made(graph);
+    for (int round = 0; round < 2; round++) {
+        memset(large, 0, LARGE);
+        memset(rows, 0, ROWS * PITCH * 4);
+        rows[N] = 77;
+        fire(exec);
+        NEED(pitch_sum == ROWS * 2 * 0x01010101 + 2 * (LARGE / 4096) && rows[N] == 77);
+    }
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuMemFreeHost(pinned));
+    CHECK(cuMemFree_v2(much));
+    CHECK(cuMemFree_v2(device));
+    free(rows);
+}
+
 // What a function may write is not copied from as it was before the launch.
 static void refused(void) {
     void *graph, *exec, *outer, *node;
@@ -136,6 +394,13 @@ int main(int words, char **word) {
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuMemAlloc_v2(&numbers, BYTES));
     around();
+    textbook();
+    in_a_row();
+    branches();
+    nested();
+    changed();
+    children();
+    pieces();
     refused();
     puts("results right");
     return 0;
