@@ -7,6 +7,7 @@
 #define GP_GRAPH_NODES_MAX 65536
 #define GP_EDGES_AT_ONCE 4096  // in one record
 #define GP_CHILDREN_MAX 64     // graphs within one node
+#define GP_WITHIN_MAX 512      // graphs, each within the one before
 #define GP_ROWS_MAX 65536      // that one copy of a graph has on the host's side
 #define GP_EARLY_MAX 4096      // copies to the host with a host node behind them, in one executable
 

@@ -365,9 +365,23 @@ static void pieces(void) {
     free(rows);
 }
 
-// What a function may write is not copied from as it was before the launch.
+// More pieces than can be asked for before a launch; and what a function may write is not copied from as it
+// was before the launch.
 static void refused(void) {
     void *graph, *exec, *outer, *node;
+    enum { MANY = 5000 };
+    unsigned char *tall = malloc(8 * MANY);
+    struct copy copy = {.source = {.kind = 2, .device = numbers, .pitch = 4},
+                        .target = {.kind = 1, .host = tall, .pitch = 8},
+                        .width = 4, .height = N, .depth = 1};
+    CHECK(cuGraphCreate(&graph, 0));
+    for (int at = 0; at < MANY / N; at++) {
+        CHECK(cuGraphAddMemcpyNode(&node, graph, NULL, 0, &copy, context));
+        call(graph, &node, 1, see, &n);
+    }
+    OURS(cuGraphInstantiateWithFlags(&exec, graph, 0) == 801);
+    CHECK(cuGraphDestroy(graph));
+    free(tall);
     CHECK(cuGraphCreate(&graph, 0));
     node = call(graph, NULL, 0, see, &n);
     node = kernel(graph, &node, 1);
