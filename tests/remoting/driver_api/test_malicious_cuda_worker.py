@@ -42,7 +42,7 @@ def host_copies(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path
     return compiled("host_copies", tmp_path_factory.mktemp("programs"), library)
 
 
-@pytest.mark.parametrize("number", (6, 7))
+@pytest.mark.parametrize("number", [6, 7])
 def test_lies_about_host_functions(
     number: int, library: Path, host_copies: Path, tmp_path: Path
 ) -> None:
