@@ -192,7 +192,7 @@ static int launch(struct gp_handle *handle, void *stream) {
     if (__builtin_expect(exec->allocations.count > 0, 0)) GP_CHECK(note_allocations(exec));
     if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post_graph_launch(handle->id, on);
     // The graph copies what the host's memory holds now, so host functions before it must be over.
-    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) && gp_staged_reads(&exec->staged)) {
         gp_host_settle(gp_stream_handle(stream), 0);
     }
     // Of memory that has got a mirror since, kernels before the launch may have written the bytes, and

@@ -179,6 +179,13 @@ bool gp_staged_is_mapped(const struct gp_staged_list *list) {
     return found;
 }
 
+// Whether anything is copied from the host's memory.
+bool gp_staged_reads(const struct gp_staged_list *list) {
+    bool found = false;
+    for (unsigned at = 0; at < list->count; at++) found |= !list->items[at].out && !list->items[at].disabled;
+    return found;
+}
+
 int gp_send_staged(const struct gp_staged_list *list) {
     for (unsigned at = 0; at < list->count; at++) {
         const struct gp_staged *one = &list->items[at];

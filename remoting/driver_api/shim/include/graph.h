@@ -301,6 +301,7 @@ void gp_match_staged(struct gp_staged_list *list, struct gp_handle *graph);
 void gp_forget_staged(struct gp_staged_list *list, struct gp_handle *node);
 void gp_drop_slot(struct gp_slot *slot);
 bool gp_staged_is_mapped(const struct gp_staged_list *list);
+bool gp_staged_reads(const struct gp_staged_list *list);
 int gp_send_staged(const struct gp_staged_list *list);
 int gp_mark_early(struct gp_staged_list *list, const struct gp_early_list *early);
 int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec, bool early);

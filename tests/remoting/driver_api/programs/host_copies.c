@@ -1,5 +1,7 @@
 // Graphs with both host nodes and copies of the host's memory.
 // Argument: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu.
+#include <unistd.h>
+
 #include "graphs.h"
 
 int cuGraphAddHostNode(void **, void *, void **, size_t, const void *);
@@ -140,6 +142,36 @@ static void textbook(void) {
     CHECK(cuStreamSynchronize(stream));
     NEED(first_sum == N * 9 && out[0] == -1);
     CHECK(cuGraphExecDestroy(twin));
+}
+
+// A function that waits for what the program does behind launches of a graph that takes nothing from the
+// host: these may be under way all at once.
+static volatile int go;
+
+static void wait_to_go(void *unused) {
+    (void)unused;
+    while (!go) usleep(100);
+}
+
+static void behind_a_function(void) {
+    void *graph;
+    CHECK(cuMemsetD8Async(numbers, 0, BYTES, stream));
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    count();
+    CHECK(cuMemcpyDtoHAsync_v2(out, numbers, BYTES, stream));
+    CHECK(cuLaunchHostFunc(stream, see, out + 1));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    void *exec = made(graph);
+    seen_count = 0;
+    CHECK(cuLaunchHostFunc(stream, wait_to_go, NULL));
+    for (int at = 0; at < 8; at++) CHECK(cuGraphLaunch(exec, stream));
+    NEED(seen_count == 0);
+    go = 1;
+    CHECK(cuStreamSynchronize(stream));
+    NEED(seen_count == 8);
+    for (int at = 0; at < 8; at++) NEED(seen[at] == at + 1);
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
 }
 
 // Two functions in a row, each with a copy of its own, and a copy behind them.
@@ -415,6 +447,7 @@ int main(int words, char **word) {
     changed();
     children();
     pieces();
+    behind_a_function();
     refused();
     puts("results right");
     return 0;
