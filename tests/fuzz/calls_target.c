@@ -4,6 +4,7 @@
 // worker's answers let it.
 #include "input.h"
 #include "core.h"
+#include "graph.h"
 #include "line.h"
 
 static struct input sent;
@@ -112,6 +113,8 @@ int cuStreamGetCaptureInfo_v2(void *, int *, uint64_t *, void **, const void ***
 int cuGraphGetNodes(void *, void **, size_t *), cuGraphDestroy(void *);
 int cuGraphGetEdges(void *, void **, void **, size_t *), cuGraphInstantiateWithFlags(void **, void *, uint64_t);
 int cuGraphExecDestroy(void *), cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
+int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *), cuLaunchHostFunc(void *, void (*)(void *), void *);
+int cuGraphExecUpdate_v2(void *, void *, void *);
 int cuIpcGetMemHandle(void *, uint64_t), cuArrayCreate_v2(void **, const void *), cuArrayDestroy(void *);
 int cuPointerGetAttribute(void *, int, uint64_t), cuDeviceGetGraphMemAttribute(int, int, void *);
 
@@ -214,6 +217,39 @@ static void use_graph(void) {
     cuStreamDestroy_v2(stream);
 }
 
+static void call(void *unused) { (void)unused; }
+
+// A capture with a copy to the host and a host function, whose nodes the worker tells.
+static void use_host_graph(void) {
+    static unsigned char target[64];
+    void *stream = NULL, *graph = NULL, *executable = NULL;
+    uint64_t result[3];
+    if (cuStreamCreate(&stream, 1) != GP_SUCCESS) return;
+    if (cuStreamBeginCapture_v2(stream, 0) == GP_SUCCESS) {
+        cuMemcpyDtoHAsync_v2(target, 0x7f0000000000, sizeof target, stream);
+        cuLaunchHostFunc(stream, call, NULL);
+        cuStreamEndCapture(stream, &graph);
+    }
+    if (graph != NULL) {
+        struct gp_staged_list *staged = &GP_GRAPH_OF(graph)->staged;
+        for (unsigned at = 0; at < staged->count; at++) staged->items[at].slot->id = at + 1;
+        int status = cuGraphInstantiateWithFlags(&executable, graph, 0);
+        unsigned within = 0;
+        for (const struct gp_graph *at = GP_GRAPH_OF(graph); at->count > 0; within++) {
+            const struct gp_node *node = GP_NODE_OF(at->nodes[0]);
+            if (node->child_count == 0) break;
+            at = GP_GRAPH_OF(node->children[0]);
+        }
+        if (within >= GP_WITHIN_MAX) abort();
+        if (status == GP_SUCCESS) {
+            cuGraphExecUpdate_v2(executable, graph, result);
+            cuGraphExecDestroy(executable);
+        }
+        cuGraphDestroy(graph);
+    }
+    cuStreamDestroy_v2(stream);
+}
+
 static void start(void) {
     static unsigned char hello[20000];
     // Two replies: the head of a snapshot of one device, whose bytes are zeros but for its memory, and
@@ -253,6 +289,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         case 3: use_events(); break;
         case 4: use_linker(); break;
         case 5: use_resources(); break;
+        case 7: use_host_graph(); break;
         default: use_graph(); break;
     }
     return 0;

@@ -52,12 +52,13 @@ class Target:
 
 
 TARGETS = (
-    Target("json", 0.3, 600, shim=False),
+    Target("json", 0.2, 600, shim=False),
     Target("nvml", 0.1, 2000, shim=False),
     Target("agent", 0.1, 2000, ("tls.c", "link.c")),
     Target("answers", 0.3, 2000, ("tls.c",)),
     Target("hello", 0.1, 8000, ("tls.c", "snapshot.c")),
     Target("calls", 0.1, 1000, ("tls.c", "link.c")),
+    Target("order", 0.1, 200, ("tls.c",)),
 )
 
 

@@ -1,6 +1,7 @@
 """The inputs that fuzzing begins with: what gpupool run, a worker and a driver really say."""
 
 import json
+import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ def of(target: str) -> list[bytes]:
             "answers": _answers,
             "hello": _hellos,
             "calls": _calls,
+            "order": _orders,
         }[target]()
     )
 
@@ -123,6 +125,7 @@ def _calls() -> Iterator[bytes]:
     for which in range(16):
         yield bytes((which,)) + b"\0" + bytes(range(64)) + bytes(400)
         yield bytes((which,)) + (b"\2\x40\0" + struct.pack("<Q", 1) + bytes(56)) * 8
+    yield from _host_graphs()
     # Bodies of records have the layouts that some answers have too.
     for path in sorted(GOLDEN.glob("*.txt")):
         for at, entry in enumerate(path.read_text(encoding="ascii").split("\n\n")):
@@ -130,3 +133,40 @@ def _calls() -> Iterator[bytes]:
             body = b"".join(bytes(8) if "." in word else bytes.fromhex(word) for word in words)
             if at % 4 == 0 and 0 < len(body) < 600:
                 yield bytes((at % 16,)) + b"\2" + struct.pack("<H", len(body)) + body
+
+
+def _host_graphs() -> Iterator[bytes]:
+    """Yield answers about a capture with a copy to the host and a host function behind it."""
+
+    def read(nodes: list[bytes], edges: list[tuple[int, int]]) -> bytes:
+        words = struct.pack("<4Q", 0, len(nodes), len(edges), 0)
+        found = words + b"".join(nodes) + b"".join(struct.pack("<3Q", *edge, 0) for edge in edges)
+        return b"\2" + struct.pack("<H", len(found)) + found
+
+    def node(number: int, kind: int, words: bytes = b"", child: int = 0) -> bytes:
+        children = (child,) if child else ()
+        head = struct.pack(f"<{3 + len(children)}Q", number, len(children), 0, *children)
+        return head + (struct.pack("<4i", kind, 0, 0, 0) + words).ljust(256, b"\0")
+
+    # Of CUDA_MEMCPY3D, behind flags and a context: from the device into slot 1.
+    source = struct.pack("<4Qi4x6Q", 0, 0, 0, 0, 2, 0, 0x7F0000000000, 0, 0, 64, 1)
+    target = struct.pack("<4Qi4x6Q", 0, 0, 0, 0, 1, 1, 0, 0, 0, 64, 1)
+    copy = node(500, 1, bytes(16) + source + target + struct.pack("<3Q", 64, 1, 1))
+    host, ended, made = node(501, 3), b"\0", b"\0" + bytes(16)
+    for edges in ([(500, 501)], [(501, 500)], [(500, 501), (501, 500)], []):
+        yield b"\x0e" + ended + read([copy, host], edges) + made + b"\0" + bytes(24)
+    # The function within another graph; and graphs within each other without an end.
+    inner = read([copy, node(502, 4, child=503)], [(500, 502)]) + read([host], [])
+    yield b"\x0e" + ended + inner + made
+    yield (
+        b"\x0e"
+        + ended
+        + b"".join(read([node(2 * at, 4, child=2 * at + 1)], []) for at in range(300, 3300))
+    )
+
+
+def _orders() -> Iterator[bytes]:
+    """Yield graphs with few nodes and with many, with few edges and with many."""
+    draw = random.Random(1)
+    for _ in range(500):
+        yield draw.randbytes(draw.randrange(1, 30)) + draw.randbytes(draw.randrange(80))

@@ -47,6 +47,7 @@ STEPS: list[tuple[str, float]] = [
     ("memory.cu", 60),
     ("graphs.cu", 60),
     ("hosts.cu", 60),
+    ("host_graphs.cu", 60),
     ("libraries.cu", 60),
     ("speed.cu", 60),
     ("cupy_arrays.py", 60),

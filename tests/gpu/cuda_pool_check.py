@@ -56,6 +56,7 @@ PROGRAMS = [
     Program("pool_sharing.cu", 40),
     Program("graphs.cu", 60),
     Program("hosts.cu", 60, tls=True),
+    Program("host_graphs.cu", 60, tls=True),
     Program("libraries.cu", 60),
     Program("legacy.cu", 60, tls=True),
     Program("device_side.cu", 60, tls=True),

@@ -74,6 +74,7 @@ PROGRAMS = [
     Program("rows", (CUBIN,)),
     Program("graphs", (CUBIN,)),
     Program("captures", (CUBIN,)),
+    Program("host_copies", (CUBIN,)),
     Program("refused", (CUBIN, "/tmp")),
     Program("counted", (SPECIAL,)),
     Program("arrays", (SPECIAL,)),

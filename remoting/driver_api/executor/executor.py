@@ -12,6 +12,7 @@ from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGro
 from gpupool.remoting.driver_api.executor.contexts import Contexts
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.generic import Generic
+from gpupool.remoting.driver_api.executor.graphs.early_pieces import EarlyPieces
 from gpupool.remoting.driver_api.executor.graphs.graph_launches import GraphLaunches
 from gpupool.remoting.driver_api.executor.graphs.graphs import Graphs
 from gpupool.remoting.driver_api.executor.graphs.node_params import Translator
@@ -54,9 +55,11 @@ LAUNCH = BY_NAME["LAUNCH"].struct
 
 def handler_groups(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
     """Return the areas that execute the records of a client; no two of them share a record."""
-    direct, slots, tokens = Direct(), Slots(client), Tokens(client)
+    direct, early, tokens = Direct(), EarlyPieces(), Tokens(client)
+    slots = Slots(client, early)
     out_of_band_replies = OutOfBandReplies(client.session.reader, client.waiter)
-    pools, hosts = Pools(client, direct, tokens), HostFunctions(client, direct, out_of_band_replies)
+    pools = Pools(client, direct, tokens)
+    hosts = HostFunctions(client, direct, out_of_band_replies, early)
     memory, transfers = Memory(client, pools, tokens), Transfers(client)
     kernels = Kernels(client, direct)
     arrays = Arrays(client, direct, memory)
@@ -89,7 +92,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
         hosts,
         slots,
         graphs,
-        GraphLaunches(client, direct, graphs, memory, slots, translator),
+        GraphLaunches(client, direct, graphs, memory, slots, translator, early),
         Generic(client, transfers.replaced() | kernels.replaced()),
     ]
 

@@ -7,7 +7,8 @@ from typing import Any
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.executor.host_turns import NativeTurns, turns_of
+from gpupool.remoting.driver_api.executor.graphs.early_pieces import NAMED, EarlyPieces
+from gpupool.remoting.driver_api.executor.host_turns import NativeTurns, Turn, turns_of
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -24,14 +25,19 @@ class HostFunctions(HandlerGroup):
     The driver calls us on a thread of its own, which may not call CUDA, so another one sends what
     the function may read and tells the client. A callback tells of errors, unlike a host function,
     which is then not called at all; only graphs cannot have callbacks. Their host nodes call
-    ``function`` with the client's number.
+    ``function`` with the client's number, or with a name of theirs.
     """
 
     def __init__(
-        self, client: Client, direct: Direct, out_of_band_replies: OutOfBandReplies
+        self,
+        client: Client,
+        direct: Direct,
+        out_of_band_replies: OutOfBandReplies,
+        early: EarlyPieces,
     ) -> None:
         super().__init__(client)
         self._direct = direct
+        self._early = early
         self._out_of_band_replies = out_of_band_replies
         # Kept: the driver calls them until the process ends.
         self._functions = (FUNCTION(self._node), CALLBACK(self._callback))
@@ -161,6 +167,15 @@ class HostFunctions(HandlerGroup):
             except self.api.errors as error:
                 self.client.log(f"CUDA session: downloads before a host function: {error}")
             try:
-                self.session.host(turns)
+                self.session.host([self._prepared(turn) for turn in turns])
             except ConnectionError:
                 return  # the client has gone, and the main thread notices as well
+
+    def _prepared(self, turn: Turn) -> Turn:
+        """Send what a graph's function may read of its launch; return the turn for the client."""
+        number, status, ticket = turn
+        if not number & NAMED:
+            return turn
+        number, downloads = self._early.turn(number)
+        self.waiter.deliver_early(downloads)
+        return number, status, ticket

@@ -180,3 +180,5 @@ class Methods(TypedDict, total=False):
     NCCL_ASK: Callable[[int, int, int, int, memoryview], Answer]
     NCCL_POST: Callable[[int, memoryview], None]
     LANES: Callable[[int], Answer]
+    GRAPH_EARLY: Callable[[int, int, memoryview], None]
+    SLOT_EARLY: Callable[[int, int, memoryview], None]

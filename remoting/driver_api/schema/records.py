@@ -33,7 +33,7 @@ BOXES_SIZE = 200
 LAUNCH_ATTRIBUTE_SIZE = 72
 BATCH_OPERATION_SIZE = 48
 DECOMPRESSION_SIZE = 64
-PIECE_SIZE = 32
+PIECE_SIZE, EARLY_PIECE_SIZE = 32, 40
 OPERATION_SIZE = 72
 """Of NCCL: communicator, kind, source, target, count, type, reduction, peer, stream."""
 
@@ -245,6 +245,10 @@ RECORDS: tuple[Record, ...] = (
     posted("NCCL_POST", "count", tail=items("operations", count=OPERATION_SIZE)),
     # Further connections for large copies; the answer is two numbers for them and how many.
     asked("LANES", "count", reply="request"),
+    # Graphs with copies to the host before host nodes: each such node of an executable that is made
+    # or updated, with a copy before it; and the bytes of these copies, of the next launch.
+    posted("GRAPH_EARLY", "executable count", tail=items("pairs", count=16)),
+    posted("SLOT_EARLY", "executable count", tail=items("pieces", count=EARLY_PIECE_SIZE)),
 )
 
 BASE_RECORDS = 156

@@ -164,6 +164,8 @@ AWAIT_STREAM = 158
 NCCL_ASK = 159
 NCCL_POST = 160
 LANES = 161
+GRAPH_EARLY = 162
+SLOT_EARLY = 163
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

@@ -84,6 +84,7 @@ RUNS = (
     Run("tensors", "tensors"),
     Run("times", "times", (IMAGE,)),
     Run("collectives", "collectives"),
+    Run("host_copies", "host_copies", (IMAGE,)),
 )
 
 

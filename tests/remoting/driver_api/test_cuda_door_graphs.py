@@ -31,6 +31,14 @@ def test_captures(library: Path, tmp_path: Path) -> None:
         assert control.missing_calls() == 0
 
 
+def test_functions_beside_copies(library: Path, tmp_path: Path) -> None:
+    """Host nodes in graphs that copy the host's memory, and what is refused."""
+    program = compiled("host_copies", tmp_path, library)
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), str(KERNELS / "test_kernels.sm_90.cubin")]))
+        assert control.missing_calls() == 0
+
+
 def test_functions_of_graphs_come_and_go(library: Path, tmp_path: Path) -> None:
     """70,000, of which the library holds 65,536 at a time: they end behind their last launch."""
     program = compiled("host_nodes", tmp_path, library)

@@ -32,15 +32,27 @@ def test_a_killed_program_is_noticed(library: Path, tmp_path: Path) -> None:
     assert done.returncode >= 128
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(6))
 def test_lies(number: int, library: Path, everything: Path, tmp_path: Path) -> None:
     lied_to(number, library, everything, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def host_copies(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
+    return compiled("host_copies", tmp_path_factory.mktemp("programs"), library)
+
+
+@pytest.mark.parametrize("number", [6, 7])
+def test_lies_about_host_functions(
+    number: int, library: Path, host_copies: Path, tmp_path: Path
+) -> None:
+    lied_to(number, library, host_copies, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_many_lies(library: Path, everything: Path, tmp_path: Path) -> None:
+def test_many_lies(library: Path, everything: Path, host_copies: Path, tmp_path: Path) -> None:
     for number in range(8, 300):
         folder = tmp_path / str(number)
         folder.mkdir()
-        lied_to(number, library, everything, folder)
+        lied_to(number, library, everything if number % 2 else host_copies, folder)

@@ -98,6 +98,8 @@ def test_what_came_later_stays_as_it_came() -> None:
         ("NCCL_ASK", True, "<QQQQ"),
         ("NCCL_POST", False, "<Q"),
         ("LANES", True, "<Q"),
+        ("GRAPH_EARLY", False, "<QQ"),
+        ("SLOT_EARLY", False, "<QQ"),
     ]
 
 

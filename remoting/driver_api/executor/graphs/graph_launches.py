@@ -4,9 +4,11 @@ CUDA takes the memory of allocation nodes at a launch, where nobody can be told 
 is full. So it is reserved when the graph becomes executable, for as long as it is.
 """
 
+import contextlib
 import ctypes
 import struct
 from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,12 +17,16 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, NOT_SUPPORTED, CudaError
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.graphs.early_pieces import EarlyPieces, Host
 from gpupool.remoting.driver_api.executor.graphs.graphs import Allocation, Graphs
 from gpupool.remoting.driver_api.executor.graphs.node_params import (
     ALLOCATE,
     FREE,
+    HOST,
+    HOST_DATA,
     KERNEL,
     PARAMS_SIZE,
+    WORD,
     Translator,
 )
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
@@ -37,6 +43,10 @@ UPDATE = struct.Struct("<i4xQQ")
 """CUgraphExecUpdateResultInfo: result, node, node that an edge comes from."""
 
 
+HOST_NODE = struct.Struct("<2Q")
+"""CUDA_HOST_NODE_PARAMS: function and data."""
+
+
 @dataclass(slots=True)
 class Executable:
     """What the worker knows of an executable graph beside CUDA's handle."""
@@ -45,6 +55,7 @@ class Executable:
     allocations: list[Allocation] = field(default_factory=list[Allocation])
     left: list[Allocation] = field(default_factory=list[Allocation])  # that it does not free
     foreign: list[int] = field(default_factory=list[int])  # addresses of others that it frees
+    hosts: Sequence[Host] = ()  # host nodes that come behind copies to the client
 
 
 class GraphLaunches(HandlerGroup):
@@ -52,7 +63,7 @@ class GraphLaunches(HandlerGroup):
 
     def __init__(
         self, client: Client, direct: Direct, graphs: Graphs, memory: Memory, slots: Slots,
-        translator: Translator,
+        translator: Translator, early: EarlyPieces,
     ) -> None:  # fmt: skip
         super().__init__(client)
         self._direct = direct
@@ -60,8 +71,10 @@ class GraphLaunches(HandlerGroup):
         self._memory = memory
         self._slots = slots
         self._translator = translator
+        self._early = early
         self._executables: dict[int, Executable] = {}
         self.methods = {
+            "GRAPH_EARLY": self._announce,
             "GRAPH_SET": self._set,
             "GRAPH_SET_CHILD": self._set_child,
             "GRAPH_ENABLE": self._enable,
@@ -79,11 +92,16 @@ class GraphLaunches(HandlerGroup):
 
     # --- making -----------------------------------------------------------------------------------
 
+    def _announce(self, executable: int, _count: int, pairs: memoryview) -> None:
+        self._early.announce(executable, WORDS[2].iter_unpack(pairs))
+
     def _instantiate(self, number: int, graph: int, flags: int, stream: int) -> bytes | None:
+        hosts = self._early.announced(number)
         if self.client.take_failure(self.client.request):
             return None  # of what built the graph, most likely
         handle = self._graphs.handle(graph)
         made = self._described(graph)
+        made.hosts = hosts
         on = self.streams[stream] if stream else 0
         request = self.client.request
         if not made.allocations:
@@ -114,9 +132,20 @@ class GraphLaunches(HandlerGroup):
             INSTANTIATE.pack(flags, stream, 0, 1), INSTANTIATE.size
         )
         found = ctypes.c_uint64(0)
-        status = self._direct.status("cuGraphInstantiateWithParams", found, handle, params)
+        if made.hosts:
+            self._early.keep(number, made.hosts)
+        try:
+            with self._naming(number, made.hosts) as use:
+                status = self._direct.status("cuGraphInstantiateWithParams", found, handle, params)
+                if not status:
+                    use()
+        except self.api.errors:
+            self._early.forget(number)
+            self._release(made.allocations)
+            raise
         _, _, node, result = INSTANTIATE.unpack(params.raw)
         if status:
+            self._early.forget(number)
             self._release(made.allocations)
             if not request:
                 raise CudaError(status, "cuGraphInstantiateWithParams")
@@ -128,6 +157,29 @@ class GraphLaunches(HandlerGroup):
         self._issue(number)
         # A kernel that launches it must be given this very handle.
         return WORDS[2].pack(0, found.value if flags & FOR_KERNELS else 0)
+
+    @contextlib.contextmanager
+    def _naming(self, executable: int, hosts: Sequence[Host]) -> Generator[Callable[[], None]]:
+        """Have a graph's host nodes call by names of an executable that is made of them meanwhile.
+
+        What this gives is to be called if it was.
+        """
+        names: dict[int, int] = {}
+        before: list[tuple[int, bytes]] = []
+        try:
+            for place, host in enumerate(hosts):
+                node = self._graphs.nodes[host.node].handle
+                params = (ctypes.c_char * HOST_NODE.size)()
+                self._direct.call("cuGraphHostNodeGetParams", node, params)
+                function, number = HOST_NODE.unpack(params.raw)
+                names[place] = self._early.name(executable, place, number)
+                named = HOST_NODE.pack(function, names[place])
+                self._direct.call("cuGraphHostNodeSetParams", node, named)
+                before.append((node, params.raw))
+            yield lambda: self._early.use(executable, names) if names else None
+        finally:
+            for node, params in before:
+                self._direct.call("cuGraphHostNodeSetParams", node, params)
 
     def _reserve(self, made: Executable) -> None:
         done: list[Allocation] = []
@@ -148,6 +200,7 @@ class GraphLaunches(HandlerGroup):
         made = self._executables.pop(number)
         self.client.end_issuing("x", number)
         self._slots.forget(number)
+        self._early.forget(number)
         self._direct.call("cuGraphExecDestroy", handle)
         gone: list[Allocation] = []
         for one in made.allocations:
@@ -187,6 +240,8 @@ class GraphLaunches(HandlerGroup):
         self.waiter.freeing.wait_for_calls()  # it may have host functions
         self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
         made = self._executables[number]
+        if made.hosts:
+            self._early.launched(number)
         if made.left or made.foreign:
             self._note(made, self.streams[stream])
 
@@ -195,7 +250,7 @@ class GraphLaunches(HandlerGroup):
         made, launcher = self._executables[number], self.client.launcher
         if launcher is None:
             return
-        if made.left or made.foreign:
+        if made.left or made.foreign or made.hosts:
             launcher.end("x", number)
         else:
             launcher.keep("x", number, self._handle(number))
@@ -221,7 +276,14 @@ class GraphLaunches(HandlerGroup):
             raise CudaError(INVALID_VALUE, "cuGraphNodeSetParams")
         if executable:
             name = "cuGraphExecNodeSetParams"
+            place = self._early.place(executable, node) if params.kind == HOST else -1
+            names: dict[int, int] = {}
+            if place >= 0:
+                names[place] = self._early.name(executable, place, params.word(HOST_DATA))
+                WORD.pack_into(params.bytes, HOST_DATA, names[place])
             self._direct.call(name, self._handle(executable), handle, pointer)
+            if names:
+                self._early.use(executable, names)
             if params.kind == KERNEL:
                 self._graphs.issue(node)
         else:
@@ -239,13 +301,19 @@ class GraphLaunches(HandlerGroup):
         self._direct.call("cuGraphNodeSetEnabled", self._handle(executable), handle, enabled)
 
     def _update(self, executable: int, graph: int) -> bytes | None:
+        hosts = self._early.announced(executable)
         if self.client.take_failure(self.client.request):
             return None
         info = (ctypes.c_char * UPDATE.size)()
         handles = self._handle(executable), self._graphs.handle(graph)
         made, now = self._executables[executable], self._described(graph)
+        if [host.copies for host in hosts] != [host.copies for host in made.hosts]:
+            raise CudaError(INVALID_VALUE, "cuGraphExecUpdate")
         self._reserve(now)
-        status = self._direct.status("cuGraphExecUpdate_v2", *handles, info)
+        with self._naming(executable, hosts) as use:
+            status = self._direct.status("cuGraphExecUpdate_v2", *handles, info)
+            if not status:
+                use()
         self._release((now if status else made).allocations)
         if not status:
             made.allocations, made.left, made.foreign = now.allocations, now.left, now.foreign

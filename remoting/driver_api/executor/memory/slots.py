@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.graphs.early_pieces import EarlyPieces
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer
 from gpupool.remoting.driver_api.executor.sync_waiter import Download, Lent, Window
 
@@ -38,8 +39,9 @@ class Ended:
 class Slots(HandlerGroup):
     """The slots of a client process."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, early: EarlyPieces) -> None:
         super().__init__(client)
+        self._early = early
         self._slots: dict[int, Slot] = {}
         self._held = 0
         # Of an executable graph: the device and an event behind its last launch.
@@ -49,6 +51,7 @@ class Slots(HandlerGroup):
             "SLOT_MAKE": self._make,
             "SLOT_WRITE": self._write,
             "SLOT_READ": self._read,
+            "SLOT_EARLY": self._read_early,
             "SLOT_FREE": self._free,
         }
 
@@ -120,20 +123,38 @@ class Slots(HandlerGroup):
         """Send what a launch writes to slots once it is over, as downloads of the client's."""
         if count > PIECES_MAX:
             raise RemoteProtocolError("malformed record")
+        early = self._early.end(executable)
         device, handle = self.client.device, self.streams[stream]
         if self._last.get(executable, (-1, 0))[0] != device:
             self.forget(executable)
             self._last[executable] = (device, self.waiter.event(device))
         self.api.record(self._last[executable][1], handle)
-        if not count:
+        if not count and not early:
             return
         event = self.waiter.event(device)
         self.api.record(event, handle)
-        lent = Lent(event, count)
-        for number, offset, size, download in WORDS[4].iter_unpack(pieces):
-            self.address(number, offset, size)
-            view = self._slots[number].buffer.view[offset : offset + size]
-            self.waiter.download(Download(download, device, Window(event, view, lent), size))
+        lent = Lent(event, count + len(early))
+        for download in early:
+            download.device = device
+            download.buffer = Window(event, download.buffer.view, lent)
+            self.waiter.download(download)
+        for number, offset, size, wanted in WORDS[4].iter_unpack(pieces):
+            view = self._view(number, offset, size)
+            self.waiter.download(Download(wanted, device, Window(event, view, lent), size))
+
+    def _read_early(self, executable: int, count: int, pieces: memoryview) -> None:
+        """Take note of what a launch writes before host functions may read it."""
+        if count > PIECES_MAX:
+            raise RemoteProtocolError("malformed record")
+        launch = self._early.begin(executable, count)
+        for number, offset, size, wanted, copy in WORDS[5].iter_unpack(pieces):
+            # Its end comes with the record behind the launch.
+            window = Window(0, self._view(number, offset, size), Lent(0, 0))
+            launch.downloads.append((copy, Download(wanted, self.client.device, window, size)))
+
+    def _view(self, number: int, offset: int, size: int) -> memoryview:
+        self.address(number, offset, size)
+        return self._slots[number].buffer.view[offset : offset + size]
 
     def forget(self, executable: int) -> None:
         """Note that an executable graph is gone, though its last launch may still run."""

@@ -36,7 +36,6 @@ static struct gp_handle *clone(struct gp_handle *from, struct gp_handle *within)
         gp_drop_graph(made);
         return NULL;
     }
-    for (unsigned at = 0; at < graph->staged.count; at++) graph->staged.items[at].node = NULL;
     // With what graphs within it call, until the nodes of these are known.
     if (gp_gather_calls(&graph->calls, from, NULL) != GP_SUCCESS) {
         gp_drop_graph(made);
@@ -74,10 +73,13 @@ int gp_gather_staged(struct gp_staged_list *to, struct gp_handle *graph, struct 
 struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *node) {
     struct gp_handle *made = clone(graph, node);
     // What lies deeper is reached through the clone alone until its nodes are known.
-    if (made != NULL && gather_children(&GP_GRAPH_OF(made)->staged, graph, NULL) != GP_SUCCESS) {
+    if (made == NULL) return NULL;
+    struct gp_staged_list *list = &GP_GRAPH_OF(made)->staged;
+    if (gather_children(list, graph, NULL) != GP_SUCCESS) {
         gp_drop_graph(made);
         return NULL;
     }
+    for (unsigned at = 0; at < list->count; at++) list->items[at].node = NULL;  // the original's
     return made;
 }
 

@@ -11,6 +11,7 @@
 static void drop_exec(struct gp_handle *handle) {
     struct gp_exec *exec = GP_EXEC_OF(handle);
     gp_forget_staged(&exec->staged, NULL);
+    free(exec->early.items);
     gp_drop_calls(&exec->calls);
     free(exec->allocations.items);
     free(exec->disabled);
@@ -45,33 +46,27 @@ static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
     return gp_gather_staged(&exec->staged, graph, NULL);
 }
 
-static bool calls_host(struct gp_handle *handle) {
-    const struct gp_graph *graph = GP_GRAPH_OF(handle);
-    for (unsigned at = 0; at < graph->count; at++) {
-        const struct gp_node *node = GP_NODE_OF(graph->nodes[at]);
-        if (node->params.type == GP_NODE_HOST) return true;
-        for (unsigned child = 0; child < node->child_count; child++) {
-            if (calls_host(node->children[child])) return true;
-        }
-    }
-    return false;
+// Where a graph has both host nodes and copies of the host's memory, find out what comes before what.
+static int order(struct gp_staged_list *staged, struct gp_handle *graph, bool calls,
+                 struct gp_early_list *early) {
+    if (staged->count == 0) return GP_SUCCESS;
+    GP_CHECK(gp_know_all(graph));
+    if (!calls) return GP_SUCCESS;
+    GP_CHECK(gp_find_early(graph, early));
+    return early->count == 0 || gp_knows(GP_SLOT_EARLY) ? gp_mark_early(staged, early)
+                                                        : GP_NOT_SUPPORTED;
 }
 
-// A host function in the midst of a graph would see bytes of the host as they were before the
-// launch, and copies behind it would not see what it writes. Only copies to the device by nodes
-// that depend on nothing are surely before it.
-static int check_host(const struct gp_exec *exec, struct gp_handle *graph) {
-    if (exec->staged.count == 0) return GP_SUCCESS;
-    GP_CHECK(gp_know_all(graph));
-    if (!calls_host(graph)) return GP_SUCCESS;
-    const struct gp_staged_list *known = &GP_GRAPH_OF(graph)->staged;
-    if (known->count != exec->staged.count) return GP_NOT_SUPPORTED;
-    for (unsigned at = 0; at < known->count; at++) {
-        const struct gp_staged *one = &known->items[at];
-        bool first = one->node != NULL && GP_NODE_OF(one->node)->graph == graph &&
-                     GP_NODE_OF(one->node)->edge_count == 0;
-        if (one->out || !first) return GP_NOT_SUPPORTED;
+// Tell the worker before an executable is made or updated which host nodes come behind which copies.
+static int send_early(struct gp_handle *exec, const struct gp_early_list *early) {
+    if (early->count == 0) return GP_SUCCESS;
+    unsigned char *at = gp_open_graph_early(exec->id, early->count);
+    if (at == NULL) return GP_INVALID_VALUE;
+    for (unsigned one = 0; one < early->count; one++, at += 16) {
+        uint64_t words[2] = {early->items[one].node, early->items[one].entry};
+        memcpy(at, words, sizeof words);
     }
+    gp_close();
     return GP_SUCCESS;
 }
 
@@ -110,12 +105,17 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     exec->flags = flags;
     uint64_t reply[2] = {1, 0};  // CUDA_GRAPH_INSTANTIATE_ERROR
     int status = take_over(exec, graph);
-    if (status == GP_SUCCESS) status = check_host(exec, graph);
+    if (status == GP_SUCCESS) {
+        status = order(&exec->staged, graph, exec->calls.count > 0, &exec->early);
+    }
     // Nobody would bring the bytes when a kernel launches it.
     if (flags & EXEC_DEVICE_LAUNCH && exec->staged.count > 0) status = GP_NOT_SUPPORTED;
     if (status == GP_SUCCESS) {
         uint64_t of = ((struct gp_handle *)graph)->id;
-        status = gp_call_graph_instantiate(handle->id, of, flags, on, reply);
+        status = send_early(handle, &exec->early);
+        if (status == GP_SUCCESS) {
+            status = gp_call_graph_instantiate(handle->id, of, flags, on, reply);
+        }
         if (result != NULL) *result = (int)reply[0];
         if (bad != NULL) *bad = status == GP_SUCCESS ? NULL : node_by_id(graph, reply[1]);
     }
@@ -192,7 +192,7 @@ static int launch(struct gp_handle *handle, void *stream) {
     if (__builtin_expect(exec->allocations.count > 0, 0)) GP_CHECK(note_allocations(exec));
     if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post_graph_launch(handle->id, on);
     // The graph copies what the host's memory holds now, so host functions before it must be over.
-    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) && gp_staged_reads(&exec->staged)) {
         gp_host_settle(gp_stream_handle(stream), 0);
     }
     // Of memory that has got a mirror since, kernels before the launch may have written the bytes, and
@@ -200,8 +200,15 @@ static int launch(struct gp_handle *handle, void *stream) {
     bool mapped = gp_staged_is_mapped(&exec->staged);
     if (mapped) GP_CHECK(gp_synchronize(GP_SYNC_STREAM, on));
     GP_CHECK(gp_send_staged(&exec->staged));
-    GP_CHECK(gp_post_graph_launch(handle->id, on));
-    GP_CHECK(gp_expect_staged(&exec->staged, on, handle));
+    const struct gp_staged_list none = {0}, *late = &exec->staged;
+    int status = exec->early.count ? gp_expect_staged(&exec->staged, on, handle, true) : GP_SUCCESS;
+    if (status == GP_SUCCESS) {
+        status = gp_post_graph_launch(handle->id, on);
+    } else {
+        late = &none;  // without a launch, what has been asked for comes as it is
+    }
+    GP_CHECK(gp_expect_staged(late, on, handle, false));
+    GP_CHECK(status);
     return mapped ? gp_synchronize(GP_DRAIN, 0) : GP_SUCCESS;
 }
 
@@ -232,12 +239,29 @@ static int find(void *exec, void *node, int type) {
     return type >= 0 && GP_NODE_OF(node)->params.type != type ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
+// A graph within another may not bring functions or copies of the host's memory, nor take any away, where
+// the executable has both: their order was found when it was made.
+static int check_child(const struct gp_exec *exec, const struct gp_handle *node, struct gp_handle *child) {
+    struct gp_staged_list staged = {0};
+    struct gp_call_list calls = {0};
+    int status = gp_gather_staged(&staged, child, NULL);
+    if (status == GP_SUCCESS) status = gp_gather_calls(&calls, child, NULL);
+    bool changes = staged.count > 0 || calls.count > 0;
+    bool both = exec->staged.count + staged.count > 0 && exec->calls.count + calls.count > 0;
+    for (unsigned at = 0; at < exec->staged.count; at++) changes |= exec->staged.items[at].node == node;
+    for (unsigned at = 0; at < exec->calls.count; at++) changes |= exec->calls.items[at].node == node;
+    gp_forget_staged(&staged, NULL);
+    gp_drop_calls(&calls);
+    return status == GP_SUCCESS && both && changes ? UPDATE_FAILED : status;
+}
+
 int gp_set_child(void *exec, void *node, void *child) {
     GP_ON(exec);
     GP_CHECK(find(exec, node, GP_NODE_GRAPH));
     GP_CHECK(gp_check(child, GP_GRAPH));
     struct gp_staged_list *list = &GP_EXEC_OF(exec)->staged;
     if (list->count > 0) GP_CHECK(gp_know_all(GP_NODE_OF(node)->children[0]));
+    GP_CHECK(check_child(GP_EXEC_OF(exec), node, child));
     GP_CHECK(gp_post_graph_set_child(((struct gp_handle *)exec)->id, ((struct gp_handle *)node)->id,
                                      ((struct gp_handle *)child)->id));
     gp_match_staged(list, GP_NODE_OF(node)->graph);
@@ -293,16 +317,28 @@ GP_EXPORT int cuGraphNodeGetEnabled(void *given, void *node, unsigned *enabled) 
 
 // The host's memory is now that of the other graph. Its nodes stand for those of the first graph
 // one by one, in the order in which they were made.
-static int replace_staged(struct gp_exec *exec, struct gp_handle *graph) {
-    struct gp_staged_list fresh = {0};
-    int status = gp_gather_staged(&fresh, graph, NULL);
-    for (unsigned at = 0; at < fresh.count && at < exec->staged.count; at++) {
-        fresh.items[at].node = exec->staged.items[at].node;
-        fresh.items[at].serial = exec->staged.items[at].serial;
-        fresh.items[at].disabled = exec->staged.items[at].disabled;
+static void replace_staged(struct gp_exec *exec, struct gp_staged_list *fresh) {
+    for (unsigned at = 0; at < fresh->count && at < exec->staged.count; at++) {
+        fresh->items[at].node = exec->staged.items[at].node;
+        fresh->items[at].serial = exec->staged.items[at].serial;
+        fresh->items[at].disabled = exec->staged.items[at].disabled;
     }
     gp_forget_staged(&exec->staged, NULL);
-    exec->staged = fresh;
+    exec->staged = *fresh;
+    *fresh = (struct gp_staged_list){0};
+}
+
+// Take over the host's memory of a graph, and tell the worker which host nodes come behind which copies. That
+// must be as it was: launches go on counting on it.
+static int prepare(struct gp_handle *handle, struct gp_handle *graph, struct gp_staged_list *fresh) {
+    const struct gp_exec *exec = GP_EXEC_OF(handle);
+    struct gp_early_list early = {0};
+    GP_CHECK(gp_gather_staged(fresh, graph, NULL));
+    int status = exec->calls.count > 0 ? order(fresh, graph, true, &early) : GP_SUCCESS;
+    if (status == GP_NOT_SUPPORTED) status = UPDATE_FAILED;
+    if (status == GP_SUCCESS && !gp_same_early(&exec->early, &early)) status = UPDATE_FAILED;
+    if (status == GP_SUCCESS) status = send_early(handle, &early);
+    free(early.items);
     return status;
 }
 
@@ -318,17 +354,25 @@ static int update(void *exec, void *graph, struct update *out) {
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (out == NULL) return GP_INVALID_VALUE;
-    uint64_t reply[3] = {1, 0, 0};  // CU_GRAPH_EXEC_UPDATE_ERROR
-    int status = gp_call_graph_update(((struct gp_handle *)exec)->id,
-                                      ((struct gp_handle *)graph)->id, reply);
+    uint64_t reply[3] = {6, 0, 0};  // CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED
+    struct gp_staged_list fresh = {0};
+    int status = prepare(exec, graph, &fresh);
+    if (status == GP_SUCCESS) {
+        reply[0] = 1;  // CU_GRAPH_EXEC_UPDATE_ERROR
+        status = gp_call_graph_update(((struct gp_handle *)exec)->id, ((struct gp_handle *)graph)->id,
+                                      reply);
+    }
     *out = (struct update){(int)reply[0], NULL, NULL};
     if (status == UPDATE_FAILED) {
         out->node = node_by_id(graph, reply[1]);
         out->from = node_by_id(graph, reply[2]);
     }
-    GP_CHECK(status);
-    GP_CHECK(gp_replace_calls(&GP_EXEC_OF(exec)->calls, graph));
-    return replace_staged(GP_EXEC_OF(exec), graph);
+    if (status == GP_SUCCESS) {
+        replace_staged(GP_EXEC_OF(exec), &fresh);
+        status = gp_replace_calls(&GP_EXEC_OF(exec)->calls, graph);
+    }
+    gp_forget_staged(&fresh, NULL);
+    return status;
 }
 
 GP_EXPORT int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result) {

@@ -179,6 +179,13 @@ bool gp_staged_is_mapped(const struct gp_staged_list *list) {
     return found;
 }
 
+// Whether anything is copied from the host's memory.
+bool gp_staged_reads(const struct gp_staged_list *list) {
+    bool found = false;
+    for (unsigned at = 0; at < list->count; at++) found |= !list->items[at].out && !list->items[at].disabled;
+    return found;
+}
+
 int gp_send_staged(const struct gp_staged_list *list) {
     for (unsigned at = 0; at < list->count; at++) {
         const struct gp_staged *one = &list->items[at];
@@ -197,46 +204,78 @@ int gp_send_staged(const struct gp_staged_list *list) {
 }
 
 #define PIECES_AT_ONCE 4096
+#define EARLY_SIZE_MAX (256ull << 20)  // half of what may rest in the worker's memory
 
-static int expect_pieces(const uint64_t *pieces, size_t count, uint64_t stream, uint64_t exec) {
-    unsigned char *at = gp_open_slot_read(exec, stream, count);
+// Note which copies to the host have host nodes behind them. All of their pieces have to be known before a
+// launch, so there is a limit.
+int gp_mark_early(struct gp_staged_list *list, const struct gp_early_list *early) {
+    size_t count = 0, size = 0;
+    for (unsigned at = 0; at < early->count; at++) {
+        unsigned entry = early->items[at].entry;
+        if (entry >= list->count) return GP_UNKNOWN;
+        list->items[entry].early = entry + 1;
+    }
+    for (unsigned at = 0; at < list->count; at++) {
+        struct pieces pieces = pieces_of(&list->items[at]);
+        if (!list->items[at].early) continue;
+        count += pieces.rows * pieces.slices;
+        size += pieces.size * pieces.rows * pieces.slices;
+    }
+    return count > PIECES_AT_ONCE || size > EARLY_SIZE_MAX ? GP_NOT_SUPPORTED : GP_SUCCESS;
+}
+
+// What the worker is told of copies to the host: for each piece, where it lies in its slot, and the number of
+// the download; and of the early ones, which copy it is of.
+struct asked {
+    uint64_t *words;
+    size_t count;
+    uint64_t exec, stream;
+    bool early;
+};
+
+static int tell(struct asked *asked) {
+    size_t size = asked->count * (asked->early ? 40 : 32);
+    unsigned char *at = asked->early ? gp_open_slot_early(asked->exec, asked->count)
+                                     : gp_open_slot_read(asked->exec, asked->stream, asked->count);
     if (at == NULL) return GP_INVALID_VALUE;
-    memcpy(at, pieces, count * 32);
+    memcpy(at, asked->words, size);
     gp_close();
+    asked->count = 0;
     return GP_SUCCESS;
 }
 
-// Say behind a launch which bytes are to come back; without any, that slots were in use.
-int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec) {
-    uint64_t *found = malloc(PIECES_AT_ONCE * 32);
-    if (found == NULL) return GP_OUT_OF_MEMORY;
-    size_t count = 0;
+static int ask_for(struct asked *asked, const struct gp_staged *one) {
+    struct pieces pieces = pieces_of(one);
+    for (size_t piece = 0; piece < pieces.rows * pieces.slices; piece++) {
+        uint64_t address = piece_at(one, piece % pieces.rows, piece / pieces.rows);
+        void *target = (void *)(uintptr_t)address;
+        uint64_t id = gp_expect_download(target, pieces.size, asked->stream);
+        if (id == 0) {
+            // The worker has no room for more, so those before them are waited for.
+            if (!asked->early) GP_CHECK(tell(asked));
+            GP_CHECK(gp_synchronize(GP_DRAIN, 0));
+            id = gp_expect_download(target, pieces.size, asked->stream);
+        }
+        if (id == 0) return GP_OUT_OF_MEMORY;
+        uint64_t words[5] = {one->slot->id, address - one->slot->start, pieces.size, id, one->early - 1};
+        size_t each = asked->early ? 5 : 4;
+        memcpy(asked->words + asked->count * each, words, each * 8);
+        if (++asked->count == PIECES_AT_ONCE && !asked->early) GP_CHECK(tell(asked));
+    }
+    return GP_SUCCESS;
+}
+
+// Say before a launch which bytes host nodes need, and behind it which others are to come back; without
+// any, that slots were in use. Bytes that could not be asked for in front come behind as well.
+int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec, bool early) {
+    struct asked asked = {malloc(PIECES_AT_ONCE * 40), 0, exec->id, stream, early};
+    if (asked.words == NULL) return GP_OUT_OF_MEMORY;
     int status = GP_SUCCESS;
     for (unsigned at = 0; at < list->count && status == GP_SUCCESS; at++) {
         const struct gp_staged *one = &list->items[at];
-        if (!one->out || one->disabled) continue;
-        struct pieces pieces = pieces_of(one);
-        for (size_t piece = 0; piece < pieces.rows * pieces.slices; piece++) {
-            uint64_t address = piece_at(one, piece % pieces.rows, piece / pieces.rows);
-            void *target = (void *)(uintptr_t)address;
-            uint64_t id = gp_expect_download(target, pieces.size, stream);
-            if (id == 0) {
-                // The worker has no room for more, so these and all before them are waited for.
-                status = expect_pieces(found, count, stream, exec->id);
-                count = 0;
-                if (status == GP_SUCCESS) status = gp_synchronize(GP_DRAIN, 0);
-                if (status == GP_SUCCESS) id = gp_expect_download(target, pieces.size, stream);
-                if (status == GP_SUCCESS && id == 0) status = GP_OUT_OF_MEMORY;
-            }
-            if (status != GP_SUCCESS) break;
-            uint64_t words[4] = {one->slot->id, address - one->slot->start, pieces.size, id};
-            memcpy(found + count * 4, words, sizeof words);
-            if (++count < PIECES_AT_ONCE) continue;
-            status = expect_pieces(found, count, stream, exec->id);
-            count = 0;
-        }
+        if (one->out && !one->disabled && (one->early > 0) == early) status = ask_for(&asked, one);
     }
-    if (status == GP_SUCCESS) status = expect_pieces(found, count, stream, exec->id);
-    free(found);
-    return status;
+    int told = tell(&asked);
+    free(asked.words);
+    return status == GP_SUCCESS ? told : status;
 }

@@ -33,18 +33,50 @@ static bool may_change(int type) {
            type != GP_NODE_CONDITIONAL && type != GP_NODE_EMPTY;
 }
 
+static const struct gp_staged *find_staged(const struct gp_staged_list *list,
+                                           const struct gp_handle *node, bool out) {
+    for (unsigned at = 0; at < list->count; at++) {
+        if (list->items[at].node == node && list->items[at].out == out) return &list->items[at];
+    }
+    return NULL;
+}
+
+// What takes the place of an entry has its place in the list, and in the order of copies and host nodes.
 static int replace_staged(struct gp_staged_list *list, struct gp_handle *node,
                           struct gp_packed *packed) {
     int status = GP_SUCCESS;
+    unsigned place = 0;
     pthread_mutex_lock(&gp_graph_lock);
+    while (place < list->count && list->items[place].node != node) place++;
+    for (unsigned at = 0; at < packed->staged_count; at++) {
+        struct gp_staged *one = &packed->staged[at];
+        const struct gp_staged *before = find_staged(list, node, one->out);
+        one->node = node;
+        if (before == NULL) continue;
+        one->early = before->early;
+        one->disabled = before->disabled;
+    }
     gp_forget_staged(list, node);
-    for (unsigned at = 0; at < packed->staged_count && status == GP_SUCCESS; at++) {
-        packed->staged[at].node = node;
+    for (unsigned at = 0; at < packed->staged_count && status == GP_SUCCESS; at++, place++) {
         status = gp_keep_staged(list, &packed->staged[at]);
+        if (status != GP_SUCCESS) break;
+        struct gp_staged kept = list->items[list->count - 1], *to = &list->items[place];
+        memmove(to + 1, to, (list->count - 1 - place) * sizeof kept);
+        *to = kept;
     }
     pthread_mutex_unlock(&gp_graph_lock);
     packed->staged_count = 0;
     return status;
+}
+
+// Whether the order of copies and host nodes is known of what a node of an executable copies from now on.
+static bool keeps_order(const struct gp_exec *exec, const struct gp_handle *node,
+                        const struct gp_packed *packed) {
+    bool known = true;
+    for (unsigned at = 0; at < packed->staged_count && exec->calls.count > 0; at++) {
+        known &= find_staged(&exec->staged, node, packed->staged[at].out) != NULL;
+    }
+    return known;
 }
 
 static int set(void *handle, const struct gp_node_params *given) {
@@ -76,9 +108,10 @@ static int set_in_exec(void *exec, void *handle, const struct gp_node_params *gi
     if (!may_change(given->type)) return GP_NOT_SUPPORTED;
     struct gp_packed packed;
     GP_CHECK(gp_pack(node->graph, given, &packed));
-    int status = send_params(handle, ((struct gp_handle *)exec)->id, &packed);
+    if (given->type == GP_NODE_MEMCPY) gp_match_staged(&GP_EXEC_OF(exec)->staged, node->graph);
+    int status = keeps_order(GP_EXEC_OF(exec), handle, &packed) ? GP_SUCCESS : GP_NOT_SUPPORTED;
+    if (status == GP_SUCCESS) status = send_params(handle, ((struct gp_handle *)exec)->id, &packed);
     if (status == GP_SUCCESS && given->type == GP_NODE_MEMCPY) {
-        gp_match_staged(&GP_EXEC_OF(exec)->staged, node->graph);
         status = replace_staged(&GP_EXEC_OF(exec)->staged, handle, &packed);
     }
     if (status == GP_SUCCESS && packed.call != 0) {

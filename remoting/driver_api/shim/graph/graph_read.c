@@ -76,9 +76,16 @@ static void find_side(struct gp_handle *graph, struct gp_handle *node, struct gp
     }
 }
 
+// Of what is done with all graphs within a graph, each has its part of the stack.
+static bool is_too_deep(const struct gp_handle *node) {
+    unsigned depth = 0;
+    for (; node != NULL; depth++) node = GP_GRAPH_OF(GP_NODE_OF(node)->graph)->within;
+    return depth >= GP_WITHIN_MAX;
+}
+
 static int take_children(struct reply *reply, struct gp_handle *handle, uint64_t count) {
     struct gp_node *node = GP_NODE_OF(handle);
-    if (count > GP_CHILDREN_MAX) return GP_UNKNOWN;
+    if (count > GP_CHILDREN_MAX || (count > 0 && is_too_deep(handle))) return GP_UNKNOWN;
     node->children = calloc(count + 1, sizeof *node->children);
     if (node->children == NULL) return GP_OUT_OF_MEMORY;
     for (; node->child_count < count; node->child_count++) {

@@ -895,6 +895,22 @@ static inline int gp_exchange_lanes(struct gp_request *request, uint64_t count) 
     return gp_exchange(request, GP_LANES, packed, 1, NULL, 0, NULL, 0);
 }
 
+static inline unsigned char *gp_open_graph_early(uint64_t executable, uint64_t count) {
+    const uint64_t packed[2] = {executable, count};
+    unsigned char *at = gp_open(GP_GRAPH_EARLY, 0, sizeof packed + count * 16);
+    if (at == NULL) return NULL;
+    memcpy(at, packed, sizeof packed);
+    return at + sizeof packed;
+}
+
+static inline unsigned char *gp_open_slot_early(uint64_t executable, uint64_t count) {
+    const uint64_t packed[2] = {executable, count};
+    unsigned char *at = gp_open(GP_SLOT_EARLY, 0, sizeof packed + count * 40);
+    if (at == NULL) return NULL;
+    memcpy(at, packed, sizeof packed);
+    return at + sizeof packed;
+}
+
 static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {
     const uint64_t packed[2] = {stream, flags};
     return gp_post(GP_CALL_cuStreamCreate, packed, 2);

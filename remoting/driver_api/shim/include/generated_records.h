@@ -163,6 +163,8 @@
 #define GP_NCCL_ASK 159
 #define GP_NCCL_POST 160
 #define GP_LANES 161
+#define GP_GRAPH_EARLY 162
+#define GP_SLOT_EARLY 163
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257

@@ -7,7 +7,9 @@
 #define GP_GRAPH_NODES_MAX 65536
 #define GP_EDGES_AT_ONCE 4096  // in one record
 #define GP_CHILDREN_MAX 64     // graphs within one node
+#define GP_WITHIN_MAX 512      // graphs, each within the one before
 #define GP_ROWS_MAX 65536      // that one copy of a graph has on the host's side
+#define GP_EARLY_MAX 4096      // copies to the host with a host node behind them, in one executable
 
 // CUgraphNodeType of cuda.h.
 enum {
@@ -132,10 +134,22 @@ struct gp_staged {
     uint64_t address;
     size_t pitch, slice, width, height, depth;
     bool out, disabled;
+    unsigned early;  // one more than its number in the executable, where a host node comes behind it
 };
 
 struct gp_staged_list {
     struct gp_staged *items;
+    unsigned count, room;
+};
+
+// A host node of an executable that comes behind a copy to the host, with no other between the two.
+struct gp_early {
+    uint64_t node;         // of the graph
+    unsigned host, entry;  // their numbers among the graph's host nodes, and its copies of the host's memory
+};
+
+struct gp_early_list {
+    struct gp_early *items;
     unsigned count, room;
 };
 
@@ -181,6 +195,7 @@ struct gp_node {
     unsigned edge_count, edge_room;
     struct gp_handle **children;  // graphs within this node
     unsigned child_count;
+    uint64_t seen;  // by graph_order.c
 };
 
 struct gp_graph {
@@ -201,6 +216,7 @@ struct gp_exec {
     struct gp_handle **disabled;
     unsigned disabled_count;
     struct gp_staged_list staged;
+    struct gp_early_list early;
     struct gp_call_list calls;
     struct gp_allocation_list allocations;  // that no node of the graph frees
     struct gp_object *objects;
@@ -285,8 +301,16 @@ void gp_match_staged(struct gp_staged_list *list, struct gp_handle *graph);
 void gp_forget_staged(struct gp_staged_list *list, struct gp_handle *node);
 void gp_drop_slot(struct gp_slot *slot);
 bool gp_staged_is_mapped(const struct gp_staged_list *list);
+bool gp_staged_reads(const struct gp_staged_list *list);
 int gp_send_staged(const struct gp_staged_list *list);
-int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec);
+int gp_mark_early(struct gp_staged_list *list, const struct gp_early_list *early);
+int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec, bool early);
+
+// graph_order.c
+// Find the copies to the host that have host nodes behind them; all of the graph is known. It fails where a
+// copy from the host may come behind a host node.
+int gp_find_early(struct gp_handle *graph, struct gp_early_list *found);
+bool gp_same_early(const struct gp_early_list *one, const struct gp_early_list *other);
 
 // graph_call.c
 int gp_keep_call(struct gp_call_list *list, uint64_t id, struct gp_handle *node);

@@ -15,6 +15,7 @@ uint64_t gp_weight_of(int op, uint64_t bulk) {
     switch (op) {
         case GP_QUERY_STREAM: case GP_QUERY_EVENT: case GP_DRAIN: case GP_TENSOR_MAP: case GP_SETTLE:
         case GP_MEMORY_INFO: case GP_FUNCTION_ATTRIBUTES: case GP_OCCUPANCY: case GP_MAP_FREE:
+        case GP_SLOT_WRITE: case GP_SLOT_EARLY:
         case GP_CALL_cuStreamDestroy_v2:  // a thread may be joined by a function that is pending
             return 0;
         case GP_FREE:  // on a thread of its own, beside which the driver keeps copies
@@ -31,7 +32,7 @@ uint64_t gp_weight_of(int op, uint64_t bulk) {
         case GP_POOL_USE: case GP_POOL_SET_ACCESS: case GP_POOL_GET_ACCESS:
         case GP_VIRTUAL_CREATE: case GP_VIRTUAL_RESERVE: case GP_VIRTUAL_MAP: case GP_VIRTUAL_ACCESS:
             return 1;
-        case GP_DOWNLOAD: case GP_COPY_OUT: case GP_ALLOCATE_ASYNC:
+        case GP_DOWNLOAD: case GP_COPY_OUT: case GP_ALLOCATE_ASYNC: case GP_SLOT_READ:
             return 2;
         case GP_HOST_CALL: return HOST_CALL_WEIGHT;
         case GP_GRAPH_LAUNCH: return 4;

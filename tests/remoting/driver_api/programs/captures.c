@@ -232,7 +232,8 @@ static void information(void) {
 
 static void add(void *sum) { *(int *)sum += 1; }
 
-// A host function may not come between copies of the host's memory: it would see old bytes.
+// A host function may come behind copies from the host's memory, and not before one, which would bring the
+// bytes that were there before the launch.
 static void host_functions(int *in, int *out) {
     void *graph, *exec;
     int calls = 0;
@@ -247,8 +248,8 @@ static void host_functions(int *in, int *out) {
     CHECK(cuGraphExecDestroy(exec));
     CHECK(cuGraphDestroy(graph));
     CHECK(cuStreamBeginCapture_v2(stream, 0));
-    CHECK(cuMemcpyDtoHAsync_v2(out, numbers, BYTES, stream));
     CHECK(cuLaunchHostFunc(stream, add, &calls));
+    CHECK(cuMemcpyHtoDAsync_v2(numbers, out, BYTES, stream));
     CHECK(cuStreamEndCapture(stream, &graph));
     OURS(cuGraphInstantiateWithFlags(&exec, graph, 0) == 801);
     CHECK(cuGraphDestroy(graph));
