@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys
 import warnings
@@ -18,8 +19,10 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta, intern, reshaped
+from cupy._door.older import zip_strict
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 _PYTHON_SCALARS = (int, float, bool, complex)
 
 
@@ -71,6 +74,19 @@ class Flags:
         )
 
 
+def _check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+    """Raise where strides would leave the memory of a contiguous array of the shape."""
+    if len(strides) != len(shape):
+        raise ValueError("strides and shape have different lengths")
+    if 0 in shape:
+        return
+    steps = [(length - 1) * stride for length, stride in zip_strict(shape, strides)]
+    if any(step < 0 for step in steps):
+        raise ValueError("ndarray() with strides currently does not allow negative strides")
+    if sum(steps) + itemsize > math.prod(shape) * itemsize:
+        raise ValueError("ndarray() with strides must stay within the memory of a contiguous array")
+
+
 class ndarray(Operators, Methods, Remote):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
@@ -98,6 +114,7 @@ class ndarray(Operators, Methods, Remote):
         if memptr is not None:
             made = memptr.as_array(lengths, arguments.dtype_of(dtype), strides, letter)
         elif strides is not None:
+            _check_strides(lengths, tuple(strides), arguments.dtype_of(dtype).itemsize)
             flat = make.empty(lengths, dtype)
             made = make.as_strided(flat, lengths, tuple(strides))
         else:
@@ -220,8 +237,7 @@ class ndarray(Operators, Methods, Remote):
                     f"Shape mismatch. Expected shape: {self.shape}, actual shape: {host.shape}"
                 )
             if not (host.flags.c_contiguous or host.flags.f_contiguous):
-                host[...] = transfers.download(self)
-                return host
+                raise RuntimeError("`out` cannot be specified when it is not contiguous")
         letter = order.upper()[:1] if order else ""
         if letter not in ("C", "F", "A"):
             raise ValueError(f"unsupported order: {order}")
@@ -451,7 +467,7 @@ class ndarray(Operators, Methods, Remote):
             known = type(operand) in _PYTHON_SCALARS or isinstance(
                 operand, (ndarray, np.ndarray, np.generic)
             )
-            if not known and not hasattr(operand, "__cupy_get_ndarray__"):
+            if not known and not any(hasattr(operand, each) for each in _ARRAY_PROTOCOLS):
                 return NotImplemented
         if name in ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"):
             inputs = tuple(

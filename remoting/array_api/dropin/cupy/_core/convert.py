@@ -35,11 +35,13 @@ def array(
     # Pickles of arrays name this function by its module: it stays here.
     if subok:
         raise NotImplementedError("subok=True is not supported")
-    order = order or "K"
+    order = normalize_order(order)
     ndarray: Any = state.hooks["ndarray"]
     convert = getattr(obj, "__cupy_get_ndarray__", None)
     if convert is not None:
         obj = convert()
+    elif not isinstance(obj, ndarray) and hasattr(obj, "__cuda_array_interface__"):
+        obj = from_interface(obj)
     if isinstance(obj, ndarray):
         made = _from_device(obj, dtype, copy, order, ndmin)
     elif isinstance(obj, (list, tuple)) and _has_device_leaf(obj):
@@ -51,12 +53,30 @@ def array(
     return made
 
 
-def foreign_memory(obj: Any) -> str:
-    """Return why an object of another library cannot be taken by its memory on a GPU."""
-    return (
-        f"{type(obj).__module__}.{type(obj).__qualname__} holds GPU memory of this process, and "
-        "the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
-    )
+def from_interface(obj: Any) -> Any:
+    """Return the array that an object describes by ``__cuda_array_interface__``, without a copy.
+
+    Raises:
+        TypeError: its memory is not that of an array of this cupy.
+        ValueError: masked, or of a dtype that no device computes with.
+    """
+    described = obj.__cuda_array_interface__
+    if described.get("mask") is not None:
+        raise ValueError("CuPy currently does not support masked arrays.")
+    kind, shape = dtype_of(described["typestr"]), tuple(described["shape"])
+    address = described["data"][0]
+    if 0 in shape:
+        return make.empty(shape, kind)
+    pointer = getattr(address, "pointer", None)
+    if pointer is None:
+        raise TypeError(
+            f"{type(obj).__module__}.{type(obj).__qualname__} holds GPU memory of this process, "
+            "and the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
+        )
+    return pointer.as_array(shape, kind, described.get("strides"), "C")
+
+
+state.hooks["from_interface"] = from_interface
 
 
 def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
@@ -64,13 +84,11 @@ def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
     host = np.array(obj, dtype=dtype, copy=None if _COPY_NONE else False, order=letter, ndmin=ndmin)  # type: ignore[call-overload]
-    if host.dtype.hasobject and hasattr(obj, "__cuda_array_interface__"):
-        raise TypeError(foreign_memory(obj))
     dtype_of(host.dtype.newbyteorder("="))
     if order == "A":
         flags = host.flags
         host = np.asarray(host, order="F" if flags.f_contiguous and not flags.c_contiguous else "C")
-    return upload(host)
+    return upload(host, order=order if order in ("C", "F") else None)
 
 
 _COPY_NONE = int(np.__version__.split(".")[0]) >= 2

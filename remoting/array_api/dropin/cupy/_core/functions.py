@@ -169,6 +169,13 @@ def bincount(x: Any, weights: Any = None, minlength: Any = None) -> Any:
     return make.lazy("bincount", (array,), keywords)
 
 
+def histogramdd(sample: Any, bins: Any = 10, *args: Any, **kwargs: Any) -> Any:
+    """Count points in the cells of a grid."""
+    if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
+        raise ValueError("array-like bins are not supported: use cupy.ndarray")
+    return _HISTOGRAMDD(sample, bins, *args, **kwargs)
+
+
 def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     """Evaluate functions, each where its condition holds."""
     array = convert.asarray(x)
@@ -223,6 +230,7 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
     return value
 
 
+_HISTOGRAMDD = _asked("histogramdd", 1)
 FUNCTIONS: dict[str, Any] = {
     **CREATION,
     **MANIPULATION,
@@ -256,7 +264,7 @@ FUNCTIONS: dict[str, Any] = {
     "union1d": _lazy("union1d", 2),
     "histogram": _asked("histogram", 1),
     "histogram2d": _asked("histogram2d", 2),
-    "histogramdd": _asked("histogramdd", 1),
+    "histogramdd": histogramdd,
     "packbits": packbits,
     "unpackbits": unpackbits,
     "trapezoid": _lazy("trapezoid", 2),

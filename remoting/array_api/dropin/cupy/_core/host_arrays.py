@@ -52,7 +52,7 @@ def asnumpy(
     if hasattr(a, "__cupy_get_ndarray__"):
         return a.__cupy_get_ndarray__().get(stream, order, out, blocking)
     if hasattr(a, "__cuda_array_interface__") and not hasattr(a, "__array__"):
-        raise TypeError(convert.foreign_memory(a))
+        return convert.from_interface(a).get(stream, order, out, blocking)
     host = np.asarray(a, order="A" if order == "A" else order)  # type: ignore[call-overload]
     if out is None:
         return host

@@ -1,12 +1,13 @@
 """Changing shapes, joining, splitting and rearranging arrays."""
 
+import warnings
 from typing import Any
 
 import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.arguments import need
+from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, of_view
@@ -165,6 +166,8 @@ def concatenate(
                 f"Cannot cast array data from {array.dtype!r} to {kind!r} "
                 f"according to the rule {casting!r}"
             )
+    if kind.kind not in "bc" and any(array.dtype.kind == "c" for array in arrays):
+        arguments.warn_of_complex()
     if out is not None:
         if out.shape != shape:
             raise ValueError("Output array is the wrong shape")
@@ -195,6 +198,16 @@ def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
     """Join arrays vertically."""
     arrays = [atleast_2d(item) for item in _device_arrays(tup)]
     return concatenate(arrays, 0, dtype=dtype, casting=casting)
+
+
+def row_stack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """Join arrays vertically, under the name that NumPy 2 deprecates."""
+    warnings.warn(
+        "`row_stack` alias is deprecated. Use `cupy.vstack` directly.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return vstack(tup, dtype=dtype, casting=casting)
 
 
 def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
@@ -337,16 +350,35 @@ def tile(A: Any, reps: Any) -> Any:
     return make.forward("tile", (array, times), {}, fresh(array.dtype, shape))
 
 
+def _check_repeats(repeats: Any, length: int) -> None:
+    if not np.can_cast(repeats.dtype, np.int64):
+        raise TypeError(
+            f"Cannot cast array data from {repeats.dtype!r} to dtype('int64') "
+            "according to the rule 'safe'"
+        )
+    if repeats.ndim > 1:
+        raise ValueError("object too deep for desired array")
+    if repeats.size not in (1, length):
+        raise ValueError(
+            f"'repeats' and 'axis' of 'a' should be same length: {repeats.size} != {length}"
+        )
+
+
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return every element several times."""
     array = need(a)
-    if isinstance(repeats, (np.ndarray, np.integer)):
+    if isinstance(repeats, np.ndarray):
+        raise TypeError("numpy.ndarray is not supported as repeats; use cupy.ndarray or a list")
+    if isinstance(repeats, np.integer):
         repeats = repeats.tolist()
     source = array if axis is not None else array.ravel()
     at = arguments.axis_of(axis if axis is not None else 0, source.ndim)
     if isinstance(repeats, state.hooks["ndarray"]):
+        _check_repeats(repeats, source.shape[at])
         return make.lazy("repeat", (source, repeats, at), {})
     counts = [repeats] if isinstance(repeats, int) else list(repeats)
+    if any(isinstance(count, (list, tuple)) for count in counts):
+        raise ValueError("object too deep for desired array")
     if any(count < 0 for count in counts):
         raise ValueError("all elements of 'repeats' should be non-negative")
     length = source.shape[at]
@@ -378,9 +410,18 @@ def resize(a: Any, new_shape: Any) -> Any:
 
 def delete(arr: Any, indices: Any, axis: Any = None) -> Any:
     """Return the array without the slices at ``indices``."""
-    array = need(arr)
-    if not isinstance(indices, (int, slice)):
+    if not is_array(arr):
+        raise ValueError("delete() needs a cupy.ndarray")
+    array = arr
+    if not isinstance(indices, slice) and (type(indices) is bool or not isinstance(indices, int)):
         given = convert.asarray(indices)
+        length = array.size if axis is None else array.shape[arguments.axis_of(axis, array.ndim)]
+        empty = isinstance(indices, (list, tuple)) and not given.size
+        if given.dtype == np.bool_ and not empty and given.shape != (length,):
+            raise ValueError(
+                "boolean array argument obj to delete must be one dimensional and match the axis "
+                f"length of {length}"
+            )
         # An empty list means no indices, not an empty mask.
         indices = given if given.size or isinstance(indices, np.ndarray) else given.astype(int)
     return make.lazy("delete", (array, indices, axis), {})
@@ -397,9 +438,10 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Any:
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     """Return the array with borders added."""
     source = convert.asarray(array)
-    widths = np.broadcast_to(
-        np.asarray(pad_width).round().astype(np.intp), (source.ndim, 2)
-    ).tolist()
+    given_widths = np.asarray(pad_width)
+    if given_widths.dtype.kind != "i":
+        raise TypeError("`pad_width` must be of integral type.")
+    widths = np.broadcast_to(given_widths.astype(np.intp), (source.ndim, 2)).tolist()
     if callable(mode):
         return _pad_by(source, widths, mode, kwargs)
     shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
@@ -407,6 +449,8 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in kwargs.items()
     }
+    if not source.ndim:
+        return source.copy()
     return make.forward("pad", (source, widths, mode), given, fresh(source.dtype, shape))
 
 
@@ -444,7 +488,11 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     if letters >= {"C", "F"}:
         raise ValueError('Cannot specify both "C" and "F" order')
     order = "F" if "F" in letters else "C" if "C" in letters else "A"
-    made = convert.array(a, dtype=dtype, order=order, copy=None)
+    try:
+        kind = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"invalid data type: {dtype}") from None
+    made = convert.array(a, dtype=kind, order=order, copy=None)
     return made.copy() if "O" in letters and made.base is not None else made
 
 
@@ -452,7 +500,7 @@ MANIPULATION: dict[str, Any] = {
     **make.public(globals()),
     "permute_dims": transpose,
     "concat": concatenate,
-    "row_stack": vstack,
+    "row_stack": row_stack,
     "hsplit": _split_along("hsplit", 1, 1),
     "vsplit": _split_along("vsplit", 0, 2),
     "dsplit": _split_along("dsplit", 2, 3),

@@ -23,6 +23,11 @@ TRANSPOSED: dict[Any, Plan] = {}
 _reshaped: dict[Any, tuple[Plan, bytes]] = {}
 
 
+def ndarray_of_device() -> Any:
+    """Return the class of arrays, which imports this module."""
+    return state.hooks["ndarray"]
+
+
 class Methods:
     """What `cupy.ndarray` can do, other than operators and conversions."""
 
@@ -37,11 +42,13 @@ class Methods:
 
     def view(self, dtype: Any = None, type: Any = None) -> Any:  # noqa: A002
         """Return a view, maybe of another dtype."""
-        ndarray: Any = state.hooks["ndarray"]
+        ndarray: Any = ndarray_of_device()
         if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
             if type is not None:
                 raise ValueError("Cannot specify output type twice.")
             dtype, type = None, dtype  # noqa: A001
+        if type is not None and not issubclass(type, ndarray):
+            raise ValueError("Type must be a sub-type of ndarray type")
         meta = self._meta
         if dtype is None:
             return make.view(self, "ndarray.view", (), meta, type)
@@ -68,6 +75,12 @@ class Methods:
             else tuple(length.__index__() for length in lengths)
         )
         letter = arguments.normalize_order(order)
+        if letter == "K":
+            raise ValueError(f"order {order!r} is not permitted for reshaping")
+        if isinstance(copy, str):
+            raise ValueError(
+                "strings are not allowed for 'copy' keyword. Use True/False/None instead."
+            )
         meta, is_view = reshaped(self._meta, lengths, letter)
         if copy is False and not is_view:
             raise ValueError("Unable to avoid creating a copy while reshaping.")
@@ -90,7 +103,12 @@ class Methods:
         source: Any = self
         if letter == "K":
             steps = meta.strides
-            source = self.transpose(sorted(range(meta.ndim), key=lambda at: -abs(steps[at])))
+            # An axis that repeats its elements has no place in memory: it stays where it is.
+            moved = iter(
+                sorted((at for at in range(meta.ndim) if steps[at]), key=lambda at: -abs(steps[at]))
+            )
+            axes = [next(moved) if steps[at] else at for at in range(meta.ndim)]
+            source = self.transpose(axes)
             letter = "C"
         if letter == "A":
             letter = "F" if meta.contiguity == (False, True) else "C"
@@ -184,6 +202,8 @@ class Methods:
 
     def fill(self, value: Any) -> None:
         """Set every element to one scalar."""
+        if isinstance(value, ndarray_of_device()) and value.shape != ():
+            raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
         if isinstance(value, np.ndarray):
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")

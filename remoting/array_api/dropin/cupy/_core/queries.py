@@ -101,6 +101,8 @@ def byte_bounds(a: Any) -> tuple[int, int]:
     """Return the first and the last address of an array's memory."""
     meta: Meta = need(a)._meta
     low = high = a.data.ptr
+    if not meta.size:
+        return low, low
     for length, stride in zip_strict(meta.shape, meta.strides):
         if stride < 0:
             low += (length - 1) * stride

@@ -178,6 +178,8 @@ def _scan(name: str) -> Any:
         array = need(a)
         meta: Meta = array._meta
         shape = (meta.size,) if axis is None else meta.shape
+        if out is not None and need(out, "out").shape != shape:
+            raise ValueError("Provided out is the wrong size for the reduction")
         keywords: dict[str, Any] = {}
         if axis is not None:
             keywords["axis"] = arguments.axis_of(axis, meta.ndim)

@@ -155,7 +155,10 @@ class ufunc:
             plan = self._plan_pair(a, b)
         handle = next(session.handles)
         device = session.emit(plan, _PAIR(handle, a._handle, b._handle), _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        kind = type(a)
+        if type(b) is not kind and not is_subclassed(a):
+            a, kind = b, type(b)
+        return make.result(session, handle, plan.metas[0], device, kind, source=a)
 
     def right(self, a: Any, number: Any) -> Any:
         """Apply to an array and a Python int or float, in this order."""
@@ -171,7 +174,7 @@ class ufunc:
                 return self._general((a, number), {})
             packed = _INT_RIGHT(handle, a._handle, number)
         device = session.emit(plan, packed, _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def left(self, number: Any, a: Any) -> Any:
         """Apply to a Python int or float and an array, in this order."""
@@ -187,7 +190,7 @@ class ufunc:
                 return self._general((number, a), {})
             packed = _INT_LEFT(handle, number, a._handle)
         device = session.emit(plan, packed, _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def one(self, a: Any) -> Any:
         """Apply to one array."""
@@ -200,7 +203,7 @@ class ufunc:
         session = a._session
         handle = next(session.handles)
         device = session.emit(plan, _ONE(handle, a._handle), _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def into(self, a: Any, b: Any) -> Any:
         """Apply to two arrays, or to an array and a float, and put the result into the first."""
@@ -310,6 +313,8 @@ class ufunc:
                 if item._meta.shape != shape:
                     raise ValueError("Out shape is mismatched")
                 arguments.check_cast(result, item.dtype, casting)
+                if result.kind == "c" and item.dtype.kind not in "bc":
+                    arguments.warn_of_complex()
         keywords: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if casting != "same_kind":
             keywords["casting"] = casting
@@ -320,9 +325,10 @@ class ufunc:
             return self._into(session, inputs, outs, given, keywords, loop, shape)
         metas = [fresh(result, shape) for result in loop.outputs]
         handle, device = session.call(self.operation, inputs, keywords, *metas)
-        kind = next((type(item) for item in inputs if isinstance(item, Remote)), None)
+        source = next((item for item in inputs if is_subclassed(item)), None)
+        kind = None if source is None else type(source)
         results = [
-            make.result(session, handle + index, meta, device, kind)
+            make.result(session, handle + index, meta, device, kind, source=source)
             for index, meta in enumerate(metas)
         ]
         return results[0] if self.nout == 1 else tuple(results)
@@ -437,6 +443,11 @@ class ufunc:
             (array, convert.asarray(indices)),
             {"axis": axis, "dtype": dtype, "out": out},
         )
+
+
+def is_subclassed(item: Any) -> bool:
+    """Say whether it is an array of a class that a program derived, which results then have."""
+    return isinstance(item, Remote) and type(item) is not make.classes.ndarray
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -116,6 +116,16 @@ class Memory:
         return self._owner._device
 
 
+class Address(int):
+    """An address on the server, which still knows what it points to.
+
+    An object that describes an array of this program by ``__cuda_array_interface__`` passes this
+    number on, and so becomes an array again. Arithmetic gives a plain integer.
+    """
+
+    pointer: "MemoryPointer"
+
+
 class MemoryPointer:
     """A pointer to an array's memory, with an offset in bytes."""
 
@@ -126,7 +136,12 @@ class MemoryPointer:
     @property
     def ptr(self) -> int:
         """The address on the server; asking for it waits for everything before."""
-        return self._array._session.ask("door.pointer", (self._array,)) + self._offset
+        if not self._array.size:
+            return 0
+        base = self._array._session.ask("door.pointer", (self._array,))
+        made = Address(base + self._offset)
+        made.pointer = self
+        return made
 
     @property
     def mem(self) -> Memory:

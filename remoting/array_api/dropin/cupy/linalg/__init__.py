@@ -104,7 +104,7 @@ def eigh(a: Any, UPLO: str = "L") -> Any:
     _square(a)
     if UPLO not in ("L", "U"):
         raise ValueError("UPLO argument must be 'L' or 'U'")
-    kind = _kind(a)
+    kind = a.dtype if a.dtype.char == "e" else _kind(a)
     metas = (fresh(_real(kind), a.shape[:-1]), fresh(kind, a.shape))
     return EighResult(*make.forward_many("linalg.eigh", (a, UPLO), {}, metas))
 

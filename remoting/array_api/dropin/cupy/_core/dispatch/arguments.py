@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from operator import index as _integer
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,8 @@ def operand(value: Any) -> Any:
     convert = getattr(value, "__cupy_get_ndarray__", None)
     if convert is not None:
         return convert()
+    if hasattr(value, "__cuda_array_interface__"):
+        return state.hooks["from_interface"](value)
     raise TypeError(f"Unsupported type {type(value)}")
 
 
@@ -71,9 +75,18 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> No
         )
 
 
+def warn_of_complex() -> None:
+    """Warn as NumPy does where imaginary parts are lost."""
+    warnings.warn(
+        "Casting complex values to real discards the imaginary part",
+        np.exceptions.ComplexWarning,
+        stacklevel=4,
+    )
+
+
 def axis_of(axis: Any, ndim: int) -> int:
     """Return a non-negative axis; AxisError if there is none such."""
-    made = axis.__index__()
+    made = _integer(axis)
     if not -ndim <= made < ndim:
         raise np.exceptions.AxisError(made, ndim)
     return made + ndim if made < 0 else made
@@ -94,12 +107,14 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 def shape_of(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative ints."""
     if type(shape) is tuple:
-        made = tuple([length.__index__() for length in shape])
+        made = tuple([_integer(length) for length in shape])
+    elif shape is None:
+        raise TypeError("Use () not None as shape arguments")
     else:
         try:
-            made = (shape.__index__(),)
-        except (AttributeError, TypeError):
-            made = tuple([length.__index__() for length in shape])
+            made = (_integer(shape),)
+        except TypeError:
+            made = tuple([_integer(length) for length in shape])
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
