@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write the record anew")
     parser.add_argument("--late", action="store_true", help="errors come late, as by default")
     parser.add_argument("--outcomes", type=Path, help="keep the outcomes, or read a run's again")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         lines: Path = options.outcomes or work / "outcomes.jsonl"
