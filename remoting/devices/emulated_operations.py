@@ -181,6 +181,8 @@ def _transform(name: str) -> Operation:
     function: Any = getattr(np.fft, name)
 
     def call(a: Any, *args: Any) -> Any:
+        if name[-1] == "n" and len(args) > 1 and args[0] is not None and args[1] is None:
+            args = (args[0], tuple(range(-len(args[0]), 0)), *args[2:])  # as NumPy asks for
         if isinstance(a, np.ndarray) and a.dtype == np.float16 and not name.endswith("shift"):
             # CuPy has no transform in half precision, but gives a real result over one axis so.
             axes = args[1] if name[-1] in "2n" and len(args) > 1 else ()

@@ -20,7 +20,7 @@ INTERNALS = (
     "cupyx.cutensor",
     "cupyx.cutlass",
     "cupyx.linalg",
-    "cupyx.scipy",
+    "cupyx.scipy.sparse",
     "cupyx.jit",
     "cupy.cublas",
     "cupy.cuda",
@@ -32,7 +32,7 @@ INTERNALS = (
     "cupy.lib._polynomial",
     "cupy.polynomial",
 )
-CUDA = ("driver", "compiler", "cub", "cufft", "curand", "cusolver", "cublas", "nvrtc", "texture")
+CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc", "texture")
 SAYS = "internals of CuPy: "
 # A module that is loading may call a stand-in, to decorate a test for example; a test may not.
 running = False
