@@ -59,6 +59,56 @@ def test_only_the_first_call_of_a_kind_waits(cp: Any) -> None:
         del session.ask
 
 
+def _k_means(cp: Any, loops: int) -> Any:
+    points = cp.random.default_rng(1).random((200, 2))
+    centres, old = points[:4].copy(), None
+    for _ in range(loops):
+        near = ((points[:, None] - centres[None]) ** 2).sum(axis=2).argmin(axis=1)
+        members = near[None] == cp.arange(4)[:, None]
+        counts = cp.maximum(members.sum(axis=1), 1)
+        centres = (members[:, :, None] * points[None]).sum(axis=1) / counts[:, None]
+        if old is not None and bool((near == old).all() & False):
+            break
+        old = near
+    return centres
+
+
+def _conjugate_gradients(cp: Any, loops: int) -> Any:
+    matrix = cp.eye(30) * 4 - cp.eye(30, k=1) - cp.eye(30, k=-1)
+    right = cp.ones(30)
+    x, rest = cp.zeros(30), right.copy()
+    step, size = rest.copy(), rest @ rest
+    for _ in range(loops):
+        moved = matrix @ step
+        alpha = size / (step @ moved)
+        x += alpha * step
+        rest -= alpha * moved
+        new = rest @ rest
+        if float(cp.sqrt(new)) < 0:
+            break
+        step = rest + (new / size) * step
+        size = new
+    return x
+
+
+@pytest.mark.parametrize(("program", "waits"), [(_k_means, 1), (_conjugate_gradients, 1)])
+def test_a_loop_with_a_stop_test_waits_once_in_each_turn(cp: Any, program: Any, waits: int) -> None:
+    [session] = cp._door.pool.sessions()
+    program(cp, 3).get()  # whatever waits the first time
+    questions: list[str] = []
+    before = session.ask
+    session.ask = lambda *args, **kwargs: questions.append(args[0]) or before(*args, **kwargs)
+    try:
+        counts: list[int] = []
+        for loops in (5, 15):
+            questions.clear()
+            program(cp, loops)
+            counts.append(len(questions))
+    finally:
+        del session.ask
+    assert counts[1] - counts[0] == 10 * waits
+
+
 def test_the_kinds_that_are_remembered_are_bounded(
     cp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

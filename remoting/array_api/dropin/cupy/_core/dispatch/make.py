@@ -14,6 +14,9 @@ from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
 
+ONE = struct.Struct("<Q").pack
+"""Pack the handle of a result that is made from no array."""
+
 HANDLES = struct.Struct("<QQ").pack
 PAIR = struct.Struct("<QQQ").pack
 """Pack the handles of a result and of the arrays that it is made from."""
@@ -197,15 +200,35 @@ def planned(
 # --- creation -------------------------------------------------------------------------------------
 
 
+_made: dict[Any, tuple[Plan, bytes]] = {}
+
+
+def new(
+    name: str, shape: tuple[int, ...], dtype: Any, order: str = "C", session: Any = None
+) -> Any:
+    """Return a new array on the current device, by an operation that needs only its looks."""
+    session = session or pool.current()
+    key = (name, shape, dtype, order)
+    try:
+        found = _made.get(key)
+    except TypeError:  # a list of fields has no hash
+        key, found = (name, shape, dtype_of(dtype), order), None
+    if found is None:
+        kind = dtype_of(dtype)
+        meta = fresh(kind, shape, order)
+        plan, values = plan_of(session.plans, name, (shape, kind, order), {}, (meta,), session)
+        found = remember(_made, key, (plan, plan.packer.pack(0, *values)[8:]))
+    plan, tail = found
+    handle = next(session.handles)
+    device = session.emit(plan, ONE(handle) + tail)
+    return result(session, handle, plan.metas[0], device)
+
+
 def empty(
     shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C"
 ) -> Any:
     """Return a new uninitialised array on the current device."""
-    session = session or pool.current()
-    kind = dtype_of(dtype)
-    meta = fresh(kind, shape, order)
-    handle, device = session.call("door.empty", (shape, kind, order), {}, meta)
-    return result(session, handle, meta, device)
+    return new("door.empty", shape, dtype, order, session)
 
 
 def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> Any:
