@@ -216,7 +216,8 @@ def _power(x: Any, y: Any, *, _where: Any = None, **kwargs: Any) -> Any:
     places: Any = exponent < 0 if _where is None else (exponent < 0) & _where
     signs = np.where(exponent % 2, base, 1)
     below = np.where(base == 1, 1, np.where(base == -1, signs, 0))
-    made = np.power(x, np.maximum(y, 0), **kwargs)  # maybe into one of the operands
+    raised = max(y, 0) if isinstance(y, int) else np.maximum(y, 0)  # a number's type gives way
+    made = np.power(x, raised, **kwargs)  # maybe into one of the operands
     below = below.astype(made.dtype)
     return np.where(places, below, made) if "out" not in kwargs else _set(made, below, places)
 

@@ -22,7 +22,6 @@ from cupy._door.meta import Meta, intern, reshaped
 from cupy._door.older import zip_strict
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
-_ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 _PYTHON_SCALARS = (int, float, bool, complex)
 
 
@@ -419,7 +418,7 @@ class ndarray(Operators, Methods, Remote):
             "shape": meta.shape,
             "typestr": meta.dtype.str,
             "descr": meta.dtype.descr,
-            "stream": 1,
+            "stream": state.local.context[1] or 1,
             "version": 3,
             "strides": None if meta.contiguity[0] else meta.strides,
             "data": (self.data.ptr if meta.size else 0, False),
@@ -467,7 +466,7 @@ class ndarray(Operators, Methods, Remote):
             known = type(operand) in _PYTHON_SCALARS or isinstance(
                 operand, (ndarray, np.ndarray, np.generic)
             )
-            if not known and not any(hasattr(operand, each) for each in _ARRAY_PROTOCOLS):
+            if not known and not any(hasattr(operand, each) for each in convert.ARRAY_PROTOCOLS):
                 return NotImplemented
         if name in ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"):
             inputs = tuple(

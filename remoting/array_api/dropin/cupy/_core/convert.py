@@ -14,6 +14,9 @@ from cupy._door import state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh, keep_order
 
+ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
+"""What an object has that is an array on a device, or describes one."""
+
 
 def asarray(value: Any) -> Any:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
@@ -44,7 +47,7 @@ def array(
         obj = from_interface(obj)
     if isinstance(obj, ndarray):
         made = _from_device(obj, dtype, copy, order, ndmin)
-    elif isinstance(obj, (list, tuple)) and _has_device_leaf(obj):
+    elif isinstance(obj, (list, tuple)) and has_device_leaf(obj):
         made = _from_nested(obj, dtype, order, ndmin)
     else:
         made = _from_host(obj, dtype, copy, order, ndmin)
@@ -94,14 +97,19 @@ def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
 _COPY_NONE = int(np.__version__.split(".")[0]) >= 2
 
 
-def _has_device_leaf(obj: Any) -> bool:
+def has_device_leaf(obj: Any) -> bool:
     """Say whether a nested sequence holds device arrays; the first leaf of each branch tells."""
     items: Any = obj
     if not isinstance(obj, (list, tuple)):
         return isinstance(obj, Remote)
-    return bool(items) and (
-        (isinstance(items[0], (list, tuple)) and any(map(_has_device_leaf, items)))
-        or any(isinstance(item, Remote) for item in items)
+    if not items:
+        return False
+    first = items[0]
+    # Not asked of an array of ours, whose description would ask the worker for its address.
+    if not isinstance(first, Remote) and any(hasattr(first, each) for each in ARRAY_PROTOCOLS):
+        return True
+    return (isinstance(items[0], (list, tuple)) and any(map(has_device_leaf, items))) or any(
+        isinstance(item, Remote) for item in items
     )
 
 
@@ -111,6 +119,8 @@ def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
             items: Any = value
             parts = [build(item) for item in items]
             return state.hooks["stack"](parts)
+        if not isinstance(value, Remote) and any(hasattr(value, each) for each in ARRAY_PROTOCOLS):
+            value = array(value, copy=None)
         if not isinstance(value, Remote):
             raise TypeError(f"Unsupported type {type(value)}")
         return value

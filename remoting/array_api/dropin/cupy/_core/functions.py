@@ -169,6 +169,13 @@ def bincount(x: Any, weights: Any = None, minlength: Any = None) -> Any:
     return make.lazy("bincount", (array,), keywords)
 
 
+def angle(z: Any, deg: bool = False) -> Any:
+    """Return the angle of complex numbers."""
+    if isinstance(z, np.ndarray):
+        raise TypeError(f"Unsupported type {type(z)}")
+    return _ANGLE(z, deg)
+
+
 def histogramdd(sample: Any, bins: Any = 10, *args: Any, **kwargs: Any) -> Any:
     """Count points in the cells of a grid."""
     if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
@@ -230,6 +237,7 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
     return value
 
 
+_ANGLE = _lazy("angle", 1)
 _HISTOGRAMDD = _asked("histogramdd", 1)
 FUNCTIONS: dict[str, Any] = {
     **CREATION,
@@ -239,7 +247,7 @@ FUNCTIONS: dict[str, Any] = {
     **ELEMENTWISE,
     **SEARCHING,
     **SELECTION,
-    "angle": _lazy("angle", 1),
+    "angle": angle,
     "real_if_close": _lazy("real_if_close", 1),
     "sort_complex": _lazy("sort_complex"),
     "diff": diff,

@@ -47,9 +47,16 @@ def prepare(index: Any) -> tuple[Any, ...]:
 
 
 def _index_array(item: Any) -> Any:
+    if isinstance(item, (list, tuple)) and not convert.has_device_leaf(item):
+        item = np.asarray(item)  # ValueError for lists of unequal lengths
     try:
         made = convert.array(item)
     except ValueError:
+        if isinstance(item, np.ndarray) and item.ndim:
+            raise IndexError(
+                "arrays used as indices must be of integer or boolean type. "
+                f"(actual: {item.dtype.type})"
+            ) from None
         raise IndexError(
             "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or "
             "boolean arrays are valid indices"

@@ -84,6 +84,8 @@ def reduce(
         axis = tuple(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
+        if meta.dtype.kind == "c" and dtype.kind not in "bc":
+            arguments.warn_of_complex()
     session = array._session
     if out is None:
         key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
