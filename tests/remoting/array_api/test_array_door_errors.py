@@ -109,6 +109,26 @@ def test_a_loop_with_a_stop_test_waits_once_in_each_turn(cp: Any, program: Any, 
     assert counts[1] - counts[0] == 10 * waits
 
 
+def test_an_array_is_asked_for_its_address_once(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    a = cp.arange(6).reshape(2, 3)
+    parts = [a[0], a[1], a[:, :2], a[:0]]
+    questions: list[str] = []
+    before = session.ask
+    session.ask = lambda *args, **kwargs: questions.append(args[0]) or before(*args, **kwargs)
+    try:
+        shared = [[cp.may_share_memory(x, y) for y in parts] for x in parts]
+        assert len(questions) == 3
+        part, there = a[1], a[1].data.ptr
+        part.shape = (3, 1)
+        assert part.data.ptr == there
+    finally:
+        del session.ask
+    host = np.arange(6).reshape(2, 3)
+    parts = [host[0], host[1], host[:, :2], host[:0]]
+    assert shared == [[np.may_share_memory(x, y) for y in parts] for x in parts]
+
+
 def test_the_kinds_that_are_remembered_are_bounded(
     cp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
@@ -89,8 +90,10 @@ def _check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: i
 class ndarray(Operators, Methods, Remote):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
-    __slots__ = ("_base", "_device", "_known")
+    __slots__ = ("_address", "_base", "_device", "_known")
     __module__ = "cupy"
+    _address: int
+    """Where it is on the server; set once a program has asked for it."""
     _base: Any
     _device: int
     _known: Meta | None
@@ -156,6 +159,9 @@ class ndarray(Operators, Methods, Remote):
         """Take over another array's handle; it gets ours, and frees it."""
         self._handle, other._handle = other._handle, self._handle
         self._known, other._known = other._known, self._known
+        for each in (self, other):
+            with contextlib.suppress(AttributeError):
+                del each._address
 
     @property
     def strides(self) -> tuple[int, ...]:

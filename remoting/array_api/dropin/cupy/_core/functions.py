@@ -280,7 +280,6 @@ FUNCTIONS: dict[str, Any] = {
     "poly": _lazy("poly", 1),
     "polyfit": _asked("polyfit", 2),
     "roots": _lazy("roots", 1),
-    "may_share_memory": _asked("may_share_memory"),
     "shares_memory": _asked("shares_memory"),
 }
 state.hooks["functions"] = FUNCTIONS

@@ -111,6 +111,15 @@ def byte_bounds(a: Any) -> tuple[int, int]:
     return low, high + meta.dtype.itemsize
 
 
+def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """Say whether the ranges of two arrays' memory overlap."""
+    del max_work
+    if not is_array(a) or not is_array(b) or a._device != b._device or not (a.size and b.size):
+        return False
+    (first, end), (second, other_end) = byte_bounds(a), byte_bounds(b)
+    return first < other_end and second < end
+
+
 def is_available() -> bool:
     """Say whether there is a GPU session with at least one device."""
     return state.hooks["module"].cuda.is_available()

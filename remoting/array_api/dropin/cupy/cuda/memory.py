@@ -94,6 +94,15 @@ class PinnedMemoryPool:
         return np.empty(size, np.uint8)
 
 
+def address(array: Any) -> int:
+    """Return where an array is on the server, which it is asked for once."""
+    try:
+        return array._address
+    except AttributeError:
+        array._address = array._session.ask("door.pointer", (array,))
+        return array._address
+
+
 class Memory:
     """What `MemoryPointer.mem` is: the allocation that a pointer points into."""
 
@@ -103,7 +112,7 @@ class Memory:
     @property
     def ptr(self) -> int:
         """The address on the server."""
-        return self._owner._session.ask("door.pointer", (self._owner,))
+        return address(self._owner)
 
     @property
     def size(self) -> int:
@@ -138,8 +147,7 @@ class MemoryPointer:
         """The address on the server; asking for it waits for everything before."""
         if not self._array.size:
             return 0
-        base = self._array._session.ask("door.pointer", (self._array,))
-        made = Address(base + self._offset)
+        made = Address(address(self._array) + self._offset)
         made.pointer = self
         return made
 
