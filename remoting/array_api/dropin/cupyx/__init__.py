@@ -11,6 +11,8 @@ from cupy._door import absent as _absent
 from cupy._door import judged as _judged
 from cupy._door import state as _state
 
+from cupyx import profiler as profiler
+
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 
 
