@@ -89,6 +89,16 @@ def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
+_COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
+
+
+def _wide(value: Any) -> Any:
+    """Return an integer beyond NumPy's default type in a type that holds it."""
+    if type(value) is not int:
+        return value
+    return np.uint64(value) if value >> 63 > 0 else np.int64(value)
+
+
 def _ufunc(name: str) -> Operation:
     function: Any = getattr(np, name)
     if not isinstance(function, np.ufunc):
@@ -97,6 +107,8 @@ def _ufunc(name: str) -> Operation:
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
+        if name in _COMPARE and any(isinstance(arg, int) and abs(arg) >> 62 for arg in args):
+            args = tuple([_wide(arg) for arg in args])
         if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
             # The client has warned of imaginary parts that are lost.
             out, where = kwargs.pop("out"), kwargs.get("where", True)
@@ -154,6 +166,18 @@ def _argument(name: str) -> Operation:
     def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         made = np.asarray(function(a, *args, **kwargs))
         return made if dtype is None else made.astype(dtype)
+
+    return call
+
+
+def _reduction(name: str) -> Operation:
+    function: Any = getattr(np, name)
+
+    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        if dtype is None:
+            return function(a, *args, **kwargs)
+        kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
+        return function(_cast(a, kind), *args, dtype=kind, **kwargs)
 
     return call
 
@@ -364,6 +388,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
+        **{name: _reduction(name) for name in ("cumprod", "cumsum", "mean", "prod", "sum")},
         "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
         "choose": _choose,
         "concatenate": _concatenate,

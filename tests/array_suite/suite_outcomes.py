@@ -22,6 +22,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"get_fft_plan|GUFunc|get_typename", MISSING),  # public under another name
     (r"internals of CuPy|cupy_backends|'Anything'|suite_shims", INTERNALS),
     (r"has no attribute '_[a-z]|_accelerator", INTERNALS),
+    (r"call_count == times_called", INTERNALS),
     (r"compil|kernel.*emulat|emulat.*kernel|nvcc|nvrtc", COMPILER),
     (r"emulated", EMULATION),
     (r"__cuda_array_interface__|DLPack|dlpack|DummyObject", DECIDED),
@@ -53,6 +54,10 @@ PLACES: tuple[tuple[str, str], ...] = (
     # What CuPy refuses or warns of on a real GPU alone.
     (r"multi_?gpu|different_devices|test_copy_multi_device_non_contiguous_K", DECIDED),
     (r"test_poly_2d_square|test_roots_bool_symmetric", EMULATION),
+    # Random numbers are NumPy's there, and a test at a level of 5 % fails for some seeds.
+    (r"test_goodness_of_fit|TestRandomIntegers2::test_bound", EMULATION),
+    (r"test_(sort|partition)_non_contiguous|test_lexsort_three_or_more_dim", EMULATION),
+    (r"test_solve_singular_empty__assert_raises", EMULATION),
     (r"test_astype_type", DECIDED),  # as test_poly1d_repr
     (r"core_tests/test_mdspan\.py|core_tests/test_structured\.py", MISSING),
     (r"core_tests/test_core_\w*accel|test_cub_|fusion_tests", INTERNALS),

@@ -291,3 +291,32 @@ def test_what_cupy_refuses_is_refused(cp: Any, call: Any, error: Any) -> None:
     with pytest.raises(error):
         call(cp, a)
     assert a.get().tolist() == [0, 1, 2]
+
+
+def test_lists_that_are_no_index(cp: Any) -> None:
+    a = cp.zeros((2, 3, 4))
+    for index in ([[1, 1], 1], [[1], slice(1, 2)]):
+        with pytest.raises(ValueError, match="inhomogeneous"):
+            a[index]
+    with pytest.raises(IndexError, match="arrays used as indices must be of integer"):
+        a[np.array(["1", "2"])]
+    assert a[[]].shape == (0, 3, 4)
+    assert a[[], [1]].shape == (0, 4)
+    assert a[[cp.asarray([1, 0])]].shape == (1, 2, 3, 4)
+
+
+def test_numbers_beyond_int64_compare_with_truth_values(cp: Any) -> None:
+    a = cp.array([True, False])
+    assert (a < 2**63).get().all()
+    assert (a > -(2**63)).get().all()
+    assert not (a == 2**63 + 100).get().any()
+
+
+def test_scans_and_gradients_check_what_they_are_given(cp: Any) -> None:
+    assert cp.cumulative_sum(cp.asarray(3)).get().tolist() == [3]
+    with pytest.raises(ValueError, match="distances"):
+        cp.gradient(cp.ones((2, 3)), 1, cp.arange(4))
+    with pytest.raises(ValueError, match="not None"):
+        cp.random.poisson(None)
+    with pytest.warns(np.exceptions.ComplexWarning):
+        cp.ones(2, "D").sum(dtype="f8")

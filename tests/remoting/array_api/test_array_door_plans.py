@@ -19,7 +19,7 @@ def pack(cp: Any) -> Any:
 
 
 def test_a_transform_of_a_plan_has_its_values(cp: Any, pack: Any) -> None:
-    host = np.random.default_rng(1).random((4, 6)).astype("D")
+    host: Any = np.random.default_rng(1).random((4, 6)).astype("D")
     a = cp.asarray(host)
     whole, rows = pack.get_fft_plan(a), pack.get_fft_plan(a, axes=1)
     assert isinstance(whole, cp.cuda.cufft.PlanNd)

@@ -48,7 +48,7 @@ def _told(name: str, times: np.ndarray[Any, Any]) -> str:
 
 def benchmark(
     func: Callable[..., Any],
-    args: tuple[Any, ...] = (),
+    args: Any = (),
     kwargs: dict[str, Any] | None = None,
     n_repeat: int = REPEATS,
     *,

@@ -102,6 +102,13 @@ def unpackbits(a: Any, axis: Any = None, bitorder: str = "big") -> Any:
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Return the gradient, one array per axis."""
+    axes = arguments.axes_of(axis, f.ndim)
+    if len(varargs) == len(axes):
+        for at, distances in zip(axes, varargs):
+            if np.ndim(distances) == 1 and len(distances) != f.shape[at]:
+                raise ValueError(
+                    "when 1d, distances must match the length of the corresponding dimension"
+                )
     made = make.ask(
         "gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order
     )

@@ -48,7 +48,8 @@ def prepare(index: Any) -> tuple[Any, ...]:
 
 def _index_array(item: Any) -> Any:
     if isinstance(item, (list, tuple)) and not convert.has_device_leaf(item):
-        item = np.asarray(item)  # ValueError for lists of unequal lengths
+        host = np.asarray(item)  # ValueError for lists of unequal lengths
+        item = host if host.size else host.astype(np.int32)  # no indices, not an empty mask
     try:
         made = convert.array(item)
     except ValueError:
@@ -62,7 +63,7 @@ def _index_array(item: Any) -> Any:
             "boolean arrays are valid indices"
         ) from None
     if made.size == 0 and not isinstance(item, np.ndarray):
-        return made.astype(np.int32)  # an empty list means no indices, not an empty mask
+        return made.astype(np.int32)
     return made
 
 

@@ -15,6 +15,7 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
+from cupy._door.older import zip_strict
 
 _TYPE = type
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
@@ -26,6 +27,24 @@ _reshaped: dict[Any, tuple[Plan, bytes]] = {}
 def ndarray_of_device() -> Any:
     """Return the class of arrays, which imports this module."""
     return state.hooks["ndarray"]
+
+
+def _in_memory(strides: list[int]) -> list[int]:
+    """Return the axes in the order of memory, as NumPy's iterators find it for order K.
+
+    An axis whose step is 0 or makes no difference has no place in memory: others pass it.
+    """
+    found: list[int] = []
+    for axis in reversed(range(len(strides))):  # the fastest first
+        step, place = abs(strides[axis]), len(found)
+        for at in reversed(range(len(found))):
+            other = abs(strides[found[at]])
+            if step and other:
+                if other <= step:
+                    break
+                place = at
+        found.insert(place, axis)
+    return found[::-1]
 
 
 class Methods:
@@ -102,12 +121,8 @@ class Methods:
         meta = self._meta
         source: Any = self
         if letter == "K":
-            steps = meta.strides
-            # An axis that repeats its elements has no place in memory: it stays where it is.
-            moved = iter(
-                sorted((at for at in range(meta.ndim) if steps[at]), key=lambda at: -abs(steps[at]))
-            )
-            axes = [next(moved) if steps[at] else at for at in range(meta.ndim)]
+            steps = [0 if n == 1 else step for n, step in zip_strict(meta.shape, meta.strides)]
+            axes = _in_memory(steps)
             source = self.transpose(axes)
             letter = "C"
         if letter == "A":
