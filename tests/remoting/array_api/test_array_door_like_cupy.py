@@ -320,3 +320,15 @@ def test_scans_and_gradients_check_what_they_are_given(cp: Any) -> None:
         cp.random.poisson(None)
     with pytest.warns(np.exceptions.ComplexWarning):
         cp.ones(2, "D").sum(dtype="f8")
+
+
+def test_what_the_suite_showed_of_files_and_statistics(cp: Any, tmp_path: Any) -> None:
+    a = cp.arange(6).reshape(2, 3)
+    (tmp_path / "a").write_bytes(a.dumps())
+    assert cp.load(tmp_path / "a", allow_pickle=True).get().tolist() == a.get().tolist()
+    made = cp.piecewise(a, True, cp.array([-1, 1]))
+    assert made.get().tolist() == np.piecewise(a.get(), True, [-1, 1]).tolist()
+    with pytest.warns(RuntimeWarning, match="Degrees of freedom"):
+        cp.cov(a.astype(float), ddof=3)
+    with pytest.raises(ValueError, match="2-dimensional"):
+        cp.linalg.matrix_transpose(cp.arange(3))

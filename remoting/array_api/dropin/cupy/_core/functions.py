@@ -1,5 +1,7 @@
 """The functions of CuPy's main namespace: sets, polynomials, statistics, and the table of all."""
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -183,6 +185,19 @@ def angle(z: Any, deg: bool = False) -> Any:
     return _ANGLE(z, deg)
 
 
+def cov(
+    a: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None, **kwargs: Any
+) -> Any:
+    """Return the covariances of variables."""
+    weighted = any(kwargs.get(name) is not None for name in ("fweights", "aweights"))
+    shape = np.shape(a) if isinstance(a, (list, tuple)) else a.shape
+    if not weighted and len(shape) <= 2:
+        count = math.prod(shape) if len(shape) < 2 else shape[1 if rowvar else 0]
+        if count <= ((0 if bias else 1) if ddof is None else ddof):
+            warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
+    return _COV(a, y, rowvar, bias, ddof, **kwargs)
+
+
 def histogramdd(sample: Any, bins: Any = 10, *args: Any, **kwargs: Any) -> Any:
     """Count points in the cells of a grid."""
     if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
@@ -193,6 +208,8 @@ def histogramdd(sample: Any, bins: Any = 10, *args: Any, **kwargs: Any) -> Any:
 def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     """Evaluate functions, each where its condition holds."""
     array = convert.asarray(x)
+    if arguments.is_scalar(condlist):
+        condlist = [condlist]
     conditions = (
         [convert.asarray(c) for c in condlist]
         if isinstance(condlist, (list, tuple))
@@ -244,6 +261,7 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
     return value
 
 
+_COV = _lazy("cov", 2)
 _ANGLE = _lazy("angle", 1)
 _HISTOGRAMDD = _asked("histogramdd", 1)
 FUNCTIONS: dict[str, Any] = {
@@ -269,7 +287,7 @@ FUNCTIONS: dict[str, Any] = {
     "convolve": _lazy("convolve", 2),
     "correlate": _lazy("correlate", 2),
     "corrcoef": _lazy("corrcoef", 2),
-    "cov": _lazy("cov", 2),
+    "cov": cov,
     "digitize": _lazy("digitize", 2),
     "ediff1d": _lazy("ediff1d", 1),
     "interp": _lazy("interp", 3),

@@ -160,6 +160,8 @@ class _Archive:
 def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
     """Return the arrays in a file of this machine; pickles only with ``allow_pickle``."""
     found = np.load(file, mmap_mode=mmap_mode, allow_pickle=bool(allow_pickle))
+    if is_array(found):  # from a pickle of an array of the device
+        return found
     return convert.array(found) if isinstance(found, np.ndarray) else _Archive(found)
 
 

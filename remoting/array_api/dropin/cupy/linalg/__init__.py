@@ -250,7 +250,9 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 def matrix_transpose(a: Any) -> Any:
     """Return the transpose of the last two axes."""
-    return need(a).swapaxes(-1, -2)
+    if need(a).ndim < 2:
+        raise ValueError(f"Input array must be at least 2-dimensional, but it is {a.ndim}")
+    return a.swapaxes(-1, -2)
 
 
 __getattr__ = _absent.lookup(__name__)
