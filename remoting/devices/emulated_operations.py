@@ -92,6 +92,10 @@ def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 _COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
 
 
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.bool_
+
+
 def _wide(value: Any) -> Any:
     """Return an integer beyond NumPy's default type in a type that holds it."""
     if type(value) is not int:
@@ -107,7 +111,7 @@ def _ufunc(name: str) -> Operation:
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
-        if name in _COMPARE and any(isinstance(arg, int) and abs(arg) >> 62 for arg in args):
+        if name in _COMPARE and any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
         if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
             # The client has warned of imaginary parts that are lost.

@@ -41,7 +41,7 @@ PLACES: tuple[tuple[str, str], ...] = (
     (r"test_sum_axis2_float16|test_hypergeometric_nsample_exceeds_total", EMULATION),
     # They replace functions of private modules by mocks, or look at the allocator's calls.
     (r"random_tests/test_sample\.py::Test(RandomIntegers|Choice|RandomSample)::", INTERNALS),
-    (r"TestThrustWorkspaceOOM|test_argspec", INTERNALS),
+    (r"TestThrustWorkspaceOOM|test_argspec|test_docstring", INTERNALS),
     # A warning that needs the elements would be a wait for each call.
     (r"test_nan(max|min)_all_nan|test_polyfit_poor_fit", DECIDED),
     # dtypes of one size and kind are one here: numpy.longlong is numpy.int64.

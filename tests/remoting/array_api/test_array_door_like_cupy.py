@@ -310,6 +310,8 @@ def test_numbers_beyond_int64_compare_with_truth_values(cp: Any) -> None:
     assert (a < 2**63).get().all()
     assert (a > -(2**63)).get().all()
     assert not (a == 2**63 + 100).get().any()
+    half = cp.asarray([1, np.inf], "f2")
+    assert (half == 2**63).get().tolist() == [False, True]  # as large a number is infinite there
 
 
 def test_scans_and_gradients_check_what_they_are_given(cp: Any) -> None:
@@ -326,8 +328,10 @@ def test_what_the_suite_showed_of_files_and_statistics(cp: Any, tmp_path: Any) -
     a = cp.arange(6).reshape(2, 3)
     (tmp_path / "a").write_bytes(a.dumps())
     assert cp.load(tmp_path / "a", allow_pickle=True).get().tolist() == a.get().tolist()
+    assert cp.piecewise(a.astype("u8"), True, cp.array([-1, 1])).get()[0, 0] == 2**64 - 1
     made = cp.piecewise(a, True, cp.array([-1, 1]))
-    assert made.get().tolist() == np.piecewise(a.get(), True, [-1, 1]).tolist()
+    numpy: Any = np
+    assert made.get().tolist() == numpy.piecewise(a.get(), True, [-1, 1]).tolist()
     with pytest.warns(RuntimeWarning, match="Degrees of freedom"):
         cp.cov(a.astype(float), ddof=3)
     with pytest.raises(ValueError, match="2-dimensional"):

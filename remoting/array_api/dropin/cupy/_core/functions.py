@@ -186,16 +186,22 @@ def angle(z: Any, deg: bool = False) -> Any:
 
 
 def cov(
-    a: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None, **kwargs: Any
+    a: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: Any = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    **kwargs: Any,
 ) -> Any:
     """Return the covariances of variables."""
-    weighted = any(kwargs.get(name) is not None for name in ("fweights", "aweights"))
     shape = np.shape(a) if isinstance(a, (list, tuple)) else a.shape
-    if not weighted and len(shape) <= 2:
+    if fweights is None and aweights is None and len(shape) <= 2:
         count = math.prod(shape) if len(shape) < 2 else shape[1 if rowvar else 0]
         if count <= ((0 if bias else 1) if ddof is None else ddof):
             warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-    return _COV(a, y, rowvar, bias, ddof, **kwargs)
+    return _COV(a, y, rowvar, bias, ddof, fweights, aweights, **kwargs)
 
 
 def histogramdd(sample: Any, bins: Any = 10, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +237,8 @@ def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     for condition, function in zip_strict(conditions, funclist):
         if callable(function):
             raise NotImplementedError("Callable functions are not supported currently")
-        made = where(condition, function, made).astype(made.dtype, copy=False)
+        value = convert.asarray(function).astype(made.dtype, copy=False)
+        made = where(condition, value, made)
     return made
 
 
