@@ -107,6 +107,8 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
     axes = arguments.axes_of(axis, f.ndim)
     if len(varargs) == len(axes):
         for at, distances in zip(axes, varargs):
+            if np.ndim(distances) > 1:
+                raise ValueError("distances must be either scalars or 1d")
             if np.ndim(distances) == 1 and len(distances) != f.shape[at]:
                 raise ValueError(
                     "when 1d, distances must match the length of the corresponding dimension"
