@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys
 import warnings
@@ -20,7 +19,6 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta, intern, reshaped
-from cupy._door.older import zip_strict
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _PYTHON_SCALARS = (int, float, bool, complex)
@@ -74,19 +72,6 @@ class Flags:
         )
 
 
-def _check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-    """Raise where strides would leave the memory of a contiguous array of the shape."""
-    if len(strides) != len(shape):
-        raise ValueError("strides and shape have different lengths")
-    if 0 in shape:
-        return
-    steps = [(length - 1) * stride for length, stride in zip_strict(shape, strides)]
-    if any(step < 0 for step in steps):
-        raise ValueError("ndarray() with strides currently does not allow negative strides")
-    if sum(steps) + itemsize > math.prod(shape) * itemsize:
-        raise ValueError("ndarray() with strides must stay within the memory of a contiguous array")
-
-
 class ndarray(Operators, Methods, Remote):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
@@ -116,7 +101,7 @@ class ndarray(Operators, Methods, Remote):
         if memptr is not None:
             made = memptr.as_array(lengths, arguments.dtype_of(dtype), strides, letter)
         elif strides is not None:
-            _check_strides(lengths, tuple(strides), arguments.dtype_of(dtype).itemsize)
+            arguments.check_strides(lengths, tuple(strides), arguments.dtype_of(dtype).itemsize)
             flat = make.empty(lengths, dtype)
             made = make.as_strided(flat, lengths, tuple(strides))
         else:

@@ -11,9 +11,9 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.loops import LOOPS
+from cupy._core.dispatch.loops import LOOPS, Loop
 from cupy._door import state
-from cupy._door.calls import Plan, Remote
+from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 from cupy._door.older import zip_strict
 
@@ -49,17 +49,6 @@ _COMPARE = frozenset(
 
 Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
-
-
-class Loop:
-    """One type signature of a ufunc."""
-
-    __slots__ = ("inputs", "outputs")
-
-    def __init__(self, text: str) -> None:
-        left, _, right = text.partition("->")
-        self.inputs = tuple(np.dtype(char) for char in left)
-        self.outputs = tuple(np.dtype(char) for char in right)
 
 
 def _kind_score(kind: Any) -> int:
@@ -155,8 +144,10 @@ class ufunc:
             plan = self._plan_pair(a, b)
         handle = next(session.handles)
         device = session.emit(plan, _PAIR(handle, a._handle, b._handle), _frame(2))
-        kind = type(a)
-        if type(b) is not kind and not is_subclassed(a):
+        kind, plain = type(a), make.classes.ndarray
+        if kind is plain:
+            if type(b) is plain:
+                return make.plain(session, handle, plan.metas[0], device)
             a, kind = b, type(b)
         return make.result(session, handle, plan.metas[0], device, kind, source=a)
 
@@ -174,6 +165,8 @@ class ufunc:
                 return self._general((a, number), {})
             packed = _INT_RIGHT(handle, a._handle, number)
         device = session.emit(plan, packed, _frame(2))
+        if type(a) is make.classes.ndarray:
+            return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def left(self, number: Any, a: Any) -> Any:
@@ -190,6 +183,8 @@ class ufunc:
                 return self._general((number, a), {})
             packed = _INT_LEFT(handle, number, a._handle)
         device = session.emit(plan, packed, _frame(2))
+        if type(a) is make.classes.ndarray:
+            return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def one(self, a: Any) -> Any:
@@ -203,6 +198,8 @@ class ufunc:
         session = a._session
         handle = next(session.handles)
         device = session.emit(plan, _ONE(handle, a._handle), _frame(2))
+        if type(a) is make.classes.ndarray:
+            return make.plain(session, handle, plan.metas[0], device)
         return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def into(self, a: Any, b: Any) -> Any:
@@ -325,7 +322,7 @@ class ufunc:
             return self._into(session, inputs, outs, given, keywords, loop, shape)
         metas = [fresh(result, shape) for result in loop.outputs]
         handle, device = session.call(self.operation, inputs, keywords, *metas)
-        source = next((item for item in inputs if is_subclassed(item)), None)
+        source = next((item for item in inputs if make.is_subclassed(item)), None)
         kind = None if source is None else type(source)
         results = [
             make.result(session, handle + index, meta, device, kind, source=source)
@@ -443,11 +440,6 @@ class ufunc:
             (array, convert.asarray(indices)),
             {"axis": axis, "dtype": dtype, "out": out},
         )
-
-
-def is_subclassed(item: Any) -> bool:
-    """Say whether it is an array of a class that a program derived, which results then have."""
-    return isinstance(item, Remote) and type(item) is not make.classes.ndarray
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

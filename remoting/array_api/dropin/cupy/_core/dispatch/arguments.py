@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from operator import index as _integer
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from cupy._door import state, wire
 from cupy._door.calls import Remote
+from cupy._door.older import zip_strict
 
 SUPPORTED = frozenset(wire.DTYPES)
 
@@ -118,6 +120,19 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
+
+
+def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+    """Raise where strides would leave the memory of a contiguous array of the shape."""
+    if len(strides) != len(shape):
+        raise ValueError("strides and shape have different lengths")
+    if 0 in shape:
+        return
+    steps = [(length - 1) * stride for length, stride in zip_strict(shape, strides)]
+    if any(step < 0 for step in steps):
+        raise ValueError("ndarray() with strides currently does not allow negative strides")
+    if sum(steps) + itemsize > math.prod(shape) * itemsize:
+        raise ValueError("ndarray() with strides must stay within the memory of a contiguous array")
 
 
 def normalize_order(order: str | None) -> str:

@@ -47,10 +47,26 @@ def result(
     return array
 
 
+def plain(session: Session, handle: int, meta: Meta, device: int) -> Any:
+    """Return the array for a handle, of the class itself: the shortest way, for what loops call."""
+    array: Any = _new(classes.ndarray)
+    array._handle = handle
+    array._session = session
+    array._known = meta
+    array._device = device
+    array._base = None
+    return array
+
+
 class classes:
     """The array class, which imports this module."""
 
     ndarray: Any = None
+
+
+def is_subclassed(item: Any) -> bool:
+    """Say whether it is an array of a class that a program derived, which results then have."""
+    return isinstance(item, Remote) and type(item) is not classes.ndarray
 
 
 def session_of(*values: Any) -> Session:
@@ -113,7 +129,7 @@ def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     session: Session = source._session
     handle = next(session.handles)
     device = session.emit(plan, HANDLES(handle, source._handle) + tail, frame)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
@@ -123,7 +139,7 @@ def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
         session.refuse(b)
     handle = next(session.handles)
     device = session.emit(plan, PAIR(handle, a._handle, b._handle), frame)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -145,7 +161,7 @@ def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
             values.append(arg._handle)
     handle = next(session.handles)
     device = session.emit(plan, plan.packer.pack(handle, *values), frame)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> Any:
@@ -221,7 +237,7 @@ def new(
     plan, tail = found
     handle = next(session.handles)
     device = session.emit(plan, ONE(handle) + tail)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def empty(
