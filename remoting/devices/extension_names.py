@@ -70,7 +70,6 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "scipy.signal.windows": tuple(_WINDOWS.split()),
     "scipy.special": tuple(_SPECIAL.split()),
     "scipy.fft": tuple(_FFT.split()),
-    "scipy.fftpack": ("irfft", "rfft"),
     "scipy.linalg": tuple(_LINALG.split()),
     "scipy.stats": ("boxcox_llf", "entropy", "trim_mean", "zmap", "zscore"),
     "scipy.interpolate": (

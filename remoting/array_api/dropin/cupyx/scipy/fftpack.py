@@ -7,12 +7,10 @@ import math
 from typing import Any
 
 import cupy as _cupy
+from cupy._door import absent as _absent
 from cupy.cuda import cufft as _cufft
 
-from cupyx import _extensions
-
-_extensions.fill(globals(), "irfft rfft")
-
+__getattr__ = _absent.lookup(__name__)
 _AXES_MAX = 3
 
 
