@@ -70,7 +70,7 @@ def _setitem(a: Array, index: Any, value: Any) -> None:
 
 
 def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind == "c" and dtype.kind != "c":
+    if isinstance(value, np.ndarray) and value.dtype.kind == "c" and dtype.kind not in "cb":
         return value.real
     return value
 
@@ -89,6 +89,20 @@ def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
+_COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.bool_
+
+
+def _wide(value: Any) -> Any:
+    """Return an integer beyond NumPy's default type in a type that holds it."""
+    if type(value) is not int:
+        return value
+    return np.uint64(value) if value >> 63 > 0 else np.int64(value)
+
+
 def _ufunc(name: str) -> Operation:
     function: Any = getattr(np, name)
     if not isinstance(function, np.ufunc):
@@ -97,6 +111,13 @@ def _ufunc(name: str) -> Operation:
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
+        if name in _COMPARE and any(_is_truth(arg) for arg in args):
+            args = tuple([_wide(arg) for arg in args])
+        if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
+            # The client has warned of imaginary parts that are lost.
+            out, where = kwargs.pop("out"), kwargs.get("where", True)
+            np.copyto(out, _cast(function(*args, **kwargs), out.dtype), "unsafe", where)
+            return out
         return function(*args, **kwargs)
 
     return call
@@ -153,6 +174,18 @@ def _argument(name: str) -> Operation:
     return call
 
 
+def _reduction(name: str) -> Operation:
+    function: Any = getattr(np, name)
+
+    def call(a: Array, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        if dtype is None:
+            return function(a, *args, **kwargs)
+        kind = np.dtype(dtype)  # the client has warned of imaginary parts that are lost
+        return function(_cast(a, kind), *args, dtype=kind, **kwargs)
+
+    return call
+
+
 def _along(function: Operation) -> Operation:
     def call(a: Array, indices: Array, *rest: Any) -> Any:
         axis = rest[-1]
@@ -163,13 +196,21 @@ def _along(function: Operation) -> Operation:
 
 
 def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
-    np.concatenate(arrays, axis, out, casting=casting)
+    np.concatenate([_cast(a, out.dtype) for a in arrays], axis, out, casting=casting)
+
+
+def _concatenate(arrays: Any, axis: int = 0, dtype: Any = None, casting: Any = "same_kind") -> Any:
+    if dtype is not None:
+        arrays = [_cast(a, np.dtype(dtype)) for a in arrays]
+    return np.concatenate(arrays, axis, dtype=dtype, casting=casting)
 
 
 def _transform(name: str) -> Operation:
     function: Any = getattr(np.fft, name)
 
     def call(a: Any, *args: Any) -> Any:
+        if name[-1] == "n" and len(args) > 1 and args[0] is not None and args[1] is None:
+            args = (args[0], tuple(range(-len(args[0]), 0)), *args[2:])  # as NumPy asks for
         if isinstance(a, np.ndarray) and a.dtype == np.float16 and not name.endswith("shift"):
             # CuPy has no transform in half precision, but gives a real result over one axis so.
             axes = args[1] if name[-1] in "2n" and len(args) > 1 else ()
@@ -185,9 +226,44 @@ def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
     # With ``optimize`` NumPy may drop an operand, and the type that it would have brought.
     # (A dtype without fields is false, so ``or`` would not do here.)
     dtype = kwargs["dtype"] if "dtype" in kwargs else np.result_type(*arrays)
+    # The product of the first two in their own type could be too small for it.
+    arrays = tuple([a.astype(dtype, copy=False) for a in arrays])  # pyright: ignore
     return np.asarray(np.einsum(text, *arrays, casting="unsafe", **kwargs)).astype(
         dtype, copy=False
     )
+
+
+def _power(x: Any, y: Any, *, _where: Any = None, **kwargs: Any) -> Any:
+    """Return powers; negative ones of integers are 0, or those of 1 and -1, as on a GPU."""
+    if _where is not None:
+        kwargs["where"] = _where
+    integers = all(np.asarray(each).dtype.kind in "biu" for each in (x, y))
+    if not integers or not np.any(np.less(y, 0)):
+        return np.power(x, y, **kwargs)
+    base, exponent = np.asarray(x), np.asarray(y)
+    places: Any = exponent < 0 if _where is None else (exponent < 0) & _where
+    signs = np.where(exponent % 2, base, 1)
+    below = np.where(base == 1, 1, np.where(base == -1, signs, 0))
+    raised = max(y, 0) if isinstance(y, int) else np.maximum(y, 0)  # a number's type gives way
+    made = np.power(x, raised, **kwargs)  # maybe into one of the operands
+    below = below.astype(made.dtype)
+    return np.where(places, below, made) if "out" not in kwargs else _set(made, below, places)
+
+
+def _set(target: Array, values: Array, places: Array) -> Array:
+    np.copyto(target, values, where=places)
+    return target
+
+
+def _solve(a: Array, b: Array) -> Array:
+    kind = np.result_type(a, b, np.float32 if a.dtype.char in "fF" else np.float64)
+    return np.linalg.solve(a, b) if b.size else np.empty(b.shape, kind)
+
+
+def _eigh(a: Array, uplo: Any = "L") -> Any:
+    if a.dtype != np.float16:
+        return np.linalg.eigh(a, uplo)
+    return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), uplo))
 
 
 def _lstsq(a: Array, b: Array, rcond: Any = None) -> Any:
@@ -316,15 +392,20 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
+        **{name: _reduction(name) for name in ("cumprod", "cumsum", "mean", "prod", "sum")},
         "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
         "choose": _choose,
+        "concatenate": _concatenate,
         "copyto": _copyto,
         "put": _put,
         "put_along_axis": _along(np.put_along_axis),
         "take": _take,
         "take_along_axis": _along(np.take_along_axis),
         "einsum": _einsum,
+        "linalg.eigh": _eigh,
         "linalg.lstsq": _lstsq,
+        "linalg.solve": _solve,
+        "power": _power,
         "ndarray.getitem": _getitem,
         "ndarray.gather": _gather,
         "ndarray.setitem": _setitem,

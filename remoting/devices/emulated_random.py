@@ -32,6 +32,12 @@ def _drawn(name: str) -> Callable[..., Any]:
         method = getattr(source, name)
         if name in ("dirichlet", "multivariate_normal"):
             shape = shape[: len(shape) - values[0].ndim]
+        if name == "dirichlet" and not values[0].ndim:
+            return np.asarray(method(values[0].reshape(1), size=shape)[..., 0]).astype(dtype)
+        if name == "logseries" and np.any((np.asarray(values[0]) <= 0) | (values[0] >= 1)):
+            raise ValueError("p <= 0.0 or p >= 1.0")
+        if name == "hypergeometric":
+            values = tuple([np.asarray(value).astype(np.int64) for value in values])
         return np.asarray(method(*values, size=shape)).astype(dtype)
 
     return draw

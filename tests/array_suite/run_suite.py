@@ -1,12 +1,15 @@
 """Runs CuPy's own tests through the array door on emulated GPUs, and compares with a record.
 
     python tests/array_suite/run_suite.py CUPY [FOLDER...] [--record] [--late] [--outcomes FILE]
+        [--gpu | --native] [--beside FILE]
 
 CUPY is a checkout of CuPy (github.com/cupy/cupy) at the tag of the version that the drop-in names;
 it is only read, and nothing of it is copied into this project. FOLDER is one such as `math_tests`,
 or a file in it. Without one, all folders of `FOLDERS` run. `--record` writes the record anew;
 `--late` runs in the door's default mode, where what only the worker knows comes late.
-The exit status is 1 if a test fails that the record does not have.
+With `--gpu` the worker has the first GPUs of this machine and its CuPy; with `--native` that CuPy
+itself runs the tests. `--beside FILE` counts only tests that passed in the outcomes of another run,
+a native one for example. The exit status is 1 if a test fails that the record does not have.
 """
 
 import argparse
@@ -46,13 +49,14 @@ TEST_S = 60
 SHOWN = 40
 
 
-def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool) -> float:
+def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool, devices: str) -> float:
     """Run pytest on one folder; return how long it took."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(HERE),
         "GPUPOOL_SUITE_OVERLAY": str(work / "overlay"),
         "GPUPOOL_SUITE_OUTCOMES": str(outcomes),
+        "GPUPOOL_SUITE_DEVICES": devices,
         "GPUPOOL_BLOCKING": "" if late else "1",
     }
     argv = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-W", "ignore", "-c", os.devnull]
@@ -108,16 +112,28 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write the record anew")
     parser.add_argument("--late", action="store_true", help="errors come late, as by default")
     parser.add_argument("--outcomes", type=Path, help="keep the outcomes, or read a run's again")
-    options = parser.parse_args()
+    parser.add_argument("--beside", type=Path, help="leave out what failed in these outcomes")
+    for name in ("gpu", "native"):
+        parser.add_argument(
+            f"--{name}", dest="devices", action="store_const", const=name, default="emulated"
+        )
+    options = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         lines: Path = options.outcomes or work / "outcomes.jsonl"
         if not lines.exists():
             prepare(options.cupy.resolve(), work)
             for folder in options.folders or FOLDERS:
-                seconds = run_folder(work, folder, lines, late=options.late)
+                seconds = run_folder(
+                    work, folder, lines, late=options.late, devices=options.devices
+                )
                 sys.stderr.write(f"{folder}: {seconds:.0f} s\n")
         outcomes = so.read_outcomes(lines)
+    if options.beside:
+        passed = {
+            each.test for each in so.read_outcomes(options.beside) if each.outcome == "passed"
+        }
+        outcomes = [each for each in outcomes if each.test in passed]
     if options.record:
         so.write_record(so.patterns(outcomes))
     return report(outcomes, so.read_record())

@@ -19,8 +19,10 @@ REASONS = (INTERNALS, COMPILER, EMULATION, DECIDED, MISSING, RESULT, ERROR)
 
 # What a failure's message says about its reason; the first match counts.
 SIGNS: tuple[tuple[str, str], ...] = (
-    (r"internals of CuPy|cupy_backends|'Anything'|suite_shims|cupy\._core", INTERNALS),
+    (r"get_fft_plan|GUFunc|get_typename", MISSING),  # public under another name
+    (r"internals of CuPy|cupy_backends|'Anything'|suite_shims", INTERNALS),
     (r"has no attribute '_[a-z]|_accelerator", INTERNALS),
+    (r"call_count == times_called", INTERNALS),
     (r"compil|kernel.*emulat|emulat.*kernel|nvcc|nvrtc", COMPILER),
     (r"emulated", EMULATION),
     (r"__cuda_array_interface__|DLPack|dlpack|DummyObject", DECIDED),
@@ -32,8 +34,32 @@ SIGNS: tuple[tuple[str, str], ...] = (
 # Where the message cannot say it.
 PLACES: tuple[tuple[str, str], ...] = (
     (r"fft_tests/test_callback\.py|TestVectorize", COMPILER),
-    (r"test_quantile_overwrite", DECIDED),  # what is left of an argument that may be overwritten
+    # What is left of an argument that may be overwritten.
+    (r"test_(quantile|percentile)_overwrite", DECIDED),
+    (r"fft_tests/test_fft\.py::TestMultiGpu", MISSING),
+    # NumPy adds in another order, or refuses what the GPU computes without a check.
+    (r"test_sum_axis2_float16|test_hypergeometric_nsample_exceeds_total", EMULATION),
+    # They replace functions of private modules by mocks, or look at the allocator's calls.
+    (r"random_tests/test_sample\.py::Test(RandomIntegers|Choice|RandomSample)::", INTERNALS),
+    (r"TestThrustWorkspaceOOM|test_argspec|test_docstring", INTERNALS),
+    # A warning that needs the elements would be a wait for each call.
+    (r"test_nan(max|min)_all_nan|test_polyfit_poor_fit", DECIDED),
+    # dtypes of one size and kind are one here: numpy.longlong is numpy.int64.
+    (r"test_poly1d_repr", DECIDED),
     (r"/test_cublas\.py|core_tests/test_(core|function|internal|flags|scan)\.py", INTERNALS),
+    # The memory is on another machine: no library of this process may be given its address.
+    (r"core_tests/test_dlpack\.py", DECIDED),
+    (r"test_cuda_array_interface_stream", INTERNALS),
+    (r"test_include\.py", COMPILER),
+    # What CuPy refuses or warns of on a real GPU alone.
+    (r"multi_?gpu|different_devices|test_copy_multi_device_non_contiguous_K", DECIDED),
+    (r"test_poly_2d_square|test_roots_bool_symmetric", EMULATION),
+    # Random numbers are NumPy's there, and a test at a level of 5 % fails for some seeds.
+    (r"test_goodness_of_fit|TestRandomIntegers2::test_bound", EMULATION),
+    (r"test_(sort|partition)_non_contiguous|test_lexsort_three_or_more_dim", EMULATION),
+    (r"test_solve_singular_empty__assert_raises", EMULATION),
+    (r"test_astype_type", DECIDED),  # as test_poly1d_repr
+    (r"core_tests/test_mdspan\.py|core_tests/test_structured\.py", MISSING),
     (r"core_tests/test_core_\w*accel|test_cub_|fusion_tests", INTERNALS),
 )
 _PARAMETERS = re.compile(r"_param_\d+_\{.*?\}(?=::|$)|\[.*\]$")

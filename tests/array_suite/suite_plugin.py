@@ -1,7 +1,8 @@
 """A pytest plugin: CuPy's tests import the drop-in as `cupy`, and each outcome becomes a line.
 
 `run_suite.py` starts pytest with it. GPUPOOL_SUITE_OVERLAY names a folder that has CuPy's own
-`testing` package, GPUPOOL_SUITE_OUTCOMES the file for the outcomes.
+`testing` package, GPUPOOL_SUITE_OUTCOMES the file for the outcomes, GPUPOOL_SUITE_DEVICES what
+computes: `emulated` devices, a `gpu` behind the door, or the `native` CuPy without the drop-in.
 """
 
 import atexit
@@ -19,15 +20,21 @@ import suite_shims
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tests" / "remoting" / "array_api" / "door_kit.py"
+GPU_CHECK = ROOT / "tests" / "gpu" / "array_door_check.py"
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 MARKS = ("slow", "thread_unsafe", "gpu", "multi_gpu", "no_gpu")
 LONGEST = 300  # of an error, at either end: CuPy's helpers put a traceback between the two
 
 
 def _start() -> Any:
-    """Start a worker with two emulated devices, and import the drop-in."""
+    """Start a worker with two emulated devices, or real ones, and import the drop-in."""
+    devices = os.environ["GPUPOOL_SUITE_DEVICES"]
+    if devices == "native":
+        return None
+    emulated = [str(KIT), "2"]
+    argv = emulated if devices == "emulated" else [str(GPU_CHECK), "--mode", "worker"]
     worker = subprocess.Popen(
-        [sys.executable, str(KIT), "2"],
+        [sys.executable, *argv],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -104,6 +111,8 @@ class Outcomes:
 
     def pytest_runtest_teardown(self) -> None:
         """Begin the next test with a session that works, and with no error of this one."""
+        if CUPY is None:
+            return
         CUPY._door.state.reset()
         for session in CUPY._door.pool.sessions():
             try:

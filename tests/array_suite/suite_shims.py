@@ -20,7 +20,7 @@ INTERNALS = (
     "cupyx.cutensor",
     "cupyx.cutlass",
     "cupyx.linalg",
-    "cupyx.scipy",
+    "cupyx.scipy.sparse",
     "cupyx.jit",
     "cupy.cublas",
     "cupy.cuda",
@@ -32,7 +32,7 @@ INTERNALS = (
     "cupy.lib._polynomial",
     "cupy.polynomial",
 )
-CUDA = ("driver", "compiler", "cub", "cufft", "curand", "cusolver", "cublas", "nvrtc", "texture")
+CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc", "texture")
 SAYS = "internals of CuPy: "
 # A module that is loading may call a stand-in, to decorate a test for example; a test may not.
 running = False
@@ -120,6 +120,25 @@ def _stand_in(module: str) -> Callable[[str], Anything]:
     return lookup
 
 
+def _none(*_args: object) -> list[str]:
+    return []
+
+
+def _choices_without_effect(core: Any) -> None:
+    """Let tests choose how CuPy computes, which has no effect on what it computes.
+
+    A test that asserts the choice still fails: nothing calls what it patches.
+    """
+    for module in (core, core._accelerator):
+        for kind in ("routine", "reduction"):
+            setattr(module, f"get_{kind}_accelerators", _none)
+            setattr(module, f"set_{kind}_accelerators", _none)
+    cublas: Any = importlib.import_module("cupy.cublas")
+    cublas.get_batched_gesv_limit = cublas.set_batched_gesv_limit = _nothing
+    cusolver: Any = importlib.import_module("cupyx.cusolver")
+    cusolver.check_availability = bool  # of a named function: all of them are there
+
+
 def install(cupy: Any) -> None:
     """Put the stand-ins in place; what the tests need of them to be collected is real."""
     # The drop-in's own finder is the last one, and refuses what nobody has found.
@@ -138,7 +157,10 @@ def install(cupy: Any) -> None:
     for module in (core, core.core):
         module.get_compute_type = _nothing
         module.set_compute_type = _nothing
+    core.array = cupy.array
+    _choices_without_effect(core)
     util: Any = importlib.import_module("cupy._util")
+    util.ENABLE_SLICE_COPY = False  # an experiment of CuPy that is off by default
     util.PerformanceWarning = cupy.exceptions.__dict__.get("PerformanceWarning", UserWarning)
     cupy._util = util
     cupy.cuda.device.get_compute_capability = lambda: "90"

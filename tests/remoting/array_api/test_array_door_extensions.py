@@ -89,3 +89,26 @@ def test_the_package_follows_its_arguments(cp: Any) -> None:
     scipy = of(cp, "scipy")
     assert scipy.get_array_module(cp.ones(1)) is scipy
     assert scipy.get_array_module(np.ones(1)) is importlib.import_module("scipy")
+
+
+def test_a_function_is_timed_here_and_on_the_device(cp: Any) -> None:
+    profiler: Any = importlib.import_module("cupyx.profiler")
+    calls: list[Any] = []
+    a = cp.ones(3)
+
+    def add(value: Any, *, times: int) -> None:
+        calls.append(value + times)
+
+    made = profiler.benchmark(add, (a,), {"times": 2}, n_repeat=4, n_warmup=3, devices=(0, 1))
+    assert len(calls) == 7
+    assert made.cpu_times.shape == (4,)
+    assert made.gpu_times.shape == (2, 4)
+    assert (made.cpu_times > 0).all()
+    assert "add" in str(made)
+    assert "GPU-1" in str(made)
+    assert len(profiler.benchmark(calls.clear, n_repeat=9, max_duration=0).cpu_times) == 1
+    with pytest.raises(ValueError, match="callable"):
+        profiler.benchmark(3)
+    with profiler.profile(), profiler.time_range("part", sync=True):
+        calls.append(1)
+    assert calls == [1]

@@ -139,3 +139,200 @@ def test_a_generator_checks_bounds_and_outputs_before_it_draws(cp: Any) -> None:
     with pytest.raises(TypeError):
         generator.standard_normal(3, dtype="i4")
     assert generator.integers(0, (1 << 64) - 1, 5, "u8").dtype == np.uint64
+
+
+# --- what the suite showed on 2026-11-23 ----------------------------------------------------------
+
+
+class _Described:
+    """An object of another library that describes an array of ours."""
+
+    def __init__(self, array: Any, **more: Any) -> None:
+        shown = {"shape": array.shape, "typestr": array.dtype.str, "strides": array.strides}
+        self.__cuda_array_interface__ = {**shown, "data": (array.data.ptr, False), **more}
+
+
+def test_an_object_that_describes_our_memory_is_that_array(cp: Any) -> None:
+    a = cp.arange(6.0).reshape(2, 3)
+    for made in (cp.asarray(_Described(a)), cp.array(_Described(a), copy=False)):
+        made[0, 0] += 10
+    assert a.get()[0, 0] == 20
+    assert cp.asarray(_Described(a.T)).strides == a.T.strides
+    assert cp.add(a, _Described(a)).get()[0, 0] == 40
+    assert (a + _Described(a)).get()[0, 0] == 40
+    assert cp.asnumpy(_Described(a[1])).tolist() == [3, 4, 5]
+    assert cp.asarray(_Described(cp.zeros((2, 0)))).shape == (2, 0)
+    for wrong in ({"mask": 1}, {"typestr": ">f8"}):
+        with pytest.raises(ValueError, match="support"):
+            cp.asarray(_Described(a, **wrong))
+    with pytest.raises(TypeError, match="holds GPU memory of this process"):
+        cp.asarray(_Described(a, data=(a.data.ptr + 8, False)))
+
+
+def test_arrays_of_no_element_have_no_strides(cp: Any) -> None:
+    for order in ("C", "F"):
+        assert cp.empty((1, 0, 2), order=order).strides == (0, 0, 0)
+    assert cp.zeros((2, 0)).reshape(0, 3).strides == (24, 8)
+
+
+@pytest.mark.parametrize("order", ["C", "F", "A", "K", "c", "f"])
+def test_an_array_of_the_host_gets_the_order_that_is_named(cp: Any, order: Any) -> None:
+    for host in (np.ones((1, 3, 1)), np.arange(24).reshape(2, 3, 4)):
+        made, wanted = cp.array(host, order=order), np.array(host, order=order)
+        assert made.strides == wanted.strides
+        assert (made.get() == wanted).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F", "A", "K"])
+@pytest.mark.parametrize("shape", [(3, 2, 4), (2, 3, 1, 4)])
+def test_ravel_of_axes_that_repeat(cp: Any, order: Any, shape: Any) -> None:
+    host = np.arange(2.0).reshape(2, 1) if len(shape) == 3 else np.arange(6.0).reshape(2, 3, 1, 1)
+    wanted = np.broadcast_to(host, shape).ravel(order)
+    made = cp.broadcast_to(cp.asarray(host), shape).ravel(order)
+    assert made.get().tolist() == wanted.tolist()
+
+
+def test_numbers_in_place_of_what_is_no_number(cp: Any) -> None:
+    made = cp.nan_to_num(float("nan"), nan=5.0)
+    assert float(made) == 5
+    with pytest.raises(ValueError, match="mismatch"):
+        cp.nan_to_num(cp.zeros(4), nan=cp.zeros((2, 4)))
+
+
+def test_a_result_has_the_class_and_the_attributes_of_its_operand(cp: Any) -> None:
+    class Tagged(cp.ndarray):  # pyright: ignore
+        tag: Any
+
+        def __array_finalize__(self, obj: Any) -> None:
+            self.tag = getattr(obj, "tag", None)
+
+    plain, tagged = cp.arange(3.0), cp.arange(3.0).view(Tagged)
+    tagged.tag = "x"
+    for made in (
+        cp.sin(tagged),
+        tagged + 1,
+        plain + tagged,
+        cp.add(plain, tagged),
+        tagged * tagged,
+    ):
+        assert type(made) is Tagged
+        assert made.tag == "x"
+    assert type(plain + plain) is cp.ndarray
+
+
+def test_lost_imaginary_parts_are_warned_of(cp: Any) -> None:
+    a = cp.ones(2, "D")
+    with pytest.warns(np.exceptions.ComplexWarning):
+        cp.add(a, a, out=cp.zeros(2), casting="unsafe")
+    with pytest.warns(np.exceptions.ComplexWarning):
+        cp.concatenate([a, a], dtype="f8", casting="unsafe")
+
+
+def test_negative_powers_of_integers_are_those_of_a_gpu(cp: Any) -> None:
+    a = cp.asarray([1, -1, 2, 0, -1])
+    assert (a**-1).get().tolist() == [1, -1, 0, 0, -1]
+    assert cp.power(a, cp.asarray([-2, -2, -3, -1, 3])).get().tolist() == [1, 1, 0, 0, -1]
+    cp.power(a, -1, out=a)
+    assert a.get().tolist() == [1, -1, 0, 0, -1]
+
+
+def test_products_of_truth_values_are_counted_in_the_type_of_the_sum(cp: Any) -> None:
+    operands = [np.arange(6, dtype="i1").reshape(2, 3), np.ones((3, 4), "?"), np.ones((4, 5), "?")]
+    made = cp.einsum("ij,jk,kl", *map(cp.asarray, operands), optimize=True)
+    wanted = np.einsum("ij,jk,kl", *[each.astype("i1") for each in operands])
+    assert made.get().tolist() == wanted.tolist()
+
+
+def test_a_seed_in_the_environment_is_used(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPY_SEED", "6")
+    cp.random.reset_states()
+    first = cp.random.uniform(size=4).get()
+    cp.random.reset_states()
+    assert (cp.random.uniform(size=4).get() == first).all()
+    monkeypatch.delenv("CUPY_SEED")
+    cp.random.reset_states()
+
+
+def test_grids_between_arrays_of_the_device(cp: Any) -> None:
+    def made(xp: Any) -> Any:
+        return xp.mgrid[xp.zeros(3)[:, None] : xp.ones(3)[:, None] : 4j]
+
+    assert (made(cp).get() == made(np)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda cp, a: cp.empty(None), TypeError),
+        (lambda cp, a: cp.empty(1.5), TypeError),
+        (lambda cp, a: a.reshape(-1, order="K"), ValueError),
+        (lambda cp, a: a.reshape(-1, copy="no"), ValueError),
+        (lambda cp, a: a.fill(cp.ones(1)), ValueError),
+        (lambda cp, a: a.view(type=np.ndarray), ValueError),
+        (lambda cp, a: a.get(out=np.empty((3, 3), "i8")[:, 0]), RuntimeError),
+        (lambda cp, a: cp.ndarray((2, 3), strides=(8, 800)), ValueError),
+        (lambda cp, a: cp.ndarray((2, 3), strides=(-8, 8)), ValueError),
+        (lambda cp, a: cp.poly1d(a) ** 2.0, TypeError),
+        (lambda cp, a: cp.pad(a, []), TypeError),
+        (lambda cp, a: cp.pad(a, 1.5), TypeError),
+        (lambda cp, a: cp.repeat(a, np.ones(3)), TypeError),
+        (lambda cp, a: cp.repeat(a, cp.ones(2, "i4")), ValueError),
+        (lambda cp, a: cp.delete(a, True), ValueError),
+        (lambda cp, a: cp.delete(a, [True, False]), ValueError),
+        (lambda cp, a: cp.put(a, cp.arange(1), 1, mode="none"), ValueError),
+        (lambda cp, a: cp.einsum(), ValueError),
+        (lambda cp, a: cp.roll(a, 1, axis="0"), TypeError),
+        (lambda cp, a: cp.histogramdd(cp.ones((4, 2)), bins=[[0, 1, 2]] * 2), ValueError),
+        (lambda cp, a: cp.lib.stride_tricks.sliding_window_view(a, 9, writeable=True), Exception),
+    ],
+)
+def test_what_cupy_refuses_is_refused(cp: Any, call: Any, error: Any) -> None:
+    a = cp.arange(3)
+    with pytest.raises(error):
+        call(cp, a)
+    assert a.get().tolist() == [0, 1, 2]
+
+
+def test_lists_that_are_no_index(cp: Any) -> None:
+    a = cp.zeros((2, 3, 4))
+    for index in ([[1, 1], 1], [[1], slice(1, 2)]):
+        with pytest.raises(ValueError, match="inhomogeneous"):
+            a[index]
+    with pytest.raises(IndexError, match="arrays used as indices must be of integer"):
+        a[np.array(["1", "2"])]
+    assert a[[]].shape == (0, 3, 4)
+    assert a[[], [1]].shape == (0, 4)
+    assert a[[cp.asarray([1, 0])]].shape == (1, 2, 3, 4)
+
+
+def test_numbers_beyond_int64_compare_with_truth_values(cp: Any) -> None:
+    a = cp.array([True, False])
+    assert (a < 2**63).get().all()
+    assert (a > -(2**63)).get().all()
+    assert not (a == 2**63 + 100).get().any()
+    half = cp.asarray([1, np.inf], "f2")
+    assert (half == 2**63).get().tolist() == [False, True]  # as large a number is infinite there
+
+
+def test_scans_and_gradients_check_what_they_are_given(cp: Any) -> None:
+    assert cp.cumulative_sum(cp.asarray(3)).get().tolist() == [3]
+    with pytest.raises(ValueError, match="distances"):
+        cp.gradient(cp.ones((2, 3)), 1, cp.arange(4))
+    with pytest.raises(ValueError, match="not None"):
+        cp.random.poisson(None)
+    with pytest.warns(np.exceptions.ComplexWarning):
+        cp.ones(2, "D").sum(dtype="f8")
+
+
+def test_what_the_suite_showed_of_files_and_statistics(cp: Any, tmp_path: Any) -> None:
+    a = cp.arange(6).reshape(2, 3)
+    (tmp_path / "a").write_bytes(a.dumps())
+    assert cp.load(tmp_path / "a", allow_pickle=True).get().tolist() == a.get().tolist()
+    assert cp.piecewise(a.astype("u8"), True, cp.array([-1, 1])).get()[0, 0] == 2**64 - 1
+    made = cp.piecewise(a, True, cp.array([-1, 1]))
+    numpy: Any = np
+    assert made.get().tolist() == numpy.piecewise(a.get(), True, [-1, 1]).tolist()
+    with pytest.warns(RuntimeWarning, match="Degrees of freedom"):
+        cp.cov(a.astype(float), ddof=3)
+    with pytest.raises(ValueError, match="2-dimensional"):
+        cp.linalg.matrix_transpose(cp.arange(3))

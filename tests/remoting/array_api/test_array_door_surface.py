@@ -194,7 +194,8 @@ def test_helpers_without_a_device(cp: Any, tmp_path: Any) -> None:
     assert high - low == array.nbytes
     assert cp.in1d(cp.arange(3), cp.array([1])).tolist() == [False, True, False]
     assert cp.msort(cp.array([2, 1])).tolist() == [1, 2]
-    assert cp.row_stack([cp.arange(2), cp.arange(2)]).shape == (2, 2)
+    with pytest.warns(DeprecationWarning, match="row_stack"):
+        assert cp.row_stack([cp.arange(2), cp.arange(2)]).shape == (2, 2)
     assert cp.fuse(lambda x: x)(3) == 3
     assert cp.is_available()
     calls: list[int] = []

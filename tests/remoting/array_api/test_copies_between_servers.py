@@ -170,6 +170,7 @@ def test_what_failed_on_one_server_is_no_array_on_the_other() -> None:
     good = cp.ones(3)
     with cp.cuda.Device(1):
         cp.asarray(good)  # the first copy waits, and would raise what failed before it
+    cp.linalg.cholesky(cp.eye(300))  # the first call of its kind waits
     bad = cp.linalg.cholesky(-cp.eye(300))
     def get(array):
         try:

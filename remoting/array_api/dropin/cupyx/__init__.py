@@ -8,6 +8,10 @@ import numpy as np
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as _ufunc
 from cupy._door import absent as _absent
+from cupy._door import judged as _judged
+from cupy._door import state as _state
+
+from cupyx import profiler as profiler
 
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 
@@ -57,13 +61,29 @@ class DeviceSynchronized(RuntimeError):
 
 @contextlib.contextmanager
 def allow_synchronize(allow: bool) -> Generator[None]:
-    """Accept the setting; it is not enforced."""
-    del allow
-    yield
+    """Say for a block whether this thread may wait for a device: a copy to the host does."""
+    before = _state.local.may_wait
+    _state.local.may_wait = allow
+    try:
+        yield
+    finally:
+        _state.local.may_wait = before
+
+
+def _refuse_to_wait() -> None:
+    raise DeviceSynchronized("Device was synchronized")
+
+
+_state.hooks["refuse_to_wait"] = _refuse_to_wait
 
 
 _settings: dict[str, Any] = {"divide": None, "over": None, "under": None, "invalid": None,
                              "linalg": None, "fallback_mode": None}  # fmt: skip
+
+
+def _set(changed: dict[str, Any]) -> None:
+    _settings.update(changed)
+    _judged.linalg_raises = _settings["linalg"] == "raise"
 
 
 def geterr() -> dict[str, Any]:
@@ -77,7 +97,7 @@ def seterr(**kwargs: Any) -> dict[str, Any]:
     unknown = set(kwargs) - set(_settings)
     if unknown:
         raise TypeError(f"seterr() got unexpected arguments {sorted(unknown)}")
-    _settings.update(kwargs)
+    _set(kwargs)
     return before
 
 
@@ -88,7 +108,7 @@ def errstate(**kwargs: Any) -> Generator[None]:
     try:
         yield
     finally:
-        _settings.update(before)
+        _set(before)
 
 
 __getattr__ = _absent.lookup(__name__)

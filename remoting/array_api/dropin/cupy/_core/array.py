@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys
@@ -74,8 +75,10 @@ class Flags:
 class ndarray(Operators, Methods, Remote):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
-    __slots__ = ("_base", "_device", "_known")
+    __slots__ = ("_address", "_base", "_device", "_known")
     __module__ = "cupy"
+    _address: int
+    """Where it is on the server; set once a program has asked for it."""
     _base: Any
     _device: int
     _known: Meta | None
@@ -98,6 +101,7 @@ class ndarray(Operators, Methods, Remote):
         if memptr is not None:
             made = memptr.as_array(lengths, arguments.dtype_of(dtype), strides, letter)
         elif strides is not None:
+            arguments.check_strides(lengths, tuple(strides), arguments.dtype_of(dtype).itemsize)
             flat = make.empty(lengths, dtype)
             made = make.as_strided(flat, lengths, tuple(strides))
         else:
@@ -140,6 +144,9 @@ class ndarray(Operators, Methods, Remote):
         """Take over another array's handle; it gets ours, and frees it."""
         self._handle, other._handle = other._handle, self._handle
         self._known, other._known = other._known, self._known
+        for each in (self, other):
+            with contextlib.suppress(AttributeError):
+                del each._address
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -220,8 +227,7 @@ class ndarray(Operators, Methods, Remote):
                     f"Shape mismatch. Expected shape: {self.shape}, actual shape: {host.shape}"
                 )
             if not (host.flags.c_contiguous or host.flags.f_contiguous):
-                host[...] = transfers.download(self)
-                return host
+                raise RuntimeError("`out` cannot be specified when it is not contiguous")
         letter = order.upper()[:1] if order else ""
         if letter not in ("C", "F", "A"):
             raise ValueError(f"unsupported order: {order}")
@@ -403,7 +409,7 @@ class ndarray(Operators, Methods, Remote):
             "shape": meta.shape,
             "typestr": meta.dtype.str,
             "descr": meta.dtype.descr,
-            "stream": 1,
+            "stream": state.local.context[1] or 1,
             "version": 3,
             "strides": None if meta.contiguity[0] else meta.strides,
             "data": (self.data.ptr if meta.size else 0, False),
@@ -451,7 +457,7 @@ class ndarray(Operators, Methods, Remote):
             known = type(operand) in _PYTHON_SCALARS or isinstance(
                 operand, (ndarray, np.ndarray, np.generic)
             )
-            if not known and not hasattr(operand, "__cupy_get_ndarray__"):
+            if not known and not any(hasattr(operand, each) for each in convert.ARRAY_PROTOCOLS):
                 return NotImplemented
         if name in ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"):
             inputs = tuple(

@@ -14,6 +14,9 @@ from cupy._door import state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh, keep_order
 
+ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
+"""What an object has that is an array on a device, or describes one."""
+
 
 def asarray(value: Any) -> Any:
     """Return ``value`` as an array on the device, uploading it if it is none yet."""
@@ -35,14 +38,16 @@ def array(
     # Pickles of arrays name this function by its module: it stays here.
     if subok:
         raise NotImplementedError("subok=True is not supported")
-    order = order or "K"
+    order = normalize_order(order)
     ndarray: Any = state.hooks["ndarray"]
     convert = getattr(obj, "__cupy_get_ndarray__", None)
     if convert is not None:
         obj = convert()
+    elif not isinstance(obj, ndarray) and hasattr(obj, "__cuda_array_interface__"):
+        obj = from_interface(obj)
     if isinstance(obj, ndarray):
         made = _from_device(obj, dtype, copy, order, ndmin)
-    elif isinstance(obj, (list, tuple)) and _has_device_leaf(obj):
+    elif isinstance(obj, (list, tuple)) and has_device_leaf(obj):
         made = _from_nested(obj, dtype, order, ndmin)
     else:
         made = _from_host(obj, dtype, copy, order, ndmin)
@@ -51,12 +56,30 @@ def array(
     return made
 
 
-def foreign_memory(obj: Any) -> str:
-    """Return why an object of another library cannot be taken by its memory on a GPU."""
-    return (
-        f"{type(obj).__module__}.{type(obj).__qualname__} holds GPU memory of this process, and "
-        "the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
-    )
+def from_interface(obj: Any) -> Any:
+    """Return the array that an object describes by ``__cuda_array_interface__``, without a copy.
+
+    Raises:
+        TypeError: its memory is not that of an array of this cupy.
+        ValueError: masked, or of a dtype that no device computes with.
+    """
+    described = obj.__cuda_array_interface__
+    if described.get("mask") is not None:
+        raise ValueError("CuPy currently does not support masked arrays.")
+    kind, shape = dtype_of(described["typestr"]), tuple(described["shape"])
+    address = described["data"][0]
+    if 0 in shape:
+        return make.empty(shape, kind)
+    pointer = getattr(address, "pointer", None)
+    if pointer is None:
+        raise TypeError(
+            f"{type(obj).__module__}.{type(obj).__qualname__} holds GPU memory of this process, "
+            "and the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
+        )
+    return pointer.as_array(shape, kind, described.get("strides"), "C")
+
+
+state.hooks["from_interface"] = from_interface
 
 
 def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
@@ -64,26 +87,29 @@ def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
     host = np.array(obj, dtype=dtype, copy=None if _COPY_NONE else False, order=letter, ndmin=ndmin)  # type: ignore[call-overload]
-    if host.dtype.hasobject and hasattr(obj, "__cuda_array_interface__"):
-        raise TypeError(foreign_memory(obj))
     dtype_of(host.dtype.newbyteorder("="))
     if order == "A":
         flags = host.flags
         host = np.asarray(host, order="F" if flags.f_contiguous and not flags.c_contiguous else "C")
-    return upload(host)
+    return upload(host, order=order if order in ("C", "F") else None)
 
 
 _COPY_NONE = int(np.__version__.split(".")[0]) >= 2
 
 
-def _has_device_leaf(obj: Any) -> bool:
+def has_device_leaf(obj: Any) -> bool:
     """Say whether a nested sequence holds device arrays; the first leaf of each branch tells."""
     items: Any = obj
     if not isinstance(obj, (list, tuple)):
         return isinstance(obj, Remote)
-    return bool(items) and (
-        (isinstance(items[0], (list, tuple)) and any(map(_has_device_leaf, items)))
-        or any(isinstance(item, Remote) for item in items)
+    if not items:
+        return False
+    first = items[0]
+    # Not asked of an array of ours, whose description would ask the worker for its address.
+    if not isinstance(first, Remote) and any(hasattr(first, each) for each in ARRAY_PROTOCOLS):
+        return True
+    return (isinstance(items[0], (list, tuple)) and any(map(has_device_leaf, items))) or any(
+        isinstance(item, Remote) for item in items
     )
 
 
@@ -93,6 +119,8 @@ def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
             items: Any = value
             parts = [build(item) for item in items]
             return state.hooks["stack"](parts)
+        if not isinstance(value, Remote) and any(hasattr(value, each) for each in ARRAY_PROTOCOLS):
+            value = array(value, copy=None)
         if not isinstance(value, Remote):
             raise TypeError(f"Unsupported type {type(value)}")
         return value

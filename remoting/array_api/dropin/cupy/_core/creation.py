@@ -21,9 +21,7 @@ def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> Any:
     """Return a new array of zeros."""
-    kind = arguments.dtype_of(dtype)
-    lengths, letter = arguments.shape_of(shape), _c_or_f(order)
-    return make.forward("door.zeros", (lengths, kind, letter), {}, fresh(kind, lengths, letter))
+    return make.new("door.zeros", arguments.shape_of(shape), dtype, _c_or_f(order))
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> Any:

@@ -132,9 +132,13 @@ def nan_to_num(
     x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
     """Replace NaN and infinities by numbers."""
-    if not is_array(x):
-        return make.forward("nan_to_num", (convert.asarray(x),), {}, convert.asarray(x)._meta)
     keywords = {"nan": nan, "posinf": posinf, "neginf": neginf}
+    array = convert.asarray(x)
+    shapes = [each.shape for each in keywords.values() if is_array(each)]
+    if broadcast(array.shape, *shapes) != array.shape:
+        raise ValueError("Out shape is mismatched")
+    if array is not x:
+        return make.forward("nan_to_num", (array,), keywords, array._meta)
     if copy:
         return make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
     x[...] = make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))

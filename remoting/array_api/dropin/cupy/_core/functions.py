@@ -1,5 +1,7 @@
 """The functions of CuPy's main namespace: sets, polynomials, statistics, and the table of all."""
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -102,6 +104,15 @@ def unpackbits(a: Any, axis: Any = None, bitorder: str = "big") -> Any:
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Return the gradient, one array per axis."""
+    axes = arguments.axes_of(axis, f.ndim)
+    if len(varargs) == len(axes):
+        for at, distances in zip(axes, varargs):
+            if np.ndim(distances) > 1:
+                raise ValueError("distances must be either scalars or 1d")
+            if np.ndim(distances) == 1 and len(distances) != f.shape[at]:
+                raise ValueError(
+                    "when 1d, distances must match the length of the corresponding dimension"
+                )
     made = make.ask(
         "gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order
     )
@@ -169,9 +180,44 @@ def bincount(x: Any, weights: Any = None, minlength: Any = None) -> Any:
     return make.lazy("bincount", (array,), keywords)
 
 
+def angle(z: Any, deg: bool = False) -> Any:
+    """Return the angle of complex numbers."""
+    if isinstance(z, np.ndarray):
+        raise TypeError(f"Unsupported type {type(z)}")
+    return _ANGLE(z, deg)
+
+
+def cov(
+    a: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: Any = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Return the covariances of variables."""
+    shape = np.shape(a) if isinstance(a, (list, tuple)) else a.shape
+    if fweights is None and aweights is None and len(shape) <= 2:
+        count = math.prod(shape) if len(shape) < 2 else shape[1 if rowvar else 0]
+        if count <= ((0 if bias else 1) if ddof is None else ddof):
+            warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
+    return _COV(a, y, rowvar, bias, ddof, fweights, aweights, **kwargs)
+
+
+def histogramdd(sample: Any, bins: Any = 10, *args: Any, **kwargs: Any) -> Any:
+    """Count points in the cells of a grid."""
+    if isinstance(bins, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in bins):
+        raise ValueError("array-like bins are not supported: use cupy.ndarray")
+    return _HISTOGRAMDD(sample, bins, *args, **kwargs)
+
+
 def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     """Evaluate functions, each where its condition holds."""
     array = convert.asarray(x)
+    if arguments.is_scalar(condlist):
+        condlist = [condlist]
     conditions = (
         [convert.asarray(c) for c in condlist]
         if isinstance(condlist, (list, tuple))
@@ -193,7 +239,8 @@ def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     for condition, function in zip_strict(conditions, funclist):
         if callable(function):
             raise NotImplementedError("Callable functions are not supported currently")
-        made = where(condition, function, made).astype(made.dtype, copy=False)
+        value = convert.asarray(function).astype(made.dtype, copy=False)
+        made = where(condition, value, made)
     return made
 
 
@@ -223,6 +270,9 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
     return value
 
 
+_COV = _lazy("cov", 2)
+_ANGLE = _lazy("angle", 1)
+_HISTOGRAMDD = _asked("histogramdd", 1)
 FUNCTIONS: dict[str, Any] = {
     **CREATION,
     **MANIPULATION,
@@ -231,7 +281,7 @@ FUNCTIONS: dict[str, Any] = {
     **ELEMENTWISE,
     **SEARCHING,
     **SELECTION,
-    "angle": _lazy("angle", 1),
+    "angle": angle,
     "real_if_close": _lazy("real_if_close", 1),
     "sort_complex": _lazy("sort_complex"),
     "diff": diff,
@@ -246,7 +296,7 @@ FUNCTIONS: dict[str, Any] = {
     "convolve": _lazy("convolve", 2),
     "correlate": _lazy("correlate", 2),
     "corrcoef": _lazy("corrcoef", 2),
-    "cov": _lazy("cov", 2),
+    "cov": cov,
     "digitize": _lazy("digitize", 2),
     "ediff1d": _lazy("ediff1d", 1),
     "interp": _lazy("interp", 3),
@@ -256,7 +306,7 @@ FUNCTIONS: dict[str, Any] = {
     "union1d": _lazy("union1d", 2),
     "histogram": _asked("histogram", 1),
     "histogram2d": _asked("histogram2d", 2),
-    "histogramdd": _asked("histogramdd", 1),
+    "histogramdd": histogramdd,
     "packbits": packbits,
     "unpackbits": unpackbits,
     "trapezoid": _lazy("trapezoid", 2),
@@ -264,7 +314,6 @@ FUNCTIONS: dict[str, Any] = {
     "poly": _lazy("poly", 1),
     "polyfit": _asked("polyfit", 2),
     "roots": _lazy("roots", 1),
-    "may_share_memory": _asked("may_share_memory"),
     "shares_memory": _asked("shares_memory"),
 }
 state.hooks["functions"] = FUNCTIONS

@@ -50,6 +50,15 @@ class AxisConcatenator:
         return 0
 
 
+def _ends(key: Any) -> tuple[Any, ...]:
+    return (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
+
+
+def _on_host(key: Any) -> Any:
+    parts = [part.get() if is_array(part) else part for part in _ends(key)]
+    return slice(*parts) if isinstance(key, slice) else parts[0]
+
+
 class Grid:
     """What ``mgrid`` and ``ogrid`` are: slices that become coordinates."""
 
@@ -57,6 +66,10 @@ class Grid:
         self._numpy: Any = np.ogrid if sparse else np.mgrid
 
     def __getitem__(self, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(is_array(part) for each in keys for part in _ends(each)):
+            keys = tuple(_on_host(each) for each in keys)
+            key = keys if isinstance(key, tuple) else keys[0]
         made = self._numpy[key]
         if isinstance(made, np.ndarray):
             return transfers.upload(made)
@@ -176,14 +189,14 @@ tril_indices, triu_indices = _triangle_indices("tril"), _triangle_indices("triu"
 
 def tril_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
     """Return the indices of an array's lower triangle."""
-    if need(arr).ndim != 2:
+    if arr.ndim != 2:  # AttributeError for what has no axes, as in NumPy and CuPy
         raise ValueError("input array must be 2-d")
     return tril_indices(arr.shape[0], k, arr.shape[1])
 
 
 def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
     """Return the indices of an array's upper triangle."""
-    if need(arr).ndim != 2:
+    if arr.ndim != 2:
         raise ValueError("input array must be 2-d")
     return triu_indices(arr.shape[0], k, arr.shape[1])
 

@@ -52,7 +52,7 @@ def asnumpy(
     if hasattr(a, "__cupy_get_ndarray__"):
         return a.__cupy_get_ndarray__().get(stream, order, out, blocking)
     if hasattr(a, "__cuda_array_interface__") and not hasattr(a, "__array__"):
-        raise TypeError(convert.foreign_memory(a))
+        return convert.from_interface(a).get(stream, order, out, blocking)
     host = np.asarray(a, order="A" if order == "A" else order)  # type: ignore[call-overload]
     if out is None:
         return host
@@ -160,6 +160,8 @@ class _Archive:
 def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
     """Return the arrays in a file of this machine; pickles only with ``allow_pickle``."""
     found = np.load(file, mmap_mode=mmap_mode, allow_pickle=bool(allow_pickle))
+    if is_array(found):  # from a pickle of an array of the device
+        return found
     return convert.array(found) if isinstance(found, np.ndarray) else _Archive(found)
 
 

@@ -47,15 +47,23 @@ def prepare(index: Any) -> tuple[Any, ...]:
 
 
 def _index_array(item: Any) -> Any:
+    if isinstance(item, (list, tuple)) and not convert.has_device_leaf(item):
+        host = np.asarray(item)  # ValueError for lists of unequal lengths
+        item = host if host.size else host.astype(np.int32)  # no indices, not an empty mask
     try:
         made = convert.array(item)
     except ValueError:
+        if isinstance(item, np.ndarray) and item.ndim:
+            raise IndexError(
+                "arrays used as indices must be of integer or boolean type. "
+                f"(actual: {item.dtype.type})"
+            ) from None
         raise IndexError(
             "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or "
             "boolean arrays are valid indices"
         ) from None
     if made.size == 0 and not isinstance(item, np.ndarray):
-        return made.astype(np.int32)  # an empty list means no indices, not an empty mask
+        return made.astype(np.int32)
     return made
 
 

@@ -125,6 +125,12 @@ class _Typed:
         return kind
 
 
+def _checked_name(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"Invalid kernel name: {name!r}")
+    return name
+
+
 class ElementwiseKernel(_Typed):
     """A kernel that computes each element by a piece of CUDA C++; see CuPy's documentation."""
 
@@ -143,7 +149,7 @@ class ElementwiseKernel(_Typed):
         self.in_params = _parameters(in_params)
         self.out_params = _parameters(out_params)
         self.operation = _checked(operation)
-        self.name = name
+        self.name = _checked_name(name)
         self.preamble = preamble
         self.reduce_dims = reduce_dims
         self.no_return = no_return
@@ -227,7 +233,7 @@ class ReductionKernel(_Typed):
         self.reduce_expr = reduce_expr
         self.post_map_expr = post_map_expr
         self.identity = "" if identity is None else str(identity)
-        self.name = name
+        self.name = _checked_name(name)
         self.reduce_type = reduce_type
         self.reduce_dims = reduce_dims
         self.preamble = preamble

@@ -1,4 +1,4 @@
-"""Changing shapes, joining, splitting and rearranging arrays."""
+"""Changing shapes, splitting and rearranging arrays; `joining` has what joins them."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.arguments import need
+from cupy._core.dispatch.arguments import is_array, need
+from cupy._core.joining import JOINING
 from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, of_view
@@ -74,16 +75,6 @@ def squeeze(a: Any, axis: Any = None) -> Any:
     return need(a).squeeze(axis)
 
 
-def expand_dims(a: Any, axis: Any) -> Any:
-    """Return the array with new axes of length one."""
-    array = need(a)
-    places = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    meta = of_view(np.expand_dims(array._meta.shadow, places))
-    kept = arguments.axes_of(places, meta.ndim)
-    index = tuple(None if at in kept else slice(None) for at in range(meta.ndim))
-    return array[index]
-
-
 def broadcast_to(array: Any, shape: Any) -> Any:
     """Return a read view of the array in a larger shape."""
     source = convert.asarray(array)
@@ -97,133 +88,6 @@ def broadcast_arrays(*args: Any) -> tuple[Any, ...]:
     """Return the arrays in their common shape."""
     shape = broadcast(*[need(item).shape for item in args])
     return tuple([item if item.shape == shape else broadcast_to(item, shape) for item in args])
-
-
-def _at_least(count: int) -> Any:
-    def function(*arys: Any) -> Any:
-        made: list[Any] = []
-        for item in arys:
-            array = convert.asarray(item)
-            if array.ndim < count:
-                shape = {
-                    1: (1,),
-                    2: (1, array.size),
-                    3: {0: (1, 1, 1), 1: (1, array.size, 1)}.get(array.ndim, (*array.shape, 1)),
-                }[count]
-                array = array.reshape(shape)
-            made.append(array)
-        return made[0] if len(made) == 1 else made
-
-    return function
-
-
-atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
-
-
-# --- joining --------------------------------------------------------------------------------------
-
-
-def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
-    return (
-        arguments.dtype_of(dtype)
-        if dtype is not None
-        else np.result_type(*[a.dtype for a in arrays])
-    )
-
-
-def _device_arrays(tup: Any) -> list[Any]:
-    if isinstance(tup, state.hooks["ndarray"]):
-        tup = list(tup)
-    return [need(item, "arrays") for item in tup]
-
-
-def concatenate(
-    tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
-) -> Any:
-    """Join arrays along an axis."""
-    arrays = _device_arrays(tup)
-    if not arrays:
-        raise ValueError("need at least one array to concatenate")
-    if out is not None and dtype is not None:
-        raise TypeError("concatenate() only takes `out` or `dtype` as an argument")
-    if axis is None:
-        arrays, axis = [a.ravel() for a in arrays], 0
-    first = arrays[0]
-    at = arguments.axis_of(axis, first.ndim) if first.ndim else _zero_dimensional()
-    total = 0
-    for array in arrays:
-        if array.ndim != first.ndim:
-            raise ValueError("All arrays to concatenate must have the same ndim")
-        if array.shape[:at] + array.shape[at + 1 :] != first.shape[:at] + first.shape[at + 1 :]:
-            raise ValueError("All arrays must have same shape except the axis to concatenate")
-        total += array.shape[at]
-    shape = (*first.shape[:at], total, *first.shape[at + 1 :])
-    kind = _joined_dtype(arrays, dtype) if out is None else out.dtype
-    for array in arrays:
-        if not np.can_cast(array.dtype, kind, casting):  # type: ignore[arg-type]
-            raise TypeError(
-                f"Cannot cast array data from {array.dtype!r} to {kind!r} "
-                f"according to the rule {casting!r}"
-            )
-    if out is not None:
-        if out.shape != shape:
-            raise ValueError("Output array is the wrong shape")
-        make.in_place("door.concatenate_into", (arrays, at, out, casting), {})
-        return out
-    keywords = {} if dtype is None else {"dtype": kind, "casting": casting}
-    return make.forward("concatenate", (arrays, at), keywords, fresh(kind, shape))
-
-
-def _zero_dimensional() -> int:
-    raise ValueError("zero-dimensional arrays cannot be concatenated")
-
-
-def stack(
-    tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
-) -> Any:
-    """Join arrays along a new axis."""
-    arrays = _device_arrays(tup)
-    if not arrays:
-        raise ValueError("need at least one array to stack")
-    if len({array.shape for array in arrays}) > 1:
-        raise ValueError("all input arrays must have the same shape")
-    at = arguments.axis_of(axis, arrays[0].ndim + 1)
-    return concatenate([expand_dims(a, at) for a in arrays], at, out, dtype=dtype, casting=casting)
-
-
-def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """Join arrays vertically."""
-    arrays = [atleast_2d(item) for item in _device_arrays(tup)]
-    return concatenate(arrays, 0, dtype=dtype, casting=casting)
-
-
-def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """Join arrays horizontally."""
-    arrays = [atleast_1d(item) for item in _device_arrays(tup)]
-    axis = 0 if arrays and arrays[0].ndim == 1 else 1
-    return concatenate(arrays, axis, dtype=dtype, casting=casting)
-
-
-def dstack(tup: Any) -> Any:
-    """Join arrays along the third axis."""
-    return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
-
-
-def column_stack(tup: Any) -> Any:
-    """Join vectors as columns."""
-    arrays = [need(item) for item in tup]
-    if any(array.ndim not in (1, 2) for array in arrays):
-        raise ValueError("Only 1 or 2 dimensional arrays can be column stacked")
-    return concatenate([a[:, None] if a.ndim == 1 else a for a in arrays], 1)
-
-
-def append(arr: Any, values: Any, axis: Any = None) -> Any:
-    """Return an array with values added at its end."""
-    array = convert.asarray(arr)
-    more = convert.asarray(values)
-    if axis is None:
-        return concatenate((array.ravel(), more.ravel()), 0)
-    return concatenate((array, more), axis)
 
 
 # --- splitting ------------------------------------------------------------------------------------
@@ -337,16 +201,35 @@ def tile(A: Any, reps: Any) -> Any:
     return make.forward("tile", (array, times), {}, fresh(array.dtype, shape))
 
 
+def _check_repeats(repeats: Any, length: int) -> None:
+    if not np.can_cast(repeats.dtype, np.int64):
+        raise TypeError(
+            f"Cannot cast array data from {repeats.dtype!r} to dtype('int64') "
+            "according to the rule 'safe'"
+        )
+    if repeats.ndim > 1:
+        raise ValueError("object too deep for desired array")
+    if repeats.size not in (1, length):
+        raise ValueError(
+            f"'repeats' and 'axis' of 'a' should be same length: {repeats.size} != {length}"
+        )
+
+
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return every element several times."""
     array = need(a)
-    if isinstance(repeats, (np.ndarray, np.integer)):
+    if isinstance(repeats, np.ndarray):
+        raise TypeError("numpy.ndarray is not supported as repeats; use cupy.ndarray or a list")
+    if isinstance(repeats, np.integer):
         repeats = repeats.tolist()
     source = array if axis is not None else array.ravel()
     at = arguments.axis_of(axis if axis is not None else 0, source.ndim)
     if isinstance(repeats, state.hooks["ndarray"]):
+        _check_repeats(repeats, source.shape[at])
         return make.lazy("repeat", (source, repeats, at), {})
     counts = [repeats] if isinstance(repeats, int) else list(repeats)
+    if any(isinstance(count, (list, tuple)) for count in counts):
+        raise ValueError("object too deep for desired array")
     if any(count < 0 for count in counts):
         raise ValueError("all elements of 'repeats' should be non-negative")
     length = source.shape[at]
@@ -378,9 +261,18 @@ def resize(a: Any, new_shape: Any) -> Any:
 
 def delete(arr: Any, indices: Any, axis: Any = None) -> Any:
     """Return the array without the slices at ``indices``."""
-    array = need(arr)
-    if not isinstance(indices, (int, slice)):
+    if not is_array(arr):
+        raise ValueError("delete() needs a cupy.ndarray")
+    array = arr
+    if not isinstance(indices, slice) and (type(indices) is bool or not isinstance(indices, int)):
         given = convert.asarray(indices)
+        length = array.size if axis is None else array.shape[arguments.axis_of(axis, array.ndim)]
+        empty = isinstance(indices, (list, tuple)) and not given.size
+        if given.dtype == np.bool_ and not empty and given.shape != (length,):
+            raise ValueError(
+                "boolean array argument obj to delete must be one dimensional and match the axis "
+                f"length of {length}"
+            )
         # An empty list means no indices, not an empty mask.
         indices = given if given.size or isinstance(indices, np.ndarray) else given.astype(int)
     return make.lazy("delete", (array, indices, axis), {})
@@ -397,9 +289,10 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Any:
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     """Return the array with borders added."""
     source = convert.asarray(array)
-    widths = np.broadcast_to(
-        np.asarray(pad_width).round().astype(np.intp), (source.ndim, 2)
-    ).tolist()
+    given_widths = np.asarray(pad_width)
+    if given_widths.dtype.kind != "i":
+        raise TypeError("`pad_width` must be of integral type.")
+    widths = np.broadcast_to(given_widths.astype(np.intp), (source.ndim, 2)).tolist()
     if callable(mode):
         return _pad_by(source, widths, mode, kwargs)
     shape = tuple(length + a + b for length, (a, b) in zip_strict(source.shape, widths))
@@ -407,6 +300,8 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in kwargs.items()
     }
+    if not source.ndim:
+        return source.copy()
     return make.forward("pad", (source, widths, mode), given, fresh(source.dtype, shape))
 
 
@@ -444,17 +339,19 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     if letters >= {"C", "F"}:
         raise ValueError('Cannot specify both "C" and "F" order')
     order = "F" if "F" in letters else "C" if "C" in letters else "A"
-    made = convert.array(a, dtype=dtype, order=order, copy=None)
+    try:
+        kind = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"invalid data type: {dtype}") from None
+    made = convert.array(a, dtype=kind, order=order, copy=None)
     return made.copy() if "O" in letters and made.base is not None else made
 
 
 MANIPULATION: dict[str, Any] = {
+    **JOINING,
     **make.public(globals()),
     "permute_dims": transpose,
-    "concat": concatenate,
-    "row_stack": vstack,
     "hsplit": _split_along("hsplit", 1, 1),
     "vsplit": _split_along("vsplit", 0, 2),
     "dsplit": _split_along("dsplit", 2, 3),
 }
-state.hooks["stack"] = stack

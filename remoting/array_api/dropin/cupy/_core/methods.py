@@ -15,12 +15,36 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
+from cupy._door.older import zip_strict
 
 _TYPE = type
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 TRANSPOSED: dict[Any, Plan] = {}
 _reshaped: dict[Any, tuple[Plan, bytes]] = {}
+
+
+def ndarray_of_device() -> Any:
+    """Return the class of arrays, which imports this module."""
+    return state.hooks["ndarray"]
+
+
+def _in_memory(strides: list[int]) -> list[int]:
+    """Return the axes in the order of memory, as NumPy's iterators find it for order K.
+
+    An axis whose step is 0 or makes no difference has no place in memory: others pass it.
+    """
+    found: list[int] = []
+    for axis in reversed(range(len(strides))):  # the fastest first
+        step, place = abs(strides[axis]), len(found)
+        for at in reversed(range(len(found))):
+            other = abs(strides[found[at]])
+            if step and other:
+                if other <= step:
+                    break
+                place = at
+        found.insert(place, axis)
+    return found[::-1]
 
 
 class Methods:
@@ -37,11 +61,13 @@ class Methods:
 
     def view(self, dtype: Any = None, type: Any = None) -> Any:  # noqa: A002
         """Return a view, maybe of another dtype."""
-        ndarray: Any = state.hooks["ndarray"]
+        ndarray: Any = ndarray_of_device()
         if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
             if type is not None:
                 raise ValueError("Cannot specify output type twice.")
             dtype, type = None, dtype  # noqa: A001
+        if type is not None and not issubclass(type, ndarray):
+            raise ValueError("Type must be a sub-type of ndarray type")
         meta = self._meta
         if dtype is None:
             return make.view(self, "ndarray.view", (), meta, type)
@@ -68,6 +94,12 @@ class Methods:
             else tuple(length.__index__() for length in lengths)
         )
         letter = arguments.normalize_order(order)
+        if letter == "K":
+            raise ValueError(f"order {order!r} is not permitted for reshaping")
+        if isinstance(copy, str):
+            raise ValueError(
+                "strings are not allowed for 'copy' keyword. Use True/False/None instead."
+            )
         meta, is_view = reshaped(self._meta, lengths, letter)
         if copy is False and not is_view:
             raise ValueError("Unable to avoid creating a copy while reshaping.")
@@ -89,8 +121,9 @@ class Methods:
         meta = self._meta
         source: Any = self
         if letter == "K":
-            steps = meta.strides
-            source = self.transpose(sorted(range(meta.ndim), key=lambda at: -abs(steps[at])))
+            steps = [0 if n == 1 else step for n, step in zip_strict(meta.shape, meta.strides)]
+            axes = _in_memory(steps)
+            source = self.transpose(axes)
             letter = "C"
         if letter == "A":
             letter = "F" if meta.contiguity == (False, True) else "C"
@@ -184,6 +217,8 @@ class Methods:
 
     def fill(self, value: Any) -> None:
         """Set every element to one scalar."""
+        if isinstance(value, ndarray_of_device()) and value.shape != ():
+            raise ValueError("non-scalar cupy.ndarray cannot be used for fill")
         if isinstance(value, np.ndarray):
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")

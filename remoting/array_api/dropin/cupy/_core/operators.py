@@ -32,7 +32,7 @@ def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, A
             return function.pair(self, other)
         if kind is float or kind is int:
             return function.right(self, other)
-        if isinstance(other, state.hooks["ndarray"]):
+        if isinstance(other, state.hooks["ndarray"]) or hasattr(other, "__cupy_get_ndarray__"):
             return function(self, other)
         if should_defer(self, other):
             return NotImplemented

@@ -205,6 +205,8 @@ class poly1d:
     def __pow__(self, exponent: int) -> Any:
         if not arguments.is_scalar(exponent) or int(exponent) != exponent or exponent < 0:
             raise ValueError("Power to non-negative integers only.")
+        if isinstance(exponent, (float, np.floating)):
+            raise TypeError("Power must be an integer.")
         made: Any = poly1d(convert.array([1]))
         for _ in range(int(exponent)):
             made = poly1d(polymul(made, self))

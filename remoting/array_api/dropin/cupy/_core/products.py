@@ -360,6 +360,8 @@ def _einsum_strides(text: str, array: Any) -> tuple[int, ...] | None:
 
 def einsum(*operands: Any, **kwargs: Any) -> Any:
     """Evaluate the Einstein summation of arrays."""
+    if not operands:
+        raise ValueError("must provide at least an operand and a subscripts list for einsum")
     text, arrays = _einsum_plain(operands)
     dtype = kwargs.pop("dtype", None)
     optimize = kwargs.pop("optimize", False)

@@ -101,12 +101,23 @@ def byte_bounds(a: Any) -> tuple[int, int]:
     """Return the first and the last address of an array's memory."""
     meta: Meta = need(a)._meta
     low = high = a.data.ptr
+    if not meta.size:
+        return low, low
     for length, stride in zip_strict(meta.shape, meta.strides):
         if stride < 0:
             low += (length - 1) * stride
         else:
             high += (length - 1) * stride
     return low, high + meta.dtype.itemsize
+
+
+def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    """Say whether the ranges of two arrays' memory overlap."""
+    del max_work
+    if not is_array(a) or not is_array(b) or a._device != b._device or not (a.size and b.size):
+        return False
+    (first, end), (second, other_end) = byte_bounds(a), byte_bounds(b)
+    return first < other_end and second < end
 
 
 def is_available() -> bool:

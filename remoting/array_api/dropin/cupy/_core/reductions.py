@@ -84,6 +84,8 @@ def reduce(
         axis = tuple(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
+        if meta.dtype.kind == "c" and dtype.kind not in "bc":
+            arguments.warn_of_complex()
     session = array._session
     if out is None:
         key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
@@ -178,6 +180,8 @@ def _scan(name: str) -> Any:
         array = need(a)
         meta: Meta = array._meta
         shape = (meta.size,) if axis is None else meta.shape
+        if out is not None and need(out, "out").shape != shape:
+            raise ValueError("Provided out is the wrong size for the reduction")
         keywords: dict[str, Any] = {}
         if axis is not None:
             keywords["axis"] = arguments.axis_of(axis, meta.ndim)

@@ -1,5 +1,7 @@
 """Functions that pick elements, or set them, by numbers and by masks."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ def take_along_axis(a: Any, indices: Any, axis: Any) -> Any:
 def put(a: Any, ind: Any, v: Any, mode: str = "wrap") -> None:
     """Set elements of the flattened array."""
     if mode not in ("raise", "wrap", "clip"):
-        raise TypeError(f"clipmode not understood: {mode}")
+        raise ValueError(f"clipmode not understood: {mode}")
     array = need(a)
     indices = ind if arguments.is_scalar(ind) else convert.asarray(ind)
     values = v if arguments.is_scalar(v) else convert.asarray(v)
@@ -160,7 +162,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
     if not arguments.is_scalar(default):
         raise TypeError("default only accepts scalar values")
     for condition in condlist:
-        if need(condition).dtype != _BOOL:
+        if condition.dtype != _BOOL:  # AttributeError for a list, as in CuPy
             raise ValueError("invalid entry in condlist: should be boolean ndarray")
     return make.lazy("select", (list(condlist), list(choicelist), default), {})
 
@@ -184,9 +186,10 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return need(a).diagonal(offset, axis1, axis2)
 
 
-def unravel_index(indices: Any, dims: Any, order: str = "C") -> Any:
+def unravel_index(indices: Any, dims: Any, order: str | None = "C") -> Any:
     """Return flat indices as coordinates."""
     array = convert.asarray(indices)
+    order = "C" if order is None else order
     if order not in ("C", "F"):
         raise ValueError("order not understood")
     if array.dtype.kind not in "iu":

@@ -63,8 +63,7 @@ def _cumulative(name: str, start: int) -> Any:
         include_initial: bool = False,
     ) -> Any:
         array = need(x)
-        if array.ndim == 0:
-            raise ValueError("For arrays which have no dimensions, the axis argument is required.")
+        array = array if array.ndim else array.reshape(1)
         if axis is None:
             if array.ndim > 1:
                 raise ValueError(

@@ -11,9 +11,9 @@ import numpy as np
 
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
-from cupy._core.dispatch.loops import LOOPS
+from cupy._core.dispatch.loops import LOOPS, Loop
 from cupy._door import state
-from cupy._door.calls import Plan, Remote
+from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 from cupy._door.older import zip_strict
 
@@ -49,17 +49,6 @@ _COMPARE = frozenset(
 
 Operand = Union[np.dtype[Any], type]
 """A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
-
-
-class Loop:
-    """One type signature of a ufunc."""
-
-    __slots__ = ("inputs", "outputs")
-
-    def __init__(self, text: str) -> None:
-        left, _, right = text.partition("->")
-        self.inputs = tuple(np.dtype(char) for char in left)
-        self.outputs = tuple(np.dtype(char) for char in right)
 
 
 def _kind_score(kind: Any) -> int:
@@ -155,7 +144,12 @@ class ufunc:
             plan = self._plan_pair(a, b)
         handle = next(session.handles)
         device = session.emit(plan, _PAIR(handle, a._handle, b._handle), _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        kind, plain = type(a), make.classes.ndarray
+        if kind is plain:
+            if type(b) is plain:
+                return make.plain(session, handle, plan.metas[0], device)
+            a, kind = b, type(b)
+        return make.result(session, handle, plan.metas[0], device, kind, source=a)
 
     def right(self, a: Any, number: Any) -> Any:
         """Apply to an array and a Python int or float, in this order."""
@@ -171,7 +165,9 @@ class ufunc:
                 return self._general((a, number), {})
             packed = _INT_RIGHT(handle, a._handle, number)
         device = session.emit(plan, packed, _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        if type(a) is make.classes.ndarray:
+            return make.plain(session, handle, plan.metas[0], device)
+        return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def left(self, number: Any, a: Any) -> Any:
         """Apply to a Python int or float and an array, in this order."""
@@ -187,7 +183,9 @@ class ufunc:
                 return self._general((number, a), {})
             packed = _INT_LEFT(handle, number, a._handle)
         device = session.emit(plan, packed, _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        if type(a) is make.classes.ndarray:
+            return make.plain(session, handle, plan.metas[0], device)
+        return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def one(self, a: Any) -> Any:
         """Apply to one array."""
@@ -200,7 +198,9 @@ class ufunc:
         session = a._session
         handle = next(session.handles)
         device = session.emit(plan, _ONE(handle, a._handle), _frame(2))
-        return make.result(session, handle, plan.metas[0], device, type(a))
+        if type(a) is make.classes.ndarray:
+            return make.plain(session, handle, plan.metas[0], device)
+        return make.result(session, handle, plan.metas[0], device, type(a), source=a)
 
     def into(self, a: Any, b: Any) -> Any:
         """Apply to two arrays, or to an array and a float, and put the result into the first."""
@@ -310,6 +310,8 @@ class ufunc:
                 if item._meta.shape != shape:
                     raise ValueError("Out shape is mismatched")
                 arguments.check_cast(result, item.dtype, casting)
+                if result.kind == "c" and item.dtype.kind not in "bc":
+                    arguments.warn_of_complex()
         keywords: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if casting != "same_kind":
             keywords["casting"] = casting
@@ -320,9 +322,10 @@ class ufunc:
             return self._into(session, inputs, outs, given, keywords, loop, shape)
         metas = [fresh(result, shape) for result in loop.outputs]
         handle, device = session.call(self.operation, inputs, keywords, *metas)
-        kind = next((type(item) for item in inputs if isinstance(item, Remote)), None)
+        source = next((item for item in inputs if make.is_subclassed(item)), None)
+        kind = None if source is None else type(source)
         results = [
-            make.result(session, handle + index, meta, device, kind)
+            make.result(session, handle + index, meta, device, kind, source=source)
             for index, meta in enumerate(metas)
         ]
         return results[0] if self.nout == 1 else tuple(results)

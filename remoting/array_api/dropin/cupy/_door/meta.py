@@ -97,11 +97,17 @@ def intern(dtype: np.dtype[Any], shape: Shape, strides: Shape) -> Meta:
 
 def contiguous_strides(shape: Shape, itemsize: int, order: str = "C") -> Shape:
     """Return the strides in bytes of a contiguous array."""
+    if 0 in shape:
+        return (0,) * len(shape)  # as NumPy and CuPy have it
+    return _dense_strides(shape, itemsize, order)
+
+
+def _dense_strides(shape: Shape, itemsize: int, order: str) -> Shape:
     strides: list[int] = []
     step = itemsize
     for length in reversed(shape) if order == "C" else shape:
         strides.append(step)
-        step *= max(length, 1) if 0 in shape else length
+        step *= max(length, 1)
     return tuple(reversed(strides)) if order == "C" else tuple(strides)
 
 
@@ -160,7 +166,9 @@ def reshaped(meta: Meta, shape: Shape, order: str) -> tuple[Meta, bool]:
         total *= shape[unknown]
     if total != meta.size:
         raise ValueError(f"cannot reshape array of size {meta.size} into shape {shape}")
-    if (c and order == "C") or (f and order == "F") or meta.size == 0:
+    if meta.size == 0:
+        return intern(meta.dtype, shape, _dense_strides(shape, meta.dtype.itemsize, order)), True
+    if (c and order == "C") or (f and order == "F"):
         return fresh(meta.dtype, shape, order), True
     strides = _strides_without_copy(meta, shape, order)
     if strides is None:

@@ -7,6 +7,7 @@ Parts
     `handles`     numbers of arrays, templates and metas that both ends know
     `flusher`     the thread that sends the records of a program that pauses
     `sites`       where in the program each of the latest calls was made
+    `judged`      which calls wait once for the worker's checks
     `queue`       records in the order of the program, each in its context
     `Session`     calls, questions, uploads; the only part that other modules use
     Each part uses only those above it. A part that must cause something further down calls a
@@ -20,8 +21,9 @@ What is sent, and when
     small one is a record of the batch. The worker runs all records in the order of this queue.
 
 Who waits
-    `emit`, `call` and `put` wait for room in the socket only, never for the worker's result; two
-    exceptions are a device whose memory may be full and GPUPOOL_BLOCKING=1. `answer`,
+    `emit`, `call` and `put` wait for room in the socket only, never for the worker's result; three
+    exceptions are a device whose memory may be full, GPUPOOL_BLOCKING=1, and the first call of a
+    kind that the worker's library checks (`judged`). `answer`,
     `synchronize` and `describe` wait for the worker. Errors of a call come back with the next
     answer, with a note of the place of the call. Destructors never lock, send or wait: they
     append a handle to `garbage`.
@@ -64,6 +66,7 @@ from cupy._door.calls import Plan, plan_of
 from cupy._door.connection import Connection
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
+from cupy._door.judged import Judged, is_judged
 from cupy._door.link import Agent, Link
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
@@ -116,6 +119,8 @@ class Session:
         self.emit = self._queue.emit
         self.post = self._queue.post
         self._requests = itertools.count(1)
+        self._judged = Judged()
+        self._judged_names: frozenset[str] = frozenset()
         self._gets: dict[str, Plan] = {}  # of `door.get`, by the order of the elements
 
     @property
@@ -172,6 +177,7 @@ class Session:
         if not all(isinstance(memory, int) for memory in room):
             raise TypeError("a device whose memory is no number")
         self.operations = {name: number for number, name in enumerate(names)}
+        self._judged_names = frozenset(filter(is_judged, names))
         self.devices = devices
         self.server = welcome
         self._queue.welcome(self.operations, visible(welcome.get("version")), room)
@@ -209,7 +215,22 @@ class Session:
         """Queue one call by name; return the handle of its first result, and its device."""
         plan, values = plan_of(self.plans, name, args, kwargs, metas, self)
         handle = next(self.handles) if plan.outputs == 1 else self.reserve(plan.outputs)
-        return handle, self.emit(plan, plan.packer.pack(handle, *values))
+        device = self.emit(plan, plan.packer.pack(handle, *values))
+        if name in self._judged_names:
+            try:
+                self._wait_for_checks(name, args, kwargs)
+            except BaseException:
+                # No array will ever own the results.
+                self.garbage.extend(range(handle, handle + plan.outputs))
+                raise
+        return handle, device
+
+    def _wait_for_checks(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Wait for the worker to run a call if its arguments were not accepted before."""
+        kind = self._judged.must_wait(name, args, kwargs)
+        if kind is not None:
+            self.synchronize()
+            self._judged.accept(kind)
 
     def call_unknown(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], array: Any
@@ -220,6 +241,8 @@ class Session:
         # Before the call leaves, because its description may be here before `emit` returns.
         self._receiver.described[array._handle] = array
         array._device = self.emit(plan, plan.packer.pack(array._handle, *values))
+        if name in self._judged_names:
+            self._wait_for_checks(name, args, kwargs)
 
     def reserve(self, count: int) -> int:
         """Return the first of ``count`` consecutive new handles."""

@@ -15,6 +15,8 @@ hooks: dict[str, Any] = {}
 
 class _Local(threading.local):
     context: Context = DEFAULT
+    may_wait: bool = True
+    """What `cupyx.allow_synchronize` says of this thread."""
 
     def __init__(self) -> None:
         # The current stream of each device that has another than its default one.
@@ -50,6 +52,12 @@ def on(device: int) -> Generator[None]:
         yield
     finally:
         local.context = before
+
+
+def waits() -> None:
+    """Raise where `cupyx.allow_synchronize` forbids that this thread waits for a device."""
+    if not local.may_wait:
+        hooks["refuse_to_wait"]()
 
 
 def reset() -> None:

@@ -72,6 +72,7 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until all calls are done; raise the first error."""
+        state.waits()
         with self:
             pool.current().ask("cuda.device.synchronize")
 

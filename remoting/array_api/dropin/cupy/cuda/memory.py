@@ -94,6 +94,15 @@ class PinnedMemoryPool:
         return np.empty(size, np.uint8)
 
 
+def address(array: Any) -> int:
+    """Return where an array is on the server, which it is asked for once."""
+    try:
+        return array._address
+    except AttributeError:
+        array._address = array._session.ask("door.pointer", (array,))
+        return array._address
+
+
 class Memory:
     """What `MemoryPointer.mem` is: the allocation that a pointer points into."""
 
@@ -103,7 +112,7 @@ class Memory:
     @property
     def ptr(self) -> int:
         """The address on the server."""
-        return self._owner._session.ask("door.pointer", (self._owner,))
+        return address(self._owner)
 
     @property
     def size(self) -> int:
@@ -116,6 +125,16 @@ class Memory:
         return self._owner._device
 
 
+class Address(int):
+    """An address on the server, which still knows what it points to.
+
+    An object that describes an array of this program by ``__cuda_array_interface__`` passes this
+    number on, and so becomes an array again. Arithmetic gives a plain integer.
+    """
+
+    pointer: "MemoryPointer"
+
+
 class MemoryPointer:
     """A pointer to an array's memory, with an offset in bytes."""
 
@@ -126,7 +145,11 @@ class MemoryPointer:
     @property
     def ptr(self) -> int:
         """The address on the server; asking for it waits for everything before."""
-        return self._array._session.ask("door.pointer", (self._array,)) + self._offset
+        if not self._array.size:
+            return 0
+        made = Address(address(self._array) + self._offset)
+        made.pointer = self
+        return made
 
     @property
     def mem(self) -> Memory:

@@ -10,6 +10,7 @@ from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import need
 from cupy._door import absent as _absent
 from cupy._door.meta import fresh
+from cupy.cuda import cufft as _cufft
 
 __all__ = [
     "fft",
@@ -80,6 +81,14 @@ def _checked(length: int) -> int:
     return length
 
 
+def _check_plan(
+    name: str, array: Any, axes: list[int], lengths: list[int], shape: list[int]
+) -> None:
+    back = name.startswith("irfft") or name == "hfft"
+    value_type = "C2R" if back else "R2C" if name[0] == "r" or name == "ihfft" else "C2C"
+    _cufft.check_current(array, value_type, axes, lengths, shape)
+
+
 def _one(name: str) -> Any:
     def function(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
         array = need(a)
@@ -88,6 +97,8 @@ def _one(name: str) -> Any:
         source = array.shape[at]
         length = n if n is not None else (source - 1) * 2 if name in ("irfft", "hfft") else source
         _checked(length)
+        if _cufft.get_current_plan() is not None:
+            _check_plan(name, array, [at], [length], list(array.shape))
         if name in ("rfft", "ihfft"):
             length = length // 2 + 1
         kind = _complex(array.dtype)
@@ -118,6 +129,11 @@ def _many(name: str, default: Any) -> Any:
                 return array  # as CuPy does
             raise IndexError("at least one axis must be given")
         last = places[-1]
+        if _cufft.get_current_plan() is not None:
+            lengths = [shape[at] for at in places]
+            if name.startswith("irfft") and (s is None or s[-1] is None):
+                lengths[-1] = (array.shape[last] - 1) * 2
+            _check_plan(name, array, places, lengths, shape)
         kind = _complex(array.dtype)
         if name.startswith("rfft"):
             shape[last] = shape[last] // 2 + 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core.dispatch.arguments import need
+from cupy._core import convert as _convert
 from cupy._core.dispatch.make import as_strided as as_strided
 
 
@@ -14,6 +14,8 @@ def sliding_window_view(
     """Return a view of all windows of a shape."""
     if subok:
         raise NotImplementedError("subok=True is not supported")
-    array = need(x)
+    if writeable:
+        raise NotImplementedError("writeable=True is not supported")
+    array = _convert.asarray(x)
     view = np.lib.stride_tricks.sliding_window_view(array._meta.shadow, window_shape, axis)
     return as_strided(array, view.shape, view.strides)

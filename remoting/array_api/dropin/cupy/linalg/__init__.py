@@ -104,7 +104,7 @@ def eigh(a: Any, UPLO: str = "L") -> Any:
     _square(a)
     if UPLO not in ("L", "U"):
         raise ValueError("UPLO argument must be 'L' or 'U'")
-    kind = _kind(a)
+    kind = a.dtype if a.dtype.char == "e" else _kind(a)
     metas = (fresh(_real(kind), a.shape[:-1]), fresh(kind, a.shape))
     return EighResult(*make.forward_many("linalg.eigh", (a, UPLO), {}, metas))
 
@@ -250,7 +250,9 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 def matrix_transpose(a: Any) -> Any:
     """Return the transpose of the last two axes."""
-    return need(a).swapaxes(-1, -2)
+    if need(a).ndim < 2:
+        raise ValueError(f"Input array must be at least 2-dimensional, but it is {a.ndim}")
+    return a.swapaxes(-1, -2)
 
 
 __getattr__ = _absent.lookup(__name__)

@@ -1,11 +1,14 @@
 """The random state that the functions of `cupy.random` use, one per device."""
 
+import os
+import threading
 from typing import Any
 
 from cupy._door import state
 from cupy.random._states import RandomState as RandomState
 
 _random_states: dict[int, Any] = {}
+_making = threading.Lock()
 
 
 def get_random_state() -> Any:
@@ -13,7 +16,14 @@ def get_random_state() -> Any:
     device = state.local.context[0]
     found = _random_states.get(device)
     if found is None or found._session.failure is not None:
-        found = _random_states[device] = RandomState()
+        given = os.environ.get("CUPY_SEED")
+        made = RandomState(None if given is None else int(given))
+        with _making:
+            other = _random_states.get(device)
+            # Another thread may have been first; one that it seeded must stay.
+            if other is found:
+                _random_states[device] = made
+            found = _random_states[device]
     return found
 
 

@@ -112,6 +112,8 @@ def _distribution(name: str) -> Callable[..., Any]:
         size, dtype = bound.pop("size"), arguments.dtype_of(bound.pop("dtype"))
         if default is float and dtype.char not in "fd" and name not in _OF_ANY_TYPE:
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
+        if any(value is None for value in bound.values()):
+            raise ValueError(f"{name}() takes numbers and arrays, not None")
         values = [_value(value) for value in bound.values()]
         return self._draw(name, values, _shape(size, values), dtype)
 

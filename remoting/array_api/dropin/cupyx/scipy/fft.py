@@ -1,6 +1,12 @@
 """Fourier, cosine, sine and Hankel transforms."""
 
+from typing import Any
+
+import cupy as _cupy
+
 from cupyx import _extensions
+from cupyx.scipy.fftpack import get_fft_plan as get_fft_plan
+from cupyx.scipy.fftpack import with_plan as _with_plan
 
 _extensions.fill(
     globals(),
@@ -13,3 +19,25 @@ _extensions.fill(
     next_fast_len
     """,
 )
+
+
+def _planned(name: str) -> Any:
+    whole: Any = globals()[name]
+    computed = getattr(_cupy.fft, name)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        plan = kwargs.pop("plan", None)
+        if plan is None:
+            return whole(*args, **kwargs)
+        kwargs.pop("overwrite_x", None)
+        return _with_plan(computed, plan, *args, **kwargs)
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = whole.__module__
+    function.__doc__ = whole.__doc__
+    return function
+
+
+for _name in list(globals()["__all__"]):
+    if hasattr(_cupy.fft, _name) and not _name.endswith(("freq", "shift")):
+        globals()[_name] = _planned(_name)

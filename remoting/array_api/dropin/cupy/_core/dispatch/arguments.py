@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from operator import index as _integer
 from typing import Any
 
 import numpy as np
 
 from cupy._door import state, wire
 from cupy._door.calls import Remote
+from cupy._door.older import zip_strict
 
 SUPPORTED = frozenset(wire.DTYPES)
 
@@ -47,6 +51,8 @@ def operand(value: Any) -> Any:
     convert = getattr(value, "__cupy_get_ndarray__", None)
     if convert is not None:
         return convert()
+    if hasattr(value, "__cuda_array_interface__"):
+        return state.hooks["from_interface"](value)
     raise TypeError(f"Unsupported type {type(value)}")
 
 
@@ -71,9 +77,18 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> No
         )
 
 
+def warn_of_complex() -> None:
+    """Warn as NumPy does where imaginary parts are lost."""
+    warnings.warn(
+        "Casting complex values to real discards the imaginary part",
+        np.exceptions.ComplexWarning,
+        stacklevel=4,
+    )
+
+
 def axis_of(axis: Any, ndim: int) -> int:
     """Return a non-negative axis; AxisError if there is none such."""
-    made = axis.__index__()
+    made = _integer(axis)
     if not -ndim <= made < ndim:
         raise np.exceptions.AxisError(made, ndim)
     return made + ndim if made < 0 else made
@@ -94,15 +109,30 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 def shape_of(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative ints."""
     if type(shape) is tuple:
-        made = tuple([length.__index__() for length in shape])
+        made = tuple([_integer(length) for length in shape])
+    elif shape is None:
+        raise TypeError("Use () not None as shape arguments")
     else:
         try:
-            made = (shape.__index__(),)
-        except (AttributeError, TypeError):
-            made = tuple([length.__index__() for length in shape])
+            made = (_integer(shape),)
+        except TypeError:
+            made = tuple([_integer(length) for length in shape])
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
+
+
+def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+    """Raise where strides would leave the memory of a contiguous array of the shape."""
+    if len(strides) != len(shape):
+        raise ValueError("strides and shape have different lengths")
+    if 0 in shape:
+        return
+    steps = [(length - 1) * stride for length, stride in zip_strict(shape, strides)]
+    if any(step < 0 for step in steps):
+        raise ValueError("ndarray() with strides currently does not allow negative strides")
+    if sum(steps) + itemsize > math.prod(shape) * itemsize:
+        raise ValueError("ndarray() with strides must stay within the memory of a contiguous array")
 
 
 def normalize_order(order: str | None) -> str:

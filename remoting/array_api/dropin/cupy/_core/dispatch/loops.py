@@ -1,5 +1,19 @@
 """Loops of CuPy 14.2's ufuncs, in the order in which CuPy tries them (``ufunc.types``)."""
 
+import numpy as np
+
+
+class Loop:
+    """One type signature of a ufunc."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, text: str) -> None:
+        left, _, right = text.partition("->")
+        self.inputs = tuple(np.dtype(char) for char in left)
+        self.outputs = tuple(np.dtype(char) for char in right)
+
+
 LOOPS = """
 absolute ?->? b->b B->B h->h H->H i->i I->I l->l L->L q->q Q->Q e->e f->f d->d F->f D->d
 add ??->? bb->b BB->B hh->h HH->H ii->i II->I ll->l LL->L qq->q QQ->Q ee->e ff->f dd->d FF->F

@@ -14,6 +14,9 @@ from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
 
+ONE = struct.Struct("<Q").pack
+"""Pack the handle of a result that is made from no array."""
+
 HANDLES = struct.Struct("<QQ").pack
 PAIR = struct.Struct("<QQQ").pack
 """Pack the handles of a result and of the arrays that it is made from."""
@@ -44,10 +47,26 @@ def result(
     return array
 
 
+def plain(session: Session, handle: int, meta: Meta, device: int) -> Any:
+    """Return the array for a handle, of the class itself: the shortest way, for what loops call."""
+    array: Any = _new(classes.ndarray)
+    array._handle = handle
+    array._session = session
+    array._known = meta
+    array._device = device
+    array._base = None
+    return array
+
+
 class classes:
     """The array class, which imports this module."""
 
     ndarray: Any = None
+
+
+def is_subclassed(item: Any) -> bool:
+    """Say whether it is an array of a class that a program derived, which results then have."""
+    return isinstance(item, Remote) and type(item) is not classes.ndarray
 
 
 def session_of(*values: Any) -> Session:
@@ -110,7 +129,7 @@ def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
     session: Session = source._session
     handle = next(session.handles)
     device = session.emit(plan, HANDLES(handle, source._handle) + tail, frame)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
@@ -120,7 +139,7 @@ def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
         session.refuse(b)
     handle = next(session.handles)
     device = session.emit(plan, PAIR(handle, a._handle, b._handle), frame)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -142,7 +161,7 @@ def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
             values.append(arg._handle)
     handle = next(session.handles)
     device = session.emit(plan, plan.packer.pack(handle, *values), frame)
-    return result(session, handle, plan.metas[0], device)
+    return plain(session, handle, plan.metas[0], device)
 
 
 def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> Any:
@@ -197,15 +216,35 @@ def planned(
 # --- creation -------------------------------------------------------------------------------------
 
 
+_made: dict[Any, tuple[Plan, bytes]] = {}
+
+
+def new(
+    name: str, shape: tuple[int, ...], dtype: Any, order: str = "C", session: Any = None
+) -> Any:
+    """Return a new array on the current device, by an operation that needs only its looks."""
+    session = session or pool.current()
+    key = (name, shape, dtype, order)
+    try:
+        found = _made.get(key)
+    except TypeError:  # a list of fields has no hash
+        key, found = (name, shape, dtype_of(dtype), order), None
+    if found is None:
+        kind = dtype_of(dtype)
+        meta = fresh(kind, shape, order)
+        plan, values = plan_of(session.plans, name, (shape, kind, order), {}, (meta,), session)
+        found = remember(_made, key, (plan, plan.packer.pack(0, *values)[8:]))
+    plan, tail = found
+    handle = next(session.handles)
+    device = session.emit(plan, ONE(handle) + tail)
+    return plain(session, handle, plan.metas[0], device)
+
+
 def empty(
     shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C"
 ) -> Any:
     """Return a new uninitialised array on the current device."""
-    session = session or pool.current()
-    kind = dtype_of(dtype)
-    meta = fresh(kind, shape, order)
-    handle, device = session.call("door.empty", (shape, kind, order), {}, meta)
-    return result(session, handle, meta, device)
+    return new("door.empty", shape, dtype, order, session)
 
 
 def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> Any:

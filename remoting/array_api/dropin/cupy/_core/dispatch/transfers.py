@@ -18,8 +18,10 @@ SHARED_MIN = 256 << 10
 """Bytes from which shared memory is faster than the socket that announces it."""
 
 
-def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
-    """Send a host array; nothing waits for its arrival."""
+def upload(
+    array: np.ndarray[Any, Any], session: Session | None = None, order: str | None = None
+) -> Any:
+    """Send a host array, in an order if one is named; nothing waits for its arrival."""
     session = session or pool.current()
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -27,11 +29,8 @@ def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         array = np.ascontiguousarray(array)
-    order = "C" if array.flags.c_contiguous else "F"
-    if array.flags.f_contiguous and array.strides == fresh(kind, array.shape, "F").strides:
-        order = "F"  # both, but for axes of length 1, whose strides programs can see
-    if order == "F" and fresh(kind, array.shape) is fresh(kind, array.shape, "F"):
-        order = "C"
+    if order is None:
+        order = _order(array, kind)
     meta = fresh(kind, array.shape, order)
     flat = array.reshape(-1, order=order).view(np.uint8)  # type: ignore[call-overload]
     if session.shared is not None and flat.nbytes >= SHARED_MIN:
@@ -43,10 +42,22 @@ def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
     return make.result(session, handle, meta, device)
 
 
+def _order(array: np.ndarray[Any, Any], kind: np.dtype[Any]) -> str:
+    """Return the order of a dense host array."""
+    order = "C" if array.flags.c_contiguous else "F"
+    if array.flags.f_contiguous and array.strides == fresh(kind, array.shape, "F").strides:
+        order = "F"  # both, but for axes of length 1, whose strides programs can see
+    if order == "F" and fresh(kind, array.shape) is fresh(kind, array.shape, "F"):
+        order = "C"
+    return order
+
+
 def download(
     source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
     """Fetch an array's elements; the one place where bulk bytes come in."""
+    if not state.local.may_wait:
+        state.waits()
     if source._device == state.local.context[0]:
         return _download(source, order, out)
     with state.on(source._device):

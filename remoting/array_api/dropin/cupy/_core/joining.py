@@ -1,0 +1,162 @@
+"""Joining arrays, and the axes of length one that they gain for it."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch.arguments import need
+from cupy._door import state
+from cupy._door.meta import fresh, of_view
+
+
+def expand_dims(a: Any, axis: Any) -> Any:
+    """Return the array with new axes of length one."""
+    array = need(a)
+    places = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    meta = of_view(np.expand_dims(array._meta.shadow, places))
+    kept = arguments.axes_of(places, meta.ndim)
+    index = tuple(None if at in kept else slice(None) for at in range(meta.ndim))
+    return array[index]
+
+
+def _at_least(count: int) -> Any:
+    def function(*arys: Any) -> Any:
+        made: list[Any] = []
+        for item in arys:
+            array = convert.asarray(item)
+            if array.ndim < count:
+                shape = {
+                    1: (1,),
+                    2: (1, array.size),
+                    3: {0: (1, 1, 1), 1: (1, array.size, 1)}.get(array.ndim, (*array.shape, 1)),
+                }[count]
+                array = array.reshape(shape)
+            made.append(array)
+        return made[0] if len(made) == 1 else made
+
+    return function
+
+
+atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
+
+
+def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
+    return (
+        arguments.dtype_of(dtype)
+        if dtype is not None
+        else np.result_type(*[a.dtype for a in arrays])
+    )
+
+
+def _device_arrays(tup: Any) -> list[Any]:
+    if isinstance(tup, state.hooks["ndarray"]):
+        tup = list(tup)
+    return [need(item, "arrays") for item in tup]
+
+
+def concatenate(
+    tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
+    """Join arrays along an axis."""
+    arrays = _device_arrays(tup)
+    if not arrays:
+        raise ValueError("need at least one array to concatenate")
+    if out is not None and dtype is not None:
+        raise TypeError("concatenate() only takes `out` or `dtype` as an argument")
+    if axis is None:
+        arrays, axis = [a.ravel() for a in arrays], 0
+    first = arrays[0]
+    at = arguments.axis_of(axis, first.ndim) if first.ndim else _zero_dimensional()
+    total = 0
+    for array in arrays:
+        if array.ndim != first.ndim:
+            raise ValueError("All arrays to concatenate must have the same ndim")
+        if array.shape[:at] + array.shape[at + 1 :] != first.shape[:at] + first.shape[at + 1 :]:
+            raise ValueError("All arrays must have same shape except the axis to concatenate")
+        total += array.shape[at]
+    shape = (*first.shape[:at], total, *first.shape[at + 1 :])
+    kind = _joined_dtype(arrays, dtype) if out is None else out.dtype
+    for array in arrays:
+        if not np.can_cast(array.dtype, kind, casting):  # type: ignore[arg-type]
+            raise TypeError(
+                f"Cannot cast array data from {array.dtype!r} to {kind!r} "
+                f"according to the rule {casting!r}"
+            )
+    if kind.kind not in "bc" and any(array.dtype.kind == "c" for array in arrays):
+        arguments.warn_of_complex()
+    if out is not None:
+        if out.shape != shape:
+            raise ValueError("Output array is the wrong shape")
+        make.in_place("door.concatenate_into", (arrays, at, out, casting), {})
+        return out
+    keywords = {} if dtype is None else {"dtype": kind, "casting": casting}
+    return make.forward("concatenate", (arrays, at), keywords, fresh(kind, shape))
+
+
+def _zero_dimensional() -> int:
+    raise ValueError("zero-dimensional arrays cannot be concatenated")
+
+
+def stack(
+    tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
+    """Join arrays along a new axis."""
+    arrays = _device_arrays(tup)
+    if not arrays:
+        raise ValueError("need at least one array to stack")
+    if len({array.shape for array in arrays}) > 1:
+        raise ValueError("all input arrays must have the same shape")
+    at = arguments.axis_of(axis, arrays[0].ndim + 1)
+    return concatenate([expand_dims(a, at) for a in arrays], at, out, dtype=dtype, casting=casting)
+
+
+def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """Join arrays vertically."""
+    arrays = [atleast_2d(item) for item in _device_arrays(tup)]
+    return concatenate(arrays, 0, dtype=dtype, casting=casting)
+
+
+def row_stack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """Join arrays vertically, under the name that NumPy 2 deprecates."""
+    warnings.warn(
+        "`row_stack` alias is deprecated. Use `cupy.vstack` directly.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return vstack(tup, dtype=dtype, casting=casting)
+
+
+def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """Join arrays horizontally."""
+    arrays = [atleast_1d(item) for item in _device_arrays(tup)]
+    axis = 0 if arrays and arrays[0].ndim == 1 else 1
+    return concatenate(arrays, axis, dtype=dtype, casting=casting)
+
+
+def dstack(tup: Any) -> Any:
+    """Join arrays along the third axis."""
+    return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
+
+
+def column_stack(tup: Any) -> Any:
+    """Join vectors as columns."""
+    arrays = [need(item) for item in tup]
+    if any(array.ndim not in (1, 2) for array in arrays):
+        raise ValueError("Only 1 or 2 dimensional arrays can be column stacked")
+    return concatenate([a[:, None] if a.ndim == 1 else a for a in arrays], 1)
+
+
+def append(arr: Any, values: Any, axis: Any = None) -> Any:
+    """Return an array with values added at its end."""
+    array = convert.asarray(arr)
+    more = convert.asarray(values)
+    if axis is None:
+        return concatenate((array.ravel(), more.ravel()), 0)
+    return concatenate((array, more), axis)
+
+
+JOINING: dict[str, Any] = {**make.public(globals()), "concat": concatenate}
+state.hooks["stack"] = stack

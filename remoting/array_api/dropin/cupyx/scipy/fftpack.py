@@ -1,0 +1,123 @@
+"""Fourier transforms by the names of `scipy.fftpack`, and plans of transforms."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import cupy as _cupy
+from cupy._door import absent as _absent
+from cupy.cuda import cufft as _cufft
+
+__getattr__ = _absent.lookup(__name__)
+_AXES_MAX = 3
+
+
+def get_fft_plan(a: Any, shape: Any = None, axes: Any = None, value_type: str = "C2C") -> Any:
+    """Return a plan for transforms of arrays like ``a``.
+
+    Args:
+        a: a contiguous array.
+        shape: the points along each axis; by default the lengths of ``a``.
+        axes: the axes; by default the last ones, as many as ``shape`` has.
+        value_type: C2C, R2C or C2R.
+    """
+    if not (a.flags.c_contiguous or a.flags.f_contiguous):
+        raise ValueError("Input array a must be contiguous")
+    shape = (shape,) if isinstance(shape, int) else shape
+    axes = (axes,) if isinstance(axes, int) else axes
+    if shape is not None and axes is not None and len(shape) != len(axes):
+        raise ValueError("Shape and axes have different lengths.")
+    count = len(axes) if axes is not None else a.ndim if shape is None else len(shape)
+    places = _places(a, axes, count)
+    lengths = [a.shape[at] for at in places]
+    if value_type == "C2R" and lengths:
+        lengths[-1] = (lengths[-1] - 1) * 2
+    for index, length in enumerate(shape or ()):
+        if length is not None:
+            lengths[index] = length
+    fft_type = _cufft.type_of(a.dtype, value_type)
+    if count == 1:
+        return _cufft.Plan1d(lengths[0], fft_type, _batch(a, places[0]))
+    return _plan_nd(a, places, lengths, fft_type, value_type)
+
+
+def _places(a: Any, axes: Any, count: int) -> list[int]:
+    if axes is None:
+        return list(range(a.ndim - count, a.ndim))
+    if count > _AXES_MAX:
+        raise ValueError("Only up to three axes is supported")
+    for axis in axes:
+        if not -a.ndim <= axis < a.ndim:
+            raise ValueError(
+                f"The chosen axis ({axis}) exceeds the number of dimensions of a ({a.ndim})"
+            )
+    return [axis % a.ndim for axis in axes]
+
+
+def _batch(a: Any, axis: int) -> int:
+    return math.prod(a.shape[:axis]) * math.prod(a.shape[axis + 1 :])
+
+
+def _plan_nd(a: Any, places: list[int], lengths: list[int], fft_type: int, value_type: str) -> Any:
+    order = _cufft.order_of(a)
+    if value_type != "C2C" and a.flags.f_contiguous:
+        raise ValueError("C2R/R2C PlanNd for F-order arrays is not supported")
+    inside = sorted(places)
+    adjacent = inside == list(range(inside[0], inside[0] + len(inside)))
+    if len(inside) > _AXES_MAX or not adjacent or (inside[0] and inside[-1] != a.ndim - 1):
+        raise ValueError(
+            "An n-dimensional cuFFT plan could not be created. The axes must be contiguous and "
+            "non-repeating. Between one and three axes can be transformed and either the first or "
+            "last axis must be included in axes."
+        )
+    inner = [length for _, length in sorted(zip(places, lengths))]
+    along = tuple(inner[::-1] if order == "F" else inner)
+    return _cufft.PlanNd(along, fft_type, order, inside[-1])
+
+
+def with_plan(function: Any, plan: Any, *args: Any, **kwargs: Any) -> Any:
+    """Transform with a plan that is an argument."""
+    if plan is not None and _cufft.get_current_plan() is not None:
+        raise RuntimeError("Use the cuFFT plan either as a context manager or as an argument.")
+    with contextlib.nullcontext() if plan is None else plan:
+        return function(*args, **kwargs)
+
+
+def fft(x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None) -> Any:
+    """Return the transform over one axis."""
+    return with_plan(_cupy.fft.fft, plan, x, n, axis)
+
+
+def ifft(x: Any, n: Any = None, axis: int = -1, overwrite_x: bool = False, plan: Any = None) -> Any:
+    """Undo `fft`."""
+    return with_plan(_cupy.fft.ifft, plan, x, n, axis)
+
+
+def fft2(
+    x: Any, shape: Any = None, axes: Any = (-2, -1), overwrite_x: bool = False, plan: Any = None
+) -> Any:
+    """Return the transform over two axes."""
+    return with_plan(_cupy.fft.fft2, plan, x, shape, axes)
+
+
+def ifft2(
+    x: Any, shape: Any = None, axes: Any = (-2, -1), overwrite_x: bool = False, plan: Any = None
+) -> Any:
+    """Undo `fft2`."""
+    return with_plan(_cupy.fft.ifft2, plan, x, shape, axes)
+
+
+def fftn(
+    x: Any, shape: Any = None, axes: Any = None, overwrite_x: bool = False, plan: Any = None
+) -> Any:
+    """Return the transform over several axes."""
+    return with_plan(_cupy.fft.fftn, plan, x, shape, axes)
+
+
+def ifftn(
+    x: Any, shape: Any = None, axes: Any = None, overwrite_x: bool = False, plan: Any = None
+) -> Any:
+    """Undo `fftn`."""
+    return with_plan(_cupy.fft.ifftn, plan, x, shape, axes)

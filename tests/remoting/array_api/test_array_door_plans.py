@@ -1,0 +1,75 @@
+"""Plans of Fourier transforms: made and checked as CuPy does, and without effect on values."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def pack(cp: Any) -> Any:
+    """Give the module that makes plans."""
+    del cp
+    return importlib.import_module("cupyx.scipy.fftpack")
+
+
+def test_a_transform_of_a_plan_has_its_values(cp: Any, pack: Any) -> None:
+    host: Any = np.random.default_rng(1).random((4, 6)).astype("D")
+    a = cp.asarray(host)
+    whole, rows = pack.get_fft_plan(a), pack.get_fft_plan(a, axes=1)
+    assert isinstance(whole, cp.cuda.cufft.PlanNd)
+    assert isinstance(rows, cp.cuda.cufft.Plan1d)
+    with whole:
+        assert np.allclose(cp.fft.fftn(a).get(), np.fft.fftn(host))
+    with rows:
+        assert np.allclose(cp.fft.fft(a).get(), np.fft.fft(host))
+    assert np.allclose(pack.fftn(a, plan=whole).get(), np.fft.fftn(host))
+    scipy = importlib.import_module("cupyx.scipy.fft")
+    assert np.allclose(scipy.ifft(a, plan=rows).get(), np.fft.ifft(host))
+    real = cp.asarray(host.real)
+    with pack.get_fft_plan(real, value_type="R2C"):
+        assert np.allclose(cp.fft.rfftn(real).get(), np.fft.rfftn(host.real))
+    with pack.get_fft_plan(a, (4, 9), value_type="C2R"):
+        assert np.allclose(cp.fft.irfftn(a, (4, 9)).get(), np.fft.irfftn(host, (4, 9), (0, 1)))
+    assert cp.cuda.cufft.get_current_plan() is None
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda cp, a: cp.fft.fft(a, 7), "size does not match"),
+        (lambda cp, a: cp.fft.fft(a[:2]), "Batch size"),
+        (lambda cp, a: cp.fft.fft(a.astype("F")), "dtype mismatch"),
+        (lambda cp, a: cp.fft.rfft(a.real), "dtype mismatch"),
+    ],
+)
+def test_another_transform_in_the_block_is_refused(
+    cp: Any, pack: Any, call: Any, says: str
+) -> None:
+    a = cp.ones((4, 6), "D")
+    with pack.get_fft_plan(a, axes=1), pytest.raises(ValueError, match=says):
+        call(cp, a)
+
+
+def test_plans_that_cufft_does_not_have_are_refused(cp: Any, pack: Any) -> None:
+    a = cp.ones((2, 3, 4), "D")
+    for keywords, says in (
+        ({"axes": (0, 2)}, "could not be created"),
+        ({"axes": (1,), "shape": (3, 4)}, "different lengths"),
+        ({"axes": 5}, "exceeds"),
+        ({"value_type": "none"}, "value_type"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            pack.get_fft_plan(a, **keywords)
+    with pytest.raises(ValueError, match="contiguous"):
+        pack.get_fft_plan(a[:, ::2])
+    plan = pack.get_fft_plan(a)
+    with pytest.raises(ValueError, match="do not match"):
+        pack.fftn(cp.ones((2, 3, 5), "D"), plan=plan)
+    with plan, pytest.raises(RuntimeError, match="either"):
+        pack.fftn(a, plan=plan)
