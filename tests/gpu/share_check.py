@@ -1,4 +1,4 @@
-"""Shares of one real GPU's time through a pool of this machine; root, one H200, about 260 s.
+"""Shares of one real GPU's time through a pool of this machine; root, one H200, 125 s a round.
 
     python tests/gpu/share_check.py [--rounds N] [--seconds N]
 
