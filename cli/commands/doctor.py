@@ -310,9 +310,9 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
         text = f"{name}: not confined by {'; '.join(lacking)}"
         return [*found, Finding("workers", WARN, text, hint)]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]
-    if not holds and answer is not None:
-        # Only a worker that has started says what holds, and a server starts its first one late.
-        found.append(Finding("workers", GOOD, f"{name}: none has started yet"))
+    if not holds and isinstance(answer, m.ViewNow):
+        # Only a worker that runs says what holds; a server starts its first one late.
+        found.append(Finding("workers", GOOD, f"{name}: none runs that could say what confines it"))
     return found + [Finding("workers", GOOD, f"{name}: confined by {text}") for text in holds]
 
 

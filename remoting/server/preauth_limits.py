@@ -139,6 +139,7 @@ class _Line:
         self._in_row = 0  # addresses that had their first turn since another one had one
 
     def add(self, place: Place, go: Callable[[], None]) -> None:
+        self.remove(place)  # It stands here once.
         line = self._again if place.network in self._served else self._first
         line.setdefault(place.network, {})[place] = go
         self.size += 1
@@ -246,6 +247,8 @@ class PreauthLimits:
         place.stage = Stage.HANDSHAKE
         if not place.counted:
             go()
+            return
+        if place not in self._unknown.of(place.network):
             return
         self._line.add(place, go)
 

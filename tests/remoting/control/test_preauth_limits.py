@@ -218,7 +218,19 @@ def test_who_has_left_gets_no_turn() -> None:
     port.handshake("gone")
     port.limits.leave(port.places["gone"])
     assert port.limits.release() == float("inf")
+    port.handshake("gone")
+    assert port.limits.release() == float("inf")
     assert port.started == []
+
+
+def test_who_asks_twice_waits_once() -> None:
+    port = Port()
+    port.enter("twice", "10.0.0.1")
+    port.handshake("twice")
+    port.handshake("twice")
+    assert port.limits.waiting == 1
+    assert port.limits.release() == float("inf")
+    assert port.started == ["twice"]
 
 
 def test_refusals_are_logged_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
