@@ -25,12 +25,12 @@ def _infinite(value: Any) -> Any:
 
 
 def _amend(made: Any, values: Any, places: Any, kwargs: dict[str, Any]) -> Any:
-    """Return a result with other values at some places, in `out` if the call names one."""
+    """Return a result with other values at some places; it is new, or the call's `out`."""
     places = places & kwargs.get("where", True)
     values = np.asarray(values).astype(made.dtype)
-    if not isinstance(kwargs.get("out"), np.ndarray):
+    if not isinstance(made, np.ndarray):
         return np.where(places, values, made)
-    np.copyto(made, values, where=places)
+    np.copyto(made, values, where=places)  # in place, so that its strides stay
     return made
 
 

@@ -50,6 +50,15 @@ def test_only_the_chosen_quotients_are_written(cp: Any) -> None:
     assert np.isnan(rest.get()[:2]).all()
 
 
+@pytest.mark.parametrize("axes", [(0, 1, 2), (1, 2, 0), (2, 1, 0)])
+def test_quotients_of_infinite_numbers_have_the_order_of_a_sum(cp: Any, axes: Any) -> None:
+    x = cp.asarray(np.full((2, 3, 4), INF)).transpose(axes)
+    for made, sum_ in ((x // 2, x + 2), (2 % x, 2 + x), (cp.expm1(x + 0j), x + 0j)):
+        assert made.get().shape == x.shape  # the worker has compared its strides by now
+        assert made.strides == sum_.strides
+    assert bool((x // 2 == x).all())
+
+
 def test_remainders_by_infinite_numbers_are_no_numbers(cp: Any) -> None:
     x, y = cp.asarray([3.0, -3.0, 7.5, INF]), cp.asarray([INF, INF, 2.0, 2.0])
     for made in (x % y, cp.divmod(x, y)[1], cp.remainder(x, y)):
