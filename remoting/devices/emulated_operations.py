@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
@@ -107,6 +108,7 @@ def _ufunc(name: str) -> Operation:
     function: Any = getattr(np, name)
     if not isinstance(function, np.ufunc):
         return _pseudo_ufunc(name, function)
+    function = ARITHMETIC.get(name, function)
 
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
@@ -233,28 +235,6 @@ def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
     )
 
 
-def _power(x: Any, y: Any, *, _where: Any = None, **kwargs: Any) -> Any:
-    """Return powers; negative ones of integers are 0, or those of 1 and -1, as on a GPU."""
-    if _where is not None:
-        kwargs["where"] = _where
-    integers = all(np.asarray(each).dtype.kind in "biu" for each in (x, y))
-    if not integers or not np.any(np.less(y, 0)):
-        return np.power(x, y, **kwargs)
-    base, exponent = np.asarray(x), np.asarray(y)
-    places: Any = exponent < 0 if _where is None else (exponent < 0) & _where
-    signs = np.where(exponent % 2, base, 1)
-    below = np.where(base == 1, 1, np.where(base == -1, signs, 0))
-    raised = max(y, 0) if isinstance(y, int) else np.maximum(y, 0)  # a number's type gives way
-    made = np.power(x, raised, **kwargs)  # maybe into one of the operands
-    below = below.astype(made.dtype)
-    return np.where(places, below, made) if "out" not in kwargs else _set(made, below, places)
-
-
-def _set(target: Array, values: Array, places: Array) -> Array:
-    np.copyto(target, values, where=places)
-    return target
-
-
 def _solve(a: Array, b: Array) -> Array:
     kind = np.result_type(a, b, np.float32 if a.dtype.char in "fF" else np.float64)
     return np.linalg.solve(a, b) if b.size else np.empty(b.shape, kind)
@@ -264,6 +244,15 @@ def _eigh(a: Array, uplo: Any = "L") -> Any:
     if a.dtype != np.float16:
         return np.linalg.eigh(a, uplo)
     return tuple(each.astype(a.dtype) for each in np.linalg.eigh(a.astype(np.float32), uplo))
+
+
+def _complex(made: Array, a: Array) -> Array:
+    # NumPy gives real numbers where no imaginary part is left; cuSOLVER's are complex.
+    return made.astype(np.result_type(made, np.complex64)) if a.size else made
+
+
+def _eig(a: Array) -> Any:
+    return tuple(_complex(each, a) for each in np.linalg.eig(a))
 
 
 def _lstsq(a: Array, b: Array, rcond: Any = None) -> Any:
@@ -402,10 +391,11 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "take": _take,
         "take_along_axis": _along(np.take_along_axis),
         "einsum": _einsum,
+        "linalg.eig": _eig,
         "linalg.eigh": _eigh,
+        "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
         "linalg.lstsq": _lstsq,
         "linalg.solve": _solve,
-        "power": _power,
         "ndarray.getitem": _getitem,
         "ndarray.gather": _gather,
         "ndarray.setitem": _setitem,

@@ -73,6 +73,12 @@ def _square(a: Any) -> None:
         raise LinAlgError("Last 2 dimensions of the array must be square")
 
 
+def _complex(a: Any) -> np.dtype[Any]:
+    """Return the type of a matrix's eigenvalues, which CuPy computes only if there are any."""
+    _square(a)
+    return np.dtype(_kind(a).char.upper()) if a.size else _kind(a)
+
+
 def cholesky(a: Any) -> Any:
     """Return the lower Cholesky factor."""
     _square(a)
@@ -119,14 +125,13 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:
 
 def eig(a: Any) -> Any:
     """Return eigenvalues and eigenvectors of any square matrix."""
-    _square(a)
-    return EigResult(*make.ask("linalg.eig", a))
+    metas = (fresh(_complex(a), a.shape[:-1]), fresh(_complex(a), a.shape))
+    return EigResult(*make.forward_many("linalg.eig", (a,), {}, metas))
 
 
 def eigvals(a: Any) -> Any:
     """Return eigenvalues of any square matrix."""
-    _square(a)
-    return make.lazy("linalg.eigvals", (a,), {})
+    return make.forward("linalg.eigvals", (a,), {}, fresh(_complex(a), a.shape[:-1]))
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
