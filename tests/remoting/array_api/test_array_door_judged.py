@@ -1,0 +1,102 @@
+"""Which error a call raises that waits for the worker's checks, and which calls are remembered."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import contextlib
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+
+def _late_error(cp: Any) -> Any:
+    """Have a call fail that is not waited for; return its result."""
+    [session] = cp._door.pool.sessions()
+    cp.linalg.cholesky(cp.eye(3))
+    made = cp.linalg.cholesky(-cp.eye(3))
+    session._sender.flush()
+    return made
+
+
+@contextlib.contextmanager
+def _questions(session: Any) -> Generator[list[str]]:
+    """List the questions that the session asks in a block."""
+    asked: list[str] = []
+    before = session.ask
+    session.ask = lambda *args, **kwargs: asked.append(args[0]) or before(*args, **kwargs)
+    try:
+        yield asked
+    finally:
+        del session.ask
+
+
+def test_another_thread_never_takes_the_error_of_a_call_that_waits(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    a, taken = cp.ones(4), []
+    before = session.ask
+
+    def other() -> None:
+        try:
+            before("door.sync")
+        except ValueError as error:
+            taken.append(error)
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(10)
+        return before(*args, **kwargs)
+
+    session.ask = ask
+    try:
+        with pytest.raises(ValueError, match="no such mode"):
+            cp.pad(a, 1, "no such mode")
+    finally:
+        del session.ask
+    assert taken == []
+    with pytest.raises(ValueError, match="no such mode"):
+        cp.pad(a, 1, "no such mode")  # it was not taken for an accepted kind
+    session.synchronize()
+
+
+def test_a_call_that_waits_raises_its_own_error_and_leaves_the_earlier_one(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    _late_error(cp)
+    with pytest.raises(ValueError, match="no mode"):
+        cp.pad(cp.ones(4), 5, "no mode")
+    with pytest.raises(cp.linalg.LinAlgError):
+        session.synchronize()
+    session.synchronize()
+
+
+def test_a_right_call_in_place_does_not_raise_an_earlier_error(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    a = cp.asarray([3.0, 1.0, 2.0, 0.0, 7.0])
+    _late_error(cp)
+    a.sort()
+    with pytest.raises(cp.linalg.LinAlgError):
+        session.synchronize()
+    assert a.get().tolist() == [0, 1, 2, 3, 7]
+
+
+def test_each_of_several_late_errors_is_raised(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    for _ in range(2):
+        _late_error(cp)
+    for _ in range(2):
+        with pytest.raises(cp.linalg.LinAlgError):
+            session.synchronize()
+    session.synchronize()
+
+
+def test_a_call_on_the_result_of_a_failed_call_is_not_remembered(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    lost = _late_error(cp)
+    cp.pad(lost, 1, "no mode at all")  # the worker runs nothing on what is not there
+    with pytest.raises(cp.linalg.LinAlgError):
+        session.synchronize()
+    with pytest.raises(ValueError, match="no mode at all"):
+        cp.pad(cp.ones((3, 3)), 1, "no mode at all")
