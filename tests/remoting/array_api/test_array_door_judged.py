@@ -5,10 +5,13 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import contextlib
+import importlib
+import math
 import threading
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -100,3 +103,33 @@ def test_a_call_on_the_result_of_a_failed_call_is_not_remembered(cp: Any) -> Non
         session.synchronize()
     with pytest.raises(ValueError, match="no mode at all"):
         cp.pad(cp.ones((3, 3)), 1, "no mode at all")
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("sum", (2, 31)), ("cumsum", (2, 32)), ("median", (2, 33)), ("average", (2, 34))],
+)
+def test_an_axis_that_equals_an_int_makes_no_wrong_memo(
+    cp: Any, name: str, shape: tuple[int, int], wrong: Any
+) -> None:
+    host = np.arange(float(math.prod(shape))).reshape(shape)
+    call, a = getattr(cp, name), cp.asarray(host)
+    expected = getattr(np, name)(host, axis=1)
+    for axis in (wrong, 1, wrong):
+        if type(axis) is float:
+            with pytest.raises(TypeError):
+                call(a, axis=axis)
+        else:
+            assert np.array_equal(call(a, axis=axis).get(), expected)
+    assert call(a, axis=(True,) if name != "cumsum" else 1).get().tolist() == expected.tolist()
+
+
+def test_kinds_of_equal_slices_of_other_types_differ(cp: Any) -> None:
+    judged = importlib.import_module("cupy._door.judged").Judged()
+    a = cp.ones(3)
+    for part in (slice(1), slice(True), slice(1.0)):
+        kind = judged.must_wait("delete", (a, part), {})
+        assert kind is not None
+        judged.accept(kind)
+        assert judged.must_wait("delete", (a, part), {}) is None

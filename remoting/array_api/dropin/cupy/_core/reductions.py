@@ -80,8 +80,8 @@ def reduce(
     """Send one reduction."""
     array = need(a)
     meta: Meta = array._meta
-    if type(axis) is list:
-        axis = tuple(axis)
+    if axis is not None and type(axis) is not int:
+        axis = arguments.plain_axis(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
         if meta.dtype.kind == "c" and dtype.kind not in "bc":
@@ -132,14 +132,18 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
     def with_dtype(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> Any:
-        if out is None and type(a) is make.classes.ndarray and type(axis) is not list:
+        # Of ints alone, because True and 1.0 are the same key as 1.
+        plain = axis is None or type(axis) is int
+        if plain and out is None and type(a) is make.classes.ndarray:
             found = _memo.get((name, a._known, axis, dtype, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
 
     def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        if out is None and type(a) is make.classes.ndarray and type(axis) is not list:
+        # Of ints alone, because True and 1.0 are the same key as 1.
+        plain = axis is None or type(axis) is int
+        if plain and out is None and type(a) is make.classes.ndarray:
             found = _memo.get((name, a._known, axis, None, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
@@ -209,9 +213,7 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
         q = convert.asarray(q)
         points = q.shape
     shape = points + reduced_shape(array._meta, axis, keepdims)
-    keywords: dict[str, Any] = (
-        {} if axis is None else {"axis": tuple(axis) if isinstance(axis, list) else axis}
-    )
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
     if keepdims:
         keywords["keepdims"] = True
     if method != "linear":
@@ -261,7 +263,7 @@ def average(
 ) -> Any:
     """Return the weighted mean, and with ``returned`` the sum of the weights."""
     array = convert.asarray(a)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": axis}
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
     if weights is not None:
         keywords["weights"] = convert.asarray(weights)
     if keepdims:

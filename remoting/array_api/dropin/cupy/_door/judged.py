@@ -89,5 +89,5 @@ def _looks(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value), tuple([_looks(item) for item in value])
     if type(value) is slice:
-        return slice, value.start, value.stop, value.step
+        return slice, _looks((value.start, value.stop, value.step))
     return type(value), value
