@@ -129,6 +129,11 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     return made
 
 
+def steps_of(strides: Any) -> tuple[int, ...]:
+    """Return strides as a tuple of ints."""
+    return tuple([int(_integer(step)) for step in strides])
+
+
 def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
     """Raise where strides would leave the memory of a contiguous array of the shape."""
     if len(strides) != len(shape):
