@@ -133,3 +133,119 @@ def test_kinds_of_equal_slices_of_other_types_differ(cp: Any) -> None:
         assert kind is not None
         judged.accept(kind)
         assert judged.must_wait("delete", (a, part), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "good", "bad", "error"),
+    [
+        (
+            lambda cp, w: cp.average(cp.ones(3), weights=cp.asarray(w)),
+            [1.0, 1.0, 1.0],
+            [0.0, 0.0, 0.0],
+            ZeroDivisionError,
+        ),
+        (
+            lambda cp, w: cp.average(cp.ones(3), weights=w),
+            [1.0, 1.0, 1.0],
+            [0.0, 0.0, 0.0],
+            ZeroDivisionError,
+        ),
+        (lambda cp, q: cp.percentile(cp.ones(3), cp.asarray(q)), [10.0, 20.0], [10.0, 200.0], None),
+        (lambda cp, q: cp.percentile(cp.ones(3), q), [10, 20], [10, 200], None),
+        (lambda cp, q: cp.percentile(cp.ones(3), np.asarray(q)), [1.0, 2.0], [1.0, 200.0], None),
+        (lambda cp, q: cp.percentile(cp.ones(3), q), [1.0] * 70, [1.0] * 69 + [101.0], None),
+        (lambda cp, q: cp.quantile(cp.ones(3), tuple(q)), [0.1, 0.2], [0.1, 2.0], None),
+        (
+            lambda cp, w: cp.cov(cp.ones((2, 3)), fweights=cp.asarray(w)),
+            [1, 2, 3],
+            [0, 0, 0],
+            (ZeroDivisionError, ValueError),
+        ),
+        (lambda cp, n: cp.repeat(cp.ones(2), cp.asarray(n)), [0, 1], [0, -9], None),
+    ],
+)
+def test_errors_that_the_elements_decide_come_out_of_each_call(
+    cp: Any, call: Any, good: Any, bad: Any, error: Any
+) -> None:
+    call(cp, good)
+    for _ in range(2):
+        with pytest.raises(error or ValueError):
+            call(cp, bad)
+    cp._door.pool.sessions()[0].synchronize()
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "i4"])
+@pytest.mark.parametrize("name", ["percentile", "quantile"])
+@pytest.mark.parametrize("points", [[0.25], [0, 1], (0.5, 1), []])
+def test_points_of_a_list_give_what_numpy_gives(cp: Any, name: str, kind: str, points: Any) -> None:
+    host = np.arange(12).reshape(3, 4).astype(kind)
+    for more in ({}, {"axis": 1}, {"keepdims": True}, {"method": "lower"}):
+        ours = getattr(cp, name)(cp.asarray(host), points, **more)
+        theirs = getattr(np, name)(host, points, **more)
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert np.array_equal(ours.get(), theirs)
+
+
+def test_what_cupy_does_not_wait_for_waits_once(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    a, bins, places = cp.ones(5), cp.arange(3.0), cp.asarray([0, 1])
+    for call in (
+        lambda: cp.percentile(a, [10, 20]),
+        lambda: cp.average(a),
+        lambda: cp.cov(cp.ones((2, 5))),
+        lambda: cp.delete(a, places),
+        lambda: cp.digitize(a, bins),
+    ):
+        call()
+        with _questions(session) as asked:
+            call()
+        assert asked == []
+
+
+def test_a_number_that_no_check_reads_makes_no_new_kind(cp: Any) -> None:
+    [session] = cp._door.pool.sessions()
+    a, x = cp.ones(6), cp.arange(4.0)
+    calls: list[tuple[Any, int]] = [
+        (lambda at: cp.roll(a, at), 1),
+        (lambda at: cp.roll(a, at, axis=0), 1),
+        (lambda at: cp.interp(x, x, x, left=at * 0.1), 1),
+        (lambda at: cp.interp(x, x, x, at * 0.1, float("nan")), 1),
+        (lambda at: cp.repeat(a, at), 1),
+        (lambda at: cp.repeat(a, [at, 1, 2, 3, 4, 5]), 1),
+        (lambda _: cp.select([a > 0], [a], float("nan")), 1),
+        # A check reads these: the axis, the period, what an int of the values may be.
+        (lambda at: cp.interp(x, x, x, period=at + 1.0), 9),
+        (lambda at: cp.interp(x, x, x.astype(int), left=at * 1.0), 9),
+        (lambda at: cp.pad(a, at), 9),
+    ]
+    for call, waits in calls:
+        with _questions(session) as asked:
+            for at in range(1, 10):
+                call(at)
+        assert len(asked) == waits
+
+
+def test_a_remembered_kind_is_small(cp: Any) -> None:
+    judged = importlib.import_module("cupy._door.judged").Judged()
+    a, b = cp.ones(1000), cp.ones(999)
+    calls: list[Any] = [
+        [1] * 1000,
+        [1] * 999 + [2],
+        [1] * 999 + [True],
+        [[1] * 500] * 2,
+        [[[[[[[1, 2]]]]]]],
+        [[[[[[[1, 3]]]]]]],
+        [a] * 40,
+        [a] * 39 + [b],
+        (1,) * 1000,
+        "x" * 1000,
+    ]
+    kinds: list[Any] = []
+    for value in calls:
+        kind = judged.must_wait("pad", (a, value), {"mode": value})
+        assert kind == judged.must_wait("pad", (a, value), {"mode": value})
+        kinds.append(kind)
+    assert len(set(kinds)) == len(kinds)
+    assert max(len(repr(kind)) for kind in kinds) < 1000
+    each = importlib.import_module("cupy._door.judged").EACH
+    assert judged.must_wait("pad", (a, [object()] * 40), {}) is each

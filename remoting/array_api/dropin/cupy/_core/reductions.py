@@ -18,6 +18,8 @@ _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
+_POINTS_MAX = 64
+"""Of a quantile's list that travels as it is. A longer one is uploaded."""
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
 
@@ -205,14 +207,23 @@ def count_nonzero(a: Any, axis: Any = None) -> Any:
     return reduce("count_nonzero", a, index, axis, None, None, False)
 
 
+def _is_short(q: Any) -> bool:
+    """Say whether points travel as they are: CuPy checks a list of numbers without waiting."""
+    if not isinstance(q, (tuple, list)) or len(q) > _POINTS_MAX:
+        return False
+    items: Any = q
+    return all(type(item) is int or type(item) is float for item in items)
+
+
 def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepdims: bool) -> Any:
     """Send ``quantile`` or ``percentile``."""
     array = need(a)
-    points: tuple[int, ...] = ()
-    if not arguments.is_scalar(q):
+    scalar = arguments.is_scalar(q)
+    if isinstance(q, np.ndarray) and q.ndim == 1 and q.dtype in (_INT64, _FLOAT64):
+        q = q.tolist()
+    if not scalar and not _is_short(q):
         q = convert.asarray(q)
-        points = q.shape
-    shape = points + reduced_shape(array._meta, axis, keepdims)
+    shape = reduced_shape(array._meta, axis, keepdims)
     keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
     if keepdims:
         keywords["keepdims"] = True
@@ -221,7 +232,7 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     if out is not None:
         array._session.call(name, (array, q), {**keywords, "out": out})
         return out
-    if method != "linear" or not arguments.is_scalar(q):
+    if method != "linear" or not scalar:
         # The type depends on that of the points, by rules of the worker's library.
         return make.lazy(name, (array, q), keywords)
     return make.forward(name, (array, q), keywords, fresh(floating(array.dtype), shape))
