@@ -228,10 +228,7 @@ class Session:
     def _emit_judged(
         self, plan: Plan, packed: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> int:
-        """Queue one call; wait until the worker has run it if such a call was not accepted yet.
-
-        Raises the error of this call only. Those of earlier calls stay for the next answer.
-        """
+        """Queue one call; if such a one was not accepted yet, wait for it, and raise its error."""
         kind = self._judged.must_wait(plan.name, args, kwargs)
         if kind is None:
             return self.emit(plan, packed)
@@ -252,10 +249,7 @@ class Session:
         return device
 
     def _has_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Wait until the worker came to a call; False if an argument is of a failed call.
-
-        The worker does not run such a call, so nothing checked its other arguments.
-        """
+        """Wait for a call; False if the worker did not run it, for an argument's call failed."""
         try:
             self.ask("door.touch", ((args, tuple(kwargs.values())),), own_error=True)
         except Exception:
