@@ -92,9 +92,11 @@ class Judged:
 
         A call waits that is the first of its kind, or one that CuPy waits for too.
         """
-        modes = (*args, kwargs.get("mode"))
-        if name in _BY_ELEMENTS or any(type(mode) is str and mode == "raise" for mode in modes):
+        if name in _BY_ELEMENTS:
             return EACH
+        for mode in (*args, kwargs.get("mode")):
+            if type(mode) is str and mode == "raise":
+                return EACH
         if linalg_raises and name.startswith("linalg."):
             return EACH
         for place in _BY_ELEMENTS_OF.get(name, ()):
