@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -73,3 +74,34 @@ def test_plans_that_cufft_does_not_have_are_refused(cp: Any, pack: Any) -> None:
         pack.fftn(cp.ones((2, 3, 5), "D"), plan=plan)
     with plan, pytest.raises(RuntimeError, match="either"):
         pack.fftn(a, plan=plan)
+
+
+def test_two_threads_use_one_plan_at_the_same_time(cp: Any, pack: Any) -> None:
+    cufft = cp.cuda.cufft
+    inner = pack.get_fft_plan(cp.ones(8, complex))
+    outer = pack.get_fft_plan(cp.ones(16, complex))
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+    found: dict[str, Any] = {}
+
+    def first() -> None:
+        with outer:
+            with inner:
+                first_is_in.set()
+                assert second_is_in.wait(10)
+            found["first, inside"] = cufft.get_current_plan()
+            first_is_out.set()
+        found["first"] = cufft.get_current_plan()
+
+    def second() -> None:
+        assert first_is_in.wait(10)
+        with inner:
+            second_is_in.set()
+            assert first_is_out.wait(10)
+        found["second"] = cufft.get_current_plan()
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == {"first, inside": outer, "first": None, "second": None}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from cupy._core.dispatch import make
-from cupy._core.dispatch.arguments import dtype_of, normalize_order
+from cupy._core.dispatch.arguments import dtype_of, normalize_order, shape_of, steps_of
 from cupy._core.dispatch.transfers import upload
 from cupy._door import state
 from cupy._door.calls import Plan, Remote
-from cupy._door.meta import Meta, fresh, keep_order
+from cupy._door.meta import Meta, contiguous_strides, fresh, intern, keep_order
 
 ARRAY_PROTOCOLS = ("__cupy_get_ndarray__", "__cuda_array_interface__")
 """What an object has that is an array on a device, or describes one."""
@@ -61,12 +61,12 @@ def from_interface(obj: Any) -> Any:
 
     Raises:
         TypeError: its memory is not that of an array of this cupy.
-        ValueError: masked, or of a dtype that no device computes with.
+        ValueError: masked, of a dtype that no device computes with, or outside that memory.
     """
     described = obj.__cuda_array_interface__
     if described.get("mask") is not None:
         raise ValueError("CuPy currently does not support masked arrays.")
-    kind, shape = dtype_of(described["typestr"]), tuple(described["shape"])
+    kind, shape = dtype_of(described["typestr"]), shape_of(described["shape"])
     address = described["data"][0]
     if 0 in shape:
         return make.empty(shape, kind)
@@ -76,7 +76,16 @@ def from_interface(obj: Any) -> Any:
             f"{type(obj).__module__}.{type(obj).__qualname__} holds GPU memory of this process, "
             "and the arrays of this cupy are on a GPU of the pool: copy it through the host (numpy)"
         )
-    return pointer.as_array(shape, kind, described.get("strides"), "C")
+    strides = described.get("strides")
+    steps = contiguous_strides(shape, kind.itemsize) if strides is None else steps_of(strides)
+    if len(steps) != len(shape):
+        raise ValueError(f"shape {shape} has not as many dimensions as strides {steps}")
+    if not pointer.holds(intern(kind, shape, steps)):
+        raise ValueError(
+            f"{type(obj).__module__}.{type(obj).__qualname__} describes shape {shape} with strides "
+            f"{steps}, which reach outside the array that it points to: correct the description"
+        )
+    return pointer.as_array(shape, kind, steps, "C")
 
 
 state.hooks["from_interface"] = from_interface

@@ -18,6 +18,8 @@ _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
+_POINTS_MAX = 64
+"""Of a quantile's list that travels as it is. A longer one is uploaded."""
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
 
@@ -80,8 +82,8 @@ def reduce(
     """Send one reduction."""
     array = need(a)
     meta: Meta = array._meta
-    if type(axis) is list:
-        axis = tuple(axis)
+    if axis is not None and type(axis) is not int:
+        axis = arguments.plain_axis(axis)
     if dtype is not None:
         dtype = arguments.dtype_of(dtype)
         if meta.dtype.kind == "c" and dtype.kind not in "bc":
@@ -132,14 +134,18 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
     def with_dtype(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> Any:
-        if out is None and type(a) is make.classes.ndarray and type(axis) is not list:
+        # Of ints alone, because True and 1.0 are the same key as 1.
+        plain = axis is None or type(axis) is int
+        if plain and out is None and type(a) is make.classes.ndarray:
             found = _memo.get((name, a._known, axis, dtype, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
 
     def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        if out is None and type(a) is make.classes.ndarray and type(axis) is not list:
+        # Of ints alone, because True and 1.0 are the same key as 1.
+        plain = axis is None or type(axis) is int
+        if plain and out is None and type(a) is make.classes.ndarray:
             found = _memo.get((name, a._known, axis, None, keepdims, ()))
             if found is not None:
                 return make.send(a, found[0], found[1], _frame(1))
@@ -201,17 +207,24 @@ def count_nonzero(a: Any, axis: Any = None) -> Any:
     return reduce("count_nonzero", a, index, axis, None, None, False)
 
 
+def _is_short(q: Any) -> bool:
+    """Say whether points travel as they are: CuPy checks a list of numbers without waiting."""
+    if not isinstance(q, (tuple, list)) or len(q) > _POINTS_MAX:
+        return False
+    items: Any = q
+    return all(type(item) is int or type(item) is float for item in items)
+
+
 def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepdims: bool) -> Any:
     """Send ``quantile`` or ``percentile``."""
     array = need(a)
-    points: tuple[int, ...] = ()
-    if not arguments.is_scalar(q):
+    scalar = arguments.is_scalar(q)
+    if isinstance(q, np.ndarray) and q.ndim == 1 and q.dtype in (_INT64, _FLOAT64):
+        q = q.tolist()
+    if not scalar and not _is_short(q):
         q = convert.asarray(q)
-        points = q.shape
-    shape = points + reduced_shape(array._meta, axis, keepdims)
-    keywords: dict[str, Any] = (
-        {} if axis is None else {"axis": tuple(axis) if isinstance(axis, list) else axis}
-    )
+    shape = reduced_shape(array._meta, axis, keepdims)
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
     if keepdims:
         keywords["keepdims"] = True
     if method != "linear":
@@ -219,7 +232,7 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     if out is not None:
         array._session.call(name, (array, q), {**keywords, "out": out})
         return out
-    if method != "linear" or not arguments.is_scalar(q):
+    if method != "linear" or not scalar:
         # The type depends on that of the points, by rules of the worker's library.
         return make.lazy(name, (array, q), keywords)
     return make.forward(name, (array, q), keywords, fresh(floating(array.dtype), shape))
@@ -261,7 +274,7 @@ def average(
 ) -> Any:
     """Return the weighted mean, and with ``returned`` the sum of the weights."""
     array = convert.asarray(a)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": axis}
+    keywords: dict[str, Any] = {} if axis is None else {"axis": arguments.plain_axis(axis)}
     if weights is not None:
         keywords["weights"] = convert.asarray(weights)
     if keepdims:

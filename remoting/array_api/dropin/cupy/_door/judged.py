@@ -3,7 +3,8 @@
 The client checks the arguments of what programs call in loops, and sends those calls without
 waiting. The functions here are called rarely and have many rules. The first call of each kind, with
 arrays of the same shapes and types and the same other arguments, waits until the worker has run it,
-so that a wrong argument is an error of that call. Later calls of that kind do not wait.
+so that a wrong argument is an error of that call. Later calls of that kind do not wait. A number
+whose value no check reads is in the kind by its type alone, and a long list by a digest.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -12,9 +13,13 @@ so that a wrong argument is an error of that call. Later calls of that kind do n
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
+import numpy as np
+
 from cupy._door.calls import Remote
+from cupy._door.meta import Meta
 
 KINDS_MAX = 1 << 14
 
@@ -36,6 +41,26 @@ _PREFIXES = ("cupyx.", "fft.", "linalg.")
 _BY_ELEMENTS = frozenset(
     ("bincount", "place", "random.logseries", "ravel_multi_index", "unravel_index")
 )
+
+# The same, where these arguments (by place or by name) are arrays.
+_BY_ELEMENTS_OF: dict[str, tuple[int | str, ...]] = {
+    "average": ("weights",),
+    "cov": (5, 6),
+    "percentile": (1,),
+    "quantile": (1,),
+    "repeat": (1,),
+}
+
+# Numbers of which no check reads the value. The client has checked those of `repeat` itself.
+_BY_TYPE: dict[str, tuple[int | str, ...]] = {
+    "interp": (3, 4, "left", "right"),
+    "repeat": (1,),
+    "roll": (1, "shift"),
+}
+
+# A longer sequence or text is kept as a digest.
+_LENGTH_MAX = 16
+_NESTING_MAX = 2
 
 EACH = object()
 """The kind of calls of which each waits."""
@@ -67,27 +92,94 @@ class Judged:
 
         A call waits that is the first of its kind, or one that CuPy waits for too.
         """
-        modes = (*args, kwargs.get("mode"))
-        if name in _BY_ELEMENTS or any(type(mode) is str and mode == "raise" for mode in modes):
+        if name in _BY_ELEMENTS:
             return EACH
+        for mode in (*args, kwargs.get("mode")):
+            if type(mode) is str and mode == "raise":
+                return EACH
         if linalg_raises and name.startswith("linalg."):
             return EACH
+        for place in _BY_ELEMENTS_OF.get(name, ()):
+            if isinstance(_argument(args, kwargs, place), Remote):
+                return EACH
         try:
-            kind = (name, _looks(args), _looks(tuple(kwargs.items())))
+            kind = _kind(name, args, kwargs)
             return None if kind in self._kinds else kind
         except TypeError:  # what has no hash, or an array that only the worker can describe
             return EACH
 
 
-def _looks(value: Any) -> Any:
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
+    if isinstance(place, str):
+        return kwargs.get(place)
+    return args[place] if place < len(args) else None
+
+
+def _kind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    places = _BY_TYPE.get(name, ())
+    if name == "interp" and _kind_of_values(args) not in ("f", "c"):
+        places = ()  # a number that the type of the values cannot hold is an error
+    if not places:
+        return name, _looks(args), tuple(kwargs), _looks(tuple(kwargs.values()))
+    by_place = [_type(arg) if at in places else _looks(arg) for at, arg in enumerate(args)]
+    by_name = [_type(arg) if key in places else _looks(arg) for key, arg in kwargs.items()]
+    return name, tuple(by_place), tuple(kwargs), tuple(by_name)
+
+
+def _kind_of_values(args: tuple[Any, ...]) -> str:
+    """Return the letter for the dtype of the values that `interp` takes its numbers from."""
+    meta = getattr(_argument(args, {}, 2), "_known", None)
+    return "" if meta is None else meta.dtype.kind
+
+
+def _type(value: Any) -> Any:
+    """Return the look of a number, or of a list of ints, whose value no check reads."""
+    if type(value) is int or type(value) is float:
+        return _ANY, type(value)
+    if type(value) is list and all(type(item) is int for item in value):
+        return _ANY, list, len(value)
+    return _looks(value)
+
+
+_ANY = object()
+
+
+def _looks(value: Any, depth: int = 0) -> Any:
     """Return what the checks of an argument depend on; TypeError where it is not known."""
     if isinstance(value, Remote):
-        known = getattr(value, "_known", value)
+        known: Any = getattr(value, "_known", value)
+        if known is value:  # no array: it looks like no other object
+            return Remote, known._handle
         if known is None:
             raise TypeError("not described yet")
         return known
-    if type(value) in (tuple, list):
-        return type(value), tuple([_looks(item) for item in value])
-    if type(value) is slice:
-        return slice, value.start, value.stop, value.step
-    return type(value), value
+    kind = type(value)
+    if kind is tuple or kind is list:
+        made = tuple([_looks(item, depth + 1) for item in value])
+        long = len(value) > _LENGTH_MAX or depth > _NESTING_MAX
+        return (kind, len(value), _digest(made)) if long else (kind, made)
+    if kind is slice:
+        return slice, _looks((value.start, value.stop, value.step), depth)
+    if (kind is str or kind is bytes) and len(value) > _LENGTH_MAX:
+        return kind, len(value), _digest(value)
+    # NaN is no equal of itself.
+    return kind, value if value == value else repr(value)
+
+
+def _digest(value: Any) -> bytes:
+    """Return 16 bytes for a value of looks, the same for equal ones."""
+    return hashlib.blake2b(_told(value).encode(), digest_size=16).digest()
+
+
+def _told(value: Any) -> str:
+    """Return looks as text; TypeError for an object whose text may be another's too."""
+    if type(value) is tuple:
+        return f"({','.join([_told(item) for item in value])})"
+    if isinstance(value, Meta):
+        return f"{value.dtype.str}{value.shape}{value.strides}"
+    if value is None or type(value) in _TOLD or isinstance(value, (type, np.generic, np.dtype)):
+        return repr(value)
+    raise TypeError("no text stands for it")
+
+
+_TOLD = (bool, bytes, complex, float, int, str, type(Ellipsis))

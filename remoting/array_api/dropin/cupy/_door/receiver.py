@@ -62,6 +62,8 @@ class Receiver:
         self.described: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: Errors of calls without a waiting thread, each with the number of its call.
         self.deferred: list[tuple[int, BaseException]] = []
+        #: Calls with a waiting thread, by number, each with the place for its error.
+        self.watched: dict[int, list[BaseException]] = {}
         #: The worker is out of memory and waits for this program's garbage.
         self.collect_requested = False
         self.reading = threading.Lock()
@@ -244,9 +246,11 @@ class Receiver:
             sequence, name, message, details = body
             if not isinstance(sequence, int):
                 raise TypeError("a failure of no call")
-            if len(self.deferred) < DEFERRED_MAX:
-                error = exception_named(name, message, details)
-                self.deferred.append((sequence, error))
+            own = self.watched.get(sequence)
+            if own is not None:
+                own[:] = [exception_named(name, message, details)]
+            elif len(self.deferred) < DEFERRED_MAX:
+                self.deferred.append((sequence, exception_named(name, message, details)))
         elif kind == wire.COLLECT:
             self.collect_requested = True
         elif kind == wire.NOTICE:

@@ -25,7 +25,8 @@ Who waits
     exceptions are a device whose memory may be full, GPUPOOL_BLOCKING=1, and the first call of a
     kind that the worker's library checks (`judged`). `answer`,
     `synchronize` and `describe` wait for the worker. Errors of a call come back with the next
-    answer, with a note of the place of the call. Destructors never lock, send or wait: they
+    answer, with a note of the place of the call; a call that waits for the worker's checks raises
+    its own error only. Destructors never lock, send or wait: they
     append a handle to `garbage`.
 
 Threads and locks
@@ -187,8 +188,7 @@ class Session:
         try:
             if self.failure is not None or self._sender.interrupted:
                 return  # there is nothing to send, or a frame that is never finished
-            if self._sender.unfinished or self._sender.parts:
-                self.synchronize()
+            self.synchronize()
             with contextlib.suppress(Exception):  # nothing is lost if it has gone already
                 self._sender.transmit(wire.BYE, b"", 0, None)
         finally:
@@ -215,22 +215,48 @@ class Session:
         """Queue one call by name; return the handle of its first result, and its device."""
         plan, values = plan_of(self.plans, name, args, kwargs, metas, self)
         handle = next(self.handles) if plan.outputs == 1 else self.reserve(plan.outputs)
-        device = self.emit(plan, plan.packer.pack(handle, *values))
-        if name in self._judged_names:
-            try:
-                self._wait_for_checks(name, args, kwargs)
-            except BaseException:
-                # No array will ever own the results.
-                self.garbage.extend(range(handle, handle + plan.outputs))
-                raise
-        return handle, device
+        packed = plan.packer.pack(handle, *values)
+        if name not in self._judged_names:
+            return handle, self.emit(plan, packed)
+        try:
+            return handle, self._emit_judged(plan, packed, args, kwargs)
+        except BaseException:
+            # No array will ever own the results.
+            self.garbage.extend(range(handle, handle + plan.outputs))
+            raise
 
-    def _wait_for_checks(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Wait for the worker to run a call if its arguments were not accepted before."""
-        kind = self._judged.must_wait(name, args, kwargs)
-        if kind is not None:
-            self.synchronize()
+    def _emit_judged(
+        self, plan: Plan, packed: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int:
+        """Queue one call; if such a one was not accepted yet, wait for it, and raise its error."""
+        kind = self._judged.must_wait(plan.name, args, kwargs)
+        if kind is None:
+            return self.emit(plan, packed)
+        receiver, sender, number = self._receiver, self._sender, 0
+        try:
+            with sender.lock:  # so that the call gets the number
+                number = sender.sequence + 1
+                own = receiver.watched[number] = []
+                device = self.emit(plan, packed)
+            ran = self._has_run(args, kwargs)
+            if own:
+                raise self._connection.or_lost(own.pop())
+        finally:
+            # An error that is left is told later: an interrupt, or another error, came before it.
+            receiver.deferred += [(number, error) for error in receiver.watched.pop(number, ())]
+        if ran:
             self._judged.accept(kind)
+        return device
+
+    def _has_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Wait for a call; False if the worker did not run it, for an argument's call failed."""
+        try:
+            self.ask("door.touch", ((args, tuple(kwargs.values())),), own_error=True)
+        except Exception:
+            if self.failure is not None:
+                raise
+            return False
+        return True
 
     def call_unknown(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], array: Any
@@ -240,9 +266,11 @@ class Session:
         array._handle = next(self.handles)
         # Before the call leaves, because its description may be here before `emit` returns.
         self._receiver.described[array._handle] = array
-        array._device = self.emit(plan, plan.packer.pack(array._handle, *values))
+        packed = plan.packer.pack(array._handle, *values)
         if name in self._judged_names:
-            self._wait_for_checks(name, args, kwargs)
+            array._device = self._emit_judged(plan, packed, args, kwargs)
+        else:
+            array._device = self.emit(plan, packed)
 
     def reserve(self, count: int) -> int:
         """Return the first of ``count`` consecutive new handles."""
@@ -303,12 +331,14 @@ class Session:
         kwargs: dict[str, Any] | None = None,
         *,
         sink: Sink | None = None,
+        own_error: bool = False,
     ) -> Any:
         """Run everything queued and then one operation; return its answer.
 
-        This waits for the worker. ``sink`` gives the memory for bulk bytes.
+        This waits for the worker. ``sink`` gives the memory for bulk bytes. With ``own_error``
+        the errors of earlier calls stay for the next answer.
         """
-        return self.answer(self.begin(name, args, kwargs, sink=sink))
+        return self.answer(self.begin(name, args, kwargs, sink=sink), own_error=own_error)
 
     def begin(
         self,
@@ -349,15 +379,16 @@ class Session:
             self._gets[args[1]] = plan
         return plan, values
 
-    def answer(self, reply: Reply) -> Any:
-        """Wait for the answer to a question; raise its error, or that of an earlier call."""
+    def answer(self, reply: Reply, *, own_error: bool = False) -> Any:
+        """Wait for the answer to a question; raise the error of an earlier call, or its own."""
         try:
             self._sender.await_reply(reply)
         finally:
             self._receiver.replies.pop(reply.request, None)
         if reply.sequence == self._sender.sequence:
             self._sender.unfinished = False
-        self._raise_deferred()
+        if not own_error:
+            self._raise_deferred()
         failed: BaseException | None = None
         value: Any = None
         try:
@@ -402,12 +433,11 @@ class Session:
             self.ask("door.sync")
 
     def _raise_deferred(self) -> None:
-        """Raise the first error of the calls that were not waited for."""
-        deferred = self._receiver.deferred
-        if not deferred:
+        """Raise the first error of the calls that were not waited for; the others stay."""
+        try:
+            sequence, error = self._receiver.deferred.pop(0)
+        except IndexError:
             return
-        sequence, error = deferred[0]
-        deferred.clear()
         found = self._connection.or_lost(error)
         if found is not error:
             raise found

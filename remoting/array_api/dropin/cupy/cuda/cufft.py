@@ -23,7 +23,9 @@ _TYPES = {
 
 
 class _Local(threading.local):
-    plan: Any = None
+    def __init__(self) -> None:
+        self.plan: Any = None
+        self.outer: list[Any] = []  # plans of the blocks around it; a plan may be in many threads
 
 
 _local = _Local()
@@ -39,16 +41,13 @@ class _Plan:
 
     fft_type: int
 
-    def __init__(self) -> None:
-        self._outer: list[Any] = []
-
     def __enter__(self) -> Any:
-        self._outer.append(_local.plan)
+        _local.outer.append(_local.plan)
         _local.plan = self
         return self
 
     def __exit__(self, *_error: object) -> None:
-        _local.plan = self._outer.pop()
+        _local.plan = _local.outer.pop()
 
 
 class Plan1d(_Plan):
@@ -57,7 +56,6 @@ class Plan1d(_Plan):
     gpus = None
 
     def __init__(self, nx: int, fft_type: int, batch: int, *, devices: Any = None) -> None:
-        super().__init__()
         if devices is not None:
             raise NotImplementedError("a plan for several GPUs is not supported")
         self.nx, self.fft_type, self.batch = int(nx), int(fft_type), int(batch)
@@ -76,7 +74,6 @@ class PlanNd(_Plan):
     """A plan for transforms over several axes; `cupyx.scipy.fftpack.get_fft_plan` makes it."""
 
     def __init__(self, shape: tuple[int, ...], fft_type: int, order: str, last_axis: int) -> None:
-        super().__init__()
         self.shape, self.fft_type, self.order = shape, fft_type, order
         self.last_axis, self.last_size = last_axis, shape[0 if order == "F" else -1]
 

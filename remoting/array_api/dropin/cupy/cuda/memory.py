@@ -13,7 +13,8 @@ import numpy as np
 from cupy._core.dispatch import make
 from cupy._core.dispatch import transfers as _transfers
 from cupy._door import pool, state
-from cupy._door.meta import contiguous_strides, intern
+from cupy._door.meta import Meta, contiguous_strides, intern
+from cupy._door.older import zip_strict
 from cupy.cuda.device import Device
 from cupy.cuda.errors import OutOfMemoryError as OutOfMemoryError
 
@@ -135,6 +136,13 @@ class Address(int):
     pointer: "MemoryPointer"
 
 
+def _extent(meta: Meta) -> tuple[int, int]:
+    """Return where an array begins and ends, in bytes from its first element; it has some."""
+    steps = [(length - 1) * stride for length, stride in zip_strict(meta.shape, meta.strides)]
+    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+    return low, high + meta.dtype.itemsize
+
+
 class MemoryPointer:
     """A pointer to an array's memory, with an offset in bytes."""
 
@@ -176,6 +184,16 @@ class MemoryPointer:
 
     def __sub__(self, offset: int) -> "MemoryPointer":
         return MemoryPointer(self._array, self._offset - offset)
+
+    def holds(self, meta: Meta) -> bool:
+        """Say whether an array here would stay inside the memory that this points into."""
+        owner = self._array if self._array._base is None else self._array._base
+        start = self._offset
+        if owner is not self._array:
+            start += address(self._array) - address(owner)
+        low, high = _extent(meta)
+        first, end = _extent(owner._meta)
+        return first <= start + low and start + high <= end
 
     def as_array(self, shape: tuple[int, ...], dtype: Any, strides: Any, order: str) -> Any:
         """Return an array over the memory; the server checks that it stays inside."""

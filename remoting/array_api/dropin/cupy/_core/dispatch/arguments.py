@@ -88,10 +88,17 @@ def warn_of_complex() -> None:
 
 def axis_of(axis: Any, ndim: int) -> int:
     """Return a non-negative axis; AxisError if there is none such."""
-    made = _integer(axis)
+    made = int(_integer(axis))  # True is 1, as in CuPy
     if not -ndim <= made < ndim:
         raise np.exceptions.AxisError(made, ndim)
     return made + ndim if made < 0 else made
+
+
+def plain_axis(axis: Any) -> int | tuple[int, ...]:
+    """Return an axis or several as ints, without a look at how many dimensions there are."""
+    if isinstance(axis, (tuple, list)):
+        return tuple([int(_integer(item)) for item in axis])
+    return int(_integer(axis))
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
@@ -107,19 +114,24 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def shape_of(shape: Any) -> tuple[int, ...]:
-    """Return a shape as a tuple of non-negative ints."""
+    """Return a shape as a tuple of non-negative ints; True is 1, as in CuPy."""
     if type(shape) is tuple:
-        made = tuple([_integer(length) for length in shape])
+        made = tuple([int(_integer(length)) for length in shape])
     elif shape is None:
         raise TypeError("Use () not None as shape arguments")
     else:
         try:
-            made = (_integer(shape),)
+            made = (int(_integer(shape)),)
         except TypeError:
-            made = tuple([_integer(length) for length in shape])
+            made = tuple([int(_integer(length)) for length in shape])
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
+
+
+def steps_of(strides: Any) -> tuple[int, ...]:
+    """Return strides as a tuple of ints."""
+    return tuple([int(_integer(step)) for step in strides])
 
 
 def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
