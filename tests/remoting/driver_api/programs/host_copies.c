@@ -468,6 +468,42 @@ static void too_wide(void) {
     free(tall);
 }
 
+// Memory of the worker that stood for a graph's is not another's before all of it was brought back.
+static void one_after_the_other(void) {
+    enum { ROUNDS = 260, LARGE_SLOT = 4 << 20 };
+    static int outs[20][N];
+    void *pinned, *graph, *exec;
+    for (int round = 0; round < 20; round++) {
+        for (int way = 0; way < 2; way++) {
+            CHECK(cuGraphCreate(&graph, 0));
+            if (way == 0) CHECK(cuMemsetD8Async(numbers, (unsigned char)round, BYTES, stream));
+            if (way == 1) fill(in, -1);
+            way == 0 ? down(graph, NULL, 0, outs[round]) : up(graph, NULL, 0, in);
+            exec = made(graph);
+            CHECK(cuGraphLaunch(exec, stream));
+            CHECK(cuGraphExecDestroy(exec));
+            CHECK(cuGraphDestroy(graph));
+        }
+    }
+    CHECK(cuStreamSynchronize(stream));
+    for (int round = 0; round < 20; round++) NEED(are(outs[round], round * 0x01010101));
+    // Slots of pinned memory are as large as it is: all of these would be more than there may be.
+    CHECK(cuMemAllocHost_v2(&pinned, LARGE_SLOT));
+    int *words = pinned;
+    for (int round = 0; round < ROUNDS; round++) {
+        CHECK(cuMemsetD8Async(numbers, (unsigned char)(round % 100), BYTES, stream));
+        CHECK(cuGraphCreate(&graph, 0));
+        down(graph, NULL, 0, words + round * N);
+        exec = made(graph);
+        CHECK(cuGraphLaunch(exec, stream));
+        CHECK(cuGraphExecDestroy(exec));
+        CHECK(cuGraphDestroy(graph));
+    }
+    CHECK(cuStreamSynchronize(stream));
+    for (int round = 0; round < ROUNDS; round++) NEED(are(words + round * N, round % 100 * 0x01010101));
+    CHECK(cuMemFreeHost(pinned));
+}
+
 int main(int words, char **word) {
     NEED(words == 2);
     start(0);
@@ -488,6 +524,7 @@ int main(int words, char **word) {
     behind_a_function();
     refused();
     too_wide();
+    one_after_the_other();
     puts("results right");
     return 0;
 }
