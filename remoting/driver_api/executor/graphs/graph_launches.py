@@ -132,14 +132,14 @@ class GraphLaunches(HandlerGroup):
             INSTANTIATE.pack(flags, stream, 0, 1), INSTANTIATE.size
         )
         found = ctypes.c_uint64(0)
-        if made.hosts:
-            self._early.keep(number, made.hosts)
         try:
+            if made.hosts:
+                self._early.keep(number, made.hosts)
             with self._naming(number, made.hosts) as use:
                 status = self._direct.status("cuGraphInstantiateWithParams", found, handle, params)
                 if not status:
                     use()
-        except self.api.errors:
+        except (*self.api.errors, KeyError):
             self._early.forget(number)
             self._release(made.allocations)
             raise
@@ -165,6 +165,14 @@ class GraphLaunches(HandlerGroup):
         What this gives is to be called if it was.
         """
         names: dict[int, int] = {}
+        used = False
+
+        def use() -> None:
+            nonlocal used
+            used = True
+            if names:
+                self._early.use(executable, names)
+
         before: list[tuple[int, bytes]] = []
         try:
             for place, host in enumerate(hosts):
@@ -176,8 +184,10 @@ class GraphLaunches(HandlerGroup):
                 named = HOST_NODE.pack(function, names[place])
                 self._direct.call("cuGraphHostNodeSetParams", node, named)
                 before.append((node, params.raw))
-            yield lambda: self._early.use(executable, names) if names else None
+            yield use
         finally:
+            if not used:
+                self._early.drop(names.values())
             for node, params in before:
                 self._direct.call("cuGraphHostNodeSetParams", node, params)
 
@@ -281,7 +291,11 @@ class GraphLaunches(HandlerGroup):
             if place >= 0:
                 names[place] = self._early.name(executable, place, params.word(HOST_DATA))
                 WORD.pack_into(params.bytes, HOST_DATA, names[place])
-            self._direct.call(name, self._handle(executable), handle, pointer)
+            try:
+                self._direct.call(name, self._handle(executable), handle, pointer)
+            except (*self.api.errors, KeyError):
+                self._early.drop(names.values())
+                raise
             if names:
                 self._early.use(executable, names)
             if params.kind == KERNEL:
