@@ -71,7 +71,7 @@ def test_a_launch_that_failed_calls_nothing() -> None:
     early = EarlyPieces()
     names = made(early, 100)
     launch(early, 100, 10, launched=False)
-    assert [one.number for one in early.end(100)] == [10, 11]
+    assert early.end(100) == ()  # nor are there bytes of it
     launch(early, 100, 20)
     assert turn(early, names[0]) == [20]
     assert [one.number for one in early.end(100)] == [20, 21]
@@ -222,7 +222,7 @@ def test_each_launch_calls_each_function_once_and_nothing_is_left(
             open_[executable] += 1
         elif step == "f" and not open_[executable]:
             launch(early, executable, 1, launched=False)
-            assert [one.number for one in early.end(executable)] == [1, 2]
+            assert early.end(executable) == ()
         elif step == "e" and open_[executable]:
             open_[executable] -= 1
             assert len(early.end(executable)) == 2

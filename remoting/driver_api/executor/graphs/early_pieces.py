@@ -239,7 +239,7 @@ class EarlyPieces:
     def end(self, executable: int) -> Sequence[Download]:
         """Return all bytes of the oldest launch of which nobody has asked that; some may be sent.
 
-        Its functions are called, unless it failed.
+        One that was not made has no bytes, and calls no functions.
         """
         with self._lock:
             known = self._known.get(executable)
@@ -247,7 +247,7 @@ class EarlyPieces:
                 return ()
             launch = known.open.popleft()
             self._end(known, launch)
-        return [download for _, download in launch.downloads]
+        return [download for _, download in launch.downloads] if launch.launched else ()
 
     def _end(self, known: Known, launch: Launch) -> None:
         launch.ended = True

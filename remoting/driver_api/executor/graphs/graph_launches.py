@@ -73,6 +73,7 @@ class GraphLaunches(HandlerGroup):
         self._translator = translator
         self._early = early
         self._executables: dict[int, Executable] = {}
+        client.failed_launches.append(self._failed)
         self.methods = {
             "GRAPH_EARLY": self._announce,
             "GRAPH_SET": self._set,
@@ -248,12 +249,25 @@ class GraphLaunches(HandlerGroup):
 
     def _launch(self, number: int, stream: int) -> None:
         self.waiter.freeing.wait_for_calls()  # it may have host functions
-        self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
         made = self._executables[number]
+        try:
+            self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
+        except (*self.api.errors, KeyError):
+            self._failed(number)
+            raise
+        if number in self._slots.failed:
+            self._slots.failed.discard(number)
+            self._issue(number)
         if made.hosts:
             self._early.launched(number)
         if made.left or made.foreign:
             self._note(made, self.streams[stream])
+
+    def _failed(self, number: int) -> None:
+        """Note that what the slots of an executable graph hold is of an earlier launch."""
+        self._slots.failed.add(number)
+        if self.client.launcher is not None:
+            self.client.launcher.end("x", number)  # the next launch, which may not fail, is noted
 
     def _issue(self, number: int) -> None:
         """Have the launcher launch and change an executable graph that nothing is noted of then."""

@@ -46,6 +46,8 @@ class Slots(HandlerGroup):
         self._early = early
         self._slots: dict[int, Slot] = {}
         self._held = 0
+        self.failed: set[int] = set()
+        """Executable graphs whose last launch failed."""
         # Of an executable graph: the device and an event behind its last launch.
         self._last: dict[int, tuple[int, int]] = {}
         self._gone: deque[tuple[int, int]] = deque()  # the same of executables that are gone
@@ -95,7 +97,7 @@ class Slots(HandlerGroup):
         slot = self._slots.pop(number)
         # Executables that are still there may have had this slot until now.
         for executable in list(self._last):
-            self.forget(executable)
+            self._behind(executable)
         self._ended.append(Ended(slot, list(self._gone)))
         self._gone.clear()
         self._sweep()
@@ -141,15 +143,20 @@ class Slots(HandlerGroup):
         self.client.bulk = 0
 
     def _read(self, executable: int, stream: int, count: int, pieces: memoryview) -> None:
-        """Send what a launch writes to slots once it is over, as downloads of the client's."""
+        """Send what a launch writes to slots once it is over, as downloads of the client's.
+
+        Of one that failed nothing comes, as of copies that fail.
+        """
         if count > PIECES_MAX:
             raise RemoteProtocolError("malformed record")
+        if executable in self.failed:
+            count, pieces = 0, memoryview(b"")
         early = self._early.end(executable)
         while self._gone and self._over(*self._gone[0]):
             self._gone.popleft()
         device, handle = self.client.device, self.streams[stream]
         if self._last.get(executable, (-1, 0))[0] != device:
-            self.forget(executable)
+            self._behind(executable)
             self._last[executable] = (device, self.waiter.event(device))
         self.api.record(self._last[executable][1], handle)
         if not count and not early:
@@ -184,6 +191,11 @@ class Slots(HandlerGroup):
 
     def forget(self, executable: int) -> None:
         """Note that an executable graph is gone, though its last launch may still run."""
+        self.failed.discard(executable)
+        self._behind(executable)
+
+    def _behind(self, executable: int) -> None:
+        """Have slots wait for the last launch of an executable, whose next one is another's."""
         last = self._last.pop(executable, None)
         if last is not None:
             self._gone.append(last)
