@@ -36,7 +36,7 @@ int main(int words, char **word) {
         bool fails = round == 2;
         memset(out, 0x77, BYTES);
         seen = 0;
-        CHECK(cuMemsetD8_v2(numbers, (unsigned char)round, BYTES));
+        CHECK(cuMemsetD8Async(numbers, (unsigned char)round, BYTES, stream));
         int status = cuGraphLaunch(exec, stream), later = cuStreamSynchronize(stream);
         NEED((status | later) == (fails ? 1 : 0));
         CHECK(cuCtxSynchronize());

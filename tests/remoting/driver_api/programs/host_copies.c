@@ -456,7 +456,7 @@ static void too_wide(void) {
         if (at == PARTS - 1) OURS(status == 801);
         if (status == 0) CHECK(cuGraphNodeSetEnabled(exec, nodes[at], 0));
     }
-    CHECK(cuMemsetD8_v2(numbers, 1, BYTES));
+    CHECK(cuMemsetD8Async(numbers, 1, BYTES, stream));
     seen_count = 0;
     fire(exec);  // with what the last one had
     NEED(seen_count == 1);
