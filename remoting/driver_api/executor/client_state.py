@@ -74,6 +74,8 @@ class Client:
         self.capture_lock = threading.Lock()  # held while a capture begins
         self.captures: set[int] = set()  # streams in which captures began that have not ended
         self.ended: list[Callable[[str, int], None]] = []  # told which of these are no more
+        # Told of executable graphs that the launcher failed to launch.
+        self.failed_launches: list[Callable[[int], None]] = []
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
         self.launcher = Launcher.load()

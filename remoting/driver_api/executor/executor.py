@@ -8,7 +8,7 @@ from typing import Any, cast
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, INVALID_VALUE, Api
-from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.contexts import Contexts
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.generic import Generic
@@ -217,6 +217,10 @@ class Executor:
             client.waiter.end(outcome)
         elif outcome.status:
             op, _, size = HEADER.unpack_from(self.buffer, at)
+            if op == table.GRAPH_LAUNCH:
+                (executable,) = WORDS[1].unpack_from(self.buffer, at + HEADER.size)
+                for tell in client.failed_launches:
+                    tell(executable)
             client.fail(op, outcome.status)
             at += size
         return at

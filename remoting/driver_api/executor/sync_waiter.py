@@ -74,6 +74,13 @@ class Window:
 
 
 @dataclass(slots=True)
+class Owner:
+    """Whose memory downloads are windows of; it keeps their bytes until they are sent."""
+
+    windows: int = 0
+
+
+@dataclass(slots=True)
 class Download:
     """Bytes on their way to pinned memory of the client."""
 
@@ -83,6 +90,8 @@ class Download:
     size: int
     sent: bool = False
     """Before its event had completed: see early_pieces.py."""
+    owner: Owner | None = None
+    """Of a window."""
 
 
 class Freeing:
@@ -224,6 +233,8 @@ class Waiter:
         """Remember bytes that go out before the next synchronisation that covers them ends."""
         with self._download_lock:
             self._downloads.append(download)
+            if download.owner is not None:
+                download.owner.windows += 1
             self.shared.large = len(self._downloads)
             self.held += download.size
 
@@ -259,6 +270,8 @@ class Waiter:
                     view = entry.buffer.view[: entry.size]
                     self._replies.data(entry.number, view, replies=replies)
                 self.give(entry.device, entry.buffer)
+                if entry.owner is not None:
+                    entry.owner.windows -= 1
                 self.held -= entry.size
             # Not before: another thread that finds none here answers at once.
             self._downloads = left

@@ -39,6 +39,19 @@ def test_functions_beside_copies(library: Path, tmp_path: Path) -> None:
         assert control.missing_calls() == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--no-launcher",)], ids=["launcher", "python"])
+@pytest.mark.parametrize("hosts", [0, 2])
+def test_a_launch_that_fails_leaves_memory_alone(
+    hosts: int, options: tuple[str, ...], library: Path, tmp_path: Path
+) -> None:
+    """What an earlier launch has left in the worker's memory is not taken for its bytes."""
+    program = compiled("failed_launch", tmp_path, library)
+    with Control(tmp_path) as control:
+        control.set_fault("cuGraphLaunch", 1, after=1, times=1)
+        done = run(library, control, [str(program), str(hosts)], *options)
+    assert done.stdout == "results right\n", done.stderr
+
+
 def test_functions_of_graphs_come_and_go(library: Path, tmp_path: Path) -> None:
     """70,000, of which the library holds 65,536 at a time: they end behind their last launch."""
     program = compiled("host_nodes", tmp_path, library)

@@ -1,5 +1,6 @@
 """Bytes of a graph's copies that go to the client before a host function of the graph."""
 
+import tracemalloc
 from typing import cast
 
 import pytest
@@ -7,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.executor.api import CudaError
+from gpupool.remoting.driver_api.executor.graphs import early_pieces
 from gpupool.remoting.driver_api.executor.graphs.early_pieces import (
     ANNOUNCED_MAX,
     NAMED,
+    PAIRS_MAX,
     PENDING_MAX,
     EarlyPieces,
     Launch,
@@ -67,7 +71,7 @@ def test_a_launch_that_failed_calls_nothing() -> None:
     early = EarlyPieces()
     names = made(early, 100)
     launch(early, 100, 10, launched=False)
-    assert [one.number for one in early.end(100)] == [10, 11]
+    assert early.end(100) == ()  # nor are there bytes of it
     launch(early, 100, 20)
     assert turn(early, names[0]) == [20]
     assert [one.number for one in early.end(100)] == [20, 21]
@@ -100,11 +104,103 @@ def test_what_a_client_can_leave_there_is_bounded() -> None:
         early.announce(ANNOUNCED_MAX, [])
     early = EarlyPieces()
     made(early, 100)
-    early.begin(100, PENDING_MAX - 1)
+    early.begin(100, PENDING_MAX - 2)
     with pytest.raises(RemoteProtocolError):
         early.begin(100, 2)
     early.end(100)  # it was never launched
     early.begin(100, 2)
+    with pytest.raises(RemoteProtocolError):
+        early.announce(101, [(NODES[0], copy) for copy in range(PAIRS_MAX + 1)])
+
+
+def test_launches_count_without_pieces_and_until_their_end_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(early_pieces, "PENDING_MAX", 10)
+    for called in (False, True):
+        early = EarlyPieces()
+        names = made(early, 100)
+        for _ in range(10):
+            early.begin(100, 0)
+            early.launched(100)
+            for name in names if called else ():
+                early.turn(name)
+        with pytest.raises(RemoteProtocolError):
+            early.begin(100, 0)
+        early.forget(100)
+        made(early, 101)
+        if not called:
+            with pytest.raises(RemoteProtocolError):
+                early.begin(101, 0)
+            continue
+        for _ in range(20):
+            early.begin(101, 9)
+            early.end(101)
+
+
+def test_waiting_launches_take_little_memory() -> None:
+    early = EarlyPieces()
+    early.announce(100, [(node, 0) for node in range(PAIRS_MAX)])
+    early.keep(100, early.announced(100))
+    early.use(100, {place: early.name(100, place, NUMBER) for place in range(PAIRS_MAX)})
+    tracemalloc.start()
+    for _ in range(1000):
+        early.begin(100, 0)
+    assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_host_nodes_of_all_executables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_pieces, "PAIRS_SUM_MAX", 7, raising=False)
+    early = EarlyPieces()
+    names = made(early, 100)
+    launch(early, 100, 10)
+    early.announce(101, [(NODES[0], 1)] * 20)  # one pair, and told anew
+    made(early, 101)
+    with pytest.raises(CudaError):
+        made(early, 102)
+    early.announced(102)
+    early.end(100)
+    early.forget(100)
+    with pytest.raises(CudaError):
+        made(early, 102)  # a launch is under way
+    for name in names:
+        early.turn(name)
+    for _ in range(5):
+        made(early, 102)
+        early.forget(102)
+
+
+def names_of(early: EarlyPieces) -> int:
+    return len(early._names)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_replaced_names_go_when_the_launches_from_before_are_over() -> None:
+    early = EarlyPieces()
+    names = made(early, 100)
+    launch(early, 100, 0)
+    for first in range(2, 2000, 2):  # with one launch always under way
+        fresh = early.name(100, 0, NUMBER)
+        early.use(100, {0: fresh})
+        launch(early, 100, first)
+        assert turn(early, names[0]) == [first - 2]
+        assert turn(early, names[1]) == [first - 2, first - 1]
+        early.end(100)
+        names[0] = fresh
+        assert names_of(early) <= 4
+    for _ in range(100):  # nothing has been launched with these
+        early.use(100, {0: early.name(100, 0, NUMBER)})
+    assert names_of(early) <= 4
+
+
+def test_names_go_that_nothing_was_made_to_call() -> None:
+    early = EarlyPieces()
+    names = made(early, 100)
+    for _ in range(100):
+        early.drop([early.name(100, 0, NUMBER)])
+    assert names_of(early) == 2
+    launch(early, 100, 10)
+    assert turn(early, names[0]) == [10]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ltteuf"), st.integers(0, 1), st.integers(0, 1))))
@@ -126,7 +222,7 @@ def test_each_launch_calls_each_function_once_and_nothing_is_left(
             open_[executable] += 1
         elif step == "f" and not open_[executable]:
             launch(early, executable, 1, launched=False)
-            assert [one.number for one in early.end(executable)] == [1, 2]
+            assert early.end(executable) == ()
         elif step == "e" and open_[executable]:
             open_[executable] -= 1
             assert len(early.end(executable)) == 2
@@ -144,5 +240,6 @@ def test_each_launch_calls_each_function_once_and_nothing_is_left(
             for place, name in calls.items():
                 assert turn(early, name) == [start, start + 1][: place + 1]
     assert all(early.turn(NAMED | at)[0] == NAMED | at for at in range(1000))
+    assert names_of(early) == 0
     made(early, 2)
-    early.begin(2, PENDING_MAX)  # nothing is counted any more
+    early.begin(2, PENDING_MAX - 1)  # nothing is counted any more

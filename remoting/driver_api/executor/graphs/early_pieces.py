@@ -11,16 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.executor.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.sync_waiter import Download
 
 NAMED = 1 << 63
 """In every name, and in no number of a client's function."""
 
 PENDING_MAX = 1 << 18
-"""Pieces of launches whose functions have not all been called, all together."""
+"""Launches whose functions have not all been called, or whose end was not asked for, and their
+pieces, all together. A library expects at most 65,536 pieces, and each of its launches has one."""
 
 ANNOUNCED_MAX = 1024
 """Executables that are to be made, each by a thread of the client."""
+
+PAIRS_MAX = 4096
+"""Of a host node and a copy before it, in one executable: a library refuses more."""
+
+PAIRS_SUM_MAX = 1 << 18
+"""The same of all executables."""
+
+NAMES_MAX = PAIRS_SUM_MAX + PENDING_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +41,22 @@ class Host:
     copies: frozenset[int]
 
 
-@dataclass(slots=True)
+def _pairs_of(hosts: Sequence[Host]) -> int:
+    return sum(len(host.copies) for host in hosts)
+
+
+@dataclass(slots=True, eq=False)
 class Launch:
-    """A launch: its bytes, by copy, and the functions that it has not called, by their place."""
+    """A launch: its bytes, by copy, and the functions that it has called."""
 
     size: int
     downloads: list[tuple[int, Download]] = field(default_factory=list[tuple[int, Download]])
-    uncalled: set[int] = field(default_factory=set[int])
+    called: int = 0
+    """Their places, a bit each: many launches may wait, and few have called any."""
     launched: bool = False
+    ended: bool = False
+    replaced: Sequence[int] = ()
+    """Names that only this launch and those before it call."""
 
 
 @dataclass(slots=True)
@@ -47,17 +65,20 @@ class Known:
 
     hosts: Sequence[Host]
     names: dict[int, int] = field(default_factory=dict[int, int])  # in use, by place
-    other: set[int] = field(default_factory=set[int])  # not yet in use, or by launches under way
     launches: deque[Launch] = field(default_factory=deque[Launch])  # with functions to call
     open: deque[Launch] = field(default_factory=deque[Launch])  # whose end was not asked for
+    begun: int = 0
+    """Launches, of all times."""
     gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Named:
     known: Known
     place: int
     number: int
+    begun: int = 0
+    """Launches of all times when the name came into use."""
 
 
 class EarlyPieces:
@@ -70,6 +91,7 @@ class EarlyPieces:
         self._names: dict[int, _Named] = {}
         self._last = 0
         self._pending = 0
+        self._pairs = 0
 
     # --- executables ------------------------------------------------------------------------------
 
@@ -77,36 +99,63 @@ class EarlyPieces:
         """Take note of host nodes, each with a copy before it, for when a graph is made or updated.
 
         Raises:
-            ProtocolError: when many that were announced were not taken.
+            CudaError: when there are too many of them, together with those of all executables.
+            ProtocolError: when many that were announced were not taken, or no library has as many.
         """
         copies: dict[int, set[int]] = {}
-        for node, copy in pairs:
+        for at, (node, copy) in enumerate(pairs):
+            if at == PAIRS_MAX:
+                raise RemoteProtocolError("too many copies before the host nodes of a graph")
             copies.setdefault(node, set()).add(copy)
         if len(self._announced) >= ANNOUNCED_MAX:
             raise RemoteProtocolError("host nodes of a graph that nobody makes")
-        self._announced[executable] = [Host(node, frozenset(of)) for node, of in copies.items()]
+        self.announced(executable)
+        hosts = [Host(node, frozenset(of)) for node, of in copies.items()]
+        with self._lock:
+            self._count(hosts)
+        self._announced[executable] = hosts
+
+    def _count(self, hosts: Sequence[Host]) -> None:
+        size = _pairs_of(hosts)
+        if self._pairs + size > PAIRS_SUM_MAX:
+            raise CudaError(OUT_OF_MEMORY, "cuGraphInstantiate")
+        self._pairs += size
 
     def announced(self, executable: int) -> Sequence[Host]:
         """Return what was announced for an executable, which is forgotten."""
-        return self._announced.pop(executable, ())
+        hosts = self._announced.pop(executable, ())
+        with self._lock:
+            self._pairs -= _pairs_of(hosts)
+        return hosts
 
     def keep(self, executable: int, hosts: Sequence[Host]) -> None:
-        """Look after an executable from now on."""
+        """Look after an executable from now on.
+
+        Raises:
+            CudaError: when there are too many hosts.
+            ProtocolError: when there is such an executable.
+        """
         with self._lock:
+            if executable in self._known:
+                raise RemoteProtocolError("a handle that cannot be made", why=f"x {executable}")
+            self._count(hosts)
             self._known[executable] = Known(hosts)
 
     def forget(self, executable: int) -> None:
         """Look after an executable only until the launches under way have called its functions."""
         with self._lock:
             known = self._known.pop(executable, None)
-            if known is not None:
-                known.gone = True
-                self._end(known)
+            if known is None:
+                return
+            while known.open:
+                self._end(known, known.open.popleft())
+            self._replace(known, list(known.names.values()))
+            known.gone = True
+            self._let_go(known)
 
-    def _end(self, known: Known) -> None:
+    def _let_go(self, known: Known) -> None:
         if known.gone and not known.launches:
-            for name in (*known.names.values(), *known.other):
-                del self._names[name]
+            self._pairs -= _pairs_of(known.hosts)
 
     # --- names ------------------------------------------------------------------------------------
 
@@ -117,26 +166,48 @@ class EarlyPieces:
         return nodes.index(node) if node in nodes else -1
 
     def name(self, executable: int, place: int, number: int) -> int:
-        """Return a new name for a function of an executable, known until the next ``use``."""
+        """Return a new name for a function of an executable, to be used or dropped.
+
+        Raises:
+            CudaError: when there are too many.
+        """
         with self._lock:
             known = self._known[executable]
+            if len(self._names) >= NAMES_MAX:
+                raise CudaError(OUT_OF_MEMORY, "cuGraphExecHostNodeSetParams")
             self._last += 1
             name = NAMED | self._last
             self._names[name] = _Named(known, place, number)
-            known.other.add(name)
         return name
+
+    def drop(self, names: Iterable[int]) -> None:
+        """Forget names that nothing was made to call."""
+        with self._lock:
+            for name in names:
+                self._names.pop(name, None)
 
     def use(self, executable: int, names: Mapping[int, int]) -> None:
         """Have launches from now on call functions by these names, by place."""
         with self._lock:
             known = self._known[executable]
-            known.other.update(known.names[place] for place in names if place in known.names)
-            known.other.difference_update(names.values())
+            self._replace(known, [known.names[place] for place in names if place in known.names])
             known.names.update(names)
-            if not known.launches:
-                for name in known.other:
-                    del self._names[name]
-                known.other.clear()
+            for name in names.values():
+                self._names[name].begun = known.begun
+
+    def _replace(self, known: Known, names: Sequence[int]) -> None:
+        """Forget names once the launches that may call them are over."""
+        called = [name for name in names if self._names[name].begun < known.begun]
+        for name in set(names).difference(called):  # no launch has begun since they came into use
+            del self._names[name]
+        self._leave(known.launches[-1] if known.launches else None, called)
+
+    def _leave(self, launch: Launch | None, names: Sequence[int]) -> None:
+        if launch is not None:
+            launch.replaced = (*launch.replaced, *names)
+            return
+        for name in names:
+            del self._names[name]
 
     # --- launches ---------------------------------------------------------------------------------
 
@@ -149,10 +220,11 @@ class EarlyPieces:
         """
         with self._lock:
             known = self._known[executable]
-            if self._pending + size > PENDING_MAX:
+            if self._pending + size + 1 > PENDING_MAX:
                 raise RemoteProtocolError("too many launches of graphs with host functions")
-            self._pending += size
-            launch = Launch(size, uncalled=set(range(len(known.hosts))))
+            self._pending += size + 1
+            launch = Launch(size)
+            known.begun += 1
             known.launches.append(launch)
             known.open.append(launch)
         return launch
@@ -167,20 +239,31 @@ class EarlyPieces:
     def end(self, executable: int) -> Sequence[Download]:
         """Return all bytes of the oldest launch of which nobody has asked that; some may be sent.
 
-        Its functions are called, unless it failed.
+        One that was not made has no bytes, and calls no functions.
         """
         with self._lock:
             known = self._known.get(executable)
             if known is None or not known.open:
                 return ()
             launch = known.open.popleft()
-            if not launch.launched and launch in known.launches:
-                self._over(known, launch)
-        return [download for _, download in launch.downloads]
+            self._end(known, launch)
+        return [download for _, download in launch.downloads] if launch.launched else ()
+
+    def _end(self, known: Known, launch: Launch) -> None:
+        launch.ended = True
+        if launch not in known.launches:
+            self._pending -= launch.size + 1
+        elif not launch.launched:
+            self._over(known, launch)
 
     def _over(self, known: Known, launch: Launch) -> None:
-        known.launches.remove(launch)
-        self._pending -= launch.size
+        """Forget a launch that calls no more functions, and the names that it alone may call."""
+        at = known.launches.index(launch)
+        self._leave(known.launches[at - 1] if at else None, launch.replaced)
+        del known.launches[at]
+        if launch.ended:
+            self._pending -= launch.size + 1
+        self._let_go(known)
 
     def turn(self, name: int) -> tuple[int, Sequence[Download]]:
         """Return the number of the function that is called so, and the bytes that it may read."""
@@ -188,13 +271,12 @@ class EarlyPieces:
             named = self._names.get(name)
             if named is None:
                 return name, ()
-            known, place = named.known, named.place
-            launch = next((one for one in known.launches if place in one.uncalled), None)
+            known, bit = named.known, 1 << named.place
+            launch = next((one for one in known.launches if not one.called & bit), None)
             if launch is None:
                 return named.number, ()
-            copies = known.hosts[place].copies
-            launch.uncalled.remove(place)
-            if not launch.uncalled:
+            copies = known.hosts[named.place].copies
+            launch.called |= bit
+            if launch.called == (1 << len(known.hosts)) - 1:
                 self._over(known, launch)
-                self._end(known)
         return named.number, [one for copy, one in launch.downloads if copy in copies]

@@ -73,6 +73,7 @@ class GraphLaunches(HandlerGroup):
         self._translator = translator
         self._early = early
         self._executables: dict[int, Executable] = {}
+        client.failed_launches.append(self._failed)
         self.methods = {
             "GRAPH_EARLY": self._announce,
             "GRAPH_SET": self._set,
@@ -132,14 +133,14 @@ class GraphLaunches(HandlerGroup):
             INSTANTIATE.pack(flags, stream, 0, 1), INSTANTIATE.size
         )
         found = ctypes.c_uint64(0)
-        if made.hosts:
-            self._early.keep(number, made.hosts)
         try:
+            if made.hosts:
+                self._early.keep(number, made.hosts)
             with self._naming(number, made.hosts) as use:
                 status = self._direct.status("cuGraphInstantiateWithParams", found, handle, params)
                 if not status:
                     use()
-        except self.api.errors:
+        except (*self.api.errors, KeyError):
             self._early.forget(number)
             self._release(made.allocations)
             raise
@@ -165,6 +166,14 @@ class GraphLaunches(HandlerGroup):
         What this gives is to be called if it was.
         """
         names: dict[int, int] = {}
+        used = False
+
+        def use() -> None:
+            nonlocal used
+            used = True
+            if names:
+                self._early.use(executable, names)
+
         before: list[tuple[int, bytes]] = []
         try:
             for place, host in enumerate(hosts):
@@ -176,8 +185,10 @@ class GraphLaunches(HandlerGroup):
                 named = HOST_NODE.pack(function, names[place])
                 self._direct.call("cuGraphHostNodeSetParams", node, named)
                 before.append((node, params.raw))
-            yield lambda: self._early.use(executable, names) if names else None
+            yield use
         finally:
+            if not used:
+                self._early.drop(names.values())
             for node, params in before:
                 self._direct.call("cuGraphHostNodeSetParams", node, params)
 
@@ -238,12 +249,25 @@ class GraphLaunches(HandlerGroup):
 
     def _launch(self, number: int, stream: int) -> None:
         self.waiter.freeing.wait_for_calls()  # it may have host functions
-        self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
         made = self._executables[number]
+        try:
+            self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
+        except (*self.api.errors, KeyError):
+            self._failed(number)
+            raise
+        if number in self._slots.failed:
+            self._slots.failed.discard(number)
+            self._issue(number)
         if made.hosts:
             self._early.launched(number)
         if made.left or made.foreign:
             self._note(made, self.streams[stream])
+
+    def _failed(self, number: int) -> None:
+        """Note that what the slots of an executable graph hold is of an earlier launch."""
+        self._slots.failed.add(number)
+        if self.client.launcher is not None:
+            self.client.launcher.end("x", number)  # the next launch, which may not fail, is noted
 
     def _issue(self, number: int) -> None:
         """Have the launcher launch and change an executable graph that nothing is noted of then."""
@@ -281,7 +305,11 @@ class GraphLaunches(HandlerGroup):
             if place >= 0:
                 names[place] = self._early.name(executable, place, params.word(HOST_DATA))
                 WORD.pack_into(params.bytes, HOST_DATA, names[place])
-            self._direct.call(name, self._handle(executable), handle, pointer)
+            try:
+                self._direct.call(name, self._handle(executable), handle, pointer)
+            except (*self.api.errors, KeyError):
+                self._early.drop(names.values())
+                raise
             if names:
                 self._early.use(executable, names)
             if params.kind == KERNEL:

@@ -4,6 +4,7 @@ A graph's node reads and writes a slot. The client fills it before each launch o
 asks behind the launch for what the graph writes there.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from gpupool.pool.errors import RemoteProtocolError
@@ -11,7 +12,7 @@ from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMOR
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.graphs.early_pieces import EarlyPieces
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer
-from gpupool.remoting.driver_api.executor.sync_waiter import Download, Lent, Window
+from gpupool.remoting.driver_api.executor.sync_waiter import Download, Lent, Owner, Window
 
 SLOTS_SIZE_MAX = 1 << 30
 """Bytes of slots that a client may have, all together."""
@@ -26,14 +27,15 @@ class Slot:
     buffer: Buffer
     size: int
     device: int
+    owner: Owner = field(default_factory=Owner)
 
 
 @dataclass(slots=True)
 class Ended:
-    """Slots that go once the launches that used them are over."""
+    """A slot that nothing uses once launches are over: of the device and the event behind each."""
 
-    slots: list[Slot] = field(default_factory=list[Slot])
-    events: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    slot: Slot
+    events: list[tuple[int, int]]
 
 
 class Slots(HandlerGroup):
@@ -44,9 +46,13 @@ class Slots(HandlerGroup):
         self._early = early
         self._slots: dict[int, Slot] = {}
         self._held = 0
+        self.failed: set[int] = set()
+        """Executable graphs whose last launch failed."""
         # Of an executable graph: the device and an event behind its last launch.
         self._last: dict[int, tuple[int, int]] = {}
-        self._ended = Ended()
+        self._gone: deque[tuple[int, int]] = deque()  # the same of executables that are gone
+        self._ended: deque[Ended] = deque()
+        self._read_slots: list[Slot] = []  # nothing uses them but downloads
         self.methods = {
             "SLOT_MAKE": self._make,
             "SLOT_WRITE": self._write,
@@ -79,25 +85,42 @@ class Slots(HandlerGroup):
         if number in self._slots or not size:
             raise RemoteProtocolError("a slot that cannot be made")
         if self._held + size > SLOTS_SIZE_MAX:
+            self.waiter.deliver()  # downloads that are over may keep slots
+            self._sweep()
+        if self._held + size > SLOTS_SIZE_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuGraphAddMemcpyNode")
         device = self.client.device
         self._slots[number] = Slot(self.waiter.take(device, size), size, device)
         self._held += size
 
     def _free(self, number: int) -> None:
-        self._ended.slots.append(self._slots.pop(number))
+        slot = self._slots.pop(number)
+        # Executables that are still there may have had this slot until now.
+        for executable in list(self._last):
+            self._behind(executable)
+        self._ended.append(Ended(slot, list(self._gone)))
+        self._gone.clear()
         self._sweep()
 
     def _sweep(self) -> None:
-        """Let go of slots whose graphs are gone, once nothing that used them still runs."""
-        ended = self._ended
-        ended.events = [one for one in ended.events if not self._over(*one)]
-        if ended.events:
-            return
-        for slot in ended.slots:
+        """Let go of slots that ended, once no launch that used them runs and no download is left.
+
+        What a slot waits for, those that end later wait for as well.
+        """
+        while self._ended:
+            ended = self._ended[0]
+            ended.events = [one for one in ended.events if not self._over(*one)]
+            if ended.events:
+                break
+            self._read_slots.append(self._ended.popleft().slot)
+        left: list[Slot] = []
+        for slot in self._read_slots:
+            if slot.owner.windows:
+                left.append(slot)
+                continue
             self._held -= slot.size
             self.waiter.give(slot.device, slot.buffer)
-        ended.slots.clear()
+        self._read_slots = left
 
     def _over(self, device: int, event: int) -> bool:
         if not self.api.done(event):
@@ -120,13 +143,20 @@ class Slots(HandlerGroup):
         self.client.bulk = 0
 
     def _read(self, executable: int, stream: int, count: int, pieces: memoryview) -> None:
-        """Send what a launch writes to slots once it is over, as downloads of the client's."""
+        """Send what a launch writes to slots once it is over, as downloads of the client's.
+
+        Of one that failed nothing comes, as of copies that fail.
+        """
         if count > PIECES_MAX:
             raise RemoteProtocolError("malformed record")
+        if executable in self.failed:
+            count, pieces = 0, memoryview(b"")
         early = self._early.end(executable)
+        while self._gone and self._over(*self._gone[0]):
+            self._gone.popleft()
         device, handle = self.client.device, self.streams[stream]
         if self._last.get(executable, (-1, 0))[0] != device:
-            self.forget(executable)
+            self._behind(executable)
             self._last[executable] = (device, self.waiter.event(device))
         self.api.record(self._last[executable][1], handle)
         if not count and not early:
@@ -139,8 +169,9 @@ class Slots(HandlerGroup):
             download.buffer = Window(event, download.buffer.view, lent)
             self.waiter.download(download)
         for number, offset, size, wanted in WORDS[4].iter_unpack(pieces):
-            view = self._view(number, offset, size)
-            self.waiter.download(Download(wanted, device, Window(event, view, lent), size))
+            window = Window(event, self._view(number, offset, size), lent)
+            owner = self._slots[number].owner
+            self.waiter.download(Download(wanted, device, window, size, owner=owner))
 
     def _read_early(self, executable: int, count: int, pieces: memoryview) -> None:
         """Take note of what a launch writes before host functions may read it."""
@@ -150,7 +181,9 @@ class Slots(HandlerGroup):
         for number, offset, size, wanted, copy in WORDS[5].iter_unpack(pieces):
             # Its end comes with the record behind the launch.
             window = Window(0, self._view(number, offset, size), Lent(0, 0))
-            launch.downloads.append((copy, Download(wanted, self.client.device, window, size)))
+            owner = self._slots[number].owner
+            found = Download(wanted, self.client.device, window, size, owner=owner)
+            launch.downloads.append((copy, found))
 
     def _view(self, number: int, offset: int, size: int) -> memoryview:
         self.address(number, offset, size)
@@ -158,6 +191,11 @@ class Slots(HandlerGroup):
 
     def forget(self, executable: int) -> None:
         """Note that an executable graph is gone, though its last launch may still run."""
+        self.failed.discard(executable)
+        self._behind(executable)
+
+    def _behind(self, executable: int) -> None:
+        """Have slots wait for the last launch of an executable, whose next one is another's."""
         last = self._last.pop(executable, None)
         if last is not None:
-            self._ended.events.append(last)
+            self._gone.append(last)

@@ -205,7 +205,7 @@ static int launch(struct gp_handle *handle, void *stream) {
     if (status == GP_SUCCESS) {
         status = gp_post_graph_launch(handle->id, on);
     } else {
-        late = &none;  // without a launch, what has been asked for comes as it is
+        late = &none;  // without a launch, nothing comes of what has been asked for
     }
     GP_CHECK(gp_expect_staged(late, on, handle, false));
     GP_CHECK(status);

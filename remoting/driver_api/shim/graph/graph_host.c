@@ -206,22 +206,62 @@ int gp_send_staged(const struct gp_staged_list *list) {
 #define PIECES_AT_ONCE 4096
 #define EARLY_SIZE_MAX (256ull << 20)  // half of what may rest in the worker's memory
 
-// Note which copies to the host have host nodes behind them. All of their pieces have to be known before a
-// launch, so there is a limit.
+// What copies with host nodes behind them bring. All of their pieces have to be known before a launch, so
+// there is a limit.
+struct early_sum {
+    size_t count, size;
+};
+
+static void add_early(struct early_sum *sum, const struct gp_staged *one) {
+    struct pieces pieces = pieces_of(one);
+    sum->count += pieces.rows * pieces.slices;
+    sum->size += pieces.size * pieces.rows * pieces.slices;
+}
+
+static int check_early(const struct early_sum *sum) {
+    return sum->count > PIECES_AT_ONCE || sum->size > EARLY_SIZE_MAX ? GP_NOT_SUPPORTED : GP_SUCCESS;
+}
+
+// Note which copies to the host have host nodes behind them.
 int gp_mark_early(struct gp_staged_list *list, const struct gp_early_list *early) {
-    size_t count = 0, size = 0;
+    struct early_sum sum = {0};
     for (unsigned at = 0; at < early->count; at++) {
         unsigned entry = early->items[at].entry;
         if (entry >= list->count) return GP_UNKNOWN;
         list->items[entry].early = entry + 1;
     }
     for (unsigned at = 0; at < list->count; at++) {
-        struct pieces pieces = pieces_of(&list->items[at]);
-        if (!list->items[at].early) continue;
-        count += pieces.rows * pieces.slices;
-        size += pieces.size * pieces.rows * pieces.slices;
+        if (list->items[at].early) add_early(&sum, &list->items[at]);
     }
-    return count > PIECES_AT_ONCE || size > EARLY_SIZE_MAX ? GP_NOT_SUPPORTED : GP_SUCCESS;
+    return check_early(&sum);
+}
+
+static bool in_rows(const struct gp_staged *one) {
+    struct pieces pieces = pieces_of(one);
+    return pieces.rows * pieces.slices > 1;
+}
+
+// Check what a node of an executable is to copy from now on: CUDA wants one dimension of it, and of what was
+// there. The worker's refusal would come behind launches that count on it.
+int gp_check_staged(const struct gp_staged_list *list, const struct gp_handle *node,
+                    const struct gp_packed *packed) {
+    struct early_sum sum = {0};
+    bool rows = false, early = false;
+    for (unsigned at = 0; at < list->count; at++) {
+        const struct gp_staged *one = &list->items[at];
+        if (one->node != node) {
+            if (one->early) add_early(&sum, one);
+            continue;
+        }
+        rows |= in_rows(one);
+        early |= one->early > 0;
+    }
+    for (unsigned at = 0; at < packed->staged_count; at++) {
+        const struct gp_staged *one = &packed->staged[at];
+        rows |= in_rows(one);
+        if (early && one->out) add_early(&sum, one);
+    }
+    return rows ? GP_INVALID_VALUE : check_early(&sum);
 }
 
 // What the worker is told of copies to the host: for each piece, where it lies in its slot, and the number of
@@ -247,6 +287,7 @@ static int tell(struct asked *asked) {
 static int ask_for(struct asked *asked, const struct gp_staged *one) {
     struct pieces pieces = pieces_of(one);
     for (size_t piece = 0; piece < pieces.rows * pieces.slices; piece++) {
+        if (asked->count == PIECES_AT_ONCE) return GP_NOT_SUPPORTED;  // of early ones, see check_early
         uint64_t address = piece_at(one, piece % pieces.rows, piece / pieces.rows);
         void *target = (void *)(uintptr_t)address;
         uint64_t id = gp_expect_download(target, pieces.size, asked->stream);

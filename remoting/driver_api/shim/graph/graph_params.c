@@ -110,6 +110,9 @@ static int set_in_exec(void *exec, void *handle, const struct gp_node_params *gi
     GP_CHECK(gp_pack(node->graph, given, &packed));
     if (given->type == GP_NODE_MEMCPY) gp_match_staged(&GP_EXEC_OF(exec)->staged, node->graph);
     int status = keeps_order(GP_EXEC_OF(exec), handle, &packed) ? GP_SUCCESS : GP_NOT_SUPPORTED;
+    if (status == GP_SUCCESS && given->type == GP_NODE_MEMCPY) {
+        status = gp_check_staged(&GP_EXEC_OF(exec)->staged, handle, &packed);
+    }
     if (status == GP_SUCCESS) status = send_params(handle, ((struct gp_handle *)exec)->id, &packed);
     if (status == GP_SUCCESS && given->type == GP_NODE_MEMCPY) {
         status = replace_staged(&GP_EXEC_OF(exec)->staged, handle, &packed);

@@ -304,6 +304,8 @@ bool gp_staged_is_mapped(const struct gp_staged_list *list);
 bool gp_staged_reads(const struct gp_staged_list *list);
 int gp_send_staged(const struct gp_staged_list *list);
 int gp_mark_early(struct gp_staged_list *list, const struct gp_early_list *early);
+int gp_check_staged(const struct gp_staged_list *list, const struct gp_handle *node,
+                    const struct gp_packed *packed);
 int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec, bool early);
 
 // graph_order.c

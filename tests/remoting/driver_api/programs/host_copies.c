@@ -430,6 +430,80 @@ static void refused(void) {
     CHECK(cuGraphDestroy(graph));
 }
 
+// What is set in an executable has the limits of what it is made of.
+static void too_wide(void) {
+    enum { TALL = 12000, PART = 52 << 20, PARTS = 5 };
+    void *graph, *nodes[PARTS], *exec;
+    unsigned char *tall = calloc(TALL, 16), *much = calloc(PARTS, PART);
+    uint64_t device;
+    CHECK(cuMemAlloc_v2(&device, PART));
+    CHECK(cuGraphCreate(&graph, 0));
+    for (int at = 0; at < PARTS; at++) {
+        nodes[at] = down(graph, at ? nodes + at - 1 : NULL, at > 0, at ? last : out);
+    }
+    call(graph, nodes + PARTS - 1, 1, see, &n);
+    exec = made(graph);
+    struct copy copy = {.source = {.kind = 2, .device = device, .pitch = 16, .height = TALL},
+                        .target = {.kind = 1, .host = tall, .pitch = 16, .height = TALL},
+                        .width = 8, .height = TALL, .depth = 1};
+    // CUDA's documentation: neither what is set nor what was there may have more than one dimension.
+    NEED(cuGraphExecMemcpyNodeSetParams(exec, nodes[0], &copy, context) == 1);
+    struct copy part = {.source = {.kind = 2, .device = device}, .width = PART, .height = 1, .depth = 1};
+    for (int at = 0; at < PARTS; at++) {
+        part.target = (struct box){.kind = 1, .host = much + (size_t)at * PART};
+        int status = cuGraphExecMemcpyNodeSetParams(exec, nodes[at], &part, context);
+        NEED(status == 0 || at == PARTS - 1);
+        if (at == PARTS - 1) OURS(status == 801);
+        if (status == 0) CHECK(cuGraphNodeSetEnabled(exec, nodes[at], 0));
+    }
+    CHECK(cuMemsetD8Async(numbers, 1, BYTES, stream));
+    seen_count = 0;
+    fire(exec);  // with what the last one had
+    NEED(seen_count == 1);
+    OURS(are(last, 0x01010101));
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuMemFree_v2(device));
+    free(much);
+    free(tall);
+}
+
+// Memory of the worker that stood for a graph's is not another's before all of it was brought back.
+static void one_after_the_other(void) {
+    enum { ROUNDS = 260, LARGE_SLOT = 4 << 20 };
+    static int outs[20][N];
+    void *pinned, *graph, *exec;
+    for (int round = 0; round < 20; round++) {
+        for (int way = 0; way < 2; way++) {
+            CHECK(cuGraphCreate(&graph, 0));
+            if (way == 0) CHECK(cuMemsetD8Async(numbers, (unsigned char)round, BYTES, stream));
+            if (way == 1) fill(in, -1);
+            way == 0 ? down(graph, NULL, 0, outs[round]) : up(graph, NULL, 0, in);
+            exec = made(graph);
+            CHECK(cuGraphLaunch(exec, stream));
+            CHECK(cuGraphExecDestroy(exec));
+            CHECK(cuGraphDestroy(graph));
+        }
+    }
+    CHECK(cuStreamSynchronize(stream));
+    for (int round = 0; round < 20; round++) NEED(are(outs[round], round * 0x01010101));
+    // Slots of pinned memory are as large as it is: all of these would be more than there may be.
+    CHECK(cuMemAllocHost_v2(&pinned, LARGE_SLOT));
+    int *words = pinned;
+    for (int round = 0; round < ROUNDS; round++) {
+        CHECK(cuMemsetD8Async(numbers, (unsigned char)(round % 100), BYTES, stream));
+        CHECK(cuGraphCreate(&graph, 0));
+        down(graph, NULL, 0, words + round * N);
+        exec = made(graph);
+        CHECK(cuGraphLaunch(exec, stream));
+        CHECK(cuGraphExecDestroy(exec));
+        CHECK(cuGraphDestroy(graph));
+    }
+    CHECK(cuStreamSynchronize(stream));
+    for (int round = 0; round < ROUNDS; round++) NEED(are(words + round * N, round % 100 * 0x01010101));
+    CHECK(cuMemFreeHost(pinned));
+}
+
 int main(int words, char **word) {
     NEED(words == 2);
     start(0);
@@ -449,6 +523,8 @@ int main(int words, char **word) {
     pieces();
     behind_a_function();
     refused();
+    too_wide();
+    one_after_the_other();
     puts("results right");
     return 0;
 }
