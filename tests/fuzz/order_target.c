@@ -4,27 +4,10 @@
 // worker that lies may have circles; then it is only looked at.
 #include "input.h"
 #include "graph.h"
-#include "link.h"
+#include "no_link.h"
 
 #define GRAPHS 4
 #define NODES 24
-
-ssize_t gp_receive(struct gp_link *link, void *target, size_t size) {
-    (void)link, (void)target, (void)size;
-    return 0;
-}
-
-ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count) {
-    (void)link, (void)parts, (void)count;
-    return -1;
-}
-
-bool gp_tls_possible(void) { return false; }
-bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
-                  const uint8_t ticket[32], struct gp_handshake *handshake) {
-    (void)link, (void)server_name, (void)fingerprint, (void)ticket, (void)handshake;
-    return false;
-}
 
 struct shape {
     struct gp_handle *graphs[GRAPHS], *nodes[NODES];
