@@ -239,10 +239,10 @@ def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...
             each.wait_steps(max(0, len(found) - len(each.lines)), 60)
         expected, other = (each.lines[: len(found)] for each in (native[kind], again[kind]))
         at = first_other(expected, other)
-        if at >= 0 or len(expected) != len(other):
-            same_as = [n for n, each in enumerate((expected, other)) if each == found]
-            say(kind, f"differs between two native runs at step {at} of {len(other)}; not compared")
-            say("   ", expected[at], other[at], "remote", found[at], "the same as", same_as)
+        if expected != other:
+            lengths = f"steps: {len(expected)}, {len(other)}, remote {len(found)}"
+            say(kind, f"differs between two native runs, first at step {at}; {lengths}")
+            say("   ", *(each[at : at + 1] for each in (expected, other, found)))
             continue
         at = first_other(expected, found)
         if expected == found and len(found) > (TIMES + 1) * steps:
