@@ -36,6 +36,7 @@ KNOWN_COUNT_MAX = 4096
 """Addresses that have proven themselves and are remembered; the oldest ones go first."""
 
 FIRST_IN_ROW_MAX = 3
+"""Addresses that have their first turn one after the other, while others wait for another turn."""
 
 SERVED_COUNT_MAX = 4096
 """Addresses that have had a turn and are remembered while others wait."""
