@@ -44,9 +44,9 @@ def test_a_transform_of_a_plan_has_its_values(cp: Any, pack: Any) -> None:
     ("call", "says"),
     [
         (lambda cp, a: cp.fft.fft(a, 7), "size does not match"),
-        (lambda cp, a: cp.fft.fft(a[:2]), "Batch size"),
-        (lambda cp, a: cp.fft.fft(a.astype("F")), "dtype mismatch"),
-        (lambda cp, a: cp.fft.rfft(a.real), "dtype mismatch"),
+        (lambda cp, a: cp.fft.fft(a[:2]), "is for 4 transforms at once, and not 2"),
+        (lambda cp, a: cp.fft.fft(a.astype("F")), "another type of numbers or of transform"),
+        (lambda cp, a: cp.fft.rfft(a.real), "another type of numbers or of transform"),
     ],
 )
 def test_another_transform_in_the_block_is_refused(
@@ -60,9 +60,9 @@ def test_another_transform_in_the_block_is_refused(
 def test_plans_that_cufft_does_not_have_are_refused(cp: Any, pack: Any) -> None:
     a = cp.ones((2, 3, 4), "D")
     for keywords, says in (
-        ({"axes": (0, 2)}, "could not be created"),
-        ({"axes": (1,), "shape": (3, 4)}, "different lengths"),
-        ({"axes": 5}, "exceeds"),
+        ({"axes": (0, 2)}, "has no plan over axes"),
+        ({"axes": (1,), "shape": (3, 4)}, "shape has 2 lengths, and axes names 1"),
+        ({"axes": 5}, "axis 5 is none of"),
         ({"value_type": "none"}, "value_type"),
     ):
         with pytest.raises(ValueError, match=says):
@@ -72,7 +72,7 @@ def test_plans_that_cufft_does_not_have_are_refused(cp: Any, pack: Any) -> None:
     plan = pack.get_fft_plan(a)
     with pytest.raises(ValueError, match="do not match"):
         pack.fftn(cp.ones((2, 3, 5), "D"), plan=plan)
-    with plan, pytest.raises(RuntimeError, match="either"):
+    with plan, pytest.raises(RuntimeError, match="two plans"):
         pack.fftn(a, plan=plan)
 
 

@@ -22,6 +22,9 @@ _TYPES = {
 }
 
 
+OTHER_TYPE = "the plan is for another type of numbers or of transform"
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         self.plan: Any = None
@@ -63,11 +66,11 @@ class Plan1d(_Plan):
     def check(self, fft_type: int, length: int, batch: int) -> None:
         """Raise if it is not for such a transform."""
         if fft_type != self.fft_type:
-            raise ValueError("cuFFT plan dtype mismatch.")
-        if length != self.nx:
+            raise ValueError(OTHER_TYPE)
+        if length != self.nx:  # a beginning that CuPy's own tests look for
             raise ValueError("Target array size does not match the plan.", length, self.nx)
         if batch != self.batch:
-            raise ValueError("Batch size does not match the plan.")
+            raise ValueError(f"the plan is for {self.batch} transforms at once, and not {batch}")
 
 
 class PlanNd(_Plan):
@@ -80,17 +83,16 @@ class PlanNd(_Plan):
     def check(self, fft_type: int, lengths: tuple[int, ...], order: str, last_axis: int) -> None:
         """Raise if it is not for such a transform."""
         if order != self.order:
-            raise ValueError(f"array orders mismatch (plan: {self.order}, input: {order})")
+            raise ValueError(f"the plan is for an array in order {self.order}, and not {order}")
         expected = lengths[::-1] if order == "F" else lengths
         if expected != self.shape:
-            raise ValueError(
-                "The cuFFT plan and a.shape do not match: "
-                f"plan.shape = {self.shape}, expected_shape={expected}"
+            raise ValueError(  # a beginning that CuPy's own tests look for
+                f"The cuFFT plan and a.shape do not match: {self.shape} and {expected}"
             )
         if fft_type != self.fft_type:
-            raise ValueError("cuFFT plan dtype mismatch.")
+            raise ValueError(OTHER_TYPE)
         if fft_type not in _TYPES["C2C"] and last_axis != self.last_axis:
-            raise ValueError("The last axis for R2C/C2R mismatch")
+            raise ValueError(f"the plan's last axis is {self.last_axis}, and not {last_axis}")
 
 
 def type_of(dtype: np.dtype[Any], value_type: str) -> int:
@@ -124,6 +126,6 @@ def check_current(
             plan.check(fft_type, length, math.prod(shape) // max(shape[at], 1))
         return
     if len(axes) == 1:
-        raise ValueError("expected plan to have type cufft.Plan1d")
+        raise ValueError("a transform over one axis takes a plan over one")
     pairs = sorted(zip(axes, lengths))
     plan.check(fft_type, tuple([n for _, n in pairs]), order_of(array), pairs[-1][0])

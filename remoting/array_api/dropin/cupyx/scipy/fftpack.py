@@ -24,11 +24,11 @@ def get_fft_plan(a: Any, shape: Any = None, axes: Any = None, value_type: str = 
         value_type: C2C, R2C or C2R.
     """
     if not (a.flags.c_contiguous or a.flags.f_contiguous):
-        raise ValueError("Input array a must be contiguous")
+        raise ValueError("a plan is for a contiguous array")
     shape = (shape,) if isinstance(shape, int) else shape
     axes = (axes,) if isinstance(axes, int) else axes
     if shape is not None and axes is not None and len(shape) != len(axes):
-        raise ValueError("Shape and axes have different lengths.")
+        raise ValueError(f"shape has {len(shape)} lengths, and axes names {len(axes)}")
     count = len(axes) if axes is not None else a.ndim if shape is None else len(shape)
     places = _places(a, axes, count)
     lengths = [a.shape[at] for at in places]
@@ -47,12 +47,10 @@ def _places(a: Any, axes: Any, count: int) -> list[int]:
     if axes is None:
         return list(range(a.ndim - count, a.ndim))
     if count > _AXES_MAX:
-        raise ValueError("Only up to three axes is supported")
+        raise ValueError(f"a plan is for at most {_AXES_MAX} axes")
     for axis in axes:
         if not -a.ndim <= axis < a.ndim:
-            raise ValueError(
-                f"The chosen axis ({axis}) exceeds the number of dimensions of a ({a.ndim})"
-            )
+            raise ValueError(f"axis {axis} is none of an array of {a.ndim} dimensions")
     return [axis % a.ndim for axis in axes]
 
 
@@ -63,14 +61,13 @@ def _batch(a: Any, axis: int) -> int:
 def _plan_nd(a: Any, places: list[int], lengths: list[int], fft_type: int, value_type: str) -> Any:
     order = _cufft.order_of(a)
     if value_type != "C2C" and a.flags.f_contiguous:
-        raise ValueError("C2R/R2C PlanNd for F-order arrays is not supported")
+        raise ValueError("a plan over several axes of an array in order F is for C2C alone")
     inside = sorted(places)
     adjacent = inside == list(range(inside[0], inside[0] + len(inside)))
     if len(inside) > _AXES_MAX or not adjacent or (inside[0] and inside[-1] != a.ndim - 1):
         raise ValueError(
-            "An n-dimensional cuFFT plan could not be created. The axes must be contiguous and "
-            "non-repeating. Between one and three axes can be transformed and either the first or "
-            "last axis must be included in axes."
+            f"cuFFT has no plan over axes {inside} of {a.ndim}: give up to {_AXES_MAX} that are "
+            "neighbours, each once, the first or the last of the array among them"
         )
     inner = [length for _, length in sorted(zip(places, lengths))]
     along = tuple(inner[::-1] if order == "F" else inner)
@@ -80,7 +77,7 @@ def _plan_nd(a: Any, places: list[int], lengths: list[int], fft_type: int, value
 def with_plan(function: Any, plan: Any, *args: Any, **kwargs: Any) -> Any:
     """Transform with a plan that is an argument."""
     if plan is not None and _cufft.get_current_plan() is not None:
-        raise RuntimeError("Use the cuFFT plan either as a context manager or as an argument.")
+        raise RuntimeError("two plans: one is the argument, and one that of the block")
     with contextlib.nullcontext() if plan is None else plan:
         return function(*args, **kwargs)
 

@@ -142,9 +142,9 @@ def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
         return
     steps = [(length - 1) * stride for length, stride in zip_strict(shape, strides)]
     if any(step < 0 for step in steps):
-        raise ValueError("ndarray() with strides currently does not allow negative strides")
+        raise ValueError("strides below 0 are not supported for a new array")
     if sum(steps) + itemsize > math.prod(shape) * itemsize:
-        raise ValueError("ndarray() with strides must stay within the memory of a contiguous array")
+        raise ValueError("the strides leave the memory of a contiguous array of this shape")
 
 
 def normalize_order(order: str | None) -> str:
