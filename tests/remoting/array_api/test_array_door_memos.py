@@ -71,6 +71,14 @@ def test_writing_by_an_index_means_the_same_every_time(cp: Any, index: Any) -> N
         same(outcome(ours), outcome(theirs))
 
 
+@pytest.mark.parametrize("index", [(1, False, -6), (4, True), (True, ..., 3)])
+def test_an_integer_beside_a_mask_is_checked_at_the_call(cp: Any, index: Any) -> None:
+    array = cp.zeros((4, 5, 3))
+    with pytest.raises(IndexError):
+        array[index] = 1.5
+    assert not array.get().any()
+
+
 def test_an_empty_slice_that_runs_down_is_empty(cp: Any) -> None:
     host = np.arange(3)
     array = cp.asarray(host)

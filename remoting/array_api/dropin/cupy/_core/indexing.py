@@ -183,8 +183,14 @@ def _expanded(meta: Meta, items: tuple[Any, ...]) -> list[Any]:
     return [*items, *fill]
 
 
+def _check_bounds(meta: Meta, index: int, axis: int) -> None:
+    length = meta.shape[axis]
+    if not -length <= index < length:
+        raise IndexError(f"Index {index} is out of bounds for axis {axis} with size {length}")
+
+
 def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
-    """Raise where a mask does not have the shape of the axes that it selects from."""
+    """Raise for an int out of bounds, or a mask without the shape of the axes it selects from."""
     axis = 0
     for item in _expanded(meta, items):
         if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
@@ -196,6 +202,8 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
                         f"size of axis is {meta.shape[axis + offset]} but size of corresponding "
                         f"boolean axis is {length}"
                     )
+        elif type(item) is int:
+            _check_bounds(meta, item, axis)
         axis += _consumed(item)
 
 
@@ -226,10 +234,8 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
             shape.append(len(range(*item.indices(meta.shape[axis]))))
             axis += 1
         else:
-            if type(item) is int and not -meta.shape[axis] <= item < meta.shape[axis]:
-                raise IndexError(
-                    f"Index {item} is out of bounds for axis {axis} with size {meta.shape[axis]}"
-                )
+            if type(item) is int:
+                _check_bounds(meta, item, axis)
             axis += 1
             if isinstance(item, Remote) and place == 0:
                 place = len(shape) + 1
