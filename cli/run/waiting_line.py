@@ -88,8 +88,17 @@ class WaitingLine:
         started = trio.current_time()
         await trio.sleep(self._first_after_s)
         while True:
+            told = self._known()
             await self._tell(self._now(started))
-            await trio.sleep(REPEAT_S)
+            with trio.move_on_after(REPEAT_S):
+                while self._known() <= told:
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+
+    def _known(self) -> set[str]:
+        """Return what there is to say: a line that lacked some of it is followed by another."""
+        known = {"what for": self._text != "", "until when": self._free_at < math.inf}
+        return {what for what, is_known in known.items() if is_known}
 
     def _now(self, started: float) -> str:
         """Return what is to be said now: times go on between two answers of the pool."""

@@ -35,6 +35,27 @@ async def test_a_pipe_gets_a_line_at_the_start_and_one_each_minute(
     ]
 
 
+async def test_what_is_known_late_has_a_line_of_its_own(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of alloc, whose holder has to start first: else the first minute says not what for."""
+    line = WaitingLine(shown=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shown_for, line, 65)
+        await trio.sleep(1.4)
+        line.update("waiting for 1 GPU")
+        await trio.sleep(0.2)
+        line.free_in(600)
+        line.update("waiting for 1 GPU, 0 ahead")
+    free = "enough GPUs are free in 10m at the latest, by the leases' limits"
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: asking the pool",
+        "gpupool: waiting for 1 GPU",
+        f"gpupool: waiting for 1 GPU, 0 ahead; {free}",
+        f"gpupool: waiting for 1 GPU, 0 ahead, 62 s; {free.replace('10m', '9m00s')}",
+    ]
+
+
 async def test_with_v_a_pipe_gets_a_line_each_minute_too(
     autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
