@@ -350,7 +350,7 @@ def program_text(arguments: tuple[str, ...]) -> str:
 def lease_text(hold: LeaseHandle, view: "PoolView | None") -> str:
     """Return the grant in words, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
     models: dict[GpuId, str] = {}
-    names: dict[ServerId, str] = {}
+    names: dict[ServerId, str] = dict(zip(hold.servers, hold.server_names(), strict=True))
     for server in view.servers if view is not None else ():
         names[server.id] = server.name
         models |= {gpu.id: short_model(gpu.name) for gpu in server.gpus}
