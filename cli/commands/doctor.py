@@ -308,7 +308,7 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
         found.append(Finding("signer", WARN, f"{name}: {SIGNER_OPEN}", hint))
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
-        hint = "a newer kernel, or a server that root or systemd starts, confines them"
+        hint = "under the units for systemd, workers are confined by all that the kernel has"
         text = f"{name}: not confined by {'; '.join(lacking)}"
         return [*found, Finding("workers", WARN, text, hint)]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]

@@ -107,7 +107,7 @@ def test_a_notebook_on_gpus_of_the_pool(live_pool: Any, tmp_path: Path) -> None:
         live_pool.wait_until(one_waits_long)
         assert live_pool.run("release", "--all").returncode == 0
         said = cell.result()
-    assert "waiting for 0.5 of 1 GPU" in said, said  # in the cell, where the reader looks
+    assert "gpupool: waiting for 50 % of 1 GPU" in said, said  # in the cell, where the reader looks
     assert said.endswith("8.0\n")
     assert live_pool.granted() == 4 << 30
     assert notebook.do("interrupt") == "1\n"  # once

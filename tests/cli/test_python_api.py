@@ -125,6 +125,8 @@ def test_a_cell_is_a_program_on_gpus(api: Any, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "1 8.0\n" in said
     assert "the cell's program ended with 4" in said
+    notebook_magics.gpu("-p '0.5", "print(1)")
+    assert capsys.readouterr().out == 'gpupool: "-p \'0.5" cannot be read: no closing quotation\n'
 
 
 def test_the_package_offers_what_it_says(tmp_path: Path) -> None:
