@@ -308,7 +308,7 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
         found.append(Finding("signer", WARN, f"{name}: {SIGNER_OPEN}", hint))
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
-        hint = "under the units for systemd, workers are confined by all that the kernel has"
+        hint = "under the units for systemd, all that the kernel has confines them"
         text = f"{name}: not confined by {'; '.join(lacking)}"
         return [*found, Finding("workers", WARN, text, hint)]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]

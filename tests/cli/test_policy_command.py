@@ -327,7 +327,7 @@ def test_a_policy_that_loses_most_of_its_lines_is_asked_about(pool: OnePool) -> 
     assert loss_text(LIMITS, LIMITS.replace("priority = 5", "")) == ""
     assert loss_text("", LIMITS) == loss_text("# nothing yet\n", "") == ""
     assert loss_text(LIMITS, "# to do\n") == "is empty, and would end all 9 lines of"
-    assert loss_text(LIMITS, "[defaults]\n") == "has 1 lines in place of the 9 of"
+    assert loss_text(LIMITS, "[defaults]\n") == "has 1 line in place of the 9 of"
     full, empty = pool.folder / "full.toml", pool.folder / "empty.toml"
     full.write_text(LIMITS)
     empty.write_text("")
