@@ -155,7 +155,9 @@ def test_at_the_limit_a_run_waits_until_a_lease_of_its_own_ends(pool: OnePool) -
         assert row.split()[2:5] == ["ada", "students", "0"]
         [lease] = view["leases"]
         slip = pool.run("release", lease["name"])  # an operator could
-        assert (slip.returncode, "belongs to ada" in slip.stderr) == (ExitCode.FAILED, True)
+        assert (slip.returncode, "belongs to ada" in slip.stderr) == (ExitCode.FAILED, True), (
+            slip.stderr
+        )
         status = pool.run("status").stdout
         assert f", policy v{view['policy_version']}, as seen by a" in status
         assert "ada   students" in status
