@@ -5,11 +5,13 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.operation_names import FFT
 from gpupool.remoting.devices.sources import check_options, check_source
 
 
@@ -29,8 +31,22 @@ class _LoadedModule:
         memory = self._cupy.cuda.UnownedMemory(pointer, 0, self._module)
         return self._cupy.cuda.MemoryPointer(memory, 0)
 
-    def compile(self) -> None:
+    def compile(self, log_stream: Any) -> None:
         """Do nothing: it is compiled."""
+
+
+def _compile(kernel: Any) -> str:
+    """Compile a kernel or a module; return what the compiler said."""
+    log = io.StringIO()
+    kernel.compile(log_stream=log)
+    return log.getvalue()
+
+
+def _by_value(argument: Any) -> Any:
+    """Return an argument; the bytes of a structure as CuPy takes one."""
+    if isinstance(argument, bytes):
+        return np.array(argument, np.dtype((np.void, len(argument))))
+    return argument
 
 
 class CudaKernels:
@@ -54,11 +70,14 @@ class CudaKernels:
             "kernel.function": lambda owner, name: owner.get_function(name),
             "kernel.launch": lambda kernel, *args, **kwargs: kernel(*args, **kwargs),
             "kernel.launch_raw": lambda kernel, grid, block, args, shared_mem=0: kernel(
-                grid, block, args, shared_mem=shared_mem
+                grid, block, [_by_value(each) for each in args], shared_mem=shared_mem
             ),
-            "kernel.compile": lambda kernel: kernel.compile(),
+            "kernel.compile": _compile,
             "kernel.attributes": self.attributes,
             "kernel.global": self.pointed,
+            "cuda.cufft_version": lambda: self._cupy.cuda.cufft.getVersion(),
+            "fft.callbacks": self.callbacks,
+            "fft.with_callbacks": self.with_callbacks,
         }
 
     def elementwise(
@@ -150,3 +169,21 @@ class CudaKernels:
         # CuPy does not know how large a global is, so no bound can be checked here; a kernel of
         # the same session could reach as far.
         return self._cupy.ndarray((1,), np.uint8, owner.get_global(name))
+
+    def callbacks(self, *parts: Any) -> dict[str, Any]:
+        """Return callbacks of transforms: source, name and data of both."""
+        check_source(*[text for text in (*parts[:2], *parts[3:5]) if text is not None])
+        kinds = ("cb_load", "cb_store")
+        names = [f"{kind}{part}" for kind in kinds for part in ("", "_name", "_data")]
+        made: dict[str, Any] = dict(zip(names, parts, strict=True))
+        for name in ("cb_load_data", "cb_store_data"):
+            if made[name] is not None:
+                made[name] = made[name].data
+        return made
+
+    def with_callbacks(self, callbacks: dict[str, Any], name: str, *args: Any) -> Any:
+        """Return a transform with callbacks, which cuFFT compiles (CUDA 12.8)."""
+        if name not in FFT:
+            raise ValueError(f"no transform {name}")
+        with self._cupy.fft.config.set_cufft_callbacks(**callbacks, cb_ver="jit"):
+            return getattr(self._cupy.fft, name)(*args)

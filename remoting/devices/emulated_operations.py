@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
-from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
+from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
+from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -301,16 +301,6 @@ def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
     return np.zeros(shape, dtype, order=order)
 
 
-def _no_kernels(name: str) -> Operation:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise UnsupportedError(
-            f"{name} needs a real GPU: this device is emulated, it computes with NumPy and cannot "
-            "compile CUDA source"
-        )
-
-    return refuse
-
-
 class _Marker:
     """Stands for a stream or an event: an emulated device finishes every call at once."""
 
@@ -366,7 +356,6 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         "cuda.event.done": lambda _event: True,
         "cuda.event.synchronize": lambda _event: None,
         "cuda.event.elapsed": lambda first, last: (last.time - first.time) * 1e3,
-        **{f"kernel.{name}": _no_kernels(name) for name in KERNELS},
     }
 
 
@@ -377,7 +366,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": _transform(name) for name in FFT}
     table |= random_operations() | emulated_extensions()
-    table |= _cuda(backend)
+    table |= _cuda(backend) | host_kernel_operations(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},

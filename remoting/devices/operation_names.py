@@ -326,17 +326,3 @@ GENERATOR = (
 )
 
 BIT_GENERATORS = ("XORWOW", "MRG32k3a", "Philox4x3210")
-
-KERNELS = (
-    "ElementwiseKernel",
-    "ReductionKernel",
-    "RawKernel",
-    "RawModule",
-    "module",
-    "function",
-    "launch",
-    "launch_raw",
-    "compile",
-    "attributes",
-    "global",
-)

@@ -106,7 +106,10 @@ def _prepare(
     holds = _confine(start, confine, own_uid=own_uid)
     problem = _preload(start)
     # Imported here and not above, where it would slow down everything before the confinement.
+    from gpupool.remoting.worker import kernel_permission
     from gpupool.remoting.worker.certificate import worker_context
+
+    kernel_permission.decide(holds, cuda=start.cuda)
 
     context, fingerprint = worker_context(Path(start.directory))
     sandbox.die_with_parent(parent_pid)

@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import ssl
@@ -21,12 +22,14 @@ from typing import Any
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.array_api.server.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
+from gpupool.remoting.devices.host_kernels import host_compiler
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
 from gpupool.remoting.worker.peer_links import Peers
 from gpupool.remoting.worker.worker_main import KEEPALIVE_LINK, set_options
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "array_api" / "dropin"
 MIB = 1 << 20
+HAS_COMPILER = sys.platform == "linux" and any(map(shutil.which, host_compiler.COMPILERS))
 STACKS_S = 5.0
 
 
@@ -75,6 +78,7 @@ def start_worker(
     links: Peers | None = None,
 ) -> tuple[threading.Thread, MemoryBudget]:
     """Serve one connection in a thread."""
+    host_compiler.permit()  # as a confined worker does
     budget = MemoryBudget([spec.memory for spec in devices])
     lines = [] if log is None else log
     stream = stream_of(connection)

@@ -287,19 +287,6 @@ def test_streams_and_events(cp: Any) -> None:
     assert seen == [7]
 
 
-def test_kernels_say_why_an_emulated_device_cannot_run_them(cp: Any) -> None:
-    array = cp.arange(3.0)
-    kernels: list[Any] = [
-        lambda: cp.ElementwiseKernel("T x", "T y", "y = x", "k")(array),
-        lambda: cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "k")(array),
-        lambda: cp.RawKernel("extern", "k")((1,), (1,), (array,)),
-        lambda: cp.RawModule(code="extern").get_function("k")((1,), (1,), (array,)),
-    ]
-    for kernel in kernels:
-        with pytest.raises(NotImplementedError, match="needs a real GPU: this device is emulated"):
-            kernel()
-
-
 def test_looks_of_a_device(cp: Any) -> None:
     device = cp.cuda.Device(1)
     free, total = device.mem_info
@@ -311,3 +298,33 @@ def test_looks_of_a_device(cp: Any) -> None:
     assert cp.cuda.runtime.getDeviceProperties(0)["totalGlobalMem"] == total
     with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorInvalidDevice"):
         cp.cuda.Device(5).use()
+
+
+def test_fuse_runs_a_function_as_it_is(cp: Any) -> None:
+    @cp.fuse()
+    def plain(x: Any, y: Any) -> Any:
+        """Add twice."""
+        return x + 2 * y
+
+    @cp.fuse(kernel_name="other")
+    def named(x: Any) -> Any:
+        x += 1
+        return cp.sum(x)
+
+    assert plain(cp.arange(3), cp.arange(3)).get().tolist() == [0, 3, 6]
+    assert plain(1, 2) == 5
+    assert (plain.__name__, plain.__doc__) == ("plain", "Add twice.")
+    assert float(named(cp.zeros(4))) == 4
+    assert repr(named) == "<Fusion name=other>"
+    assert cp.fuse(lambda x: x)(3) == 3
+    with pytest.raises(TypeError, match="'name'"):
+        cp.fuse(name="x")
+
+
+def test_versions_and_errors_of_cudas_parts(cp: Any) -> None:
+    assert cp.cuda.cufft.getVersion() == 11303
+    assert issubclass(cp.cuda.driver.CUDADriverError, RuntimeError)
+    error = cp.cuda.compiler.CompileException("log", "source", "name", (), "nvrtc")
+    assert error.get_message() == "log"
+    with pytest.raises(AttributeError, match="lacks it"):
+        cp.cuda.compiler.compile_using_nvrtc  # noqa: B018

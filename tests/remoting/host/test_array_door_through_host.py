@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,9 +18,14 @@ from host_kit import GIB, HostKit, MakeHost
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Lease
+from gpupool.remoting.devices.host_kernels import host_compiler
 from gpupool.remoting.protocol import handshake
+from gpupool.remoting.worker import kernel_permission
 
 DROPIN = Path(__file__).parents[3] / "remoting" / "array_api" / "dropin"
+with_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, host_compiler.COMPILERS)), reason="no C++ compiler here"
+)
 DOORS = {"arrays": "gpupool.remoting.array_api.server.serve:serve"}
 MIB = 1 << 20
 
@@ -38,6 +44,7 @@ class Agent:
         self.agent.listen()
         kit.closers += [self.front.close, self.agent.close]
         self.sessions: list[bytes] = []
+        self.holds: tuple[str, ...] = ()  # what confines the worker
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -66,6 +73,7 @@ class Agent:
                 program=request["program"],
             )
             self.sessions.append(info.session)
+            self.holds = self.kit.host.confinement()
             local = self.encryption == "unix"
             answer = {
                 "ok": True,
@@ -198,3 +206,63 @@ async def test_two_programs_share_one_partition(make_host: MakeHost) -> None:
         nursery.start_soon(run)
         nursery.start_soon(run)
     assert results == [b"1048576.0"] * 2
+
+
+KERNEL = """
+    import cupy
+    x = cupy.arange(100, dtype=cupy.float32)
+    print(float(cupy.ElementwiseKernel("T x", "T y", "y = x + 1", "plus")(x).sum()))
+    cupy.RawKernel('extern "C" __global__ void far(float *x) { x[1ll << 40] = 1; }', "far")(
+        (1,), (1,), (x,)
+    )
+    print(float(x.sum()))
+"""
+
+
+@pytest.mark.slow  # two compilations, and the start of a worker
+@with_compiler
+async def test_a_confined_worker_compiles_kernels_and_dies_of_a_wrong_one(
+    make_host: MakeHost,
+) -> None:
+    kit = await make_host(doors=DOORS)
+    agent = Agent(kit, kit.lease(memory=64 * MIB), "unix")
+    kit.nursery.start_soon(agent.run)
+    done = await run_program(agent, KERNEL)
+    if kernel_permission.refusal(agent.holds, cuda=False, root=os.geteuid() == 0):
+        assert b"kernels from source are not compiled" in done.stderr
+        pytest.skip(f"workers are confined by {agent.holds} alone here")
+    assert done.stdout.split() == [b"5050.0"], (done.stderr, kit.log)
+    assert b"the arrays of this session are gone" in done.stderr
+    await kit.logged("SIGSEGV")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's workers can stay root")
+async def test_a_worker_that_stays_root_compiles_nothing(make_host: MakeHost) -> None:
+    kit = await make_host(doors=DOORS, own_uids=False)
+    agent = Agent(kit, kit.lease(memory=64 * MIB), "unix")
+    kit.nursery.start_soon(agent.run)
+    done = await run_program(agent, KERNEL)
+    assert done.stdout == b""
+    assert b"NotImplementedError: kernels from source are not compiled for this" in done.stderr
+
+
+ALL = ("own-uid", "landlock", "no-new-privileges", "system-call-filter")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "cuda", "root", "says"),
+    [
+        ((), False, True, ""),
+        (("landlock",), False, True, ""),
+        (("own-uid",), False, False, ""),
+        (("own-uid",), False, True, "neither a user of their own"),
+        (("own-uid", "landlock"), False, False, "neither a user of their own"),
+        (("system-call-filter",), False, False, "no filter of system calls"),
+        ((), True, False, "real GPUs"),
+    ],
+)
+def test_who_may_compile_kernels(lacks: tuple[str, ...], cuda: bool, root: bool, says: str) -> None:
+    holds = [each for each in ALL if each not in lacks]
+    found = kernel_permission.refusal(holds, cuda=cuda, root=root)
+    assert says in found
+    assert bool(found) == bool(says)

@@ -37,7 +37,9 @@ from cupy._core import convert as _convert
 from cupy._core.array import ndarray as ndarray
 from cupy._core.functions import FUNCTIONS as _FUNCTIONS
 from cupy._core.host import HOST as _HOST
-from cupy._core.kernels import KERNEL_CLASSES as _KERNEL_CLASSES
+from cupy._core.kernels.fusion import FUSION as _FUSION
+from cupy._core.kernels.raw_kernels import RAW_KERNELS as _RAW_KERNELS
+from cupy._core.kernels.typed_kernels import TYPED_KERNELS as _TYPED_KERNELS
 from cupy._core.poly import POLY as _POLY
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
@@ -168,7 +170,7 @@ def _fill(names: dict[str, _Any]) -> None:
     for name in dir(exceptions):
         if not name.startswith("_"):
             names[name] = getattr(exceptions, name)
-    for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, _KERNEL_CLASSES):
+    for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, _RAW_KERNELS, _TYPED_KERNELS, _FUSION):
         names.update(table)
     for name, source in _ALIASES.items():
         names[name] = names[source]

@@ -58,8 +58,8 @@ def exception_named(name: str, message: str, details: Any) -> BaseException:
         )
     if name == "OutOfMemoryError":
         return state.hooks["OutOfMemoryError"](message)
-    if name == "CompileException":
-        return state.hooks["CompileException"](message)
+    if name in ("CompileException", "CUDADriverError"):
+        return state.hooks[name](message)
     if name == "MismatchError":
         return MismatchError(message)
     known = BUILTINS.get(name)

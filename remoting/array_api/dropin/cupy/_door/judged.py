@@ -35,7 +35,7 @@ trapezoid trim_zeros ufunc.at ufunc.reduceat union1d unique unpackbits unravel_i
 vander
 """
 _NAMES = frozenset(_TEXT.split())
-_PREFIXES = ("cupyx.", "fft.", "linalg.")
+_PREFIXES = ("cupyx.", "fft.", "kernel.", "linalg.")
 
 # CuPy itself waits for the device here, because the elements decide whether there is an error.
 _BY_ELEMENTS = frozenset(
@@ -116,6 +116,11 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -
 
 
 def _kind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name == "kernel.launch":  # it is compiled once for its types
+        looks = tuple([_dtype(arg) for arg in args[1:]])
+        return name, args[0]._handle, looks, kwargs.get("size") == 0
+    if name == "kernel.launch_raw":  # and it is the program's, with whatever it is given
+        return name, args[0]._handle, len(args[3])
     places = _BY_TYPE.get(name, ())
     if name == "interp" and _kind_of_values(args) not in ("f", "c"):
         places = ()  # a number that the type of the values cannot hold is an error
@@ -130,6 +135,16 @@ def _kind_of_values(args: tuple[Any, ...]) -> str:
     """Return the letter for the dtype of the values that `interp` takes its numbers from."""
     meta = getattr(_argument(args, {}, 2), "_known", None)
     return "" if meta is None else meta.dtype.kind
+
+
+def _dtype(value: Any) -> Any:
+    """Return the dtype of an array or number; for no element nothing is compiled."""
+    known: Any = getattr(value, "_known", None)
+    if known is not None:
+        return known.dtype, known.size == 0
+    if isinstance(value, Remote):
+        raise TypeError("not described yet")
+    return value.dtype if isinstance(value, np.generic) else type(value)
 
 
 def _type(value: Any) -> Any:

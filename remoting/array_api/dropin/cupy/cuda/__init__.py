@@ -3,8 +3,10 @@
 from cupy._door import absent as _absent
 from cupy._door import pool as _pool
 from cupy._door.errors import DoorError as _DoorError
+from cupy.cuda import compiler as compiler
 from cupy.cuda import cufft as cufft
 from cupy.cuda import device as device
+from cupy.cuda import driver as driver
 from cupy.cuda import memory as memory
 from cupy.cuda import runtime as runtime
 from cupy.cuda import stream as stream

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cupy._door import pool
+
 CUFFT_FORWARD, CUFFT_INVERSE = -1, 1
 CUFFT_R2C, CUFFT_C2R, CUFFT_C2C = 0x2A, 0x2C, 0x29
 CUFFT_D2Z, CUFFT_Z2D, CUFFT_Z2Z = 0x6A, 0x6C, 0x69
@@ -23,6 +25,11 @@ _TYPES = {
 
 
 OTHER_TYPE = "the plan is for another type of numbers or of transform"
+
+
+def getVersion() -> int:
+    """Return the version of the server's cuFFT; with 11303 came callbacks that CUDA compiles."""
+    return int(pool.current().ask("cuda.cufft_version"))
 
 
 class _Local(threading.local):

@@ -33,6 +33,10 @@ class CUDARuntimeError(RuntimeError):
         return (type(self), (self.status, str(self)))
 
 
+class CUDADriverError(RuntimeError):
+    """A call of CUDA's driver failed, such as the search for a kernel in a module."""
+
+
 class ConnectionLostError(CUDARuntimeError, DoorError):
     """The worker, its server or the lease is gone, and the arrays with it."""
 
@@ -65,6 +69,7 @@ class CompileException(Exception):
 
 
 state.hooks["CUDARuntimeError"] = CUDARuntimeError
+state.hooks["CUDADriverError"] = CUDADriverError
 state.hooks["ConnectionLost"] = ConnectionLostError
 state.hooks["OutOfMemoryError"] = OutOfMemoryError
 state.hooks["CompileException"] = CompileException

@@ -11,6 +11,7 @@ from cupy._core.dispatch.arguments import need
 from cupy._door import absent as _absent
 from cupy._door.meta import fresh
 from cupy.cuda import cufft as _cufft
+from cupy.fft import _callbacks
 
 __all__ = [
     "fft",
@@ -38,6 +39,8 @@ class _Config:
     """Settings of CuPy's transforms; plans are the server's affair."""
 
     use_multi_gpus = False
+    set_cufft_callbacks = _callbacks.set_cufft_callbacks
+    get_current_callback_manager = staticmethod(_callbacks.get_current_callback_manager)
 
     def __init__(self) -> None:
         self._enable_nd_planning = True
@@ -105,7 +108,7 @@ def _one(name: str) -> Any:
         if name in ("irfft", "hfft"):
             kind = _real(array.dtype)
         shape = (*array.shape[:at], length, *array.shape[at + 1 :])
-        return make.forward(f"fft.{name}", (array, n, axis, norm), {}, fresh(kind, shape))
+        return _callbacks.forward(name, (array, n, axis, norm), fresh(kind, shape))
 
     return function
 
@@ -142,7 +145,7 @@ def _many(name: str, default: Any) -> Any:
             kind = _real(array.dtype) if one else np.dtype(kind.char.lower())
             if s is None or s[-1] is None:
                 shape[last] = _checked((array.shape[last] - 1) * 2)
-        return make.forward(f"fft.{name}", (array, s, axes, norm), {}, fresh(kind, tuple(shape)))
+        return _callbacks.forward(name, (array, s, axes, norm), fresh(kind, tuple(shape)))
 
     return function
 

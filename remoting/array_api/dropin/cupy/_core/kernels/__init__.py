@@ -1,0 +1,1 @@
+"""Kernels of programs: from source, typed, and functions that CuPy would fuse."""

@@ -1,0 +1,67 @@
+"""The operations of kernels on an emulated GPU, by the names that clients call."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpupool.remoting.devices.host_kernels import host_callbacks, host_raw
+from gpupool.remoting.devices.host_kernels.host_callbacks import Callbacks
+from gpupool.remoting.devices.host_kernels.host_raw import HostKernel, HostModule
+from gpupool.remoting.devices.host_kernels.host_typed import ElementwiseKernel, ReductionKernel
+
+Typed = ElementwiseKernel | ReductionKernel
+
+
+def host_kernel_operations(backend: Any) -> dict[str, Callable[..., Any]]:
+    """Return name to callable; arguments come from a client as they are."""
+
+    def elementwise(*args: Any, **kwargs: Any) -> Any:
+        return ElementwiseKernel(backend, *args, **kwargs)
+
+    def reduction(*args: Any) -> Any:
+        return ReductionKernel(backend, *args)
+
+    return {
+        "kernel.ElementwiseKernel": elementwise,
+        "kernel.ReductionKernel": reduction,
+        "kernel.RawKernel": _raw,
+        "kernel.RawModule": _module,
+        "kernel.module": host_raw.loaded,
+        "kernel.function": lambda owner, name: _is(HostModule, owner).get_function(name),
+        "kernel.launch": lambda kernel, *args, **kwargs: _is(Typed, kernel)(*args, **kwargs),
+        "kernel.launch_raw": lambda kernel, grid, block, args, shared_mem=0: _is(
+            HostKernel, kernel
+        )(grid, block, args, shared_mem),
+        "kernel.compile": lambda kernel: _is(HostKernel | HostModule, kernel).log(),
+        "kernel.attributes": lambda kernel: host_raw.attributes(_is(HostKernel, kernel)),
+        "cuda.cufft_version": lambda: 11303,  # that of CUDA 12.8
+        "fft.callbacks": Callbacks,
+        "fft.with_callbacks": _with_callbacks,
+        "kernel.global": lambda owner, name: _is(HostModule, owner).get_global(name),
+    }
+
+
+def _is(kind: Any, value: Any) -> Any:
+    """Return an object that a client names as a kernel, if it is one."""
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} is no kernel of this kind")
+    return value
+
+
+def _with_callbacks(
+    callbacks: Any, name: Any, a: Any, lengths: Any, axes: Any, norm: Any
+) -> np.ndarray[Any, Any]:
+    return host_callbacks.called(_is(Callbacks, callbacks), name, a, lengths, axes, norm)
+
+
+def _raw(code: Any, name: Any, options: Any, translate: Any, cooperative: Any) -> HostKernel:
+    return HostKernel(HostModule(code, options, translate, cooperative, ()), name)
+
+
+def _module(code: Any, options: Any, translate: Any, cooperative: Any, names: Any) -> HostModule:
+    return HostModule(code, options, translate, cooperative, names)

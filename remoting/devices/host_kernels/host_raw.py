@@ -1,0 +1,210 @@
+"""Modules and kernels of CUDA C++ on an emulated GPU: `RawModule` and `RawKernel`."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source
+from gpupool.remoting.devices.host_kernels.host_library import SHARED_MAX, THREADS_MAX
+from gpupool.remoting.devices.host_kernels.kernel_errors import CUDADriverError
+from gpupool.remoting.devices.sources import check_options, check_source
+
+Array = np.ndarray[Any, Any]
+
+GRID_MAX = (2**31 - 1, 65535, 65535)
+BLOCK_MAX = (1024, 1024, 64)
+ARGUMENT_SIZE = 16
+"""Bytes of the largest argument that is no array: a complex number."""
+
+STRUCTURE_MAX = 4096
+
+_TRANSLATE = "#define GPUPOOL_TRANSLATE_CUCOMPLEX\n#include <cuComplex.h>\n"
+
+NOT_FOUND = "CUDA_ERROR_NOT_FOUND: named symbol not found"
+INVALID = "CUDA_ERROR_INVALID_VALUE: invalid argument"
+
+
+class HostModule:
+    """The functions of one source; compiled when one of them is first needed."""
+
+    def __init__(
+        self, code: Any, options: Any, translate: Any, cooperative: Any, names: Any
+    ) -> None:
+        if cooperative:
+            raise UnsupportedError(
+                "a cooperative launch needs a real GPU: this device is emulated, and runs a grid's "
+                "blocks one after another"
+            )
+        self._names = _texts("name expressions", names or ())
+        code = _text("the source", code)
+        check_source(code, *self._names)
+        if len(set(self._names)) != len(self._names):
+            raise ValueError("a name expression stands twice")
+        self._options = check_options(_texts("options", options))
+        if translate:
+            code = f'{_TRANSLATE}#line 1 "{kernel_source.FILE}"\n{code}'
+        self._source = kernel_source.unit(code)
+        self._compiled: host_compiler.Compiled | None = None
+
+    def compile(self) -> host_compiler.Compiled:
+        """Return the library, which is compiled at the first call."""
+        if self._compiled is None:
+            self._compiled = host_compiler.compiled(self._source, self._options, self._names)
+        return self._compiled
+
+    def log(self) -> str:
+        """Compile, and return what the compiler said."""
+        return self.compile().log
+
+    def get_function(self, name: str) -> "HostKernel":
+        """Return a kernel by its name, or by one of the module's name expressions; compile."""
+        kernel = HostKernel(self, name)
+        self.entry(kernel.name)
+        return kernel
+
+    def entry(self, name: str) -> tuple[int, int]:
+        """Return the address of a kernel's entry, and how many parameters it has.
+
+        Raises:
+            CUDADriverError: the module has no such kernel, or has it by another name.
+        """
+        made = self.compile()
+        # The compiler gives functions of C++ other names, but for those in extern "C".
+        known = name in made.names and (name in self._names or made.library.address(name))
+        if not known:
+            raise CUDADriverError(NOT_FOUND)
+        place = made.names.index(name)
+        library = made.library
+        count = library.number(kernel_source.count_name(place))
+        return library.address(kernel_source.entry_name(place)), count
+
+    def get_global(self, name: str) -> Array:
+        """Return the memory of a variable."""
+        found = self.compile().library.variable(_text("the name", name))
+        if found is None:
+            raise CUDADriverError(NOT_FOUND)
+        return found
+
+
+class HostKernel:
+    """One function of a module, which a grid of threads runs."""
+
+    def __init__(self, module: HostModule, name: Any) -> None:
+        self.module = module
+        self.name = _text("the name", name)
+
+    def log(self) -> str:
+        """Compile the module, if it is not; return what the compiler said."""
+        self.module.entry(self.name)
+        return self.module.log()
+
+    def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: Any = 0) -> None:
+        """Run a grid of threads to its end.
+
+        Raises:
+            CUDADriverError: the module has no such kernel, or a GPU has no such grid.
+            CUDARuntimeError: the kernel failed.
+        """
+        entry, count = self.module.entry(self.name)
+        blocks, threads = _dims(grid, GRID_MAX), _dims(block, BLOCK_MAX)
+        too_many = threads[0] * threads[1] * threads[2] > THREADS_MAX
+        if too_many or type(shared_mem) is not int or not 0 <= shared_mem <= SHARED_MAX:
+            raise CUDADriverError(INVALID)
+        values = list(arguments) if isinstance(arguments, (tuple, list)) else [arguments]
+        if len(values) != count:
+            raise TypeError(
+                f"kernel {self.name!r} has {count} parameters, and was given {len(values)}"
+            )
+        kept = [_in_memory(value) for value in values]
+        pointers = [ctypes.addressof(each) for each in kept]
+        self.module.compile().library.launch(entry, blocks, threads, pointers)
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{what} is no text")
+    return value
+
+
+def _texts(what: str, values: Any) -> list[str]:
+    if not isinstance(values, (tuple, list)):
+        raise TypeError(f"{what} are no list of texts")
+    return [_text(what, value) for value in values]
+
+
+def _dims(value: Any, most: Sequence[int]) -> tuple[int, int, int]:
+    """Return a size in three dimensions, which a GPU may have."""
+    items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    items += (1,) * (3 - len(items))
+    if len(items) != 3 or not all(type(item) is int for item in items):
+        raise CUDADriverError(INVALID)
+    if not all(0 < item <= limit for item, limit in zip(items, most, strict=True)):
+        raise CUDADriverError(INVALID)
+    return items[0], items[1], items[2]
+
+
+def _in_memory(value: Any) -> Any:
+    """Return the memory of an argument: an array's address, or a number's bytes as CuPy has them.
+
+    A kernel that takes a smaller type reads the lower bytes, as on a GPU.
+    """
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(int(value.__array_interface__["data"][0]))
+    if value is None:
+        return ctypes.c_void_p(0)
+    if isinstance(value, bytes):
+        if len(value) > STRUCTURE_MAX:
+            raise ValueError(f"a structure of {len(value):,} bytes")
+        return ctypes.create_string_buffer(value, max(ARGUMENT_SIZE, len(value)))
+    plain = _PLAIN.get(type(value))
+    if plain is not None:
+        value = plain(value)
+    if not isinstance(value, np.generic) or value.dtype.hasobject:
+        raise TypeError(f"Unsupported type {type(value)}")
+    data = value.tobytes()
+    if len(data) > ARGUMENT_SIZE:
+        raise TypeError(f"Unsupported dtype {value.dtype}")
+    return ctypes.create_string_buffer(data, ARGUMENT_SIZE)
+
+
+def _integer(value: int) -> Any:
+    return np.uint64(value) if value >> 63 > 0 else np.int64(value)
+
+
+_PLAIN: dict[type, Any] = {
+    bool: np.bool_,
+    int: _integer,
+    float: np.float64,
+    complex: np.complex128,
+}
+
+
+def loaded(_binary: Any) -> Any:
+    """Refuse a module that was compiled for a GPU."""
+    raise UnsupportedError(
+        "PTX and cubins are code of a GPU, and this device is emulated: use the module's source"
+    )
+
+
+def attributes(kernel: Any) -> dict[str, int]:
+    """Return CUDA's attributes of a function, as far as an emulated GPU has them."""
+    kernel.module.entry(kernel.name)
+    return {
+        "max_threads_per_block": THREADS_MAX,
+        "shared_size_bytes": 0,
+        "const_size_bytes": 0,
+        "local_size_bytes": 0,
+        "num_regs": 32,
+        "ptx_version": 90,
+        "binary_version": 90,
+        "cache_mode_ca": 0,
+        "max_dynamic_shared_size_bytes": SHARED_MAX,
+        "preferred_shared_memory_carveout": -1,
+    }

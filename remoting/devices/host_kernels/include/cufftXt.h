@@ -1,0 +1,3 @@
+// Types of cuFFT callbacks.
+#pragma once
+#include <cufft.h>

@@ -1,0 +1,2 @@
+// Atomic operations, which are always there.
+#pragma once

@@ -1,0 +1,2 @@
+// CUDA's constants, which are always there.
+#pragma once

@@ -1,0 +1,138 @@
+"""CUDA C++ as plain C++: what no macro can say, replaced in a source after its directives.
+
+The names of CUDA are macros, types and functions of ``include/gpupool_cuda.h``. Three things are
+not: ``__global__`` says which functions are kernels, ``__shared__`` has another meaning behind
+``extern``, and a kernel's parameters have types that only the compiler knows, so that each kernel
+gets an entry that takes its arguments from memory.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException
+
+FILE = "kernel.cu"
+"""The name of a program's source in messages."""
+
+_BEGIN = re.compile(rf'^# \d+ "{re.escape(FILE)}"', re.MULTILINE)
+_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'')
+_ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
+_MARKER = re.compile(r"^#.*$", re.MULTILINE)
+"""Where a line came from; such lines also stand behind macros within a declaration."""
+
+_EXTERN_SHARED = re.compile(r"\bextern\b[^;{}=]*?\b__shared__\b[^;{}=]*?\[\s*\]\s*;")
+_DECLARED = re.compile(r"^(.*?)([A-Za-z_]\w*)\s*\[\s*\]\s*;$", re.DOTALL)
+_SHARED = re.compile(r"(?:\bstatic\s+)?\b__shared__\b(?:\s+static\b)?")
+_PLACES = re.compile(r'\bextern\s*"\s*"\s*\{|[{};]|\b__global__\b')
+_NAME = re.compile(r"([A-Za-z_]\w*)\s*\(")
+
+
+def unit(source: str, headers: Sequence[str] = ()) -> str:
+    """Return what the compiler reads first: CUDA's names, then the program's source."""
+    lines = ['#include "gpupool_cuda.h"', *(f"#include <{name}>" for name in headers)]
+    return "\n".join((*lines, f'#line 1 "{FILE}"', source, ""))
+
+
+def entry_name(place: int) -> str:
+    """Return the name of the entry of a kernel."""
+    return f"gpupool_entry_{place}"
+
+
+def count_name(place: int) -> str:
+    """Return the name of the variable that has the number of a kernel's parameters."""
+    return f"gpupool_count_{place}"
+
+
+def plain(expanded: str, names: list[str], *, every: bool = True) -> str:
+    """Return plain C++ for a source whose directives have been carried out.
+
+    Args:
+        expanded: the source.
+        names: expressions for kernels, as ``scale<float>``; those of the source are added to them,
+            and the place of each is the number of its entry.
+        every: whether kernels of the source are looked for.
+
+    Raises:
+        CompileException: kernels launch kernels.
+    """
+    found = _BEGIN.search(expanded)
+    start = found.start() if found else 0
+    head, body = expanded[:start], expanded[start:]
+    masked = _masked(body)
+    if "<<<" in masked:
+        raise CompileException(
+            f"{FILE}: a kernel that launches kernels (<<<...>>>) needs a real GPU"
+        )
+    if every:
+        names += [name for name in kernels(masked) if name not in names]
+    body = _EXTERN_SHARED.sub(_dynamic, body)
+    body = re.sub(r"\b__global__\b", "", _SHARED.sub("static", body))
+    return head + body + entries(names)
+
+
+def entries(names: Sequence[str]) -> str:
+    """Return functions that call kernels with arguments in memory."""
+    # The 3 says that the compiler is not to warn of it.
+    lines = ['\n# 1 "the list of kernels" 3', 'extern "C" {']
+    for place, name in enumerate(names):
+        lines += [
+            f"extern const int {count_name(place)} = gpupool::parameters(&{name});",
+            f"void {entry_name(place)}(void **arguments) {{",
+            f"  gpupool::call(&{name}, arguments);",
+            "}",
+        ]
+    return "\n".join((*lines, "}", ""))
+
+
+def kernels(masked: str) -> list[str]:
+    """Return the names of kernels that have a plain name: no templates, none in a namespace.
+
+    Args:
+        masked: a source without the contents of its texts.
+    """
+    outer: list[bool] = []  # for each open brace, whether it only says that names are C's
+    found: Counter[str] = Counter()
+    begun = 0
+    for place in _PLACES.finditer(masked):
+        text = place[0]
+        if text == "__global__":
+            declared = masked[begun : place.start()]
+            if all(outer) and not re.search(r"\btemplate\b", declared):
+                name, defined = _declared_name(masked[place.end() :])
+                if name:
+                    found[name] += defined
+            continue
+        begun = place.end()
+        if text == "}":
+            del outer[-1:]
+        elif text != ";":
+            outer.append(text != "{")
+    return [name for name, definitions in found.items() if definitions <= 1]
+
+
+def _declared_name(rest: str) -> tuple[str, int]:
+    """Return the name of the function that is declared here, and 1 if it is defined."""
+    end = re.search(r"[;{]", rest)
+    if end is None:
+        return "", 0
+    found = _NAME.search(_ATTRIBUTE.sub(" ", _MARKER.sub(" ", rest[: end.start()])))
+    return (found[1] if found else ""), int(end[0] == "{")
+
+
+def _masked(text: str) -> str:
+    """Return a source without the contents of its texts, each as long as before."""
+    return _TEXTS.sub(lambda found: found[0][0] + " " * (len(found[0]) - 2) + found[0][-1], text)
+
+
+def _dynamic(found: re.Match[str]) -> str:
+    """Return a pointer in place of an array of dynamic shared memory."""
+    text = _ATTRIBUTE.sub(" ", _MARKER.sub(" ", found[0]))
+    words = re.sub(r"\b(?:extern|__shared__|static)\b", " ", text)
+    declared = _DECLARED.match(words.strip())
+    if declared is None:
+        return found[0]
+    kind, name = " ".join(declared[1].split()), declared[2]
+    memory = f"reinterpret_cast<{kind} *>(gpupool::dynamic_shared)"
+    marker = "\n".join(["", *_MARKER.findall(found[0])[-1:], ""]) if "\n" in found[0] else ""
+    return f"{kind} *const {name} = {memory};{marker}"

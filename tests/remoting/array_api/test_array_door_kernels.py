@@ -1,0 +1,353 @@
+"""Kernels from source on emulated GPUs: compiled by the worker, and run on the processor.
+
+A compilation takes some tenths of a second of processor time, so most tests share one module.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import io
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="no C++ compiler here")
+
+SOURCE = r"""
+#include <cupy/complex.cuh>
+#include <cuda_fp16.h>
+#define SCALED(name, T) extern "C" __global__ void name(T *x, T by) { x[threadIdx.x] *= by; }
+SCALED(scale_float, float)
+SCALED(scale_double, double)
+
+__constant__ float weights[4];
+__device__ int launches;
+
+extern "C" {
+
+__global__ void where(int *out) {  // a comment with __global__ void nothing(int x) {
+  const char *text = "__global__ void neither(";
+  int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread;
+  if (block == 0 && thread == 0 && text[0]) atomicAdd(&launches, 1);
+}
+
+__global__ void __launch_bounds__(256) sum_of_blocks(const float *x, float *out, int n) {
+  __shared__ float held[256];
+  int at = blockIdx.x * blockDim.x + threadIdx.x;
+  held[threadIdx.x] = at < n ? x[at] : 0;
+  __syncthreads();
+  for (int half = blockDim.x / 2; half; half /= 2) {
+    if (threadIdx.x < half) held[threadIdx.x] += held[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = held[0];
+}
+
+__global__ void reversed(const int *x, int *out) {
+  extern __shared__ __align__(16) int turned[];
+  turned[blockDim.x - 1 - threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = turned[threadIdx.x];
+}
+
+__global__ void warps(const int *x, int *out) {
+  int value = x[threadIdx.x], lane = threadIdx.x & 31;
+  for (int by = 16; by; by /= 2) value += __shfl_down_sync(0xffffffff, value, by);
+  if (lane == 0) out[threadIdx.x / 32] = value;
+  int up = __shfl_up_sync(0xffffffff, x[threadIdx.x], 1);
+  int crossed = __shfl_xor_sync(0xffffffff, lane, 5), first = __shfl_sync(0xffffffff, lane, 7, 8);
+  unsigned odd = __ballot_sync(0xffffffff, lane & 1);
+  if (threadIdx.x == 35) {
+    out[4] = up, out[5] = crossed, out[6] = first, out[7] = odd == 0xaaaaaaaau;
+    out[8] = __popc(odd) + __clz(1) + __ffs(8);
+  }
+  int many = __syncthreads_count(threadIdx.x % 3 == 0);
+  if (threadIdx.x == 0) out[9] = many;
+}
+
+__global__ void some_leave(int *out) {
+  if (threadIdx.x % 2) return;
+  __syncthreads();
+  atomicMax(out, (int)threadIdx.x);
+}
+
+__global__ void never_together(int *out) {
+  if (threadIdx.x == 0) __syncwarp(); else __syncthreads();
+  *out = 1;
+}
+
+__global__ void asserts(int *x) { assert(x[threadIdx.x] > 0); }
+
+__global__ void weighted(float *x) { x[threadIdx.x] *= weights[threadIdx.x]; }
+
+__global__ void numbers(const complex<double> *z, complex<double> *out, half *h, double *d) {
+  complex<double> w = z[0];
+  out[0] = w * conj(w) + 1.5;
+  out[1] = exp(w) / w;
+  out[2] = pow(w, 2) - sqrt(w);
+  h[1] = h[0] * 2 + __float2half(0.25f);
+  d[0] = norm(w) + abs(w) + arg(w);
+  d[1] = rsqrt(4.0) + min(3, 2) + max(1.5f, 2.5f) + fmaf(2, 3, 4) + sinpi(1.0) + pow(2.0f, 3);
+  d[2] = __int_as_float(__float_as_int(1.5f)) + __mulhi(1 << 30, 8) + abs(-3) + exp10(2.0);
+}
+
+__global__ void all_kinds(bool yes, int i, long long large, double d, complex<double> z, double *o)
+{
+  o[0] = yes, o[1] = i, o[2] = (double)large, o[3] = d, o[4] = z.real(), o[5] = z.imag();
+}
+
+struct Pair { double x; float y[6]; };
+__global__ void structures(Pair one, double *out) {
+  out[0] = one.x;
+  for (int at = 0; at < 6; at++) out[1 + at] = one.y[at];
+}
+
+__global__ void inverses(const double *x, double *out) {
+  out[0] = erfcinv(x[0]), out[1] = erfinv(x[0]), out[2] = normcdf(x[0]), out[3] = normcdfinv(x[0]);
+}
+
+}
+
+template <typename T> __global__ void filled(T *x, T value) { x[threadIdx.x] = value; }
+namespace inner { __global__ void hidden(int *x) { *x = 4; } }
+__global__ void mangled(int *x) { *x = 5; }
+"""
+NAMES = ["filled<short>", "filled<complex<float> >", "inner::hidden"]
+
+
+@pytest.fixture(scope="module")
+def module(cp: Any) -> Any:
+    return cp.RawModule(code=SOURCE, options=("-std=c++17",), name_expressions=NAMES)
+
+
+def test_threads_know_their_places(cp: Any, module: Any) -> None:
+    out = cp.zeros(2 * 3 * 2 * 4 * 2 * 2, dtype=cp.int32)
+    module.get_function("where")((2, 3, 2), (4, 2, 2), (out,))
+    expected = [block * 1000 + thread for block in range(12) for thread in range(16)]
+    assert out.get().tolist() == expected
+    launches = cp.ndarray((1,), cp.int32, module.get_global("launches"))
+    assert launches.get().tolist() == [1]
+
+
+@pytest.mark.parametrize("threads", [1, 64, 256])
+def test_barriers_hold_a_block(cp: Any, module: Any, threads: int) -> None:
+    x = cp.arange(1000, dtype=cp.float32)
+    blocks = -(-1000 // threads)
+    out = cp.zeros(blocks, dtype=cp.float32)
+    module.get_function("sum_of_blocks")((blocks,), (threads,), (x, out, 1000))
+    padded = np.zeros(blocks * threads, np.float32)
+    padded[:1000] = np.arange(1000)
+    assert np.array_equal(out.get(), padded.reshape(blocks, threads).sum(1))
+
+
+def test_dynamic_shared_memory(cp: Any, module: Any) -> None:
+    x = cp.arange(200, dtype=cp.int32)
+    out = cp.zeros_like(x)
+    module.get_function("reversed")((1,), (200,), (x, out), shared_mem=800)
+    assert out.get().tolist() == list(range(199, -1, -1))
+    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_INVALID_VALUE"):
+        module.get_function("reversed")((1,), (200,), (x, out), shared_mem=1 << 20)
+
+
+def test_threads_of_a_warp_pass_values(cp: Any, module: Any) -> None:
+    x = cp.arange(100, 228, dtype=cp.int32)
+    out = cp.zeros(10, dtype=cp.int32)
+    module.get_function("warps")((1,), (128,), (x, out))
+    sums = np.arange(100, 228).reshape(4, 32).sum(1).tolist()
+    assert out.get().tolist() == [*sums, 134, 3 ^ 5, 7, 1, 16 + 31 + 4, 43]
+
+
+def test_a_barrier_waits_for_those_that_are_left(cp: Any, module: Any) -> None:
+    out = cp.zeros(1, dtype=cp.int32)
+    module.get_function("some_leave")((1,), (96,), (out,))
+    assert int(out[0]) == 94
+
+
+def test_a_barrier_that_is_never_complete_fails(cp: Any, module: Any) -> None:
+    out = cp.zeros(1, dtype=cp.int32)
+    with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="different barriers for ever"):
+        module.get_function("never_together")((1,), (64,), (out,))
+    assert int(out[0]) == 0
+    module.get_function("some_leave")((1,), (2,), (out,))  # the next launch begins anew
+
+
+def test_an_assertion_in_a_kernel_is_an_error(cp: Any, module: Any) -> None:
+    x = cp.ones(40, dtype=cp.int32)
+    kernel = module.get_function("asserts")
+    kernel((1,), (40,), (x,))
+    x[33] = 0
+    kernel((1,), (40,), (x,))  # not the first one, so that its error is late
+    with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="assertion failed: x"):
+        cp.cuda.Device().synchronize()
+
+
+def test_variables_of_a_module_are_arrays(cp: Any, module: Any) -> None:
+    weights = cp.ndarray((4,), cp.float32, module.get_global("weights"))
+    weights[...] = cp.arange(4)
+    x = cp.full(4, 3, dtype=cp.float32)
+    module.get_function("weighted")((1,), (4,), (x,))
+    assert x.get().tolist() == [0, 3, 6, 9]
+    with pytest.raises(ValueError, match="outside its allocation"):
+        cp.ndarray((5,), cp.float32, module.get_global("weights")).get()
+    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_NOT_FOUND"):
+        module.get_global("no_such_variable")
+
+
+def test_complex_numbers_halves_and_functions(cp: Any, module: Any) -> None:
+    w = 0.3 - 1.2j
+    z = cp.array([w])
+    out, d = cp.zeros(3, dtype=complex), cp.zeros(3)
+    h = cp.array([1.5, 0], dtype=cp.float16)
+    module.get_function("numbers")((1,), (1,), (z, out, h, d))
+    wanted = [w * w.conjugate() + 1.5, np.exp(w) / w, w**2 - np.sqrt(w)]
+    assert np.allclose(out.get(), wanted, rtol=1e-14)
+    assert h.get().tolist() == [1.5, 3.25]
+    first = abs(w) ** 2 + abs(w) + np.angle(w)
+    assert np.allclose(d.get(), [first, 0.5 + 2 + 2.5 + 10 + 8, 1.5 + 2 + 3 + 100], rtol=1e-14)
+
+
+def test_numbers_are_arguments(cp: Any, module: Any) -> None:
+    out = cp.zeros(6)
+    module.get_function("all_kinds")((1,), (1,), (True, -7, 1 << 40, 2.5, 1 - 2j, out))
+    assert out.get().tolist() == [1, -7, float(1 << 40), 2.5, 1, -2]
+    numbers = (np.bool_(0), np.int32(8), np.int64(-9), np.float64(0.5), np.complex128(3), out)
+    module.get_function("all_kinds")((1,), (1,), numbers)
+    assert out.get().tolist() == [0, 8, -9, 0.5, 3, 0]
+    with pytest.raises(TypeError, match="'all_kinds' has 6 parameters, and was given 2"):
+        module.get_function("all_kinds")((1,), (1,), (1, out))
+
+
+@pytest.mark.parametrize("translated", [False, True])
+def test_complex_numbers_of_c(cp: Any, translated: bool) -> None:
+    source = """#include <cuComplex.h>
+    extern "C" __global__ void f(const cuDoubleComplex *a, cuDoubleComplex *out) {
+      out[0] = cuCdiv(a[0], a[1]), out[1] = cuCfma(a[0], a[1], cuConj(a[1]));
+      out[2] = make_cuDoubleComplex(cuCabs(a[0]), cuCimagf(cuComplexDoubleToFloat(a[1])));
+    }"""
+    a, b = 1.5 - 2j, -3 + 0.25j
+    out = cp.zeros(3, dtype=complex)
+    kernel = cp.RawKernel(source, "f", translate_cucomplex=translated)
+    kernel((1,), (1,), (cp.array([a, b]), out))
+    assert np.allclose(out.get(), [a / b, a * b + b.conjugate(), 2.5 + 0.25j], rtol=1e-14)
+
+
+def test_structures_are_passed_by_value(cp: Any, module: Any) -> None:
+    kind = np.dtype([("x", "f8"), ("y", "f4", 6)], align=True)
+    one, out = np.array((1.5, range(6)), kind), cp.zeros(7)
+    kernel = module.get_function("structures")
+    for value in (one, one.reshape(1), one[()]):
+        out.fill(0)
+        kernel((1,), (1,), (value, out))
+        assert out.get().tolist() == [1.5, 0, 1, 2, 3, 4, 5]
+    with pytest.raises(TypeError, match=r"numpy.ndarray of shape \(2,\)"):
+        kernel((1,), (1,), (np.zeros(2), out))
+    with pytest.raises(ValueError, match="at most 4,096"):
+        kernel((1,), (1,), (np.zeros((), "V5000"), out))
+
+
+@pytest.mark.parametrize("x", [1e-300, 1e-9, 0.2, 0.5, 0.7, 0.999999])
+def test_inverses_of_the_error_function(cp: Any, module: Any, x: float) -> None:
+    special = pytest.importorskip("scipy.special")
+    out = cp.zeros(4)
+    module.get_function("inverses")((1,), (1,), (cp.array([x]), out))
+    wanted = [special.erfcinv(x), special.erfinv(x), special.ndtr(x), special.ndtri(x)]
+    assert np.allclose(out.get(), wanted, rtol=1e-12)
+
+
+def test_templates_macros_and_namespaces(cp: Any, module: Any) -> None:
+    short = cp.zeros(3, dtype=cp.int16)
+    module.get_function("filled<short>")((1,), (3,), (short, np.int16(4)))
+    assert short.get().tolist() == [4, 4, 4]
+    pairs = cp.zeros(2, dtype=cp.complex64)
+    module.get_function(NAMES[1])((1,), (2,), (pairs, np.complex64(1j)))
+    assert pairs.get().tolist() == [1j, 1j]
+    x = cp.ones(3, dtype=cp.float32)
+    module.get_function("scale_float")((1,), (3,), (x, np.float32(2.5)))
+    assert x.get().tolist() == [2.5] * 3
+    one = cp.zeros(1, dtype=cp.int32)
+    module.get_function("inner::hidden")((1,), (1,), (one,))
+    assert int(one[0]) == 4
+
+
+@pytest.mark.parametrize("name", ["mangled", "hidden", "filled", "nothing", "neither", "", "x y"])
+def test_what_no_gpu_finds_is_not_found(cp: Any, module: Any, name: str) -> None:
+    with pytest.raises(
+        cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_NOT_FOUND: named symbol not found"
+    ):
+        module.get_function(name)
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"),
+    [
+        ((0,), (1,)),
+        ((1,), (0,)),
+        ((1,), (2048,)),
+        ((1,), (32, 33)),
+        ((1, 70000), (1,)),
+        ((1,), (1, 1, 65)),
+        ((-1,), (1,)),
+        ((1, 1, 1, 1), (1,)),
+        ((), (1025,)),
+    ],
+)
+def test_a_grid_that_no_gpu_takes_is_refused(cp: Any, module: Any, grid: Any, block: Any) -> None:
+    kernel = module.get_function("asserts")  # a new one, so that its first launch waits
+    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_INVALID_VALUE"):
+        kernel(grid, block, (cp.ones(4, dtype=cp.int32),))
+
+
+def test_a_kernel_has_attributes_and_a_log(cp: Any, module: Any) -> None:
+    kernel = module.get_function("where")
+    assert kernel.max_threads_per_block == 1024
+    assert kernel.num_regs > 0
+    log = io.StringIO()
+    module.compile(log_stream=log)
+    assert "prelude" not in log.getvalue()
+
+
+def test_a_source_that_does_not_compile_is_an_error_of_the_launch(cp: Any) -> None:
+    kernel = cp.RawKernel('extern "C" __global__ void f(int *x) {\n  x[0] = y;\n}', "f")
+    x = cp.zeros(1, dtype=cp.int32)
+    with pytest.raises(cp.cuda.compiler.CompileException) as error:
+        kernel((1,), (1,), (x,))
+    assert "kernel.cu:2:" in str(error.value)
+    assert "'y' was not declared" in str(error.value).replace("\u2018", "'").replace("\u2019", "'")
+    assert "/" not in str(error.value).replace("kernel.cu", "")
+
+
+def test_a_source_that_cannot_be_loaded_is_an_error_of_the_launch(cp: Any) -> None:
+    source = 'void missing(int *x);\nextern "C" __global__ void f(int *x) { missing(x); }'
+    with pytest.raises(cp.cuda.compiler.CompileException, match=r"loaded: kernel\.so: un"):
+        cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ('#include "/etc/passwd"', "only headers of CUDA and CuPy"),
+        ("int x = __has_include(<a>);", "files of the server"),
+    ],
+)
+def test_a_source_that_a_real_gpu_refuses_is_refused(cp: Any, source: str, says: str) -> None:
+    with pytest.raises(NotImplementedError, match=says):
+        cp.RawKernel(source, "f")((1,), (1,), (cp.zeros(1),))
+
+
+def test_what_needs_a_real_gpu_says_so(cp: Any, tmp_path: Any) -> None:
+    x = cp.zeros(1)
+    with pytest.raises(NotImplementedError, match="cooperative launch needs a real GPU"):
+        cp.RawKernel("", "f", enable_cooperative_groups=True)((1,), (1,), (x,))
+    with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_FILE_NOT_FOUND"):
+        cp.RawModule(path=str(tmp_path / "a.ptx"))
+    (tmp_path / "a.ptx").write_text(".version 8.0")
+    with pytest.raises(NotImplementedError, match="use the module's source"):
+        cp.RawModule(path=str(tmp_path / "a.ptx")).get_function("f")((1,), (1,), (x,))
+    source = 'extern "C" __global__ void f(int *x) { f<<<1, 1>>>(x); }'
+    with pytest.raises(cp.cuda.compiler.CompileException, match="launches kernels"):
+        cp.RawKernel(source, "f")((1,), (1,), (x,))

@@ -1,0 +1,220 @@
+"""Elementwise and reduction kernels: their arguments by CuPy's rules, and what they compute."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="no C++ compiler here")
+
+
+@pytest.fixture(scope="module")
+def mixed(cp: Any) -> Any:
+    """Return a kernel with two outputs, a number, and a raw array; compiled once."""
+    return cp.ElementwiseKernel(
+        "T x, T y, raw T table, float32 scale",
+        "T sum, U place",
+        "if (x < 0) return;\n sum = x + twice(y) * scale + table[i % table.size()]; place = i;",
+        "mixed",
+        preamble="template <class T> __device__ T twice(T x) { return 2 * x; }",
+    )
+
+
+LAYOUTS: list[Any] = [
+    lambda cp, a: a,
+    lambda cp, a: a.T,
+    lambda cp, a: a[::2, ::-1],
+    lambda cp, a: a[:, 1],
+    lambda cp, a: cp.asfortranarray(a),
+    lambda cp, a: a[:0],
+    lambda cp, a: a[1, 2],
+    lambda cp, a: a.reshape(2, 2, 5, 1),
+    lambda cp, a: cp.broadcast_to(a[0], (7, 5)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_broadcasting(cp: Any, mixed: Any, layout: Any) -> None:
+    x = layout(cp, cp.arange(20.0).reshape(4, 5))
+    y = cp.arange(float(x.shape[-1] if x.ndim else 1))
+    table = cp.array([100.0, 200, 300])[::2]
+    place = cp.zeros(np.broadcast_shapes(x.shape, y.shape), dtype=cp.int16)
+    total = cp.zeros_like(place, dtype=float)
+    assert isinstance(mixed(x, y, table, 0.5, total, place), tuple)
+    there = np.broadcast_arrays(x.get(), y.get())[0]
+    index = np.arange(there.size).reshape(there.shape)
+    assert np.array_equal(place.get(), index)
+    assert np.array_equal(total.get(), there + y.get() + np.array([100.0, 300])[index % 2])
+
+
+def test_a_thread_that_returns_ends_its_own_element(cp: Any, mixed: Any) -> None:
+    x = cp.array([1.0, -1, 2])
+    total, place = cp.zeros(3), cp.full(3, 9, dtype=cp.int16)
+    mixed(x, cp.zeros(3), cp.zeros(1), 1, total, place)
+    assert total.get().tolist() == [1, 0, 2]
+    assert place.get().tolist() == [0, 9, 2]
+
+
+@pytest.fixture(scope="module")
+def weighted(cp: Any) -> Any:
+    """Return a reduction with two inputs and its own type; compiled once."""
+    return cp.ReductionKernel(
+        "T x, T weight",
+        "T total",
+        "x * weight + _J",
+        "a + b",
+        "total = (T)a",
+        "0",
+        "weighted",
+        reduce_type="double",
+    )
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1), (0, 1, 2), ()])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_axes_of_a_reduction(cp: Any, weighted: Any, axis: Any, keepdims: bool) -> None:
+    x = cp.arange(2 * 3 * 4, dtype=cp.float32).reshape(2, 3, 4).transpose(1, 0, 2)
+    made = weighted(x, cp.float32(2), axis=axis, keepdims=keepdims)
+    over = tuple(range(3)) if axis is None else axis
+    wanted = (x.get() * 2).sum(axis=over, keepdims=keepdims)
+    count = x.size // max(1, wanted.size)
+    assert made.dtype == np.float32
+    assert made.shape == wanted.shape
+    assert np.array_equal(made.get(), wanted + count * (count - 1) // 2)
+    out = cp.zeros((2, *wanted.shape), dtype=cp.float32).T[..., 0].T
+    weighted(x, cp.float32(2), out=out, axis=axis, keepdims=keepdims)
+    assert np.array_equal(out.get(), made.get())
+
+
+def test_a_reduction_of_nothing_is_its_identity(cp: Any, weighted: Any) -> None:
+    x = cp.zeros((0, 3), dtype=cp.float32)
+    assert weighted(x, x, axis=0).get().tolist() == [0, 0, 0]
+    assert weighted(x, x, axis=1).shape == (0,)
+    kernel = cp.ReductionKernel("T x", "T y", "x", "max(a, b)", "y = a", None, "largest")
+    with pytest.raises(ValueError, match="reduction operation largest which has no identity"):
+        kernel(x)
+
+
+def test_errors_of_a_call_are_cupys(cp: Any) -> None:
+    x = cp.zeros((3, 4), dtype=cp.float32)
+    kernel = cp.ElementwiseKernel("T x, float32 y", "T z", "z = x", "named")
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: kernel(x), TypeError, "Wrong number of arguments for 'named'. It must be either"),
+        (lambda: kernel(x, x, size=3), ValueError, "Specified 'size' can be used only if all"),
+        (lambda: kernel(1, 2), ValueError, "Loop size is undecided"),
+        (lambda: kernel(x, x, block_size=0), ValueError, "must be greater than zero"),
+        (lambda: kernel(x, x, wrong=1), TypeError, "Wrong arguments {'wrong': 1}"),
+        (lambda: kernel(x, cp.zeros(4)), TypeError, "Type is mismatched. y float64 float32"),
+        (lambda: kernel(x, x, cp.zeros((3, 4))), TypeError, "Type is mismatched. x float32"),
+        (lambda: kernel(x, x, cp.zeros(4, "f")), ValueError, "Out shape is mismatched"),
+        (lambda: kernel(x, x, 3), TypeError, "must be cupy.ndarray"),
+        (lambda: kernel(x, np.zeros(4)), TypeError, "Unsupported type"),
+        (lambda: kernel(1, x), TypeError, "type 'T' is not decided by any array"),
+        (lambda: cp.ElementwiseKernel("T x", "", "", "1"), ValueError, "Invalid kernel name"),
+        (lambda: cp.ElementwiseKernel("T i", "T y", ""), ValueError, "Can not use 'i'"),
+        (lambda: cp.ElementwiseKernel("T x y z", "", ""), ValueError, "Unknown keyword"),
+        (lambda: cp.ElementwiseKernel("T", "", ""), ValueError, "Syntax error"),
+    ]
+    for call, kind, says in cases:
+        with pytest.raises(kind, match=says.replace("(", r"\(")):
+            call()
+
+
+def test_errors_of_a_reduction_are_cupys(cp: Any) -> None:
+    x = cp.zeros((3, 4))
+    kernel = cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "k")
+    raw = cp.ReductionKernel("T x, raw T z", "T y", "x + z[0]", "a + b", "y = a", "0", "k")
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: kernel(), TypeError, "Wrong number of arguments for k"),
+        (lambda: kernel(1.0), ValueError, "Loop size is undecided"),
+        (lambda: kernel(x, axis=2), np.exceptions.AxisError, "axis 2"),
+        (lambda: kernel(x, axis=(0, 0)), ValueError, "duplicate value in 'axis'"),
+        (lambda: kernel(x, out=cp.zeros(2)), ValueError, "Out shape is mismatched"),
+        (lambda: kernel(x, cp.zeros(()), out=cp.zeros(())), ValueError, "cannot specify 'out'"),
+        (lambda: kernel(x, sum=1), TypeError, "Wrong arguments"),
+        (lambda: raw(x, x, axis=1), NotImplementedError, "Illegal conditions"),
+    ]
+    for call, kind, says in cases:
+        with pytest.raises(kind, match=says):
+            call()
+
+
+def test_a_kernel_for_nothing_is_not_compiled(cp: Any) -> None:
+    kernel = cp.ElementwiseKernel("T x", "T y", "this is no C++", "k")
+    assert kernel(cp.zeros((0, 3))).shape == (0, 3)
+    with pytest.raises(cp.cuda.compiler.CompileException, match=r"kernel\.cu"):
+        kernel(cp.zeros(3))
+
+
+@pytest.mark.slow  # a compilation for each type
+@pytest.mark.parametrize("char", "?bBhHiIqQefdFD")
+def test_each_type_is_added(cp: Any, char: str) -> None:
+    kernel = cp.ElementwiseKernel("T x, T y", "T z", "z = x + y", "plus")
+    a = np.arange(6).astype(char).reshape(2, 3)
+    made = kernel(cp.asarray(a), np.dtype(char).type(1))
+    assert made.dtype == a.dtype
+    assert np.array_equal(made.get(), a + np.dtype(char).type(1))
+    total = cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
+    assert np.allclose(total(cp.asarray(a), axis=1).get(), a.sum(1, dtype=char))
+
+
+@pytest.mark.slow  # a compilation for each
+def test_preparation_end_options_and_outputs(cp: Any) -> None:
+    x = cp.arange(300)
+    counts = cp.ElementwiseKernel(
+        "T x",
+        "raw T y",
+        "mine += x * BY",
+        "counts",
+        no_return=True,
+        options=("-DBY=2",),
+        loop_prep="T mine = 0",
+        after_loop="atomicAdd(&y[0], mine)",
+    )
+    total = cp.zeros(1, dtype=int)
+    assert counts(x, total) is None
+    assert int(total[0]) == 2 * 299 * 150
+    shaped = cp.ElementwiseKernel(
+        "raw T x",
+        "raw T y",
+        "ptrdiff_t at[] = {0, i}; y[i] = x[at] + x.shape()[1] + x.strides()[0]",
+        "shaped",
+    )
+    assert shaped(cp.arange(12).reshape(3, 4), size=4).get().tolist() == [36, 37, 38, 39]
+    indexed = cp.ElementwiseKernel(
+        "T x", "T y", "y = _ind.get()[0] * 10 + _ind.get()[1]", "indexed", reduce_dims=False
+    )
+    assert indexed(cp.zeros((2, 3))).get().tolist() == [[0, 1, 2], [10, 11, 12]]
+    shared = cp.ElementwiseKernel(
+        "T x",
+        "T y",
+        "__shared__ T held[128]; held[threadIdx.x] = x; __syncthreads(); "
+        "y = held[blockDim.x - 1 - threadIdx.x]",
+        "shared",
+    )
+    assert shared(cp.arange(128)).get().tolist() == list(range(127, -1, -1))
+
+
+@pytest.mark.slow  # hundreds of launches, each compared with NumPy
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_reduction_of_any_view(cp: Any, weighted: Any, data: Any) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), max_size=4))
+    a = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    order = data.draw(st.permutations(range(a.ndim)))
+    steps = tuple(slice(None, None, data.draw(st.sampled_from([1, -1, 2]))) for _ in shape)
+    axes = tuple(data.draw(st.sets(st.integers(0, a.ndim - 1)))) if a.ndim else ()
+    there, here = a.transpose(order)[steps], cp.asarray(a).transpose(order)[steps]
+    made = weighted(here, cp.float32(1), axis=axes)
+    wanted = there.sum(axis=axes)
+    count = there.size // max(1, wanted.size)
+    assert np.array_equal(made.get(), wanted + count * (count - 1) // 2)

@@ -1,0 +1,198 @@
+"""What a hostile client can call of kernels: any arguments give an answer or an error.
+
+The compiler stands still here: what it is given runs in a worker that may do nothing else.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpupool.remoting.devices.base import DeviceMemoryError, UnsupportedError
+from gpupool.remoting.devices.emulated import EmulatedBackend
+from gpupool.remoting.devices.host_kernels import host_compiler, kernel_source, typed_parameters
+from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException, CUDADriverError
+
+EXPECTED = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UnsupportedError),
+    *(MemoryError, CompileException, CUDADriverError),
+)
+REDUCTION = ("T x", "T y", "x", "a", "y = a", "0", "k", None, None, "", ())
+NAMES = [
+    *("ElementwiseKernel", "ReductionKernel", "RawKernel", "RawModule", "module", "function"),
+    *("launch", "launch_raw", "compile", "attributes", "global"),
+]
+
+
+@pytest.fixture
+def backend() -> Iterator[EmulatedBackend]:
+    host_compiler.refuse("this is a test")
+    devices = door_kit.emulated(1, 1 << 20)
+    yield EmulatedBackend(devices, door_kit.MemoryBudget([1 << 20]))
+    host_compiler.permit()
+
+
+WORDS = st.sampled_from(
+    ["T x", "T x, raw T y", "T y", "raw", "x" * 99, "", "\0", "k", "float32 x", "datetime64 x",
+     '#include "/etc/passwd"', "-std=c++17", "-I/etc", "i", ",", "T x,", "CIndexer _ind"]
+)  # fmt: skip
+NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.floats(), st.complex_numbers())
+ARRAYS = st.sampled_from(
+    [np.zeros(3), np.zeros((2, 3), "f"), np.zeros(0), np.array(1), np.zeros((4, 4))[::2, ::-1]]
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, WORDS, ARRAYS, st.binary(max_size=9)),
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=6,
+)
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(name=st.sampled_from(NAMES), arguments=st.lists(VALUES, max_size=13), data=st.data())
+def test_any_arguments_of_an_operation(
+    backend: EmulatedBackend, name: str, arguments: list[Any], data: Any
+) -> None:
+    operations = backend.operations()
+    kernels = [
+        operations["kernel.ElementwiseKernel"]("T x", "T y", "", "k"),
+        operations["kernel.ReductionKernel"](*REDUCTION),
+        operations["kernel.RawKernel"]("", "k", [], False, False),
+        operations["kernel.RawModule"]("", [], True, False, ["f<int>"]),
+        operations["fft.callbacks"]("", "f", None, None, None, None),
+    ]  # fmt: skip
+    if data.draw(st.booleans()):
+        arguments = [data.draw(st.sampled_from(kernels)), *arguments]
+    words = ("size", "block_size", "axis", "keepdims", "shared_mem", "options", "preamble")
+    keywords = data.draw(st.dictionaries(st.sampled_from(words), VALUES, max_size=2))
+    with contextlib.suppress(*EXPECTED):
+        operations[f"kernel.{name}"](*arguments, **keywords)
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(arguments=st.lists(VALUES, max_size=6), name=st.sampled_from(["fft", "irfftn", "x"]))
+def test_any_arguments_of_callbacks(
+    backend: EmulatedBackend, arguments: list[Any], name: str
+) -> None:
+    operations = backend.operations()
+    made = operations["fft.callbacks"](None, None, None, None, None, None)
+    for call in (
+        lambda: operations["fft.callbacks"](*arguments),
+        lambda: operations["fft.with_callbacks"](made, name, *arguments[:4]),
+        lambda: operations["fft.with_callbacks"](*arguments),
+    ):
+        with contextlib.suppress(*EXPECTED):
+            call()
+
+
+@given(st.text(st.sampled_from("{};\"'()[]#\\\n <>_gs=*") | st.characters(), max_size=60))
+def test_any_source_becomes_some_text(text: str) -> None:
+    parts = [
+        "__global__ void f(",
+        "__shared__ ",
+        'extern "C" {',
+        "extern __shared__ int x[];",
+        text,
+    ]
+    for source in (text, *(part.join([text] * 2) for part in parts)):
+        names: list[str] = []
+        try:
+            made = kernel_source.plain(f'# 1 "kernel.cu"\n{source}', names)
+        except CompileException:
+            continue
+        assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) for name in names)
+        assert made.count("void gpupool_entry_") >= len(names)
+
+
+def test_a_process_that_is_no_worker_compiles_nothing(backend: EmulatedBackend) -> None:
+    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", "y = x", "k")
+    with pytest.raises(UnsupportedError, match="are not compiled for this emulated GPU: this is a"):
+        kernel(np.zeros(3))
+
+
+def test_a_server_without_a_compiler_says_what_to_install(
+    backend: EmulatedBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host_compiler.permit()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", "y = x", "k")
+    with pytest.raises(UnsupportedError, match=r"install g\+\+ there"):
+        kernel(np.zeros(3))
+
+
+def test_a_result_that_no_partition_holds_is_not_made(backend: EmulatedBackend) -> None:
+    kernel = backend.operations()["kernel.ElementwiseKernel"]("raw T x", "T y", "y = x[0]", "k")
+    with pytest.raises(DeviceMemoryError):
+        kernel(np.zeros(3), size=1 << 40)
+
+
+COMPILER = """#!/bin/sh
+case "$*" in *-E*) {first};; *) {second};; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "says", "wall_s"),
+    [
+        # A second of processor time.
+        pytest.param("while :; do :; done", "CPU time|ended with", 30, marks=pytest.mark.slow),
+        ("sleep 60 & sleep 60", "took more than", 0.3),
+        ("head -c 400000000 /dev/zero > kernel.ii", "File size|ended with", 30),
+        ("echo first; head -c 200000 /dev/zero | tr '\\\\0' x; exit 1", "first", 30),
+    ],
+)
+def test_a_compiler_is_bounded(
+    backend: EmulatedBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    first: str,
+    says: str,
+    wall_s: float,
+) -> None:
+    host_compiler.permit()
+    monkeypatch.setattr(host_compiler, "CPU_S", 1)
+    monkeypatch.setattr(host_compiler, "WALL_S", wall_s)
+    program = tmp_path / "g++"
+    program.write_text(COMPILER.format(first=first, second="exit 1"))
+    program.chmod(0o755)
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda _name: str(program))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(host_compiler.tempfile, "tempdir", None)
+    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", first, "k")
+    with pytest.raises(CompileException, match=says) as error:
+        kernel(np.zeros(3))
+    assert len(str(error.value)) <= host_compiler.LOG_MAX
+    assert list(tmp_path.iterdir()) == [program]  # no folder is left
+
+
+def test_a_session_keeps_so_many_libraries(
+    backend: EmulatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_compiler.permit()
+    monkeypatch.setattr(host_compiler, "LIBRARIES_MAX", 0)
+    kernel = backend.operations()["kernel.ElementwiseKernel"]("T x", "T y", "y = -x", "k")
+    with pytest.raises(UnsupportedError, match="compiled kernels at most"):
+        kernel(np.zeros(3))
+
+
+def test_dimensions_are_joined_where_all_arrays_allow_it() -> None:
+    a, b = np.zeros((2, 3, 4)), np.broadcast_to(np.zeros(4), (2, 3, 4))
+    assert typed_parameters.collapse(a.shape, [a])[0] == (24,)
+    assert typed_parameters.collapse(a.shape, [a, b])[0] == (6, 4)
+    assert typed_parameters.collapse((2, 3, 2), [a[:, :, ::3]])[0] == (6, 2)
+    assert typed_parameters.collapse((2, 2, 4), [a[:, ::2]])[0] == (2, 2, 4)
+    assert typed_parameters.collapse((1, 1), [np.zeros((1, 1))])[0] == ()
