@@ -33,7 +33,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
 )
 # Where the message cannot say it.
 PLACES: tuple[tuple[str, str], ...] = (
-    (r"fft_tests/test_callback\.py|TestVectorize", COMPILER),
+    (r"TestVectorize", MISSING),
     # What is left of an argument that may be overwritten.
     (r"test_(quantile|percentile)_overwrite", DECIDED),
     (r"fft_tests/test_fft\.py::TestMultiGpu", MISSING),
