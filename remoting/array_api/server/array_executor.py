@@ -41,6 +41,7 @@ from gpupool.remoting.array_api.server.array_results import (
     describe_error,
     same_layout,
 )
+from gpupool.remoting.array_api.server.element_types import told
 from gpupool.remoting.array_api.server.shared_memory import check_piece
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
@@ -51,6 +52,7 @@ _U32 = struct.Struct("<I")
 _VIEWS = frozenset(
     {
         "ndarray.view",
+        "ndarray.field",
         "ndarray.getitem",
         "ndarray.transpose",
         "ndarray.swapaxes",
@@ -428,7 +430,8 @@ class Executor:
             if value.strides != meta.strides and not same_layout(value, meta):
                 value = self._conformed(name, value, meta)
         elif number == array_wire.META_UNKNOWN:
-            self.described.append([handle, value.dtype.str, list(value.shape), list(value.strides)])
+            looks = [told(value.dtype), list(value.shape), list(value.strides)]
+            self.described.append([handle, *looks])
         elif number != array_wire.META_OBJECT:
             raise RemoteProtocolError("unknown meta", why=str(number))
         self._store(handle, value)

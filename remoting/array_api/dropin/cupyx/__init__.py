@@ -5,6 +5,7 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
+from cupy._core.gufunc import GeneralizedUFunc as GeneralizedUFunc
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as _ufunc
 from cupy._door import absent as _absent

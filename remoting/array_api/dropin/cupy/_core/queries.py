@@ -1,5 +1,6 @@
 """Questions about arrays and types that this machine answers by itself."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,32 @@ def may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
 def is_available() -> bool:
     """Say whether there is a GPU session with at least one device."""
     return state.hooks["module"].cuda.is_available()
+
+
+def who(vardict: Any = None) -> None:
+    """Print the arrays of a dictionary, by default of the caller's module."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    found: dict[str, Any] = frame.f_globals if vardict is None else vardict
+    rows: list[tuple[str, ...]] = []
+    seen: dict[int, str] = {}
+    total = 0
+    for name in sorted(found):
+        value = found[name]
+        if not is_array(value):
+            continue
+        first = seen.setdefault(id(value), name)
+        if first == name:
+            total += value.nbytes
+        shown = name if first == name else f"{name} ({first})"
+        shape = " x ".join(map(str, value.shape))
+        rows.append((shown, shape, str(value.nbytes), value.dtype.name))
+    if rows:
+        heads = ("Name", "Shape", "Bytes", "Type")
+        widths = [max(len(row[at]) for row in (heads, *rows)) + 8 for at in range(3)]
+        lines = ["".join(map(str.ljust, row, [*widths, 0])) for row in (heads, *rows)]
+        print(f"{lines[0]}\n{'=' * (len(lines[0]) + 8)}\n")  # noqa: T201
+        print("\n".join(lines[1:]))  # noqa: T201
+    print(f"\nUpper bound on total bytes  =       {total}")  # noqa: T201
 
 
 QUERIES: dict[str, Any] = make.public(globals())
