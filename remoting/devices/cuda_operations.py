@@ -22,6 +22,7 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
+from gpupool.remoting.devices.sparse import real_sparse
 
 Operation = Callable[..., Any]
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
@@ -241,5 +242,5 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[name] = getattr(cupy, name)
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
-    table |= real_extensions() | transforms(backend)
+    table |= real_extensions() | transforms(backend) | real_sparse(backend)
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

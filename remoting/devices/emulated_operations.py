@@ -17,6 +17,7 @@ from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
+from gpupool.remoting.devices.sparse import emulated_sparse
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -406,7 +407,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= transforms | plans.planned(transforms, lambda: backend.current)
     table |= plans.operations(lambda: backend.current)
     table |= random_operations() | emulated_extensions()
-    table |= _cuda(backend)
+    table |= _cuda(backend) | emulated_sparse(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
