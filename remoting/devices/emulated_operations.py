@@ -30,7 +30,7 @@ def _getitem(a: Array, index: Any) -> Array:
     return a[items] if any(item is Ellipsis for item in items) else a[(*items, Ellipsis)]
 
 
-def _field(a: Array, name: str) -> Array:
+def _field(a: Any, name: str) -> Any:
     made = a[name]
     if not isinstance(a, np.ndarray) or made.dtype.char == "V" or not made.size:
         return made

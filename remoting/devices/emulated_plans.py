@@ -1,5 +1,9 @@
 """The plans of transforms that an emulated GPU pretends to keep, as CuPy's cache keeps them."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

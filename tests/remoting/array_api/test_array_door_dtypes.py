@@ -114,9 +114,9 @@ def test_what_a_gpu_cannot_do_with_structures_is_an_error_at_once(cp: Any) -> No
     with pytest.raises(ValueError, match="no field"):
         odd["f9"]
     with pytest.raises(TypeError, match="Wrong type"):
-        cp.zeros(3, "i8,f8") + 1
+        _ = cp.zeros(3, "i8,f8") + 1
     with pytest.raises(TypeError, match="Cannot compare"):
-        cp.zeros(3, "i8,f8") == cp.zeros(3)  # noqa: B015
+        _ = cp.zeros(3, "i8,f8") == cp.zeros(3)
     with pytest.raises(ValueError, match="references"):
         cp.array(np.array([(1, None)], dtype="i8,O"))
     assert cp.make_aligned_dtype("?,c8").itemsize == 16

@@ -107,9 +107,9 @@ def test_the_arrays_of_a_matrix_are_no_copies(cp: Any, sparse: Any) -> None:
 def test_wrong_calls_are_errors_at_once(cp: Any, sparse: Any) -> None:
     made = sparse.csr_matrix(HOST)
     with pytest.raises(ValueError, match="dimension mismatch"):
-        made @ cp.ones(3)
+        _ = made @ cp.ones(3)
     with pytest.raises(ValueError, match="Scalar operands"):
-        made @ 3
+        _ = made @ 3
     with pytest.raises(ValueError, match="1-D cupy arrays"):
         sparse.csr_matrix((HOST.data, HOST.indices, HOST.indptr))
     with pytest.raises(ValueError, match="Only bool, float32"):
@@ -117,7 +117,7 @@ def test_wrong_calls_are_errors_at_once(cp: Any, sparse: Any) -> None:
     with pytest.raises(IndexError):
         made[9, 0]
     with pytest.raises(ValueError, match=r"inconsistent|mismatch|shape"):
-        made + sparse.csr_matrix((3, 3))
+        _ = made + sparse.csr_matrix((3, 3))
     with pytest.raises(NotImplementedError):
         made.tolil()
     with pytest.raises(AttributeError, match="door cuda"):

@@ -1,5 +1,8 @@
 """Solve a Poisson problem on a grid by conjugate gradients: a sparse Laplacian, two ways."""
 
+# pyright: reportUnknownLambdaType=false
+
+import importlib
 from typing import Any
 
 import numpy as np
@@ -34,12 +37,8 @@ def own_cg(xp: Any, matrix: Any, right: Any, tolerance: float) -> tuple[Any, int
 
 def run(xp: Any) -> list[Any]:
     """Return the solutions by the library, by a loop and with a preconditioner, and spectra."""
-    if xp is np:
-        from scipy import sparse
-        from scipy.sparse import linalg
-    else:
-        from cupyx.scipy import sparse
-        from cupyx.scipy.sparse import linalg
+    sparse: Any = importlib.import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse")
+    linalg: Any = importlib.import_module(f"{sparse.__name__}.linalg")
     matrix = laplacian(sparse, SIDE)
     at = xp.linspace(0, 1, SIDE)
     right = xp.outer(xp.sin(3 * at), xp.exp(-at)).ravel()

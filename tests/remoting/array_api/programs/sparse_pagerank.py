@@ -1,5 +1,6 @@
 """Rank the pages of a random web of links with a sparse matrix, some pages without links."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,7 @@ PAGES, LINKS, DAMPING, TOLERANCE = 2000, 9000, 0.85, 1e-10
 
 def run(xp: Any) -> list[Any]:
     """Return the ranks, the ten best pages, and how many turns it took."""
-    if xp is np:
-        from scipy import sparse
-    else:
-        from cupyx.scipy import sparse
+    sparse: Any = importlib.import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse")
     rng = np.random.default_rng(5)
     source = xp.asarray(rng.integers(0, PAGES, LINKS) ** 2 // PAGES)
     target = xp.asarray(rng.integers(0, PAGES, LINKS))

@@ -7,7 +7,8 @@ The worker's side is ``gpupool.remoting.array_api.server.element_types``.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def check_kernel(dtype: np.dtype[Any]) -> None:
     if dtype.fields is None:
         return
     for name in dtype.names or ():
-        kind, offset = dtype.fields[name][:2]
+        kind, offset = dtype.fields[name][:2]  # type: ignore[index]
         if kind.subdtype is not None:
             raise ValueError("CuPy does not yet support subarray dtypes.")
         check_kernel(kind)

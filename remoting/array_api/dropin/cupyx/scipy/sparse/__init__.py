@@ -3,9 +3,12 @@
 On an emulated GPU SciPy computes, where its server has that.
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from cupy._door import absent as _absent
 
-from cupyx.scipy.sparse._base import _spbase as _spbase
+from cupyx.scipy.sparse._base import SparseBase as _SparseBase
 from cupyx.scipy.sparse._base import issparse as issparse
 from cupyx.scipy.sparse._base import isspmatrix as isspmatrix
 from cupyx.scipy.sparse._base import sparray as sparray
@@ -48,15 +51,15 @@ from cupyx.scipy.sparse._formats import isspmatrix_dia as isspmatrix_dia
 from cupyx.scipy.sparse._formats import safely_cast_index_arrays as safely_cast_index_arrays
 
 try:
-    from scipy.sparse import SparseEfficiencyWarning as SparseEfficiencyWarning
-    from scipy.sparse import SparseWarning as SparseWarning
+    _scipy: _Any = _import_module("scipy.sparse")
+    SparseWarning: _Any = _scipy.SparseWarning
+    SparseEfficiencyWarning: _Any = _scipy.SparseEfficiencyWarning
 except ImportError:
+    SparseWarning = type("SparseWarning", (Warning,), {"__module__": __name__})
+    SparseEfficiencyWarning = type(
+        "SparseEfficiencyWarning", (SparseWarning,), {"__module__": __name__}
+    )
 
-    class SparseWarning(Warning):  # type: ignore[no-redef]
-        """Warnings about sparse matrices."""
-
-    class SparseEfficiencyWarning(SparseWarning):  # type: ignore[no-redef]
-        """An operation is slow for sparse matrices."""
-
+_spbase = _SparseBase  # as CuPy names it, for programs that ask what is sparse
 
 __getattr__ = _absent.lookup(__name__)

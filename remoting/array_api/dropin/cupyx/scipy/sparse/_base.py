@@ -35,7 +35,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or (is_dense(value) and value.ndim == 0)
 
 
-class _spbase(Remote):
+class SparseBase(Remote):
     """A sparse matrix or array on a device; see `scipy.sparse`."""
 
     __array_priority__ = 101
@@ -333,7 +333,7 @@ class _spbase(Remote):
 
     def _operator(self, name: str, *args: Any) -> Any:
         for arg in args:
-            known = is_number(arg) or is_dense(arg) or isinstance(arg, _spbase)
+            known = is_number(arg) or is_dense(arg) or isinstance(arg, SparseBase)
             if not known and not isinstance(arg, np.ndarray):
                 return NotImplemented
         return _wire.ask(f"operator.{name}", *[_wire.operand(arg) for arg in args])
@@ -476,7 +476,7 @@ class _spbase(Remote):
         found = self._operator(name, self, other)
         if found is NotImplemented:
             raise NotImplementedError
-        if isinstance(other, _spbase) and name in ("eq", "le", "ge"):
+        if isinstance(other, SparseBase) and name in ("eq", "le", "ge"):
             warnings.warn(
                 "Comparing sparse matrices using ==, <=, and >= is inefficient, "
                 "try using !=, <, or > instead.",
@@ -614,7 +614,7 @@ class spmatrix:
 
 def issparse(x: Any) -> bool:
     """Say whether a value is a sparse matrix or array on a device."""
-    return isinstance(x, _spbase)
+    return isinstance(x, SparseBase)
 
 
 def isspmatrix(x: Any) -> bool:

@@ -9,7 +9,7 @@ from cupy._core import convert
 from cupy._door.calls import Remote
 
 from cupyx.scipy.sparse import _wire
-from cupyx.scipy.sparse._base import _spbase, issparse
+from cupyx.scipy.sparse._base import SparseBase, issparse
 
 
 def _operand(value: Any) -> Any:
@@ -83,7 +83,7 @@ def random(
     return made.asformat(format)
 
 
-def _need(A: Any) -> _spbase:
+def _need(A: Any) -> SparseBase:
     if not issparse(A):
         raise TypeError("a sparse array is needed")
     return A

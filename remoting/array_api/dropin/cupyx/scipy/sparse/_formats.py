@@ -8,10 +8,10 @@ import numpy as np
 from cupy._core import convert
 
 from cupyx.scipy.sparse import _wire
-from cupyx.scipy.sparse._base import _spbase, is_dense, is_number, sparray, spmatrix
+from cupyx.scipy.sparse._base import SparseBase, is_dense, is_number, sparray, spmatrix
 
 
-class _MinMax(_spbase):
+class _MinMax(SparseBase):
     """Formats that find their smallest and largest elements."""
 
     def max(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
@@ -185,7 +185,7 @@ class _coo_base(_MinMax):
         return self.tocsr()[key]
 
 
-class _dia_base(_spbase):
+class _dia_base(SparseBase):
     format = "dia"
 
     @property
@@ -267,7 +267,7 @@ def _elementwise(name: str) -> Any:
 
 
 for _name in _wire.ELEMENTWISE:
-    setattr(_spbase, _name, _elementwise(_name))
+    setattr(SparseBase, _name, _elementwise(_name))
 
 
 def _is(kind: Any) -> Any:

@@ -179,8 +179,8 @@ def svds(
 
 def lobpcg(A: Any, X: Any, B: Any = None, M: Any = None, Y: Any = None, **options: Any) -> Any:
     """Return some eigenvalues and eigenvectors, by blocks of vectors."""
-    A, B, M = (each if each is None else _matrix(each) for each in (A, B, M))
-    return _wire.ask("linalg.lobpcg", A, X, **_given(B=B, M=M, Y=Y, **options))
+    made, mass, before = (each if each is None else _matrix(each) for each in (A, B, M))
+    return _wire.ask("linalg.lobpcg", made, X, **_given(B=mass, M=before, Y=Y, **options))
 
 
 def matrix_power(A: Any, power: int) -> Any:

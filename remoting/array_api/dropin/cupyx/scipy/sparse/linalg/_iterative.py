@@ -55,6 +55,16 @@ def _start(A: Any, b: Any, x0: Any) -> tuple[Any, Any]:
     return x, b
 
 
+def _whole(
+    name: str, matrices: Any, b: Any, x0: Any, rtol: float, atol: float, maxiter: Any, more: Any
+) -> Any:
+    """Have the worker solve."""
+    more.pop("callback_type", None)  # of a callback, of which there is none
+    args: dict[str, Any] = {"x0": x0, "maxiter": maxiter, "M": matrices[1], **more}
+    given = {key: value for key, value in args.items() if value is not None}
+    return _wire.ask(f"linalg.{name}", matrices[0], b, rtol=float(rtol), atol=float(atol), **given)
+
+
 def _solver(name: str, loop: Any) -> Any:
     def solve(
         A: Any,
@@ -69,14 +79,11 @@ def _solver(name: str, loop: Any) -> Any:
         **more: Any,
     ) -> Any:
         n = _checked(aslinearoperator(A), None if M is None else aslinearoperator(M), x0, b)
+        matrices: list[Any] = [A, M]
         if callback is None and loop is None:
-            A, M = (x if _is_matrix(x) else dense_of(aslinearoperator(x)) for x in (A, M))
-        if callback is None and _is_matrix(A) and _is_matrix(M):
-            # SciPy warns of a tolerance without a name, and CuPy has none of some defaults.
-            more.pop("callback_type", None)
-            args: dict[str, Any] = {"x0": x0, "maxiter": maxiter, "M": M, **more}
-            args = {key: value for key, value in args.items() if value is not None}
-            return _wire.ask(f"linalg.{name}", A, b, rtol=float(rtol), atol=float(atol), **args)
+            matrices = [x if _is_matrix(x) else dense_of(aslinearoperator(x)) for x in matrices]
+        if callback is None and all(map(_is_matrix, matrices)):
+            return _whole(name, matrices, b, x0, rtol, atol, maxiter, more)
         if loop is None:
             raise NotImplementedError(
                 f"{name} with a callback is not supported; cg, bicgstab and gmres are"

@@ -272,7 +272,14 @@ class IdentityOperator(LinearOperator):
     def _matvec(self, x: Any) -> Any:
         return x
 
-    _rmatvec = _matmat = _rmatmat = _matvec
+    def _rmatvec(self, x: Any) -> Any:
+        return x
+
+    def _matmat(self, X: Any) -> Any:
+        return X
+
+    def _rmatmat(self, X: Any) -> Any:
+        return X
 
     def _adjoint(self) -> Any:
         return self
