@@ -5,7 +5,6 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
-from cupy._core.gufunc import GeneralizedUFunc as GeneralizedUFunc
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as _ufunc
 from cupy._door import absent as _absent
@@ -13,6 +12,7 @@ from cupy._door import judged as _judged
 from cupy._door import state as _state
 
 from cupyx import profiler as profiler
+from cupyx._gufunc import GeneralizedUFunc as GeneralizedUFunc
 
 rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import axes_of, need, normalize_order
 from cupy._core.ufunc import broadcast
