@@ -73,6 +73,10 @@ class Library:
         """Return a new matrix as a program gets it."""
         return matrix
 
+    def promote(self, value: Any) -> Any:
+        """Return a result with elements of a type that CuPy's matrices have."""
+        return value
+
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return operands as the library takes them."""
         del name
@@ -121,6 +125,11 @@ class EmulatedLibrary(Library):
             if ours in kwargs and ours not in known and theirs in known:
                 kwargs[theirs] = kwargs.pop(ours)
         return kwargs
+
+    def promote(self, value: Any) -> Any:
+        """Return a matrix of integers as one of floats, as CuPy's operators give it."""
+        whole = self.is_sparse(value) and value.dtype.kind in "iu"
+        return value.astype(np.float64) if whole else value
 
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return matrices of one shape where CuPy broadcasts and SciPy does not."""
@@ -266,6 +275,8 @@ class Operations:
             if args and name in _BROADCAST:
                 matrix, *rest = self.library.operands(name, (matrix, *args))
                 method, args = getattr(matrix, name), tuple(rest)
+            if name == "transpose" and matrix.format == "dia":
+                method = matrix.tocsr().transpose  # as CuPy does it
             made = method(*args, **kwargs)
             if name in _IN_PLACE:
                 self.library.keep(matrix)
@@ -283,7 +294,8 @@ class Operations:
             if not any(self.library.is_sparse(arg) for arg in args):
                 raise TypeError("no sparse operand")
             self._check_all(args)
-            return self._result(function(*self.library.operands(name, args)), _expected)
+            made = function(*self.library.operands(name, args))
+            return self._result(self.library.promote(made), _expected)
 
         return call
 
@@ -294,7 +306,7 @@ class Operations:
             made = function(*args, **self.library.arguments(function, kwargs))
             if name in ("splu", "spilu"):
                 made = _Factors(made)
-            return self.told(made)
+            return self.told(self.library.promote(made) if name == "block_diag" else made)
 
         return call
 

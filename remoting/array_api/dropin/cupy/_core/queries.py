@@ -9,6 +9,7 @@ from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, need, weak_result
 from cupy._core.host_arrays import asnumpy
 from cupy._door import state
+from cupy._door.calls import Remote
 from cupy._door.meta import Meta
 from cupy._door.older import zip_strict
 
@@ -16,7 +17,7 @@ from cupy._door.older import zip_strict
 def get_array_module(*args: Any) -> Any:
     """Return `cupy` if any argument is on a device, else `numpy`."""
     for arg in args:
-        if is_array(arg) or hasattr(arg, "__cupy_get_ndarray__"):
+        if isinstance(arg, Remote) or hasattr(arg, "__cupy_get_ndarray__"):
             return state.hooks["module"]
     return np
 

@@ -60,6 +60,8 @@ except ImportError:
         "SparseEfficiencyWarning", (SparseWarning,), {"__module__": __name__}
     )
 
+linalg = _import_module(f"{__name__}.linalg")  # which needs what is above
+
 _spbase = _SparseBase  # as CuPy names it, for programs that ask what is sparse
 
 __getattr__ = _absent.lookup(__name__)

@@ -58,6 +58,11 @@ class Arithmetic:
             raise NotImplementedError("negating a boolean sparse array is not supported")
         return _wire.ask("operator.neg", self)
 
+    def __round__(self: Any, ndigits: int = 0) -> Any:
+        made = self.copy()
+        made.data = made.data.round(ndigits)
+        return made
+
     def __add__(self, other: Any) -> Any:
         return self._operator("add", self, other)
 
@@ -240,4 +245,6 @@ class Arithmetic:
         """Set the elements of a diagonal."""
         if isinstance(values, (list, tuple, np.ndarray)):
             values = convert.array(values, dtype=self._dtype)
+        if is_dense(values) and values.ndim > 1:
+            raise ValueError("values must be 0-d or 1-d")
         _wire.ask("setdiag", self, values, k=k)

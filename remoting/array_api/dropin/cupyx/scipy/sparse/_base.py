@@ -49,6 +49,9 @@ class SparseBase(Remote, Arithmetic):
         kind = None if dtype is None else np.dtype(dtype)
         if shape is not None:
             shape = tuple([int(n) if is_dense(n) else n.__index__() for n in shape])
+        given = getattr(arg1, "ndim", None)
+        if self.is_array and shape is not None and given not in (None, len(shape)):
+            raise ValueError(f"a shape of {len(shape)} dimensions for an input of {given}")
         source = self._source(arg1, kind)
         if shape is None and _wire.is_of_scipy(arg1):
             shape = arg1.shape
@@ -315,13 +318,8 @@ class SparseBase(Remote, Arithmetic):
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Any:
+    def _item(self, key: Any) -> Any:
         return _wire.ask("operator.getitem", self, key_of(self, key))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(value, (list, tuple, np.ndarray)):
-            value = convert.array(value)
-        _wire.ask("setitem", self, key_of(self, key), value)
 
 
 class sparray:

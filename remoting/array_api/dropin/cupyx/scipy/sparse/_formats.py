@@ -9,6 +9,7 @@ from cupy._core import convert
 
 from cupyx.scipy.sparse import _wire
 from cupyx.scipy.sparse._base import SparseBase, is_dense, is_number, sparray, spmatrix
+from cupyx.scipy.sparse._indexing import key_of
 
 
 class _MinMax(SparseBase):
@@ -96,6 +97,14 @@ class _Compressed(_MinMax):
         """Drop room for elements that is not used, in place."""
         _wire.change("prune", self)
 
+    def __getitem__(self, key: Any) -> Any:
+        return self._item(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, (list, tuple, np.ndarray)):
+            value = convert.array(value)
+        _wire.ask("setitem", self, key_of(self, key), value)
+
     def _device_parts(self) -> tuple[Any, ...]:
         return self.data, self.indices, self.indptr
 
@@ -181,9 +190,6 @@ class _coo_base(_MinMax):
         """Return the product with a number, an array or another matrix."""
         return self * other if is_number(other) else self @ other
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.tocsr()[key]
-
 
 class _dia_base(SparseBase):
     format = "dia"
@@ -207,9 +213,6 @@ class _dia_base(SparseBase):
             raise ValueError("unrecognized form for dia_matrix constructor")
         data, offsets = arg1
         return convert.array(data, dtype, None), convert.array(offsets, None, None)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.tocsr()[key]
 
     def getnnz(self, axis: Any = None) -> int:
         """Return the number of stored elements inside of the matrix."""
@@ -240,6 +243,10 @@ class coo_matrix(spmatrix, _coo_base):
 
 class coo_array(_coo_base, sparray):
     """A sparse array of coordinates and elements; see `scipy.sparse.coo_array`."""
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self.tocsr()[key]
+        return found.tocoo() if isinstance(found, SparseBase) else found
 
 
 class dia_matrix(spmatrix, _dia_base):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as _np
 from cupy._door import absent as _absent
 
 from cupyx.scipy.sparse import _wire
@@ -187,7 +188,9 @@ def matrix_power(A: Any, power: int) -> Any:
     """Return the power of a square sparse matrix."""
     if not _issparse(A):
         raise TypeError("A must be a sparse matrix")
-    return _wire.ask("linalg.matrix_power", _square(A), power)
+    if not isinstance(power, (int, _np.integer)):
+        raise ValueError("the power is a non-negative integer")
+    return _wire.ask("linalg.matrix_power", _square(A), int(power))
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None) -> Any:  # noqa: A002
