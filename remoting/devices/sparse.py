@@ -29,6 +29,9 @@ DTYPES = "?fdFD"
 """Types of the elements of a sparse matrix: those of cuSPARSE, and truth values."""
 
 _IN_PLACE = ("eliminate_zeros", "prune", "setdiag", "sort_indices", "sum_duplicates")
+_SMALL = ("abs", "asfptype", "astype", "conj", "copy", "neg", "tocoo", "transpose")
+"""Operations that need no more room than the elements of a matrix."""
+
 _BROADCAST = ("eq", "ge", "gt", "le", "lt", "maximum", "minimum", "ne")
 _DEPTH_MAX = 4
 
@@ -63,6 +66,9 @@ class Library:
 
     def check(self, matrix: Any) -> None:
         """Raise for a matrix whose index arrays do not fit; the library checks its own."""
+
+    def expect(self, name: str, values: Any) -> None:
+        """Raise before memory is taken that the device has not; CuPy's pool does so itself."""
 
     def arguments(self, function: Operation, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return keywords by the names that the library has for them."""
@@ -117,6 +123,28 @@ class EmulatedLibrary(Library):
             good = matrix.data.ndim == 2 and matrix.offsets.shape == (matrix.data.shape[0],)
         if not good:
             raise ValueError(f"the indices of a {matrix.format} matrix do not fit its shape")
+
+    def expect(self, name: str, values: Any) -> None:
+        """Raise for a matrix of more rows or columns than the device has room for.
+
+        Most operations make an array of that length, which nobody would account for in time.
+        """
+        if name in _SMALL:
+            return
+        values = values[:2] if name in ("rand", "random", "random_array") else values
+        for value in values:
+            if type(value) in (tuple, list):
+                self.expect(name, value)
+            elif type(value) is int:
+                self.backend.expect(8 * abs(value))
+            elif self.is_sparse(value):
+                self.backend.expect(8 * (1 + max(value.shape)))
+            elif name == "make" and isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+                self.backend.expect(8 * int(value.max(initial=0)))  # coordinates without a shape
+        sparse = [value for value in values if self.is_sparse(value)]
+        if name in ("kron", "kronsum") and len(sparse) == 2:
+            first, second = (each.nnz + each.shape[0] for each in sparse)
+            self.backend.expect(16 * first * second)
 
     def arguments(self, function: Operation, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Name the tolerance as this SciPy does."""
@@ -269,6 +297,7 @@ class Operations:
         def call(matrix: Any, *args: Any, _expected: Any = None, **kwargs: Any) -> Any:
             self.checked(matrix)
             self._check_all((args, tuple(kwargs.values())))
+            self.library.expect(name, (matrix, *args))
             method = getattr(matrix, name, None)
             if method is None:
                 raise AttributeError(f"{type(matrix).__name__} has no {name}")
@@ -294,6 +323,7 @@ class Operations:
             if not any(self.library.is_sparse(arg) for arg in args):
                 raise TypeError("no sparse operand")
             self._check_all(args)
+            self.library.expect(name, [arg for arg in args if self.library.is_sparse(arg)])
             made = function(*self.library.operands(name, args))
             return self._result(self.library.promote(made), _expected)
 
@@ -303,6 +333,8 @@ class Operations:
         def call(*args: Any, **kwargs: Any) -> Any:
             function = self.library.function(module, name)
             self._check_all((args, tuple(kwargs.values())))
+            if module == "":
+                self.library.expect(name, (*args, *kwargs.values()))
             made = function(*args, **self.library.arguments(function, kwargs))
             if name in ("splu", "spilu"):
                 made = _Factors(made)
@@ -317,6 +349,8 @@ class Operations:
         if form not in names.FORMATS:
             raise ValueError(f"no format {form}")
         self._check_all(source)
+        if form in ("csr", "csc"):
+            self.library.expect("make", (source, shape or ()))
         kind = self.library.function("", f"{form}_{'array' if is_array else 'matrix'}")
         made = kind(source, shape=shape, dtype=dtype, copy=bool(copy))
         self.checked(made)

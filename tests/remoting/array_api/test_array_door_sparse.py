@@ -168,6 +168,27 @@ def test_indices_that_reach_outside_are_refused(
         made.tocsc().get()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda sparse, _cp: sparse.csr_matrix((1 << 40, 3)),
+        lambda sparse, _cp: sparse.eye(1 << 40),
+        lambda sparse, _cp: sparse.coo_matrix((1 << 40, 3)).tocsr().nnz,
+        lambda sparse, _cp: sparse.coo_matrix((1 << 40, 1 << 40)).sum(axis=0),
+        lambda sparse, _cp: sparse.random(1 << 40, 2),
+        lambda sparse, cp: sparse.csr_matrix(
+            (cp.ones(1), (cp.asarray([1 << 40]), cp.asarray([0])))
+        ),
+    ],
+)
+def test_a_matrix_that_the_device_has_no_room_for_is_an_error(
+    cp: Any, sparse: Any, call: Any
+) -> None:
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+        call(sparse, cp)
+    assert sparse.coo_matrix((1 << 40, 3)).T.shape == (3, 1 << 40)
+
+
 def test_no_object_but_a_matrix_is_computed_with(cp: Any) -> None:
     session = cp._door.pool.current()
     array = cp.ones(3)
