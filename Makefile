@@ -79,6 +79,11 @@ tests: $(VENV)/installed-dev
 test: lint
 	@$(MAKE) --no-print-directory tests
 
+.PHONY: long-tests
+# Whole pools and clusters under faults, which would take the default run beyond five minutes.
+long-tests: $(VENV)/installed-dev
+	$(BIN)/pytest -n 3 --dist worksteal -m long
+
 .PHONY: test-pages
 # The start page and the user guide, as a reader types them; slow-tests follows the other pages, too.
 test-pages: $(VENV)/installed-dev

@@ -297,7 +297,9 @@ def _run(options: "JoinOptions", log_format: str) -> None:
     from gpupool.cli.lib.logs import set_up
     from gpupool.cli.server.compose import serve
     from gpupool.cli.server.separate import separate
+    from gpupool.remoting.privileges.first_process import leave_first_place
 
+    leave_first_place()
     log = set_up(log_format, verbose=invocation().verbose, log_file=invocation().log_file)
     separated = separate(options, log)
     try:

@@ -92,6 +92,7 @@ class Lab:
         return [each["servers"] for each in self.pool.view().get("authorities", [])]
 
 
+@pytest.mark.long
 def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path) -> None:
     lab = Lab(live)
     a, b, c = live.servers.values()

@@ -645,6 +645,7 @@ def test_a_server_that_leaves_ends_and_stays_out(live_pool: Any, tmp_path: Path)
     assert "w was removed from pool lab" in log
 
 
+@pytest.mark.long
 def test_the_demonstration_from_start_to_end(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(

@@ -19,6 +19,9 @@ DEADLINE_S = 20.0
 RUN = ["run", "--no-wait", "-p", "0.5", "--", "true"]
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture
 def own_pool() -> Iterator[LivePool]:
     """Run a pool of its own."""

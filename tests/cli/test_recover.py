@@ -46,6 +46,7 @@ def two_vote(pool: View) -> bool:
     return len(pool["raft"]["voters"]) == 2 == len([s for s in pool["servers"] if s["gpus"]])
 
 
+@pytest.mark.long
 def test_survivor_of_a_lost_majority_goes_on_alone(lost_pool: Any) -> None:
     pool, survivor = lost_pool, lost_pool.servers["c"]
     here = ["--state-dir", str(survivor.state_dir)]

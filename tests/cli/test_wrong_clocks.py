@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import DEADLINE_S, LivePool
 
+pytestmark = pytest.mark.long
+
 DAYS = 400
 
 WRONG_CLOCK = """

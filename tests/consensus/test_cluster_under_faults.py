@@ -169,7 +169,9 @@ def haunt(world: World, rng: random.Random, seen: dict[str, tuple[int, str | Non
         world.at(0.002, lambda: haunt(world, rng, seen))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+)
 @pytest.mark.parametrize("name", list(PROFILES))
 def test_seed(name: str, seed: int) -> None:
     world = run_seed(name, seed)

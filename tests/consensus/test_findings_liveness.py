@@ -292,6 +292,7 @@ def test_a_leader_without_a_majority_steps_down_in_time() -> None:
     assert lone.outcomes == [NotCommitted("no leader is known")]
 
 
+@pytest.mark.long
 def test_a_silent_partition_is_survived_within_the_budget() -> None:
     """Of three voters that lose one, the two others split their votes in one of 200 seeds."""
     times: list[float] = []

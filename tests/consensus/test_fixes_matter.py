@@ -103,6 +103,7 @@ SAFEGUARDS: dict[str, tuple[Patch, str, Sequence[int]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(SAFEGUARDS))
 def test_a_missing_safeguard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patch, profile, seeds = SAFEGUARDS[name]

@@ -90,6 +90,7 @@ def test_every_mutant_of_a_module_differs_and_compiles() -> None:
         compile(mutated(each), each.path, "exec")
 
 
+@pytest.mark.long
 def test_a_sample_repeats() -> None:
     options = command.parser().parse_args(["--sample", "5", "--seed", "3", "--modules", "pool"])
     assert command.chosen_mutants(options) == command.chosen_mutants(options)

@@ -146,6 +146,7 @@ def test_recorded_traces_are_what_every_machine_and_python_does() -> None:
     assert {seed: [digest] for seed, digest in found.items()} == table(path.name)
 
 
+@pytest.mark.long
 def test_search_on_several_processes_finds_what_one_finds() -> None:
     runs = [replace(swarm(seed), fault_s=2.0, heal_s=1.0) for seed in range(3)]
     sums: list[Totals] = []
@@ -182,6 +183,7 @@ def caught(mutation: Mutation, seed: int) -> Report | None:
     return report if noticed else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_broken_build_is_caught(mutation: Mutation) -> None:
     # A change elsewhere may move everything that happens in a seed, so a few more are tried.
