@@ -50,8 +50,8 @@ class SparseBase(Remote, Arithmetic):
         if shape is not None:
             shape = tuple([int(n) if is_dense(n) else n.__index__() for n in shape])
         given = getattr(arg1, "ndim", None)
-        strict = self.is_array and shape is not None and (len(shape) == 1 or self.format == "coo")
-        if strict and given not in (None, len(shape)):
+        strict = self.is_array and (self.format == "coo" or given == 2)
+        if strict and shape is not None and given not in (None, len(shape)):
             raise ValueError(f"a shape of {len(shape)} dimensions for an input of {given}")
         source = self._source(arg1, kind)
         if shape is None and _wire.is_of_scipy(arg1):
@@ -171,7 +171,7 @@ class SparseBase(Remote, Arithmetic):
         except RuntimeError:
             return repr(self)
 
-    def __iter__(self) -> Any:
+    def __iter__(self: Any) -> Any:
         for at in range(self._shape[0]):
             yield self[at] if self.ndim == 1 else self[at, :]
 

@@ -184,7 +184,7 @@ def lobpcg(A: Any, X: Any, B: Any = None, M: Any = None, Y: Any = None, **option
     return _wire.ask("linalg.lobpcg", made, X, **_given(B=mass, M=before, Y=Y, **options))
 
 
-def matrix_power(A: Any, power: int) -> Any:
+def matrix_power(A: Any, power: Any) -> Any:
     """Return the power of a square sparse matrix."""
     if not _issparse(A):
         raise TypeError("A must be a sparse matrix")
