@@ -113,8 +113,17 @@ class PlanCache:
         return nodes
 
     def __iter__(self) -> Iterator[tuple[_Key, Node]]:
-        """Yield the keys and nodes; the plan that was used last comes first."""
-        return iter([(node.key, node) for node in self._nodes()])
+        """Yield the keys and nodes; the plan that was used last comes first.
+
+        A plan that is used meanwhile becomes the first one, as in CuPy.
+        """
+        nodes = self._nodes()
+        at = 0
+        while at < len(nodes):
+            key = nodes[at].key
+            yield key, nodes[at]
+            nodes = self._nodes()
+            at = next((i for i, node in enumerate(nodes) if node.key == key), len(nodes)) + 1
 
     def __getitem__(self, key: _Key) -> Any:
         for node in self._nodes():

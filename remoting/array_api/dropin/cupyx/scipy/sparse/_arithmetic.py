@@ -88,6 +88,8 @@ class Arithmetic:
         return NotImplemented
 
     def __pow__(self, other: Any) -> Any:
+        if isinstance(other, (list, tuple)):
+            raise ValueError("the exponent of a sparse matrix is a number")
         return self._operator("pow", self, other)
 
     def __matmul__(self, other: Any) -> Any:

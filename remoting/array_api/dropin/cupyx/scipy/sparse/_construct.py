@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from cupy._core import convert
-from cupy._door.calls import Remote
 
 from cupyx.scipy.sparse import _wire
 from cupyx.scipy.sparse._base import SparseBase, issparse
@@ -73,10 +72,10 @@ def random(
     """Return a sparse matrix of random numbers."""
     if data_rvs is None:
         kind = None if dtype is None else np.dtype(dtype)
-        if isinstance(random_state, Remote) or hasattr(random_state, "_state"):
-            raise NotImplementedError(
-                "a generator of the device is not supported here: pass a seed"
-            )
+        if kind is not None and kind.char not in "fd":
+            raise NotImplementedError(f"random numbers of {kind} are not supported")
+        if hasattr(random_state, "bit_generator"):
+            raise NotImplementedError("a Generator is not supported here: pass a seed")
         return _wire.ask("random", m, n, density, format, kind, random_state)
     made = random(m, n, density, "coo", dtype, random_state)
     made.data = data_rvs(made.nnz).astype(made.dtype, copy=False)

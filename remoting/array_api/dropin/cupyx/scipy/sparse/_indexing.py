@@ -15,7 +15,7 @@ def key_of(matrix: Any, key: Any) -> Any:
     made = tuple([_item(item) for item in items])
     arrays = any(isinstance(item, Remote) for item in made)
     if not arrays and sum(item is not None and item is not Ellipsis for item in made) > matrix.ndim:
-        raise IndexError("invalid number of indices")
+        raise IndexError(f"too many indices for a matrix of {matrix.ndim} dimensions")
     axis, rest = 0, any(item is Ellipsis for item in made)
     for item in made:
         if type(item) is int and not rest and axis < matrix.ndim:

@@ -188,9 +188,11 @@ def matrix_power(A: Any, power: Any) -> Any:
     """Return the power of a square sparse matrix."""
     if not _issparse(A):
         raise TypeError("A must be a sparse matrix")
-    if not isinstance(power, (int, _np.integer)):
-        raise ValueError("the power is a non-negative integer")
-    return _wire.ask("linalg.matrix_power", _square(A), int(power))
+    if A.ndim != 2 or A.shape[0] != A.shape[1]:
+        raise TypeError(f"a power is of a square matrix, and not of one of shape {A.shape}")
+    if not isinstance(power, (int, _np.integer)) or power < 0:
+        raise ValueError("the power is an integer >= 0")
+    return _wire.ask("linalg.matrix_power", A, int(power))
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None) -> Any:  # noqa: A002

@@ -59,7 +59,9 @@ def _whole(
     name: str, matrices: Any, b: Any, x0: Any, rtol: float, atol: float, maxiter: Any, more: Any
 ) -> Any:
     """Have the worker solve."""
-    more.pop("callback_type", None)  # of a callback, of which there is none
+    kind = more.pop("callback_type", None)  # of a callback, of which there is none
+    if kind not in (None, "x", "pr_norm"):
+        raise ValueError(f"Unknown callback_type: {kind}")
     args: dict[str, Any] = {"x0": x0, "maxiter": maxiter, "M": matrices[1], **more}
     given = {key: value for key, value in args.items() if value is not None}
     return _wire.ask(f"linalg.{name}", matrices[0], b, rtol=float(rtol), atol=float(atol), **given)
