@@ -128,10 +128,12 @@ async def release_lease(name: str, credentials: str | None) -> str:
         GpupoolError: when there is no such lease, or it is not ours.
     """
     from gpupool.cli.run.holder_client import release_held
-    from gpupool.cli.run.lease_source import own_held
+    from gpupool.cli.run.lease_source import is_elsewhere, own_held
     from gpupool.remoting.protocol.messages import EndLease
 
     found = own_held(name, credentials)
+    if found is not None and is_elsewhere(found.record, credentials):
+        found = None  # this pool may have a lease of that name, too
     if found is not None and not found.why_over:
         users = await release_held(found.record)
         programs = f"; {users} program{'s' if users > 1 else ''} used it" if users else ""

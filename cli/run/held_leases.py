@@ -239,7 +239,10 @@ def _age_s(path: Path) -> float:
 
 
 def find_held(lease: str, cluster_id: str = "") -> LocalLease | None:
-    """Return the lease of that name: of that pool when several have one."""
+    """Return the lease of that name: of that pool, else one that another pool has granted.
+
+    Every pool gives the same short names, so what has ended elsewhere is no answer.
+    """
     same = [each for each in held_leases() if each.record.lease == lease]
-    chosen = [each for each in same if each.record.cluster_id == cluster_id]
-    return next(iter(chosen or same), None)
+    ours = [each for each in same if cluster_id in ("", each.record.cluster_id)]
+    return next(iter(ours or [each for each in same if not each.why_over]), None)

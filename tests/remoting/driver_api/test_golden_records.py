@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from golden import NAMES, RUNS, Sent, all_samples, all_sent, decoded
+from golden import NAMES, RUNS, Run, all_samples, decoded, tapped
 
 SAMPLES = all_samples()
 
@@ -19,11 +19,6 @@ WITHOUT_SAMPLE = {
     "LANES": "only a server gives a session more connections: test_cuda_door_leases.py has them",
 }
 """Records of which there are no bytes to compare, and why."""
-
-
-@pytest.fixture(scope="module")
-def sent(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Sent]]:
-    return all_sent(library, tmp_path_factory.mktemp("golden"))
 
 
 def test_there_are_samples_of_every_record() -> None:
@@ -41,12 +36,14 @@ def test_samples_say_something() -> None:
             assert not told or any(word is not None for word in told), (name, NAMES[sample.op])
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_library_sends_these_bytes(name: str, sent: dict[str, list[Sent]]) -> None:
-    for sample in SAMPLES[name]:
-        found = [one for one in sent[name] if one.op == sample.op]
-        near = [(one.flags, one.bulk, one.body.hex(" ", 8)) for one in found[:20]]
-        assert any(map(sample.fits, found)), "\n".join([*sample.lines(), *map(str, near)])
+@pytest.mark.parametrize("of", RUNS, ids=lambda of: of.name)
+def test_the_library_sends_these_bytes(of: Run, library: Path, tmp_path: Path) -> None:
+    sent = tapped(of, library, tmp_path / "run")
+    for sample in SAMPLES.get(of.name, ()):
+        found = [one for one in sent if one.op == sample.op]
+        if not any(map(sample.fits, found)):
+            near = [(one.flags, one.bulk, one.body.hex(" ", 8)) for one in found[:20]]
+            pytest.fail("\n".join([*sample.lines(), *map(str, near)]))
 
 
 def test_the_worker_reads_these_bytes(tmp_path: Path) -> None:
