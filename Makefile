@@ -143,8 +143,6 @@ wheels-release: $(RELEASE)/installed
 	rm -rf dist
 	GPUPOOL_URL="$(URL)" $(RELEASE)/bin/python packaging/wheels.py
 	$(RELEASE)/bin/twine check --strict dist/*.whl dist/*.tar.gz
-	PYTHONWARNINGS=ignore $(RELEASE)/bin/cyclonedx-py requirements requirements/server.txt --pyproject pyproject.toml \
-	  --output-reproducible --output-file dist/gpupool-$$($(BIN)/python packaging/version.py).cdx.json
 
 packages: wheels-release $(VENV)/installed
 	$(BIN)/python packaging/packages.py --tools $(RELEASE)/bin/python --arch x86_64 aarch64

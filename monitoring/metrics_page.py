@@ -9,9 +9,10 @@ everything else. What a server does not know is no series: it is never 0, and ne
 
 ## To scrape a pool
 
-```
+<!-- tested -->
+```sh
 gpupool token create --viewer --user prometheus > /etc/prometheus/gpupool.token
-cp ca.pem /etc/prometheus/gpupool-ca.pem          # from the state directory of any server
+cp /var/lib/gpupool/ca.pem /etc/prometheus/gpupool-ca.pem    # on a server; it is the same on all
 ```
 
 [packaging/prometheus/scrape.yml](../packaging/prometheus/scrape.yml) has the rest: one URL, `/sd`

@@ -1,4 +1,4 @@
-"""Build a release in dist/: the sdist, and manylinux_2_28 wheels for x86_64 and aarch64.
+"""Build a release in dist/: the sdist, manylinux_2_28 wheels for x86_64 and aarch64, and an SBOM.
 
 Run ``make wheels-release``, which installs the tools of requirements/release.txt first. Zig's C
 compiler builds for both architectures and for glibc 2.28 on any Linux machine, so no container is
@@ -64,6 +64,7 @@ def main() -> None:
         unpack(made, work / "sdist")
         for arch in options.arch:
             build_wheel(next((work / "sdist").iterdir()), work / arch, arch, out, epoch, env)
+        write_sbom(next((work / "sdist").iterdir()), out, env)
     check(out, sorted(out.glob("*.whl")))
 
 
@@ -177,6 +178,18 @@ def normalise(wheel: Path, target: Path, epoch: int, tags: tuple[str, str]) -> N
     fresh.replace(target)
 
 
+def write_sbom(source: Path, out: Path, env: Mapping[str, str]) -> None:
+    """Write what gpupool and its locked dependencies are, as CycloneDX."""
+    name = source.name.rpartition("-")
+    sbom = out / f"{name[0]}-{name[2]}.cdx.json"
+    python(
+        *("-m", "cyclonedx_py", "requirements", "requirements/server.txt"),
+        *("--pyproject", "pyproject.toml", "--output-reproducible", "--output-file", str(sbom)),
+        cwd=source,
+        env={**env, "PYTHONWARNINGS": "ignore"},
+    )
+
+
 def digest(data: bytes) -> str:
     """Return the hash of a file as a wheel's RECORD has it."""
     value = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -198,7 +211,7 @@ def check(out: Path, wheels: list[Path]) -> None:
             sys.exit(f"a library of {wheel.name} names a folder of this machine")
         if wheel.stat().st_size > LARGEST:
             sys.exit(f"{wheel.name} has more than {LARGEST} bytes")
-    for path in sorted([*out.glob("*.tar.gz"), *wheels]):
+    for path in sorted([*out.glob("*.tar.gz"), *out.glob("*.cdx.json"), *wheels]):
         value = hashlib.sha256(path.read_bytes()).hexdigest()
         sys.stdout.write(f"{value}  {path.name}  ({path.stat().st_size} bytes)\n")
 

@@ -144,6 +144,7 @@ def server_state(server: Server) -> str:
 def _server_view(
     server: Server, health: RaftHealth, by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]]
 ) -> ServerView:
+    unreachable = server.status is ServerStatus.UNREACHABLE
     gpus = tuple(
         GpuView(
             id=gpu.id,
@@ -153,7 +154,7 @@ def _server_view(
             capacity=gpu.capacity,
             memory_granted=gpu.memory_granted,
             memory_foreign=gpu.memory_foreign,
-            memory_free=gpu.memory_free,
+            memory_free=0 if unreachable else gpu.memory_free,  # nothing of it can be had
             compute_capability=gpu.compute_capability,
             pci_bus_id=gpu.pci_bus_id,
             emulated=gpu.emulated,
@@ -165,7 +166,7 @@ def _server_view(
         for gpu in sorted(server.gpus.values(), key=lambda g: g.index)
     )
     reason = server.drain_reason or ""
-    if server.status is ServerStatus.UNREACHABLE:
+    if unreachable:
         reason = f"no contact for more than {UNREACHABLE_AFTER_S:.0f} s"
     return ServerView(
         id=server.id,

@@ -14,13 +14,13 @@ from gpupool.cli.main import cli
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = {"adr", "results"}
 """What was decided or seen at a time is not rewritten."""
+GENERATED = ("cli.md", "errors.md")
 PAGES = [
     ROOT / "README.md",
     *(
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))
-        if not RECORDS & set(path.relative_to(ROOT / "docs").parts)
-        and path.name not in ("cli.md", "errors.md")  # generated
+        if not RECORDS & set(path.relative_to(ROOT / "docs").parts) and path.name not in GENERATED
     ),
 ]
 FOLLOWED = ("README.md", "start.md", "environments.md")
@@ -103,6 +103,26 @@ def test_each_block_says_how_it_is_followed() -> None:
             assert bool(block.reason) == (block.kind == "untested"), f"{page.name}: {block.script}"
             if page.name not in FOLLOWED:
                 assert block.kind != "followed", f"{page.name}: {block.script}"
+
+
+def test_commands_stand_in_blocks_of_the_shell() -> None:
+    """Only those say how they are followed."""
+    for page in pages():
+        if page.name in GENERATED:
+            continue
+        text = page.read_text(encoding="utf-8")
+        for language, block in re.findall(r"(?ms)^ *```(\w*)\n(.*?)^ *```$", text):
+            begins = re.search(r"(?m)^ *(?:\$ )?gpupool [a-z]", block)
+            assert not begins or language == "sh", f"{page.name}: {block}"
+
+
+def test_commands_of_the_charts_notes_exist() -> None:
+    path = ROOT / "packaging" / "helm" / "gpupool" / "templates" / "NOTES.txt"
+    commands = re.findall(
+        r"(?m)^ +kubectl .* -- gpupool (.*?)(?: > \w+)?$", path.read_text("utf-8")
+    )
+    assert [command.split()[:2] for command in commands] == [["token", "create"]] * 2
+    assert [fault for each in commands if (fault := fault_of(each.split()))] == []
 
 
 def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:

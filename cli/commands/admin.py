@@ -81,7 +81,9 @@ def undrain(credentials: str | None, server: str, gpu: str | None) -> None:
 
 @click.command()
 @click.argument("lease", type=Parsed("lease", parse_lease))
-@click.option("--reason", default="ended by order", show_default=True, help="Its owner sees it.")
+@click.option(
+    "--reason", default="ended by gpupool kill", show_default=True, help="Its owner sees it."
+)
 @pool_options
 def kill(credentials: str | None, lease: int, reason: str) -> None:
     """End LEASE now: its workers are killed, its memory is free again.

@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.view import ALARM
 
 if TYPE_CHECKING:
+    from gpupool.cli.run.door_choice import DoorChoice
     from gpupool.pool.view import PoolView
     from gpupool.remoting.client.credentials import Credentials
     from gpupool.remoting.protocol.addresses import Address
@@ -302,11 +304,11 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
     hint = "its log says why; a server whose certificate has ended comes back by gpupool rejoin"
     found = [Finding("certificate", WARN, t, hint) for t in said if t.startswith(CERTIFICATE_OF)]
     if SIGNER_OPEN in said:
-        hint = "start the server as root, or by the units for systemd: docs/security.md"
+        hint = "start the server as root, or by the units for systemd"
         found.append(Finding("signer", WARN, f"{name}: {SIGNER_OPEN}", hint))
     lacking = [text.removeprefix(WORKERS_LACK) for text in said if text.startswith(WORKERS_LACK)]
     if lacking:
-        hint = "see docs/security.md, The confinement of a worker"
+        hint = "under the units for systemd, all that the kernel has confines them"
         text = f"{name}: not confined by {'; '.join(lacking)}"
         return [*found, Finding("workers", WARN, text, hint)]
     holds = [text.removeprefix(WORKERS_HAVE) for text in said if text.startswith(WORKERS_HAVE)]
@@ -340,13 +342,21 @@ async def _door() -> Finding:
 
     import trio
 
-    from gpupool.cli.run.door_choice import choose_door
+    from gpupool.cli.run.door_choice import choose_door, cuda_library
 
     python = shutil.which("python3") or shutil.which("python")
     if python is None:
         return Finding("door", WARN, "no python3 is on the PATH")
     choice = await trio.to_thread.run_sync(choose_door, "auto", python, [python], os.environ)
+    return door_finding(choice, built=cuda_library().exists())
+
+
+def door_finding(choice: "DoorChoice", *, built: bool) -> Finding:
+    """Return what is to be said of both doors here, where Python programs would get ``choice``."""
     text = f"python3 on the PATH: {choice.door or 'no'} door, {choice.why}"
+    if not built and sys.platform == "linux":
+        hint = "install a wheel, or gcc and gpupool again"
+        return Finding("door", WARN, f"{text}; the CUDA door is not built", hint)
     result = GOOD if choice.door and not choice.warning else WARN
     return Finding("door", result, text, choice.warning)
 

@@ -25,7 +25,7 @@ LOST_LINES_MIN = 4
 """A policy that loses fewer lines than this is not asked about, unless it becomes empty."""
 
 NEW = """\
-# The policy of this pool; docs/policy.md describes it.
+# The policy of this pool; "gpupool policy --help" has an example.
 # [defaults]              # for each user
 # max_gpus = 2.5
 # idle_timeout = "2h"
@@ -226,7 +226,7 @@ def loss_text(before: str, after: str) -> str:
     if not new:
         return f"is empty, and would end all {len(old)} lines of"
     if len(old) - len(new) >= LOST_LINES_MIN and len(new) * 2 < len(old):
-        return f"has {len(new)} lines in place of the {len(old)} of"
+        return f"has {len(new)} line{'s' * (len(new) > 1)} in place of the {len(old)} of"
     return ""
 
 

@@ -22,7 +22,7 @@ from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
-from gpupool.pool.view import ALARM
+from gpupool.pool.view import ALARM, PoolView
 
 SVG_WIDTH, SVG_HEIGHT = 150, 34
 
@@ -31,16 +31,22 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
     """Return the problems of the pool; empty when it is healthy."""
     found: list[str] = []
     if not snapshot.view.raft.quorum:
-        found.append(f"server {snapshot.view.answered_by} is not in touch with a majority")
+        found.append(f"server {answering_name(snapshot.view)} is not in touch with a majority")
     found += [w.removeprefix(ALARM) for w in snapshot.view.warnings if w.startswith(ALARM)]
     for row in server_rows(snapshot):
         if row.server.state == "down":
-            found.append(f"server {row.server.name} is down: {row.server.reason}")
+            found.append(f"server {row.server.name} is down: {row.reason}")
         elif row.stale:
-            found.append(f"server {row.server.name} does not answer")
+            why = f": {row.other_version}" if row.other_version else ""
+            found.append(f"server {row.server.name} does not answer{why}")
     if snapshot.view.clock is not None:
         found += snapshot.view.clock.problems
     return found
+
+
+def answering_name(view: PoolView) -> str:
+    """Return the name of the server that has answered; its id when it knows of none."""
+    return next((s.name for s in view.servers if s.id == view.answered_by), view.answered_by)
 
 
 @click.command()
@@ -75,13 +81,12 @@ def _print_summary(snapshot: PoolSnapshot) -> None:
     reached, voters = quorum_counts(view)
     gpus = [gpu for server in view.servers for gpu in server.gpus]
     granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
-    answered = next((s.name for s in view.servers if s.id == view.answered_by), view.answered_by)
     first = Text.assemble(
         (f"pool {view.name}", "bold"),
         f", leader {view.raft.leader or 'none'}, term {view.raft.term}, ",
         (f"quorum {reached}/{voters}", "" if view.raft.quorum else "bold red"),
         f", policy v{view.policy_version}" if view.policy_version else "",
-        f", as seen by {answered}",
+        f", as seen by {answering_name(view)}",
     )
     console.print(first)
     console.print(

@@ -157,8 +157,8 @@ def _state_cell(state: str) -> Cell:
 
 
 def _server_reason(row: ServerRow) -> str:
-    if row.server.reason:
-        return row.server.reason
+    if row.reason:
+        return row.reason
     if row.stale and row.telemetry is not None:
         return f"measured {duration_text(row.age_s)} ago"
     gpus = row.server.gpus
@@ -216,7 +216,7 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
     Column(
         "REASON",
         lambda r, _: Cell(_server_reason(r), "red" if r.server.state == "down" else ""),
-        lambda r: r.server.reason,
+        lambda r: r.reason,
     ),
 )
 

@@ -90,11 +90,30 @@ def find_login(name: str) -> Login:
     if len(of_pool) == 1:
         return of_pool[0]
     names = ", ".join(each.name for each in known) or "none"
+    makes = f"gpupool login --name {name} makes one"
     raise UsageError(
         f"there is no login named {name}",
         why=f"your logins: {names}",
-        hint=f"gpupool login --name {name} makes one",
+        hint=makes if _is_name(name) else '"gpupool use" shows them',
     )
+
+
+def login_file(name: str | None = None, credentials: str | None = None) -> str:
+    """Return the file of the login that a program uses, as the options of commands choose it.
+
+    Args:
+        name: of a login, as in ``gpupool use``.
+        credentials: a file written by login, instead.
+
+    Raises:
+        UsageError: when there is no login of that name.
+    """
+    given = credentials or ("" if name else os.environ.get("GPUPOOL_CREDENTIALS"))
+    if given:
+        return os.path.abspath(given)
+    if named := name or os.environ.get("GPUPOOL_POOL"):
+        return str(find_login(named).path)
+    return str(login_in_use() or first_login())
 
 
 def use_login(login: Login) -> None:

@@ -1,5 +1,6 @@
 """A snapshot of the pool, and its servers, GPUs and leases as rows; pure, for ``top`` and lists."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
@@ -121,6 +122,13 @@ class ServerRow:
     age_s: float  # of the telemetry
     ping_s: float | None
     silent: bool = False
+    other_version: str = ""  # what of its gpupool is not that of the others
+
+    @property
+    def reason(self) -> str:
+        """Return why it is as it is; another version is why it cannot be reached."""
+        said = [self.server.reason, self.other_version]
+        return "; ".join(filter(None, reversed(said) if self.unreachable else said))
 
     @property
     def stale(self) -> bool:
@@ -247,6 +255,7 @@ def gpu_counts(snapshot: PoolSnapshot) -> GpuCounts:
 
 def server_rows(snapshot: PoolSnapshot) -> list[ServerRow]:
     """Return one row per server, in the order of the table."""
+    others = other_versions(snapshot)
     return [
         ServerRow(
             server,
@@ -254,9 +263,32 @@ def server_rows(snapshot: PoolSnapshot) -> list[ServerRow]:
             snapshot.telemetry_age_s.get(server.id, 0.0),
             snapshot.ping_s.get(server.id),
             server.id in snapshot.silent,
+            others.get(server.id, ""),
         )
         for server in snapshot.view.servers
     ]
+
+
+def other_versions(snapshot: PoolSnapshot) -> dict[ServerId, str]:
+    """Return the servers that have another gpupool than most, and what is to be said of it.
+
+    Some speak another version of the links, so that the servers in touch with the one that
+    answered cannot understand them. All others are in the middle of an upgrade.
+    """
+    view, found = snapshot.view, dict[ServerId, str]()
+    counts = Counter(server.version for server in view.servers if server.version)
+    own = next((s.version for s in view.servers if s.id == view.answered_by), "")
+    usual = max(counts, key=lambda version: (counts[version], version == own), default="")
+    for server in view.servers:
+        if server.version not in ("", usual):
+            found[server.id] = f"other version: {server.version}, most have {usual}"
+    linked = {view.answered_by, *view.raft.connected}
+    for each in linked:
+        measured = snapshot.telemetry.get(each)
+        consensus = measured.consensus if measured is not None else None
+        for peer in consensus.link_versions.keys() - linked if consensus is not None else ():
+            found[peer] = "other version, which the others do not understand"
+    return found
 
 
 def gpu_rows(snapshot: PoolSnapshot, server: ServerId | None = None) -> list[GpuRow]:

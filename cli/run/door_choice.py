@@ -254,7 +254,8 @@ def _choose_for_python(
     """Return the door for programs of a Python; ``own``: it is the program itself."""
     whose = "the program's Python" if own else f"{interpreter}, the first on the PATH,"
     if answer is None:
-        return DoorChoice("", f"{interpreter} does not answer like a Python")
+        why = f"{interpreter} does not answer like a Python"
+        return _cuda_alone(why, own=own, built=built)
     if answer.cupy:
         if built:
             return DoorChoice("cuda", f"{whose} has CuPy itself; --door arrays overrides")
@@ -264,11 +265,7 @@ def _choose_for_python(
     if answer.version < DROPIN_PYTHON_MIN:
         needed = ".".join(map(str, DROPIN_PYTHON_MIN))
         why = f"{whose} is {answer.version[0]}.{answer.version[1]}, the drop-in cupy needs {needed}"
-        return (
-            DoorChoice("cuda", why, f"{why}; CUDA programs run")
-            if own and built
-            else (DoorChoice("", why))
-        )
+        return _cuda_alone(why, own=own, built=built)
     warning = ""
     if own and not answer.numpy:
         warning = (
@@ -276,6 +273,24 @@ def _choose_for_python(
         )
     warning = warning or (ignored_path(arguments) if own else "")
     return DoorChoice("arrays", f"{whose} has no CuPy", warning)
+
+
+def _cuda_alone(why: str, *, own: bool, built: bool) -> DoorChoice:
+    """Return the door of a Python that cannot have the drop-in: that of CUDA asks nothing of it."""
+    return (
+        DoorChoice("cuda", why, f"{why}; CUDA programs run")
+        if own and built
+        else DoorChoice("", why)
+    )
+
+
+def door_lines(door: DoorChoice, program: str, *, quiet: bool) -> list[str]:
+    """Return what is to be said of a door before the program starts.
+
+    That there is none is as bad as an error, and so is not hidden by ``-q``.
+    """
+    none = [] if door.door else [f"{os.path.basename(program)} will see no GPU: {door.why}"]
+    return none + ([door.warning] if door.warning and not quiet else [])
 
 
 def _without_cupy(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:

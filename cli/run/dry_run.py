@@ -1,14 +1,15 @@
 """``gpupool run --dry-run``: what a run would get and how, without asking for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import trio
 
 from gpupool.cli.lib.connect import connected
-from gpupool.cli.lib.values import duration_text
 from gpupool.cli.run.door_choice import DoorChoice
 from gpupool.cli.run.request_options import Wanted, unknown_text
-from gpupool.pool.errors import ExitCode
+from gpupool.cli.run.waiting_line import REPEAT_S, free_text
+from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.capacity import WHOLE_SLACK, partition_size
 from gpupool.pool.scheduling.filters import first_mismatch
@@ -56,7 +57,17 @@ def start_text(by_s: float) -> str:
         return "nobody knows when it can start: leases in its way have no limit of time"
     if by_s == 0:
         return "enough memory is free now: it waits for its turn, or for its limits"
-    return f"enough GPUs are free in {duration_text(by_s)} at the latest, by the leases' limits"
+    return free_text(by_s)
+
+
+async def follow_start(
+    view: Callable[[], Awaitable[PoolView]], request: Request, tell: Callable[[float], None]
+) -> None:
+    """Tell ``start_by_s`` of a request that waits, now and each minute; for ever."""
+    while True:
+        with suppress(GpupoolError):
+            tell(start_by_s(await view(), request))
+        await trio.sleep(REPEAT_S)
 
 
 def start_by_s(view: PoolView, request: Request) -> float:
@@ -88,6 +99,8 @@ def _free_after_s(view: PoolView, server: ServerView, gpu: GpuView, request: Req
         needed = int(needed * WHOLE_SLACK)  # somebody else's display takes a little
     ends: list[tuple[float, int]] = []
     for lease in view.leases:
+        if lease.is_away:
+            continue  # others can have its memory already
         parts = [p for p in lease.partitions if (p.server, p.gpu) == (server.id, gpu.id)]
         left_s = max(0, lease.ends_at - view.now) / 1000 if lease.ends_at else NEVER
         ends += [(left_s, part.memory) for part in parts]

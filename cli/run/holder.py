@@ -21,10 +21,12 @@ from gpupool.cli.lib.connect import Patience, connected, first_error
 from gpupool.cli.lib.logs import log_to_file
 from gpupool.cli.lib.values import duration_text
 from gpupool.cli.run.agent import Agent, HolderActions
+from gpupool.cli.run.dry_run import NEVER, follow_start
 from gpupool.cli.run.held_leases import HeldRecord, RecordFile, holder_dir
 from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease
 from gpupool.cli.run.program_run import lease_text
 from gpupool.cli.run.request_options import unknown_text
+from gpupool.cli.run.waiting_line import ESTIMATE_AFTER_S
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.state import Request
@@ -89,6 +91,14 @@ def _say(**fields: object) -> None:
         os.write(1, json.dumps(fields).encode() + b"\n")
     except OSError:
         LOG.debug("gpupool alloc has gone")
+
+
+async def _estimate(pool: Pool, request: Request) -> None:
+    """Say when GPUs are free, if limits of lease times say so."""
+    await trio.sleep(ESTIMATE_AFTER_S)
+    await follow_start(
+        pool.view, request, lambda by_s: _say(free_in=by_s if by_s < NEVER else None)
+    )
 
 
 def _failure(error: GpupoolError) -> dict[str, object]:
@@ -180,13 +190,17 @@ class _Holder:
         unknown = pool.unknown_servers(self._spec.request.servers)
         if unknown and unknown != self._spec.request.servers:
             _say(warning=unknown_text(unknown))
+        request = self._spec.request
         hold: LeaseHandle | None = None
         with self._waiting:
-            hold = await pool.allocate(
-                self._spec.request,
-                wait_s=patience.left_s(),
-                on_status=lambda text: _say(status=text),
-            )
+            async with trio.open_nursery() as estimating:
+                estimating.start_soon(_estimate, pool, request)
+                hold = await pool.allocate(
+                    request,
+                    wait_s=patience.left_s(),
+                    on_status=lambda text: _say(status=text),
+                )
+                estimating.cancel_scope.cancel()
         if hold is None:
             return
         try:

@@ -1,6 +1,7 @@
 """The side of ``gpupool alloc``: starts a holder, waits with it, and leaves it to itself."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,9 @@ async def _await_grant(
         del buffer[: end + 1]
         if "status" in body:
             line.update(str(body["status"]))
+        elif "free_in" in body:
+            by_s = body["free_in"]
+            line.free_in(by_s if isinstance(by_s, float | int) else math.inf)
         elif "warning" in body:
             warn(str(body["warning"]))
         elif "granted" in body:

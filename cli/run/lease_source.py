@@ -211,13 +211,6 @@ def is_own(record: HeldRecord, credentials: str | None) -> bool:
     return True
 
 
-def is_elsewhere(record: HeldRecord, credentials: str | None) -> bool:
-    """Return whether a held lease is of another pool than the login."""
-    with suppress(GpupoolError):
-        return record.cluster_id != stored_credentials(credentials).cluster_id
-    return False
-
-
 def own_held(name: str, credentials: str | None) -> LocalLease | None:
     """Return the lease of that name that is held on this machine, if there is one.
 

@@ -14,9 +14,14 @@ def gpu(line: str, cell: str) -> None:
     The program is a process of its own, with the Python of this notebook. It shares no variables
     with the notebook; its output is in the cell.
     """
+    try:
+        options = shlex.split(line)
+    except ValueError as error:
+        sys.stdout.write(f"gpupool: {line!r} cannot be read: {str(error).lower()}\n")
+        return
     with tempfile.NamedTemporaryFile("w", suffix=".py", prefix="cell-", delete=False) as file:
         file.write(cell)
-    command = [sys.executable, "-m", "gpupool.cli.main", "run", *shlex.split(line), "--"]
+    command = [sys.executable, "-m", "gpupool.cli.main", "run", *options, "--"]
     try:
         with subprocess.Popen(
             [*command, sys.executable, "-u", file.name],

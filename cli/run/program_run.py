@@ -6,7 +6,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,18 @@ from gpupool.cli.lib.output import say
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
-from gpupool.cli.run.door_choice import DoorChoice, choose_door, program_environment, with_tools
+from gpupool.cli.run.door_choice import (
+    DoorChoice,
+    choose_door,
+    door_lines,
+    program_environment,
+    with_tools,
+)
 from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease, LazyLease, held_record
 from gpupool.cli.run.program_lease import ProgramLease
 from gpupool.cli.run.request_options import Wanted, unknown_text
-from gpupool.cli.run.waiting_line import WaitingLine
-from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.cli.run.waiting_line import ESTIMATE_AFTER_S, WaitingLine, line_of_command
+from gpupool.pool.errors import ExitCode
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.filters import short_model
@@ -38,9 +43,6 @@ LOG = logging.getLogger("gpupool.run")
 
 ANNOUNCE_S = 0.5
 """The names of the GPUs are nice to have; the program does not wait longer for them."""
-
-ESTIMATE_AFTER_S = 0.5
-"""A request that has waited for so long is worth a look at the limits of lease times."""
 
 CHECK_S = 2.0
 """A program that fails because its lease is lost may be seen to end before the news of the loss, so
@@ -230,21 +232,17 @@ class _Run:
         return hold
 
     async def _estimate(self, pool: Pool, request: Request, line: WaitingLine) -> None:
-        """Add to what the line says when GPUs are free, if limits of lease times say so."""
+        """Have the line say when GPUs are free, if limits of lease times say so."""
         await trio.sleep(ESTIMATE_AFTER_S)
-        from gpupool.cli.run.dry_run import NEVER, start_by_s, start_text
+        from gpupool.cli.run.dry_run import follow_start
 
-        with suppress(GpupoolError):
-            by_s = start_by_s(await pool.view(), request)
-            if 0 < by_s < NEVER:
-                line.add(start_text(by_s))
+        await follow_start(pool.view, request, line.free_in)
 
     def _waiting_line(self) -> WaitingLine:
         agent = self._agent
         if self._in_notebook and agent is not None:
             return WaitingLine(shown=True, tell=agent.tell_waiting)
-        told = self._options.verbose and not sys.stderr.isatty()  # each status by itself
-        return WaitingLine(shown=not self._options.quiet and not told)
+        return line_of_command(quiet=self._options.quiet, verbose=self._options.verbose)
 
     def _note_choice(self, lines: tuple[str, ...]) -> None:
         for line in lines:
@@ -333,12 +331,8 @@ class _Run:
     def _say_door(self) -> None:
         door = self._door
         self._note(f"door: {door.door or 'none'}, because {door.why}")
-        if self._options.quiet:
-            return
-        if not door.door:
-            say(f"gpupool: {os.path.basename(self._program)} will see no GPU: {door.why}")
-        if door.warning:
-            say(f"gpupool: {door.warning}")
+        for line in door_lines(door, self._program, quiet=self._options.quiet):
+            say(f"gpupool: {line}")
 
 
 def program_text(arguments: tuple[str, ...]) -> str:
@@ -356,7 +350,7 @@ def program_text(arguments: tuple[str, ...]) -> str:
 def lease_text(hold: LeaseHandle, view: "PoolView | None") -> str:
     """Return the grant in words, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
     models: dict[GpuId, str] = {}
-    names: dict[ServerId, str] = {}
+    names: dict[ServerId, str] = dict(zip(hold.servers, hold.server_names(), strict=True))
     for server in view.servers if view is not None else ():
         names[server.id] = server.name
         models |= {gpu.id: short_model(gpu.name) for gpu in server.gpus}

@@ -11,14 +11,16 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import trio
 
+from gpupool.cli.lib.logins import login_file
 from gpupool.cli.lib.values import parse_duration, parse_filter, parse_partition
 from gpupool.cli.run.held_leases import HeldRecord, parse_record
 from gpupool.cli.run.holder_startup import error_of, holder_spec
 from gpupool.cli.run.request_options import Wanted
+from gpupool.cli.run.waiting_line import free_text
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Placement
@@ -35,7 +37,7 @@ class Lease:
     """A lease that this process has until its ``with`` block ends."""
 
     record: HeldRecord
-    credentials: str | None
+    credentials: str  # the file of the login that has taken it
 
     @property
     def name(self) -> str:
@@ -53,9 +55,8 @@ class Lease:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs a program on the GPUs of this lease."""
-        given = ["--credentials", self.credentials] if self.credentials else []
-        run = [sys.executable, "-m", "gpupool.cli.main", "run", "--lease", self.name, *given]
-        return [*run, "--quiet", "--", *program]
+        run = [sys.executable, "-m", "gpupool.cli.main", "run", "--lease", self.name]
+        return [*run, "--credentials", self.credentials, "--quiet", "--", *program]
 
     def run(
         self, program: Sequence[str], *, check: bool = True, **options: Any
@@ -78,6 +79,33 @@ class Lease:
         done: subprocess.CompletedProcess[bytes]
         done = await trio.run_process(self.command(program), check=check, **options)
         return done
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may have besides its number of GPUs; ``wanted_of`` has the defaults."""
+
+    fraction: float | None
+    memory: int | str | None
+    wait: float | str | None
+    servers: Sequence[str]
+    filters: Sequence[str]
+    across: bool
+    placement: str
+    idle_timeout: float | str | None
+    preemptible: bool
+    share: float | None
+
+
+class PoolLeaseOptions(RequestOptions, total=False):
+    """What ``Pool.lease`` takes."""
+
+    on_status: Callable[[str], None]
+
+
+class LeaseOptions(PoolLeaseOptions, total=False):
+    """What ``lease`` and ``open_lease`` take."""
+
+    credentials: str | None
 
 
 def wanted_of(
@@ -134,13 +162,13 @@ def lease(
     *,
     credentials: str | None = None,
     on_status: Callable[[str], None] = _ignore,
-    **wanted: Any,
+    **wanted: Unpack[RequestOptions],
 ) -> Generator[Lease]:
     """Take a lease of ``n`` GPUs for a ``with`` block.
 
     Args:
         n: the number of GPUs.
-        credentials: a file written by login, instead of the user's own.
+        credentials: a file written by login, instead of the login in use.
         on_status: called with what the request waits for.
         wanted: the other arguments of ``wanted_of``.
 
@@ -148,6 +176,7 @@ def lease(
         GpupoolError: when there is no lease to be had.
     """
     request = wanted_of(n, **wanted)
+    login = login_file(credentials=credentials)
     process = subprocess.Popen(
         [sys.executable, "-m", "gpupool.cli.run.holder"],
         stdin=subprocess.PIPE,
@@ -157,7 +186,7 @@ def lease(
         start_new_session=True,
     )
     try:
-        yield Lease(_await_grant(process, request, credentials, on_status), credentials)
+        yield Lease(_await_grant(process, request, login, on_status), login)
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()  # so that it gives the lease back
@@ -172,7 +201,7 @@ def lease(
 def _await_grant(
     process: "subprocess.Popen[bytes]",
     wanted: Wanted,
-    credentials: str | None,
+    credentials: str,
     on_status: Callable[[str], None],
 ) -> HeldRecord:
     assert process.stdin is not None and process.stdout is not None
@@ -185,12 +214,18 @@ def _await_grant(
             return parse_record(json.dumps(body["granted"]))
         if "failed" in body:
             raise error_of(cast("dict[str, object]", body["failed"]))
-        on_status(str(body.get("status") or body.get("warning") or ""))
+        if text := str(body.get("status") or body.get("warning") or _start_text(body)):
+            on_status(text)
     raise GpupoolError("the process that should hold the lease has ended")
 
 
+def _start_text(body: dict[str, object]) -> str:
+    by_s = body.get("free_in")
+    return free_text(by_s) if isinstance(by_s, float | int) and by_s > 0 else ""
+
+
 @asynccontextmanager
-async def open_lease(n: int = 1, **options: Any) -> AsyncGenerator[Lease]:
+async def open_lease(n: int = 1, **options: Unpack[LeaseOptions]) -> AsyncGenerator[Lease]:
     """Take a lease under trio; the arguments are those of ``lease``."""
     taking = lease(n, **options)
     # A cancelled wait leaves the thread; the lease that it may get then is given back at once.

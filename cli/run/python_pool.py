@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 import trio
 
 from gpupool.cli.lib.connect import connected, first_error
-from gpupool.cli.lib.logins import find_login, login_in_use
-from gpupool.cli.run.python_lease import Lease, lease
+from gpupool.cli.lib.logins import login_file
+from gpupool.cli.run.python_lease import Lease, PoolLeaseOptions, lease
 from gpupool.pool.view import PoolView
 
 T = TypeVar("T")
@@ -28,8 +28,7 @@ class Pool:
         Raises:
             UsageError: when there is no login of that name.
         """
-        used = find_login(name).path if name is not None else login_in_use()
-        self.credentials = credentials or (str(used) if used is not None else None)
+        self.credentials = login_file(name, credentials)
 
     def status(self) -> PoolView:
         """Return the pool as a server sees it now: servers, GPUs, leases, requests that wait.
@@ -44,7 +43,9 @@ class Pool:
         async with connected(self.credentials) as pool:
             return await pool.view()
 
-    def lease(self, n: int = 1, **options: Any) -> AbstractContextManager[Lease]:
+    def lease(
+        self, n: int = 1, **options: Unpack[PoolLeaseOptions]
+    ) -> AbstractContextManager[Lease]:
         """Take a lease of this pool; the arguments are those of ``gpupool.lease``."""
         return lease(n, credentials=self.credentials, **options)
 

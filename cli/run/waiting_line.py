@@ -4,6 +4,7 @@ A terminal has one line, which is updated in place. A file or a pipe gets a line
 begins and one each minute after, so that the log of a batch job shows what the job waits for.
 """
 
+import math
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,9 @@ FIRST_AFTER_S = 0.3
 FIRST_LINE_AFTER_S = 1.0
 """The same where lines stay."""
 
+ESTIMATE_AFTER_S = 0.5
+"""A request that has waited for so long is worth a look at the limits of lease times."""
+
 REDRAW_S = 1.0
 REPEAT_S = 60.0
 
@@ -33,18 +37,22 @@ async def _say(text: str) -> None:
 class WaitingLine:
     """Shows the latest status of a request for as long as it waits."""
 
-    def __init__(self, *, shown: bool, tell: Tell | None = None) -> None:
+    def __init__(
+        self, *, shown: bool, tell: Tell | None = None, first_after_s: float = FIRST_LINE_AFTER_S
+    ) -> None:
         """Prepare; nothing is shown before ``show`` runs.
 
         Args:
             shown: False for a quiet command.
             tell: takes the lines instead of stderr; for a notebook, whose cell shows them.
+            first_after_s: when the first line comes where lines stay.
         """
         self._shown = shown
+        self._first_after_s = first_after_s
         self._in_place = tell is None and sys.stderr.isatty()
         self._tell = tell or _say
         self._text = ""
-        self._added = ""
+        self._free_at = math.inf
         self._drawn = ""
         self._changed = trio.Event()
 
@@ -53,9 +61,9 @@ class WaitingLine:
         self._text = text
         self._changed.set()
 
-    def add(self, text: str) -> None:
-        """Say this too, from now on."""
-        self._added = f"; {text}"
+    def free_in(self, by_s: float) -> None:
+        """Take after how long GPUs are free at the latest; infinite if nobody knows."""
+        self._free_at = trio.current_time() + by_s
         self._changed.set()
 
     async def show(self) -> None:
@@ -69,11 +77,7 @@ class WaitingLine:
             await trio.sleep(FIRST_AFTER_S)
             while True:
                 self._changed = trio.Event()
-                self._draw(
-                    "gpupool: "
-                    + waiting_text(self._text, trio.current_time() - started)
-                    + self._added
-                )
+                self._draw(f"gpupool: {self._now(started)}")
                 with trio.move_on_after(REDRAW_S):
                     await self._changed.wait()
                 await trio.sleep(0.05)  # a burst of news is drawn once
@@ -82,11 +86,25 @@ class WaitingLine:
 
     async def _repeat(self) -> None:
         started = trio.current_time()
-        await trio.sleep(FIRST_LINE_AFTER_S)
+        await trio.sleep(self._first_after_s)
         while True:
-            waited_s = trio.current_time() - started
-            await self._tell(waiting_text(self._text, waited_s) + self._added)
-            await trio.sleep(REPEAT_S)
+            told = self._known()
+            await self._tell(self._now(started))
+            with trio.move_on_after(REPEAT_S):
+                while self._known() <= told:
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+
+    def _known(self) -> set[str]:
+        """Return what there is to say: a line that lacked some of it is followed by another."""
+        known = {"what for": self._text != "", "until when": self._free_at < math.inf}
+        return {what for what, is_known in known.items() if is_known}
+
+    def _now(self, started: float) -> str:
+        """Return what is to be said now: times go on between two answers of the pool."""
+        text = waiting_text(self._text, trio.current_time() - started)
+        left_s = self._free_at - trio.current_time()
+        return f"{text}; {free_text(left_s)}" if 0 < left_s < math.inf else text
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns
@@ -97,9 +115,25 @@ class WaitingLine:
             self._drawn = text
 
 
+def line_of_command(*, quiet: bool, verbose: int) -> WaitingLine:
+    """Return the line of a command on stderr.
+
+    With ``-v`` each status is a line of its own. Without a terminal this one comes each minute.
+    """
+    spoken = verbose and not sys.stderr.isatty()
+    return WaitingLine(shown=not quiet, first_after_s=REPEAT_S if spoken else FIRST_LINE_AFTER_S)
+
+
 def waiting_text(status: str, waited_s: float) -> str:
     """Return the text: the reason for the wait, and its length once that is 2 s."""
     text = status or "asking the pool"
     if waited_s >= 120:
         return f"{text}, {duration_text(waited_s // 60 * 60)}"
     return f"{text}, {waited_s:.0f} s" if waited_s >= 2 else text
+
+
+def free_text(by_s: float) -> str:
+    """Return that GPUs are free after a time, which is known from the limits of leases."""
+    return (
+        f"enough GPUs are free in {duration_text(round(by_s))} at the latest, by the leases' limits"
+    )

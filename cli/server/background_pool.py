@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any
 
 from gpupool.cli.lib.paths import config_dir
 from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.view import PoolView
+
+Status = Callable[[str], PoolView]
 
 START_S = 30.0
 STOP_S = 10.0
@@ -80,8 +84,13 @@ class BackgroundPool:
         """Return the servers that run."""
         return [each for each in self.record.processes if each.lives()] if self.record else []
 
-    def start(self, count: int, arguments: list[str]) -> None:
+    def start(self, count: int, arguments: list[str], status: Status) -> None:
         """Create the pool, or start the servers of the one that lies here again.
+
+        Args:
+            count: of servers, of a new pool.
+            arguments: of ``gpupool join``, for each.
+            status: asks the pool of a login how it is.
 
         Raises:
             UsageError: when it runs already.
@@ -104,8 +113,8 @@ class BackgroundPool:
                 first = name == self.record.names[0]
                 self._start(name, [] if first or not fresh else ["--token", self._new_token()])
                 if first and fresh:
-                    self._wait_for_login(name)
-            self._wait_for_servers(len(self.record.names))
+                    self._wait_for_login(name, status)
+            self._wait_for_servers(len(self.record.names), status)
         except BaseException:
             self.stop(remove=fresh)
             raise
@@ -175,25 +184,30 @@ class BackgroundPool:
             return {}
         return found
 
+    def _view(self, status: Status) -> PoolView | None:
+        with suppress(GpupoolError):
+            return status(str(self.credentials))
+        return None
+
     def _new_token(self) -> str:
         answer = self._run("token", "create", "--server")
         if token := str(answer.get("token", "")):
             return token
         raise GpupoolError("no token for the next server", why=str(answer.get("error", "")))
 
-    def _wait_for_login(self, name: str) -> None:
+    def _wait_for_login(self, name: str, status: Status) -> None:
         end = time.monotonic() + START_S
         while not self.credentials.exists():
             self._check(name, end)
-        while not self._run("status").get("pool"):
+        while self._view(status) is None:
             self._check(name, end)
 
-    def _wait_for_servers(self, count: int) -> None:
+    def _wait_for_servers(self, count: int, status: Status) -> None:
         end = time.monotonic() + START_S
         while True:
-            pool: dict[str, Any] = self._run("status").get("pool", {})
-            up = [each for each in pool.get("servers", ()) if each["state"] == "idle"]
-            if len(up) == count:
+            view = self._view(status)
+            states = [each.state for each in view.servers] if view is not None else []
+            if states.count("idle") == count:
                 return
             assert self.record is not None
             for name in self.record.names:

@@ -63,7 +63,7 @@ class Demonstration:
             self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
             self._say("leave out --emulate, and the GPUs are real. To play with a pool like it:")
             self._show(f"{program()} up")
-            self._say("To create a pool of this machine's GPUs:")
+            self._say("On a machine with GPUs, this creates a pool of them:")
             self._show(f"{program()} join")
             if self._web:
                 self._show_in_browser()

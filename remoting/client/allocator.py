@@ -180,7 +180,7 @@ class Allocator:
         connection = self._connections.by_server.get(action.server)
         try:
             if connection is None:
-                raise UnreachableError(f"lost server {action.server}")
+                raise UnreachableError(f"lost server {self._connections.name_of(action.server)}")
             message = _known_to(connection, action.message)
             answer = await connection.call(message, timeout_s=action.timeout_s)
         except GpupoolError as error:

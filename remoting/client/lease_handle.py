@@ -67,8 +67,7 @@ class LeaseHandle:
 
     def server_names(self) -> tuple[str, ...]:
         """Return the names of the servers of this lease."""
-        members = self._connections.members
-        return tuple(members[s].name if s in members else s for s in self.servers)
+        return tuple(map(self._connections.name_of, self.servers))
 
     def connections(self) -> dict[ServerId, ServerConnection]:
         """Return the connections on which the lease lives."""
@@ -90,7 +89,8 @@ class LeaseHandle:
             if connection.closed.is_set():
                 raise UnreachableError(f"lost server {connection.name}", why=connection.reason)
             return
-        raise UnreachableError(f"server {server} did not take its part of the lease in time")
+        name = self._connections.name_of(server)
+        raise UnreachableError(f"server {name} did not take its part of the lease in time")
 
     async def open_session(
         self,

@@ -285,6 +285,10 @@ class Connections:
             if wanted and member.server not in self.by_server:
                 self._add_member(member)
 
+    def name_of(self, server: ServerId) -> str:
+        """Return the name of a server; its id where the pool has not told it."""
+        return self.members[server].name if server in self.members else server
+
     def failure(self) -> GpupoolError:
         """Return why there is no connection."""
         failures = [t.failure for t in self._targets.values() if t.failure is not None]

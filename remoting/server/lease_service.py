@@ -42,6 +42,8 @@ from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
 LOG = logging.getLogger("gpupool.leases")
+FINAL = (RefusalKind.DENIED, RefusalKind.NEVER)
+"""Refusals after which a client asks no more."""
 
 ATTACHED_COUNT_MAX = 64
 TEXT_LENGTH_MAX = 200
@@ -256,6 +258,8 @@ class LeaseService:
         if isinstance(answer, NoOffer):
             if answer.kind == RefusalKind.BUSY and message.waits:
                 context.wait_queue.add(client.connection, request, now, client.user)
+            elif answer.kind in FINAL:
+                _log_refusal(client, answer.kind, answer.why)
             context.answer(client, call, m.Offered(None, answer))
         else:
             context.answer(client, call, m.Offered(answer, None))
@@ -272,6 +276,7 @@ class LeaseService:
                 return m.Done()
             if result.kind != RefusalKind.BUSY:
                 wait_queue.discard(client.connection, message.request.id)
+                _log_refusal(client, result.kind, result.why)
             kind = NotNowError if result.kind == RefusalKind.BUSY else DeniedError
             raise kind("the request has no place in the waiting line", why=result.why)
 
@@ -320,7 +325,7 @@ class LeaseService:
             self.attachments.attach(client, lease)
             context.answer(client, call, self._granted(lease))
         elif result is not None:
-            _log_refusal(client, result)
+            _log_refusal(client, result.kind, result.why)
             context.answer(client, call, _refused(result.kind, result.why))
         elif decision.uncertain:
             if not is_here:
@@ -465,9 +470,9 @@ def _check_room(client: Client) -> None:
         raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")
 
 
-def _log_refusal(client: Client, result: Result) -> None:
-    """Say whom the table refused a lease, and why; that GPUs are busy is nothing special."""
-    level = logging.DEBUG if result.kind == RefusalKind.BUSY else logging.INFO
-    fields = {"event": "refused", "user": client.user, "client": client.name, "reason": result.why}
+def _log_refusal(client: Client, kind: str, why: str) -> None:
+    """Say who is refused a lease, and why; that GPUs are busy is nothing special."""
+    level = logging.DEBUG if kind == RefusalKind.BUSY else logging.INFO
+    fields = {"event": "refused", "user": client.user, "client": client.name, "reason": why}
     who = f"{client.user} ({visible(client.name)})"
-    LOG.log(level, "refused %s a lease: %s", who, visible(result.why), extra={"fields": fields})
+    LOG.log(level, "refused %s a lease: %s", who, visible(why), extra={"fields": fields})

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from gpupool.cli.commands.doctor import door_finding
 from gpupool.cli.run import door_choice
 from gpupool.cli.run.door_choice import (
     DoorChoice,
     choose_door,
     cuda_dir,
+    door_lines,
     dropin_dir,
     ignored_path,
     interpreter_of,
@@ -90,11 +92,41 @@ def test_a_shell_gets_the_answer_of_the_first_python_on_its_path(tmp_path: Path)
     assert choose_door("auto", "/bin/sh", ["sh"], {"PATH": "/nowhere"}).door == "arrays"
 
 
-def test_something_that_only_calls_itself_python(tmp_path: Path) -> None:
+def test_something_that_only_calls_itself_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = script(tmp_path / "python3", "#!/bin/sh")
+    monkeypatch.setattr(door_choice, "cuda_library", lambda: tmp_path / "none")
     choice = choose_door("auto", fake, [fake], dict(os.environ))
     assert choice.door == ""
     assert "does not answer" in choice.why
+
+
+def test_a_python_that_does_not_answer_gets_the_cuda_door(built: Path, tmp_path: Path) -> None:
+    """As Python 2 does not, or one on a slow network disk: CUDA asks nothing of it."""
+    fake = script(tmp_path / "python2.7", "#!/bin/sh")
+    choice = choose_door("auto", fake, [fake], dict(os.environ))
+    assert choice.door == "cuda"
+    assert "does not answer like a Python; CUDA programs run" in choice.warning
+
+
+def test_the_doctor_says_that_the_cuda_door_is_not_built() -> None:
+    choice = DoorChoice("arrays", "the program's Python has no CuPy")
+    said = "python3 on the PATH: arrays door, the program's Python has no CuPy"
+    assert door_finding(choice, built=True).text == said
+    missing = door_finding(choice, built=False)
+    if sys.platform == "linux":
+        assert missing.text == f"{said}; the CUDA door is not built"
+        assert "gcc" in missing.hint
+
+
+def test_that_a_program_has_no_door_is_said_even_by_a_quiet_run() -> None:
+    none = DoorChoice("", "this installation has no drop-in package")
+    said = "train.py will see no GPU: this installation has no drop-in package"
+    assert door_lines(none, "/srv/train.py", quiet=True) == [said]
+    warned = DoorChoice("cuda", "asked for", "there is no CuPy")
+    assert door_lines(warned, "python", quiet=False) == ["there is no CuPy"]
+    assert door_lines(warned, "python", quiet=True) == []
 
 
 @pytest.mark.parametrize(

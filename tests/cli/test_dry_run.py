@@ -4,11 +4,15 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import trio
+import trio.testing
+
 from gpupool.cli.lib.rows import PoolSnapshot
-from gpupool.cli.run.dry_run import NEVER, start_by_s, start_text
+from gpupool.cli.run.dry_run import NEVER, follow_start, start_by_s, start_text
 from gpupool.cli.run.python_lease import wanted_of
-from gpupool.pool.errors import ExitCode
+from gpupool.pool.errors import ExitCode, UnreachableError
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.view import PoolView
 
 
 def test_when_gpus_are_free_by_the_limits_of_leases(snapshot: PoolSnapshot) -> None:
@@ -28,6 +32,30 @@ def test_when_gpus_are_free_by_the_limits_of_leases(snapshot: PoolSnapshot) -> N
     assert after(1, filters=["gpu.memory >= 900GiB"]) == NEVER
     assert start_text(5400) == "enough GPUs are free in 1h30m at the latest, by the leases' limits"
     assert "nobody knows" in start_text(NEVER)
+
+
+async def test_a_wait_follows_the_limits_of_leases(
+    autojump_clock: trio.testing.MockClock, snapshot: PoolSnapshot
+) -> None:
+    view, told = snapshot.view, list[float]()
+    ends = [Milliseconds(view.now + ms) for ms in (600_000, 60_000)]
+
+    async def look() -> PoolView:
+        await trio.lowlevel.checkpoint()
+        if len(told) == 2:
+            raise UnreachableError("lost server a")
+        lease = replace(view.leases[0], ends_at=ends.pop() if ends else Milliseconds(0))
+        return replace(view, leases=(lease,))
+
+    with trio.move_on_after(150):
+        await follow_start(look, wanted_of().request("x"), told.append)
+    assert told == [60, 600]
+
+
+def test_what_a_suspended_lease_has_is_not_counted_twice(snapshot: PoolSnapshot) -> None:
+    view = snapshot.view
+    lease = replace(view.leases[0], is_away=True, ends_at=Milliseconds(view.now + 1000))
+    assert start_by_s(replace(view, leases=(lease,)), wanted_of().request("x")) == NEVER
 
 
 def test_a_dry_run_takes_nothing(live_pool: Any) -> None:

@@ -9,6 +9,7 @@
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ def some_lease(pool: dict[str, Any]) -> bool:
     return pool["leases"] != []
 
 
+def one_waits_long(pool: dict[str, Any]) -> bool:
+    return any(each["waited_s"] > 2 for each in pool["waiting"])
+
+
 class Notebook:
     """A Jupyter client with one kernel, in a process of its own Python."""
 
@@ -95,7 +100,15 @@ def test_a_notebook_on_gpus_of_the_pool(live_pool: Any, tmp_path: Path) -> None:
     notebook = Notebook(python, env)
     assert notebook.do("run", "seen = 0; print('no GPU yet')") == "no GPU yet\n"
     assert live_pool.view()["leases"] == []
-    assert notebook.do("run", SUM) == "8.0\n"
+    for _ in range(3):
+        assert live_pool.run("alloc", "-n", "2", "-q").returncode == 0
+    with ThreadPoolExecutor(1) as threads:
+        cell = threads.submit(notebook.do, "run", SUM)
+        live_pool.wait_until(one_waits_long)
+        assert live_pool.run("release", "--all").returncode == 0
+        said = cell.result()
+    assert "gpupool: waiting for 50 % of 1 GPU" in said, said  # in the cell, where the reader looks
+    assert said.endswith("8.0\n")
     assert live_pool.granted() == 4 << 30
     assert notebook.do("interrupt") == "1\n"  # once
     live_pool.wait_until(no_lease)  # the kernel lives on, without its GPU

@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gpupool.cli.run.held_leases import HeldRecord
 
 View = dict[str, Any]
 SUM = "import cupy, os; print(float(cupy.ones(8).sum()), os.environ.get('GPUPOOL_LEASE'))"
@@ -22,6 +25,10 @@ def python(code: str) -> list[str]:
 
 def no_lease(pool: View) -> bool:
     return pool["leases"] == []
+
+
+def some_lease(pool: View) -> bool:
+    return pool["leases"] != []
 
 
 def one_waits(pool: View) -> bool:
@@ -237,3 +244,25 @@ def test_an_unused_lease_is_announced_and_ended(user: User, live_pool: Any, tmp_
     assert "LeaseNotice: it has not been used" in text
     secret = json.loads(Path(live_pool.env["GPUPOOL_CREDENTIALS"]).read_text())["secret"]
     assert secret not in text
+
+
+def test_a_lease_of_another_pool_is_not_taken_for_one_of_the_same_name(
+    user: User, live_pool: Any
+) -> None:
+    """Found by tests beside each other: names are short, and two pools soon have the same ones."""
+    program = user.spawn("run", "-p", "0.25", *python("import time; time.sleep(600)"))
+    live_pool.wait_until(some_lease)
+    [lease] = live_pool.view()["leases"]
+    folder = Path(user.env["XDG_RUNTIME_DIR"], "gpupool")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    record = HeldRecord(lease["name"], "f" * 32, "other", "ada", 1, f"{folder}/x.sock", "there")
+    record = replace(record, ended="released there")
+    path = folder / f"{record.lease}-{record.cluster_id[:12]}.json"
+    path.write_text(json.dumps(asdict(record)))
+    path.chmod(0o600)
+    released = user.run("release", record.lease)
+    assert "it was not held on this machine" in released.stderr
+    live_pool.wait_until(no_lease)
+    os.killpg(program.pid, signal.SIGKILL)
+    output(program)
+    path.unlink()

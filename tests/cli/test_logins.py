@@ -1,5 +1,6 @@
 """Logins to several pools: none takes the place of another, and one of them is in use."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import gpupool
+from gpupool.cli import main
 from gpupool.cli.commands.logins.use import command as use
 from gpupool.cli.lib import logins
 from gpupool.cli.lib.common_options import pool_options
@@ -86,6 +89,24 @@ def test_commands_talk_to_the_pool_that_is_named_or_in_use(folder: Path) -> None
     assert asked() == ""  # rather the first login than none
 
 
+def test_python_programs_use_the_login_that_commands_use(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pool, cluster in (("lab", "c1"), ("play", "c2")):
+        save_login(login(pool, cluster))
+    assert gpupool.Pool().credentials == str(folder / "credentials.json")
+    assert gpupool.Pool("play").credentials == str(folder / "pools" / "play.json")
+    CliRunner().invoke(use, ["play"], catch_exceptions=False)
+    assert gpupool.Pool().credentials == str(folder / "pools" / "play.json")
+    monkeypatch.setenv("GPUPOOL_POOL", "lab")
+    assert gpupool.Pool().credentials == str(folder / "credentials.json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUPOOL_CREDENTIALS", "mine.json")
+    assert gpupool.Pool().credentials == str(tmp_path / "mine.json")  # wherever the holder lives
+    assert gpupool.Pool("play").credentials == str(folder / "pools" / "play.json")
+    assert gpupool.Pool(credentials="x.json").credentials == str(tmp_path / "x.json")
+
+
 def test_what_cannot_be_used_is_said(folder: Path) -> None:
     save_login(login("lab", "c1"))
     with pytest.raises(UsageError, match="no login named paly") as caught:
@@ -111,3 +132,29 @@ def test_whoami_says_who_and_until_when(live_pool: Any) -> None:
     assert (lines["pool"], lines["role"]) == ("lab", "operator"), done.stderr
     assert " UTC, in " in lines["expires"]
     assert lines["login"] == live_pool.env["GPUPOOL_CREDENTIALS"]
+
+
+def test_a_token_says_before_it_expires_and_is_renewed(
+    live_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    for variable, value in live_pool.env.items():
+        monkeypatch.setenv(variable, value)
+
+    def said(*words: str) -> tuple[str, str]:
+        code = main.run(list(words))
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return out, err
+
+    make = ("token", "create", "--user", "soon", "--expires", "2d", "--json")
+    token = json.loads(said(*make)[0])["token"]
+    mine = ("--credentials", str(tmp_path / "soon.json"))
+    said("login", token, *mine)
+    out, err = said("whoami", *mine)
+    name = dict(line.split(maxsplit=1) for line in out.splitlines())["token"]
+    renew = f"gpupool token renew {name}"
+    assert err == f"gpupool: your token expires in 47h59m; an operator renews it: {renew}\n"
+    assert " UTC, in 47h59m\n" in out
+    said("token", "renew", name)
+    out, err = said("whoami", *mine)
+    assert (err, "in more than 14 days" in out) == ("", True)

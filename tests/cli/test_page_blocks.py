@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,7 @@ class Home:
             ),
             "revoke ID": f"revoke {next(t['token'] for t in tokens if t['user'] == 'spare')}",
             "/var/lib/gpupool": str(state),
+            "/etc/prometheus": str(self.path),
         }
 
 
@@ -87,6 +90,18 @@ def test_the_start_page(tmp_path: Path) -> None:
             assert [text for text in block.prints if text not in said] == [], said
     finally:
         reader.run("gpupool down")
+
+
+def test_programs_of_the_python_page(home: Home) -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    programs = re.findall(r"(?ms)^```python\n(.*?)^```$", page)
+    assert len(programs) == 3
+    for program in programs:
+        if program.startswith("async "):
+            body = textwrap.indent(program, "    ")
+            program = f"import trio\nasync def main():\n{body}\ntrio.run(main)\n"
+        (home.path / "program.py").write_text(f"import gpupool\n{program}")
+        home.run("python program.py")
 
 
 @pytest.mark.parametrize("page", PLAIN)

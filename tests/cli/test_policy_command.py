@@ -155,7 +155,9 @@ def test_at_the_limit_a_run_waits_until_a_lease_of_its_own_ends(pool: OnePool) -
         assert row.split()[2:5] == ["ada", "students", "0"]
         [lease] = view["leases"]
         slip = pool.run("release", lease["name"])  # an operator could
-        assert (slip.returncode, "belongs to ada" in slip.stderr) == (ExitCode.FAILED, True)
+        assert (slip.returncode, "belongs to ada" in slip.stderr) == (ExitCode.FAILED, True), (
+            slip.stderr
+        )
         status = pool.run("status").stdout
         assert f", policy v{view['policy_version']}, as seen by a" in status
         assert "ada   students" in status
@@ -327,7 +329,7 @@ def test_a_policy_that_loses_most_of_its_lines_is_asked_about(pool: OnePool) -> 
     assert loss_text(LIMITS, LIMITS.replace("priority = 5", "")) == ""
     assert loss_text("", LIMITS) == loss_text("# nothing yet\n", "") == ""
     assert loss_text(LIMITS, "# to do\n") == "is empty, and would end all 9 lines of"
-    assert loss_text(LIMITS, "[defaults]\n") == "has 1 lines in place of the 9 of"
+    assert loss_text(LIMITS, "[defaults]\n") == "has 1 line in place of the 9 of"
     full, empty = pool.folder / "full.toml", pool.folder / "empty.toml"
     full.write_text(LIMITS)
     empty.write_text("")

@@ -1,16 +1,19 @@
 """``import gpupool`` in a program: leases, the pool's status, and cells of a notebook."""
 
+import inspect
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import trio
 
 import gpupool
+from gpupool.cli.lib.logins import find_login, named_login, use_login
 from gpupool.cli.run import notebook_magics
-from gpupool.cli.run.python_lease import wanted_of
+from gpupool.cli.run.python_lease import LeaseOptions, PoolLeaseOptions, RequestOptions, wanted_of
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Placement
 
@@ -47,6 +50,41 @@ def test_arguments_mean_what_the_options_mean() -> None:
     ):
         with pytest.raises(UsageError):
             wanted_of(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_each_option_has_a_type() -> None:
+    parameters = dict(inspect.signature(wanted_of).parameters)
+    assert parameters.pop("n").annotation is int
+    assert get_type_hints(RequestOptions) == {
+        name: each.annotation for name, each in parameters.items()
+    }
+    for function, options in (
+        (gpupool.lease, RequestOptions),
+        (gpupool.open_lease, LeaseOptions),
+        (gpupool.Pool.lease, PoolLeaseOptions),
+    ):
+        [last] = [
+            each.annotation
+            for each in inspect.signature(function).parameters.values()
+            if each.kind is inspect.Parameter.VAR_KEYWORD
+        ]
+        assert get_args(last) == (options,), function
+    with pytest.raises(TypeError, match="fractoin"):
+        gpupool.lease(fractoin=0.5).__enter__()  # pyright: ignore[reportCallIssue, reportUnknownMemberType]
+
+
+def test_a_lease_is_taken_by_the_login_in_use(
+    api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUPOOL_CREDENTIALS")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = named_login("lab")
+    path.parent.mkdir(parents=True)
+    shutil.copy(api.env["GPUPOOL_CREDENTIALS"], path)  # and its mode
+    use_login(find_login("lab"))
+    with gpupool.lease(fraction=0.25) as lease:
+        assert ["--credentials", str(path)] == lease.command(["x"])[-5:-3]
+    api.wait_until(no_lease)
 
 
 def test_a_lease_lasts_as_long_as_its_block(api: Any) -> None:
@@ -87,6 +125,8 @@ def test_a_cell_is_a_program_on_gpus(api: Any, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "1 8.0\n" in said
     assert "the cell's program ended with 4" in said
+    notebook_magics.gpu("-p '0.5", "print(1)")
+    assert capsys.readouterr().out == 'gpupool: "-p \'0.5" cannot be read: no closing quotation\n'
 
 
 def test_the_package_offers_what_it_says(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, Glyphs, bar, mini_cell
+from gpupool.cli.commands.view import problems
+from gpupool.cli.lib.columns import (
+    GPU_COLUMNS,
+    LEASE_COLUMNS,
+    SERVER_COLUMNS,
+    Glyphs,
+    bar,
+    mini_cell,
+)
 from gpupool.cli.lib.listing import print_table
 from gpupool.cli.lib.rows import (
     GpuCounts,
@@ -20,12 +28,13 @@ from gpupool.cli.lib.rows import (
     gpu_counts,
     gpu_rows,
     lease_shares,
+    server_rows,
 )
 from gpupool.cli.tui.keys import KEYS, Mode, UiState
 from gpupool.cli.tui.panels import chosen_row, extent, row_json
 from gpupool.cli.tui.screen import quorum_counts, render
 from gpupool.pool.model.ids import GpuId
-from gpupool.pool.telemetry import SessionTelemetry
+from gpupool.pool.telemetry import ConsensusTelemetry, SessionTelemetry
 
 GLYPHS = Glyphs()
 
@@ -174,6 +183,32 @@ def test_gpus_that_cannot_be_reached_are_neither_idle_nor_free(snapshot: PoolSna
         assert "2 unreachable" in render(lost, UiState(), 160, 40, GLYPHS).plain
 
 
+def test_servers_of_another_version_are_named(
+    snapshot: PoolSnapshot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = snapshot.view.servers
+    assert not any(row.other_version for row in server_rows(snapshot))
+    newer = replace(snapshot.view, servers=(a, replace(b, version="0.2.0"), c))
+    print_table(
+        SERVER_COLUMNS, server_rows(replace(snapshot, view=newer)), wide=False, glyphs=GLYPHS
+    )
+    assert "new fan; other version: 0.2.0, most have 0.1.0" in capsys.readouterr().out
+    # One that the others cannot understand counts as away, and this is why.
+    lost = replace(c, state="down", reason="no contact for more than 10 s")
+    raft = replace(snapshot.view.raft, connected=(b.id,))
+    view = replace(snapshot.view, servers=(a, b, lost), raft=raft)
+    apart = {
+        each: replace(measured, consensus=ConsensusTelemetry(link_versions=others))
+        for (each, measured), others in zip(
+            snapshot.telemetry.items(), ({c.id: 9}, {}, {a.id: 7, b.id: 7}), strict=True
+        )
+    }
+    why = "other version, which the others do not understand; no contact for more than 10 s"
+    found = replace(snapshot, view=view, telemetry=apart)
+    assert [row.reason for row in server_rows(found)] == ["", "new fan", why]
+    assert problems(found) == [f"server {c.name} is down: {why}"]
+
+
 def test_a_narrow_screen_keeps_the_reason(snapshot: PoolSnapshot) -> None:
     for width in (80, 100):
         frame = render(snapshot, UiState(), width, 24, GLYPHS).plain
@@ -190,6 +225,7 @@ def test_lost_quorum_is_a_red_sentence_and_dims_the_rest(minority: PoolSnapshot)
     assert "on red" in style_at(frame, "not in touch")
     assert "dim" in style_at(frame, "server-b")
     assert "quorum 1/3" in frame.plain
+    assert problems(minority)[0] == "server server-a is not in touch with a majority"
 
 
 def test_old_numbers_are_dim_and_carry_their_age(snapshot: PoolSnapshot) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import gpupool
 from gpupool.cli.server.background_pool import BackgroundPool, Process, Record, beginning_of
 from gpupool.pool.errors import UsageError
 
@@ -23,7 +24,7 @@ def made(folder: Path, processes: list[Process], login: str = "") -> BackgroundP
 def test_a_second_pool_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     me = Process("local-a", os.getpid(), beginning_of(os.getpid()))
     with pytest.raises(UsageError, match="runs already"):
-        made(tmp_path, [me]).start(1, [])
+        made(tmp_path, [me]).start(1, [], lambda login: gpupool.Pool(credentials=login).status())
 
 
 def test_a_process_of_the_same_number_is_not_ended(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from gpupool.cli.run.agent import Agent, private_dir
-from gpupool.cli.run.waiting_line import WaitingLine
+from gpupool.cli.run.waiting_line import WaitingLine, line_of_command
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.session_answer import SessionAnswer
 
@@ -35,15 +35,58 @@ async def test_a_pipe_gets_a_line_at_the_start_and_one_each_minute(
     ]
 
 
+async def test_what_is_known_late_has_a_line_of_its_own(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of alloc, whose holder has to start first: else the first minute says not what for."""
+    line = WaitingLine(shown=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shown_for, line, 65)
+        await trio.sleep(1.4)
+        line.update("waiting for 1 GPU")
+        await trio.sleep(0.2)
+        line.free_in(600)
+        line.update("waiting for 1 GPU, 0 ahead")
+    free = "enough GPUs are free in 10m at the latest, by the leases' limits"
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: asking the pool",
+        "gpupool: waiting for 1 GPU",
+        f"gpupool: waiting for 1 GPU, 0 ahead; {free}",
+        f"gpupool: waiting for 1 GPU, 0 ahead, 62 s; {free.replace('10m', '9m00s')}",
+    ]
+
+
+async def test_with_v_a_pipe_gets_a_line_each_minute_too(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = line_of_command(quiet=False, verbose=1)
+    line.update("waiting for 1 GPU")  # which has a line of its own already
+    await shown_for(line, 130)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: waiting for 1 GPU, 60 s",
+        "gpupool: waiting for 1 GPU, 2m00s",
+    ]
+
+
 async def test_the_line_says_when_gpus_are_free(
     autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = WaitingLine(shown=True)
     line.update("waiting for 1 GPU")
-    line.add("enough GPUs are free in 1h30m")
-    await shown_for(line, 2)
-    said = capsys.readouterr().err
-    assert said == "gpupool: waiting for 1 GPU; enough GPUs are free in 1h30m\n"
+    line.free_in(90 * 60 + 1)
+    await shown_for(line, 130)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: waiting for 1 GPU; enough GPUs are free in 1h30m at the latest, "
+        "by the leases' limits",
+        "gpupool: waiting for 1 GPU, 61 s; enough GPUs are free in 1h29m at the latest, "
+        "by the leases' limits",
+        "gpupool: waiting for 1 GPU, 2m00s; enough GPUs are free in 1h28m at the latest, "
+        "by the leases' limits",
+    ]
+    for by_s in (float("inf"), 0.0, 0.5):
+        line.free_in(by_s)
+        await shown_for(line, 2)
+        assert capsys.readouterr().err == "gpupool: waiting for 1 GPU\n"
 
 
 async def test_a_quiet_command_says_nothing(

@@ -17,7 +17,10 @@ stat --format '%a %n' /etc/gpupool /etc/gpupool/environment
 systemd-analyze verify --man=no /usr/lib/systemd/system/gpupool.service 2>&1
 systemd-analyze verify --man=no /usr/lib/systemd/system/gpupool-keeper.socket 2>&1
 head -c 11 /usr/share/man/man1/gpupool-run.1
+for name in $(gpupool --help | sed -n '/^Commands:/,/^$/s/^  \\([a-z][a-z]*\\) .*/\\1/p')
+do test -s /usr/share/man/man1/gpupool-$name.1; done
 ls /usr/share/bash-completion/completions/gpupool /usr/share/zsh/site-functions/_gpupool
+ls /usr/share/fish/vendor_completions.d/gpupool.fish
 gpupool simulate --seed 1 --duration 3s
 """
 

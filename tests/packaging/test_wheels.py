@@ -1,6 +1,8 @@
 """Releases: the same commit gives the same files, which install without a compiler."""
 
+import json
 import os
+import re
 import sys
 import tarfile
 import zipfile
@@ -49,7 +51,7 @@ def test_the_same_commit_gives_the_same_files(
     finally:
         os.umask(before)
     assert [path.name for path in again] == [path.name for path in release]
-    assert len(again) == 3
+    assert len(again) == 4
     for one, other in zip(release, again, strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
 
@@ -63,7 +65,7 @@ def test_the_libraries_of_both_wheels_are_hardened(release: list[Path]) -> None:
 
 
 def test_the_sdist_is_complete(release: list[Path]) -> None:
-    with tarfile.open(release[2]) as opened:
+    with tarfile.open(release[3]) as opened:
         inside = {name.partition("/")[2] for name in opened.getnames()}
         assert {member.mtime for member in opened.getmembers()} == {
             int(run("git", "log", "-1", "--format=%ct"))
@@ -74,8 +76,19 @@ def test_the_sdist_is_complete(release: list[Path]) -> None:
     assert {name for name in tracked if not name.startswith(outside)} - inside == set()
 
 
+def test_the_bill_of_materials_names_what_a_server_installs(release: list[Path]) -> None:
+    bill = json.loads(release[2].read_text(encoding="utf-8"))
+    assert bill["bomFormat"] == "CycloneDX"
+    about = bill["metadata"]["component"]
+    assert f"gpupool-{about['version']}.cdx.json" == release[2].name
+    locked = (ROOT / "requirements" / "server.txt").read_text(encoding="utf-8")
+    wanted = set(re.findall(r"(?m)^([\w.-]+)==(\S+)", locked))
+    assert {(each["name"], each["version"]) for each in bill["components"]} == wanted
+    assert all(each["externalReferences"] for each in bill["components"])  # with their hashes
+
+
 def test_twine_and_auditwheel_accept_them(tools: Path, release: list[Path]) -> None:
-    run(tools, "-m", "twine", "check", "--strict", *release)
+    run(tools, "-m", "twine", "check", "--strict", *release[:2], release[3])
     for path in release[:2]:
         said = run(tools, "-m", "auditwheel", "show", path).replace("\n", " ")
         assert 'constrains the platform tag to "manylinux_2_2' in said, said

@@ -19,6 +19,7 @@ from gpupool.pool.model.state import (
     Server,
     ServerStatus,
 )
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import STOPPING, is_drained_by_stop, plan_host, plan_leader
 from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.filters import parse_filter
@@ -26,6 +27,7 @@ from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.scheduling.ranking import Choice, rank
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.view_building import build_view
 
 ONE = Incarnation(1)
 
@@ -347,6 +349,10 @@ def test_the_leader_follows_contact_and_lapses_waiting() -> None:
     assert plan == (c.ServerContact(b, ONE, reachable=False),)
     table.apply(plan[0])
     assert table.state.servers[b].status is ServerStatus.UNREACHABLE
+    health = RaftHealth(Role.LEADER, a, 1, 1, 1, SERVERS, (other,), 0.1, {}, 1)
+    view = build_view(table.state, health, a, table.now_ms)
+    free = {server.id: {gpu.memory_free > 0 for gpu in server.gpus} for server in view.servers}
+    assert (free[a], free[b]) == ({True}, {False}), "nothing of it can be had"
     assert plan_leader(table.state, {b: 5.0}, table.now_ms, a) == ()
     assert plan_leader(table.state, {b: 0.5}, table.now_ms, a) == (
         c.ServerContact(b, ONE, reachable=True),

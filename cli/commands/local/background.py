@@ -2,6 +2,7 @@
 
 import click
 
+import gpupool
 from gpupool.cli.lib.common_options import verbose_option
 from gpupool.cli.lib.output import say
 from gpupool.cli.lib.paths import playground_dir, program
@@ -50,7 +51,9 @@ def up(servers: int, emulate: Emulation, real: bool) -> None:
         old = pool.record is not None
         say(f"gpupool: {'starting the servers of last time' if old else 'creating a pool'}")
     arguments = [] if real else ["--emulate", f"{emulate.count}:{emulate.memory >> 20}M"]
-    pool.start(1 if real else servers, arguments)
+    pool.start(
+        1 if real else servers, arguments, lambda login: gpupool.Pool(credentials=login).status()
+    )
     assert pool.record is not None
     word = program()
     click.echo(f"A pool of {len(pool.record.names)} servers runs. Try:")

@@ -288,7 +288,7 @@ def _warn(found: FoundUsage) -> None:
     costs = found.report.costs if found.report is not None else None
     if costs is not None and costs.whole.unpriced and not costs.whole.amount:
         say("gpupool: the pool's policy had no price for any of these GPUs")
-        say('  hint: an operator sets [prices] by "gpupool policy edit"; docs/policy.md has them')
+        say('  hint: an operator adds [prices] by "gpupool policy edit", such as "*H200*" = 2.10')
 
 
 @command.command()

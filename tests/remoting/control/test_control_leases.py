@@ -6,6 +6,7 @@ import trio.testing
 from tests.remoting.control.control_cluster import GIB, Cluster, request
 from tests.remoting.control.control_kit import until
 
+from gpupool.cli.run.program_run import lease_text
 from gpupool.pool.errors import (
     DeniedError,
     LeaseLostError,
@@ -34,6 +35,9 @@ async def test_lease_session_and_release(autojump_clock: Clock, nursery: trio.Nu
         hold = await pool.allocate(request(pool, 2, 0.5), wait_s=0)
         assert cluster.granted() == 80 * GIB
         assert len(hold.servers) == 1
+        # What is shown where the view is late: servers by their names, in any case.
+        text = f"2 x GPU (40G) on {hold.server_names()[0]}, lease {hold.name}"
+        assert lease_text(hold, None) == text
         [session] = await hold.open_session("arrays", "train.py")
         assert isinstance(session, OpenedSession)
         assert session.encryption == "tls"

@@ -1,14 +1,21 @@
 """What a server says of a policy that is not there, and of a request that makes no sense."""
 
+import json
+import logging
 from dataclasses import replace
 
 import pytest
+import trio
+import trio.testing
 from tests.pool.policy_kit import Pool
+from tests.remoting.control.control_cluster import Cluster, request
 
-from gpupool.pool.errors import UsageError
+from gpupool.cli.lib.logs import JsonFormatter
+from gpupool.pool.errors import DeniedError, NeverFitsError, UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
-from gpupool.remoting.server import policy_service
+from gpupool.pool.transitions.policy_versions import pack_text
+from gpupool.remoting.server import lease_service, policy_service
 from gpupool.remoting.server.client_checks import check_request
 
 
@@ -32,6 +39,30 @@ def test_a_version_that_is_not_kept() -> None:
 def test_a_policy_made_from_another_version(policy: str, base: int, why: str) -> None:
     error = policy_service._conflict(Pool(policy).state, base)  # pyright: ignore[reportPrivateUsage]
     assert error.why == why
+
+
+async def test_a_refusal_has_a_line_in_the_log(
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", kept.append)
+    monkeypatch.setattr(lease_service.LOG, "handlers", [handler])
+    monkeypatch.setattr(lease_service.LOG, "level", logging.INFO)
+    cluster = Cluster(nursery)
+    await cluster.start([2])
+    async with cluster.client("root") as root, cluster.client() as pool:
+        await root.put_policy(pack_text("[defaults]\nmax_gpus = 0.5\n"), 0)
+        for count, error in ((1, DeniedError), (3, NeverFitsError)):
+            with pytest.raises(error):
+                await pool.allocate(request(pool, count), wait_s=10)
+    denied, never = [json.loads(JsonFormatter().format(each)) for each in kept]
+    assert (denied["event"], denied["user"]) == ("refused", pool.credentials.user)
+    assert denied["message"].startswith(f"refused {denied['user']} (")
+    assert "max_gpus" in denied["reason"]
+    assert never["reason"] == "the largest server, gpu-1, has 2 GPUs"
 
 
 @pytest.mark.parametrize(
