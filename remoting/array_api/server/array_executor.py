@@ -69,6 +69,14 @@ _VIEWS = frozenset(
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
 
 
+_LATER = ("fft.cache.", "fft.several", "ndarray.field", "ndarray.mdspan", "sparse.")
+
+
+def in_order(name: str) -> tuple[bool, str]:
+    """Return the key by which operations are numbered: those that came later have later numbers."""
+    return name.startswith(_LATER), name
+
+
 class Client(Protocol):
     """The connection, as the executor uses it."""
 
@@ -119,7 +127,7 @@ class Executor:
         table = {**backend.operations(), **self._own_operations()}
         if self._exchange is not None:
             table |= self._exchange.operations()
-        self.names = sorted(table)
+        self.names = sorted(table, key=in_order)
         self.functions = [table[name] for name in self.names]
 
     def _own_operations(self) -> dict[str, Callable[..., Any]]:
