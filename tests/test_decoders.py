@@ -46,7 +46,7 @@ from gpupool.pool.record_query import RecordPage
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.transitions import backup, policy_versions
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.array_api.server import array_exchange
+from gpupool.remoting.array_api.server import array_exchange, array_results, element_types
 from gpupool.remoting.array_api.server import array_wire as arrays_wire
 from gpupool.remoting.client import credentials
 from gpupool.remoting.host import orphan_reaper
@@ -206,6 +206,14 @@ def cases(folder: Path) -> dict[str, Case]:
             plain(array_exchange.introduction),
             remote,
             framing.dump({"key": bytes(32), "others": [None]}),
+        ),
+        "array dtype": Case(
+            plain(element_types.dtype_of), remote, framing.dump(["V", 8, False, ["a", 0, "<f8"]])
+        ),
+        "array meta": Case(
+            plain(array_results.decode_meta),
+            remote,
+            framing.dump([16, ["V", 8, False, ["a", 0, "<f8"]], [3], [8]]),
         ),
         "worker's message": Case(
             lambda d: host_messages.decode_from_worker(framing.Frame(d[0] if d else 0, d[1:])),

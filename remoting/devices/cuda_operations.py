@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_transforms import transforms
 from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
@@ -21,6 +22,7 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
+from gpupool.remoting.devices.sparse import real_sparse
 
 Operation = Callable[..., Any]
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
@@ -196,6 +198,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         cupy.concatenate(arrays, axis, out, casting=casting)
 
     return {
+        "ndarray.field": lambda a, name: a[name],
         "ndarray.getitem": lambda a, index: a[index],
         "ndarray.gather": lambda a, index: a[index],
         "ndarray.setitem": assign,
@@ -215,6 +218,9 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         "ndarray.sort": lambda a, axis=-1: a.sort(axis),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
+        "ndarray.mdspan": lambda a, index_type, unsafe: a.mdspan(
+            index_type=np.dtype(index_type).type, allow_unsafe=unsafe
+        ),
         "ndarray.as_strided": cupy.lib.stride_tricks.as_strided,
         "ufunc.at": lambda name, a, index, value: ufuncs[name].at(a, index, value),
         "ufunc.reduceat": lambda a, indices, **kw: cupy.add.reduceat(a, indices, **kw),
@@ -236,5 +242,5 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[name] = getattr(cupy, name)
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
-    table |= real_extensions()
+    table |= real_extensions() | transforms(backend) | real_sparse(backend)
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
+from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
+from gpupool.remoting.devices.sparse import emulated_sparse
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -25,6 +28,26 @@ def _getitem(a: Array, index: Any) -> Array:
     # stays a view of no dimensions, as CuPy's is.
     items = index if isinstance(index, tuple) else (index,)
     return a[items] if any(item is Ellipsis for item in items) else a[(*items, Ellipsis)]
+
+
+def _field(a: Any, name: str) -> Any:
+    made = a[name]
+    if not isinstance(a, np.ndarray) or made.dtype.char == "V" or not made.size:
+        return made
+    size = made.dtype.itemsize
+    if any(step % size for step in made.strides) or _address(made) % size:
+        raise ValueError(
+            f"result array with dtype {made.dtype} is not sufficiently aligned for GPU operations: "
+            "cupy.make_aligned_dtype makes a structure that is"
+        )
+    return made
+
+
+def _fill(a: Array, value: Any) -> None:
+    if a.dtype.char == "V":
+        a[...] = value  # each field, also from a structure of other types
+    else:
+        a.fill(_cast(value, a.dtype))
 
 
 def _gather(a: Array, index: tuple[Any, ...]) -> Array:
@@ -90,6 +113,7 @@ def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
+_BY_FIELDS: dict[str, Operation] = {"equal": operator.eq, "not_equal": operator.ne}
 _COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
 
 
@@ -113,6 +137,9 @@ def _ufunc(name: str) -> Operation:
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
+        if name in _BY_FIELDS and args[0].dtype.char == "V":
+            # NumPy's ufuncs do not take structures, its operators do.
+            return np.asarray(_BY_FIELDS[name](*args))
         if name in _COMPARE and any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
         if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
@@ -364,9 +391,12 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table: dict[str, Operation] = {name: _ufunc(name) for name in UFUNCS}
     table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
-    table |= {f"fft.{name}": _transform(name) for name in FFT}
+    transforms = {f"fft.{name}": _transform(name) for name in FFT}
+    plans = EmulatedPlans(len(backend.devices))
+    table |= transforms | plans.planned(transforms, lambda: backend.current)
+    table |= plans.operations(lambda: backend.current)
     table |= random_operations() | emulated_extensions()
-    table |= _cuda(backend) | host_kernel_operations(backend)
+    table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
@@ -385,6 +415,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "linalg.eigvals": lambda a: _complex(np.linalg.eigvals(a), a),
         "linalg.lstsq": _lstsq,
         "linalg.solve": _solve,
+        "ndarray.field": _field,
         "ndarray.getitem": _getitem,
         "ndarray.gather": _gather,
         "ndarray.setitem": _setitem,
@@ -400,10 +431,11 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.real": lambda a: a.real,
         "ndarray.imag": lambda a: a.imag,
         "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
-        "ndarray.fill": lambda a, value: a.fill(_cast(value, a.dtype)),
+        "ndarray.fill": _fill,
         "ndarray.sort": lambda a, axis=-1: a.sort(axis, kind="stable"),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
+        "ndarray.mdspan": lambda a, index_type, unsafe: _Marker(),
         "ndarray.as_strided": _as_strided,
         "ufunc.at": _at,
         "ufunc.reduceat": _reduceat,

@@ -42,7 +42,10 @@ FOLDERS = (
     "random_tests",
     "sorting_tests",
     "statistics_tests",
+    "sparse_tests",
 )
+# Where a folder is that is not in `cupy_tests`.
+ELSEWHERE = {"sparse_tests": "cupyx_tests/scipy_tests"}
 # They compile kernels while they are imported, or test one class that is written in C++.
 LEFT_OUT = ("fusion_tests", "test_carray.py", "test_raw.py")
 TEST_S = 60
@@ -73,7 +76,11 @@ def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool, devices: 
     argv += [f"--ignore-glob=*{name}*" for name in LEFT_OUT]
     began = time.monotonic()
     done = subprocess.run(
-        [*argv, f"cupy_tests/{folder}"], cwd=work, env=environment, check=False, capture_output=True
+        [*argv, f"{ELSEWHERE.get(folder.split('/')[0], 'cupy_tests')}/{folder}"],
+        cwd=work,
+        env=environment,
+        check=False,
+        capture_output=True,
     )
     if done.returncode not in (0, 1):
         sys.stderr.write(f"{folder}: pytest ended with {done.returncode}\n")
@@ -86,7 +93,8 @@ def prepare(cupy: Path, work: Path) -> None:
     for needed in (cupy / "tests" / "cupy_tests", cupy / "cupy" / "testing"):
         if not needed.is_dir():
             sys.exit(f"{needed} is missing: name a checkout of CuPy, as in CUPY=/path/to/cupy")
-    (work / "cupy_tests").symlink_to(cupy / "tests" / "cupy_tests")
+    for name in ("cupy_tests", "cupyx_tests"):
+        (work / name).symlink_to(cupy / "tests" / name)
     (work / "overlay").mkdir()
     (work / "overlay" / "testing").symlink_to(cupy / "cupy" / "testing")
 

@@ -20,7 +20,6 @@ INTERNALS = (
     "cupyx.cutensor",
     "cupyx.cutlass",
     "cupyx.linalg",
-    "cupyx.scipy.sparse",
     "cupyx.jit",
     "cupy.cublas",
     "cupy.cuda",
@@ -167,8 +166,9 @@ def install(cupy: Any) -> None:
     cupyx: Any = importlib.import_module("cupyx")
     scipy: Any = importlib.import_module("cupyx.scipy")
     cupyx.scipy = scipy
-    sparse: Any = importlib.import_module("cupyx.scipy.sparse")
-    scipy.sparse, sparse.issparse = sparse, _nothing
+    importlib.import_module("cupyx.scipy.sparse")
+    gufuncs: Any = importlib.import_module("cupy._core._gufuncs")
+    gufuncs._GUFunc = cupyx.GeneralizedUFunc
     # Public names whose tests look for them in private modules.
     for name in ("_distributions", "_bit_generator", "_sample"):
         setattr(cupy.random, name, cupy.random)

@@ -41,6 +41,7 @@ from gpupool.remoting.array_api.server.array_results import (
     describe_error,
     same_layout,
 )
+from gpupool.remoting.array_api.server.element_types import told
 from gpupool.remoting.array_api.server.shared_memory import check_piece
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
@@ -51,6 +52,7 @@ _U32 = struct.Struct("<I")
 _VIEWS = frozenset(
     {
         "ndarray.view",
+        "ndarray.field",
         "ndarray.getitem",
         "ndarray.transpose",
         "ndarray.swapaxes",
@@ -65,6 +67,17 @@ _VIEWS = frozenset(
     }
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
+
+
+_LATER = (
+    *("cuda.cufft_version", "fft.cache.", "fft.callbacks", "fft.several", "fft.with_callbacks"),
+    *("ndarray.field", "ndarray.mdspan", "sparse."),
+)
+
+
+def in_order(name: str) -> tuple[bool, str]:
+    """Return the key by which operations are numbered: those that came later have later numbers."""
+    return name.startswith(_LATER), name
 
 
 class Client(Protocol):
@@ -117,7 +130,7 @@ class Executor:
         table = {**backend.operations(), **self._own_operations()}
         if self._exchange is not None:
             table |= self._exchange.operations()
-        self.names = sorted(table)
+        self.names = sorted(table, key=in_order)
         self.functions = [table[name] for name in self.names]
 
     def _own_operations(self) -> dict[str, Callable[..., Any]]:
@@ -428,7 +441,8 @@ class Executor:
             if value.strides != meta.strides and not same_layout(value, meta):
                 value = self._conformed(name, value, meta)
         elif number == array_wire.META_UNKNOWN:
-            self.described.append([handle, value.dtype.str, list(value.shape), list(value.strides)])
+            looks = [told(value.dtype), list(value.shape), list(value.strides)]
+            self.described.append([handle, *looks])
         elif number != array_wire.META_OBJECT:
             raise RemoteProtocolError("unknown meta", why=str(number))
         self._store(handle, value)

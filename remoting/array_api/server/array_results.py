@@ -8,7 +8,7 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.array_api.server.templates import dtype_of
+from gpupool.remoting.array_api.server.element_types import dtype_of, told
 from gpupool.remoting.devices.base import Backend
 
 ANSWER_OBJECTS_MAX = 64
@@ -125,7 +125,7 @@ class Answer:
             handle = self._keep(value)
             strides = list(value.strides)
             device = self._backend.device_of(value)
-            return ["h", handle, value.dtype.str, list(value.shape), strides, device]
+            return ["h", handle, told(value.dtype), list(value.shape), strides, device]
         if type(value) in (tuple, list):
             items: Any = value
             code = "t" if type(value) is tuple else "l"

@@ -9,15 +9,14 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.element_types import dtype_of
 
 Builder = Callable[[Iterator[Any], Callable[[int], Any]], Any]
 """Makes one argument from the packed values, and from a function that finds handles."""
 
 MAX_NODES = 8192
 MAX_OUTPUTS = 32
-DTYPES = {np.dtype(char).str: np.dtype(char) for char in array_wire.DTYPES}
-"""The element types that may cross the wire, by NumPy's ``str``: a closed set."""
-
+SCALAR_MAX = 4096
 _CONSTANTS = (bool, int, type(None))
 
 
@@ -42,14 +41,6 @@ class Template:
         source = iter(values)
         arguments = [make(source, find) for make in self.arguments]
         return arguments, {key: make(source, find) for key, make in self.keywords}
-
-
-def dtype_of(text: Any) -> np.dtype[Any]:
-    """Return the element type that ``text`` names; raise for one outside the closed set."""
-    found = DTYPES.get(text) if isinstance(text, str) else None
-    if found is None:
-        raise RemoteProtocolError("malformed message", why=f"dtype {text!r}")
-    return found
 
 
 class _Compiler:
@@ -108,6 +99,8 @@ class _Compiler:
             dtype = dtype_of(item)
             if code == "d":
                 return lambda values, find: dtype
+            if dtype.itemsize > SCALAR_MAX:
+                raise RemoteProtocolError("malformed template", why=f"a scalar of {dtype}")
             self.layout.append(f"{dtype.itemsize}s")
             return lambda values, find: np.frombuffer(next(values), dtype)[0]
         raise RemoteProtocolError("malformed template", why=f"node {code[:40]}")

@@ -73,7 +73,7 @@ def test_what_is_absent_says_what_to_do(cp: Any, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(AttributeError, match="door cuda"):
         of(cp, "scipy.signal").ShortTimeFFT  # noqa: B018 - the look is the test
     with pytest.raises(ModuleNotFoundError, match="door cuda"):
-        of(cp, "scipy.sparse")
+        of(cp, "scipy.optimize")
     with pytest.raises(TypeError, match="function"):
         of(cp, "scipy.ndimage").gaussian_filter(cp.ones(3), lambda x: x)
 

@@ -44,6 +44,7 @@ from cupy._core.poly import POLY as _POLY
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
 from cupy._door import absent as _absent
+from cupy._door import dtypes as _dtypes
 from cupy._door import state as _state
 
 __version__ = "14.2.0"
@@ -175,6 +176,7 @@ def _fill(names: dict[str, _Any]) -> None:
     for name, source in _ALIASES.items():
         names[name] = names[source]
     names["array"] = _convert.array
+    names["make_aligned_dtype"] = _dtypes.make_aligned_dtype
     for table in (_FUNCTIONS, _HOST):
         for name, function in table.items():
             # Programs and NumPy's dispatcher look at the name of a function.

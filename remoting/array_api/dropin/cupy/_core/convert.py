@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from cupy._core.dispatch import make
-from cupy._core.dispatch.arguments import dtype_of, normalize_order, shape_of, steps_of
+from cupy._core.dispatch.arguments import (
+    dtype_of,
+    normalize_order,
+    shape_of,
+    steps_of,
+    view_dtype_of,
+)
 from cupy._core.dispatch.transfers import upload
-from cupy._door import state
+from cupy._door import dtypes, state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, contiguous_strides, fresh, intern, keep_order
 
@@ -66,7 +72,7 @@ def from_interface(obj: Any) -> Any:
     described = obj.__cuda_array_interface__
     if described.get("mask") is not None:
         raise ValueError("CuPy currently does not support masked arrays.")
-    kind, shape = dtype_of(described["typestr"]), shape_of(described["shape"])
+    kind, shape = _described_dtype(described), shape_of(described["shape"])
     address = described["data"][0]
     if 0 in shape:
         return make.empty(shape, kind)
@@ -86,6 +92,26 @@ def from_interface(obj: Any) -> Any:
             f"{steps}, which reach outside the array that it points to: correct the description"
         )
     return pointer.as_array(shape, kind, steps, "C")
+
+
+def _described_dtype(described: Any) -> np.dtype[Any]:
+    """Return the dtype of a description, whose text lacks the fields of a structure."""
+    kind = np.dtype(described["typestr"])
+    fields = described.get("descr")
+    if kind.char != "V" or not isinstance(fields, list):
+        return view_dtype_of(kind)
+    parts: list[tuple[str, Any, int]] = []
+    offset = 0
+    for name, *form in fields:  # without a name it is room between fields
+        part = np.dtype((form[0], form[1]) if len(form) > 1 else form[0])
+        if name:
+            parts.append((name, part, offset))
+        offset += part.itemsize
+    if not parts:
+        return view_dtype_of(kind)
+    names, formats, offsets = (list(column) for column in zip(*parts))
+    made: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": offset}
+    return view_dtype_of(np.dtype(made))
 
 
 state.hooks["from_interface"] = from_interface
@@ -174,8 +200,8 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
     found = _casts.get((source._known, dtype, order)) if plain else None
     if found is not None:
         return make.send(source, found[0], found[1], None)
-    kind = dtype_of(dtype)
     meta: Meta = source._meta
+    kind = meta.dtype if dtype is meta.dtype else dtype_of(dtype)
     key = (meta, dtype, order) if plain else None
     letter = normalize_order(order)
     if kind == meta.dtype and not copy and _has_order(meta, letter):
@@ -191,6 +217,9 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
             stacklevel=3,
         )
         key = None  # each time with its warning
+    if meta.size and kind != meta.dtype:
+        dtypes.check_kernel(meta.dtype)
+        dtypes.check_kernel(kind)
     made = keep_order(meta, kind) if letter == "K" else fresh(kind, meta.shape, letter)
     if key is not None:
         make.remember(_casts, key, make.planned(source, "ndarray.astype", (kind, letter), {}, made))

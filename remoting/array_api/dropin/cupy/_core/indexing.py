@@ -80,6 +80,8 @@ def getitem(a: Any, index: Any) -> Any:
             raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
         return make.send_view(a, plan, _INT(index), _frame(1))
     key = _key(a._meta, index if kind is tuple else (index,))
+    if key is None and a._meta.dtype.fields is not None and _is_names(index):
+        return _fields(a, index)
     if key is not None:
         found = _parts.get(key)
         if found is None:
@@ -96,6 +98,26 @@ def getitem(a: Any, index: Any) -> Any:
         return make.lazy("ndarray.gather", (a, items), {})
     shape = advanced(a._meta, items)
     return make.forward("ndarray.gather", (a, items), {}, fresh(a._meta.dtype, shape))
+
+
+def _is_names(index: Any) -> bool:
+    return isinstance(index, str) or (
+        isinstance(index, list) and all(isinstance(name, str) for name in index)
+    )
+
+
+def _fields(a: Any, index: Any) -> Any:
+    """Return the view of one field of structures, or of those with some of the fields."""
+    meta: Meta = a._meta
+    if isinstance(index, list):
+        return a.view(meta.dtype[index])
+    found = (meta.dtype.fields or {}).get(index)
+    if found is None:
+        raise ValueError(f"no field name of {index}")
+    if found[0].shape:  # a sentence that CuPy's own tests look for
+        raise ValueError("CuPy does not yet support accessing nested subarrays")
+    looks = intern(found[0], meta.shape, meta.strides)
+    return make.view(a, "ndarray.field", (index,), looks)
 
 
 def _key(meta: Meta, index: tuple[Any, ...]) -> Any:
@@ -253,6 +275,8 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     if kind is float or kind is make.classes.ndarray:
         key = _key(a._meta, index if type(index) is tuple else (index,))
     if key is None:
+        if a._meta.dtype.fields is not None and _is_names(index):
+            a, index = _fields(a, index), Ellipsis
         _setitem(a, index, value)
         return
     array: bool = kind is not float
@@ -328,7 +352,7 @@ def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
 
 def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
     if value.ndim == 0:
-        return value.item()
+        return value[()] if value.dtype.char == "V" else value.item()
     if state.hooks["slice_copy"] and isinstance(index, slice) and index == _FULL:
         if a.dtype != value.dtype or a.shape != value.shape:
             raise ValueError(

@@ -12,8 +12,8 @@ from cupy._core.dispatch import arguments, make
 from cupy._core.indexing import without_imaginary
 from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
-from cupy._door import state
-from cupy._door.calls import Plan
+from cupy._door import dtypes, state
+from cupy._door.calls import Plan, Remote, remote_object
 from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
 from cupy._door.older import zip_strict
 
@@ -47,6 +47,14 @@ def _in_memory(strides: list[int]) -> list[int]:
     return found[::-1]
 
 
+class Mdspan(Remote):
+    """An array as a kernel sees it that takes a ``cuda::std::mdspan``."""
+
+    __slots__ = ("_array",)
+    _array: Any
+    """Whose memory it is, so that it stays."""
+
+
 class Methods:
     """What `cupy.ndarray` can do, other than operators and conversions."""
 
@@ -71,7 +79,7 @@ class Methods:
         meta = self._meta
         if dtype is None:
             return make.view(self, "ndarray.view", (), meta, type)
-        kind = arguments.dtype_of(dtype)
+        kind = arguments.view_dtype_of(dtype)
         if kind.itemsize == meta.dtype.itemsize:
             looks = intern(kind, meta.shape, meta.strides)
         else:
@@ -207,6 +215,8 @@ class Methods:
     def byteswap(self, inplace: bool = False) -> Any:
         """Return the elements with their bytes in the other order."""
         meta = self._meta
+        if meta.dtype.fields is not None:
+            raise TypeError("byteswap is not supported for structured dtypes")
         if meta.dtype.itemsize == 1:
             return self if inplace else self.copy()
         made = make.forward("ndarray.byteswap", (self,), {}, fresh(meta.dtype, meta.shape))
@@ -222,9 +232,36 @@ class Methods:
         if isinstance(value, np.ndarray):
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
-            value = value.item()
+            value = value[()] if value.dtype.char == "V" else value.item()
+        if isinstance(value, tuple) and self._meta.dtype.fields is not None:
+            value = np.array(value, self._meta.dtype)[()]
+        dtypes.check_kernel(self._meta.dtype)
         scalar = without_imaginary(arguments.operand(value), self._meta.dtype)
         self._session.call("ndarray.fill", (self, scalar), {})
+
+    def mdspan(self, *, index_type: Any, allow_unsafe: bool = False) -> Any:
+        """Return what a kernel takes for a ``cuda::std::mdspan`` of this array.
+
+        Args:
+            index_type: of the lengths and steps: `numpy.int32` or `numpy.int64`.
+            allow_unsafe: whether axes without elements, and steps of 0 or below, are no error.
+        """
+        meta = self._meta
+        if index_type not in (np.int32, np.int64):
+            raise ValueError(f"index_type is cupy.int32 or cupy.int64, and not {index_type}")
+        if index_type is np.int32 and meta.size > np.iinfo(np.int32).max:
+            raise ValueError(f"{meta.size} elements are too many for an index_type of 32 bits")
+        if not allow_unsafe:
+            for at, length in enumerate(meta.shape):
+                if length == 0:  # sentences that CuPy's own tests look for
+                    raise RuntimeError(f"{at}-th dimension has size zero")
+            for at, step in enumerate(meta.strides):
+                if step <= 0:
+                    raise RuntimeError(f"{at}-th dimension has non-positive stride")
+        kind, unsafe = np.dtype(index_type), bool(allow_unsafe)
+        made = remote_object(Mdspan, self._session, "ndarray.mdspan", (self, kind, unsafe))
+        made._array = self
+        return made
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
         """Sort in place."""

@@ -52,6 +52,17 @@ def unique_values(x: Any) -> Any:
     return FUNCTIONS["unique"](x, equal_nan=False)
 
 
+def _with_initial(name: str, start: int, array: Any, axis: int, dtype: Any, out: Any) -> Any:
+    at = arguments.axis_of(axis, array.ndim)
+    shape = (*array.shape[:at], array.shape[at] + 1, *array.shape[at + 1 :])
+    if out.shape != shape:
+        raise ValueError(f"out.shape {out.shape} is not {shape}")
+    before = (slice(None),) * at
+    out[(*before, 0)] = start
+    FUNCTIONS[name](array, at, dtype, out[(*before, slice(1, None))])
+    return out
+
+
 def _cumulative(name: str, start: int) -> Any:
     def function(
         x: Any,
@@ -71,7 +82,7 @@ def _cumulative(name: str, start: int) -> Any:
                 )
             axis = 0
         if out is not None and include_initial:
-            raise NotImplementedError("include_initial with out is not supported")
+            return _with_initial(name, start, array, axis, dtype, need(out, "out"))
         made = FUNCTIONS[name](array, axis, dtype, out)
         if include_initial:
             at = arguments.axis_of(axis, array.ndim)

@@ -12,7 +12,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.loops import LOOPS, Loop
-from cupy._door import state
+from cupy._door import dtypes, state
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 from cupy._door.older import zip_strict
@@ -88,6 +88,7 @@ class ufunc:
         self.operation = operation or name
         self._loops = [Loop(text) for text in loops if "V" not in text]
         self.types = loops
+        self._by_fields = "VV->?" in loops
         self.nin = len(self._loops[0].inputs)
         self.nout = len(self._loops[0].outputs)
         self.nargs = self.nin + self.nout
@@ -106,6 +107,8 @@ class ufunc:
         return found
 
     def _find(self, operands: tuple[Operand, ...], dtype: Any) -> Loop:
+        if self._by_fields and dtype is None and dtypes.are_compared(operands):
+            return self._loops[0]  # whose result has the right type
         if dtype is not None:
             for loop in self._loops:
                 if all(output == dtype for output in loop.outputs):

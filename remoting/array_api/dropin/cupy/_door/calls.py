@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import wire
+from cupy._door import dtypes, wire
 from cupy._door.meta import Meta
 
 LEAVES_MAX = 4096
+SCALAR_MAX = 4096  # bytes of one structured number
 _DTYPE_TYPES = (bool, int, float, complex)
 _VIEWS = frozenset(
     {
         "broadcast_to",
-        *("ndarray.as_strided", "ndarray.diagonal", "ndarray.getitem", "ndarray.imag"),
+        *("ndarray.as_strided", "ndarray.diagonal", "ndarray.field", "ndarray.getitem"),
+        "ndarray.imag",
         *("ndarray.real", "ndarray.reshape_view", "ndarray.squeeze", "ndarray.swapaxes"),
         *("ndarray.transpose", "ndarray.view"),
     }
@@ -157,7 +159,7 @@ def _flatten_rest(value: Any, kind: Any, session: Any, values: list[Any], layout
             int(value) if isinstance(value, int) else float(value), session, values, layout
         )
     if isinstance(value, np.dtype):
-        return ("d", value.str)
+        return ("d", dtypes.told(value))
     if isinstance(value, type) and (value in _DTYPE_TYPES or issubclass(value, np.generic)):
         return ("d", np.dtype(value).str)
     if isinstance(value, bytes):
@@ -178,11 +180,13 @@ def _index(part: Any) -> Any:
 
 
 def _scalar(value: Any, values: list[Any], layout: list[str]) -> Any:
-    if value.dtype.char not in wire.DTYPES:
+    if not dtypes.is_kept(value.dtype):
         raise UnsupportedArgumentError(f"Unsupported dtype {value.dtype}")
+    if value.dtype.itemsize > SCALAR_MAX:
+        raise ValueError(f"a scalar of {value.dtype.itemsize} bytes: make it an array first")
     values.append(value.tobytes())
     layout.append(f"{value.dtype.itemsize}s")
-    return ("n", value.dtype.str)
+    return ("n", dtypes.told(value.dtype))
 
 
 def plan_of(

@@ -13,7 +13,7 @@ import itertools
 import struct
 from typing import Any
 
-from cupy._door import cbor, wire
+from cupy._door import cbor, dtypes, wire
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta
 from cupy._door.sender import Sender
@@ -30,6 +30,8 @@ class Handles:
         self.counter = itertools.count((first_device << 40) + 1)
         #: Changes when the worker forgets all templates and metas.
         self.epoch: object = object()
+        #: Whether the worker knows other element types than numbers.
+        self.structures = False
         self._sender = sender
         self._templates: dict[Any, int] = {}
         self._metas: dict[Meta, int] = {}
@@ -68,8 +70,13 @@ class Handles:
             return meta
         found = self._metas.get(meta)
         if found is None:
+            kind = dtypes.told(meta.dtype)
+            if meta.dtype.char not in wire.DTYPES and not self.structures:
+                raise NotImplementedError(
+                    f"arrays of {meta.dtype} need a newer gpupool on the server of this GPU"
+                )
             new = wire.FIRST_META + len(self._metas)
-            body = [new, meta.dtype.str, meta.shape, meta.strides]
+            body = [new, kind, meta.shape, meta.strides]
             found = self._define(wire.META, self._metas, meta, body)
         return found
 

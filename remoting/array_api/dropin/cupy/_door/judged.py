@@ -27,8 +27,8 @@ _TEXT = """
 angle argpartition average bincount choose compress convolve copyto corrcoef correlate cov cross
 cumprod cumsum delete diff digitize dot ediff1d einsum extract fill_diagonal gradient histogram
 histogram2d histogramdd indices insert interp intersect1d isin lexsort median nancumprod
-nancumsum nanmedian nanquantile ndarray.as_strided ndarray.gather ndarray.partition ndarray.sort
-packbits pad
+nancumsum nanmedian nanquantile ndarray.as_strided ndarray.field ndarray.gather
+ndarray.partition ndarray.sort packbits pad
 partition percentile place poly polyfit put put_along_axis putmask quantile ravel_multi_index
 repeat roll roots searchsorted select setdiff1d setxor1d sort_complex take take_along_axis tile
 trapezoid trim_zeros ufunc.at ufunc.reduceat union1d unique unpackbits unravel_index unwrap

@@ -25,7 +25,7 @@ class _NoMemory:
     def __init__(self, meta: Meta) -> None:
         self.__array_interface__ = {
             "shape": meta.shape,
-            "typestr": meta.dtype.str,
+            "typestr": f"|V{meta.dtype.itemsize}" if meta.dtype.char == "V" else meta.dtype.str,
             "data": (_ADDRESS, False),
             "strides": meta.strides,
             "version": 3,
@@ -67,6 +67,8 @@ class Meta:
         """
         if self._shadow is None:
             self._shadow = np.asarray(_NoMemory(self))
+            if self.dtype.fields is not None:
+                self._shadow = self._shadow.view(self.dtype)
         return self._shadow
 
     @property

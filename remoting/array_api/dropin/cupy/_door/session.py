@@ -179,6 +179,7 @@ class Session:
             raise TypeError("a device whose memory is no number")
         self.operations = {name: number for number, name in enumerate(names)}
         self._judged_names = frozenset(filter(is_judged, names))
+        self._handles.structures = "ndarray.field" in self.operations
         self.devices = devices
         self.server = welcome
         self._queue.welcome(self.operations, visible(welcome.get("version")), room)

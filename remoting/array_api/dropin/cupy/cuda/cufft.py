@@ -39,6 +39,8 @@ class _Local(threading.local):
 
 
 _local = _Local()
+hooks: dict[str, Any] = {}
+"""The settings of transforms, whose module imports this one."""
 
 
 def get_current_plan() -> Any:
@@ -50,6 +52,8 @@ class _Plan:
     """A plan as a context: transforms in the block must be those that it is for."""
 
     fft_type: int
+    gpus: Any = None
+    work_area: Any = None
 
     def __enter__(self) -> Any:
         _local.outer.append(_local.plan)
@@ -63,11 +67,9 @@ class _Plan:
 class Plan1d(_Plan):
     """A plan for transforms over one axis."""
 
-    gpus = None
-
     def __init__(self, nx: int, fft_type: int, batch: int, *, devices: Any = None) -> None:
-        if devices is not None:
-            raise NotImplementedError("a plan for several GPUs is not supported")
+        given = range(devices) if isinstance(devices, int) else devices
+        self.gpus = None if given is None else [int(each) for each in given]
         self.nx, self.fft_type, self.batch = int(nx), int(fft_type), int(batch)
 
     def check(self, fft_type: int, length: int, batch: int) -> None:
@@ -76,6 +78,8 @@ class Plan1d(_Plan):
             raise ValueError(OTHER_TYPE)
         if length != self.nx:  # a beginning that CuPy's own tests look for
             raise ValueError("Target array size does not match the plan.", length, self.nx)
+        if hooks["config"].use_multi_gpus != (self.gpus is not None):
+            raise ValueError("the plan and cupy.fft.config.use_multi_gpus disagree")
         if batch != self.batch:
             raise ValueError(f"the plan is for {self.batch} transforms at once, and not {batch}")
 

@@ -1,6 +1,5 @@
 """Discrete Fourier transforms; lengths and types follow from the arguments."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ from cupy._core.dispatch.arguments import need
 from cupy._door import absent as _absent
 from cupy._door.meta import fresh
 from cupy.cuda import cufft as _cufft
-from cupy.fft import _callbacks
+from cupy.fft import _callbacks, _plans
+from cupy.fft._plans import config as config
 
 __all__ = [
     "fft",
@@ -33,35 +33,6 @@ __all__ = [
     "rfftfreq",
     "rfftn",
 ]
-
-
-class _Config:
-    """Settings of CuPy's transforms; plans are the server's affair."""
-
-    use_multi_gpus = False
-    set_cufft_callbacks = _callbacks.set_cufft_callbacks
-    get_current_callback_manager = staticmethod(_callbacks.get_current_callback_manager)
-
-    def __init__(self) -> None:
-        self._enable_nd_planning = True
-
-    @property
-    def enable_nd_planning(self) -> bool:
-        """Whether several axes are transformed by one plan: an old setting, without effect."""
-        warnings.warn(
-            "cupy.fft.config.enable_nd_planning is deprecated", DeprecationWarning, stacklevel=2
-        )
-        return self._enable_nd_planning
-
-    @enable_nd_planning.setter
-    def enable_nd_planning(self, value: bool) -> None:
-        warnings.warn(
-            "cupy.fft.config.enable_nd_planning is deprecated", DeprecationWarning, stacklevel=2
-        )
-        self._enable_nd_planning = value
-
-
-config = _Config()
 
 
 def _complex(kind: np.dtype[Any]) -> np.dtype[Any]:
@@ -108,7 +79,10 @@ def _one(name: str) -> Any:
         if name in ("irfft", "hfft"):
             kind = _real(array.dtype)
         shape = (*array.shape[:at], length, *array.shape[at + 1 :])
-        return _callbacks.forward(name, (array, n, axis, norm), fresh(kind, shape))
+        if _callbacks.get_current_callback_manager() is not None:
+            return _callbacks.forward(name, (array, n, axis, norm), fresh(kind, shape))
+        operation, first = _plans.transform(name)
+        return make.forward(operation, (*first, array, n, axis, norm), {}, fresh(kind, shape))
 
     return function
 

@@ -39,7 +39,8 @@ def get_fft_plan(a: Any, shape: Any = None, axes: Any = None, value_type: str = 
             lengths[index] = length
     fft_type = _cufft.type_of(a.dtype, value_type)
     if count == 1:
-        return _cufft.Plan1d(lengths[0], fft_type, _batch(a, places[0]))
+        devices = _cupy.fft.config.devices
+        return _cufft.Plan1d(lengths[0], fft_type, _batch(a, places[0]), devices=devices)
     return _plan_nd(a, places, lengths, fft_type, value_type)
 
 

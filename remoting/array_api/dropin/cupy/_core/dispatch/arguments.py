@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import state, wire
+from cupy._door import dtypes, state, wire
 from cupy._door.calls import Remote
 from cupy._door.older import zip_strict
 
@@ -20,18 +20,27 @@ _PYTHON_NUMBERS = (bool, int, float, complex)
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype that devices compute with.
+    """Return a dtype of arrays on a device: of numbers, of bytes or of structures.
 
     Raises:
-        ValueError: objects, text, dates and structures stay on the host, and no device computes
-            with numbers in the other order of bytes.
+        ValueError: objects, text and dates stay on the host, and no device computes with numbers
+            in the other order of bytes.
     """
     made = np.dtype(dtype)
     if made.char not in SUPPORTED:
-        raise ValueError(f"Unsupported dtype {made}")
-    if not made.isnative:
+        if made.hasobject and made.char == "V":
+            raise ValueError(f"Unsupported dtype {made}: it contains references to Python objects")
+        if not dtypes.is_structure(made):
+            raise ValueError(f"Unsupported dtype {made}")
+    elif not made.isnative:
         raise ValueError(f"Unsupported dtype {made} with big-endian byte-order")
     return made
+
+
+def view_dtype_of(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that memory may be viewed as: also dates, with which no device computes."""
+    made = np.dtype(dtype)
+    return made if made.char in "mM" and made.isnative else dtype_of(made)
 
 
 def is_scalar(value: Any) -> bool:
@@ -46,7 +55,7 @@ def operand(value: Any) -> Any:
     """
     if isinstance(value, (Remote, *_PYTHON_NUMBERS)):
         return value
-    if isinstance(value, np.generic) and value.dtype.char in SUPPORTED:
+    if isinstance(value, np.generic) and (value.dtype.char in SUPPORTED or value.dtype.char == "V"):
         return value
     convert = getattr(value, "__cupy_get_ndarray__", None)
     if convert is not None:
@@ -142,9 +151,10 @@ def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
         return
     steps = [(length - 1) * stride for length, stride in zip_strict(shape, strides)]
     if any(step < 0 for step in steps):
-        raise ValueError("strides below 0 are not supported for a new array")
+        raise ValueError("ndarray() with strides below 0 is not supported")
     if sum(steps) + itemsize > math.prod(shape) * itemsize:
-        raise ValueError("the strides leave the memory of a contiguous array of this shape")
+        # both with a beginning that CuPy's own tests look for
+        raise ValueError("ndarray() with strides that leave the memory of a contiguous array")
 
 
 def normalize_order(order: str | None) -> str:

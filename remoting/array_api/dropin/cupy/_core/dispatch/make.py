@@ -6,10 +6,8 @@ import struct
 from inspect import isfunction
 from typing import Any
 
-import numpy as np
-
 from cupy._core.dispatch.arguments import dtype_of, shape_of
-from cupy._door import pool, state, wire
+from cupy._door import dtypes, pool, state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
 from cupy._door.session import Session
@@ -250,6 +248,7 @@ def empty(
 def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> Any:
     """Return a new array of one value."""
     kind = dtype_of(dtype)
+    dtypes.check_kernel(kind)
     meta = fresh(kind, shape, order)
     session = pool.current()
     handle, device = session.call("full", (shape, value, kind, order), {}, meta)
@@ -259,21 +258,18 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
 # --- answers of the worker ------------------------------------------------------------------------
 
 
-_DTYPES = {np.dtype(letter).str: np.dtype(letter) for letter in wire.DTYPES}
-
-
-def _told(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Meta:
+def _told(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Meta:
     """Return what the worker says of an array; no program gets one that no GPU can have."""
     numbers = all(type(one) is int for one in (*shape, *strides))
     if not numbers or any(length < 0 for length in shape) or len(shape) != len(strides):
         raise ValueError("an array of no shape")
-    return intern(_DTYPES[dtype], shape, strides)
+    return intern(dtypes.read(dtype), shape, strides)
 
 
 def adopt(
     session: Session,
     handle: int,
-    dtype: str,
+    dtype: Any,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     device: int,
@@ -285,7 +281,7 @@ def adopt(
     return result(session, handle, meta, session.first_device + device)
 
 
-def describe(target: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def describe(target: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Fill in the type, shape and strides of an array, once the worker has sent them."""
     target._known = _told(dtype, shape, strides)
 

@@ -1,0 +1,237 @@
+"""Types of elements as both ends name them: NumPy's text for one, the fields for a structure.
+
+A plain type is NumPy's ``str`` of it. A structure is ``["V", bytes, aligned, field...]``, a field
+``[name, offset, type, length...]``, where the lengths are those of a field that is an array itself.
+Text and dates are in structures only, or what memory is viewed as: no device computes with them.
+The worker's side is ``gpupool.remoting.array_api.server.element_types``.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from cupy._door import wire
+
+SIZE_MAX = 1 << 30
+FIELDS_MAX = 1024
+NESTING_MAX = 4
+NAME_MAX = 256
+_TEXT = re.compile(r"[<>|][biufcSUV][0-9]{1,10}|[<>][mM]8(\[[0-9]{0,9}[a-zA-Z]{1,2}\])?", re.ASCII)
+_PLAIN = {np.dtype(letter).str: np.dtype(letter) for letter in wire.DTYPES}
+_told: dict[np.dtype[Any], Any] = {}
+_TOLD_MAX = 1 << 12
+
+
+def is_structure(dtype: np.dtype[Any]) -> bool:
+    """Say whether it is a structure or so many bytes without a meaning, as devices may keep."""
+    return dtype.char == "V" and dtype.subdtype is None and dtype.itemsize > 0
+
+
+def is_kept(dtype: np.dtype[Any]) -> bool:
+    """Say whether devices keep elements of a type, which they may not compute with."""
+    return dtype.char in wire.DTYPES or is_structure(dtype) or dtype.char in "mM"
+
+
+def told(dtype: np.dtype[Any]) -> Any:
+    """Return what the worker is told of a type, hashable; ValueError for one of the host."""
+    if dtype.char in wire.DTYPES:
+        return dtype.str
+    found = _told.get(dtype)
+    if found is None:
+        if not is_kept(dtype) or dtype.hasobject:
+            raise ValueError(f"Unsupported dtype {dtype}")
+        found = _tell(dtype, 0)
+        if len(_told) >= _TOLD_MAX:
+            _told.clear()
+        _told[dtype] = found
+    return found
+
+
+def _tell(dtype: np.dtype[Any], depth: int) -> Any:
+    if dtype.itemsize > SIZE_MAX:
+        raise ValueError(f"Unsupported dtype {dtype}: an element has more than {SIZE_MAX:,} bytes")
+    names = dtype.names
+    if names is None:
+        return dtype.str
+    if depth > NESTING_MAX or len(names) > FIELDS_MAX:
+        raise ValueError(f"Unsupported dtype {dtype}: too many fields, or nested too deeply")
+    fields: list[Any] = []
+    for name in names:
+        kind, offset = dtype.fields[name][:2]  # type: ignore[index]
+        if len(name) > NAME_MAX:
+            raise ValueError(f"Unsupported dtype {dtype}: the name of a field is too long")
+        fields.append((name, offset, _tell(kind.base, depth + 1), *kind.shape))
+    return ("V", dtype.itemsize, dtype.isalignedstruct, *fields)
+
+
+def read(value: Any) -> np.dtype[Any]:
+    """Return the type that the worker names; ValueError, LookupError or TypeError for none."""
+    found = _PLAIN.get(value) if isinstance(value, str) else None
+    return _read(value, 0) if found is None else found
+
+
+def _read(value: Any, depth: int) -> np.dtype[Any]:
+    if isinstance(value, str):
+        if not _TEXT.fullmatch(value):
+            raise ValueError(f"no type of elements: {value[:40]!r}")
+        made = np.dtype(value)
+    else:
+        made = _structure(value, depth)
+    if not 0 < made.itemsize <= SIZE_MAX:
+        raise ValueError("a type without a size")
+    return made
+
+
+def _structure(value: Any, depth: int) -> np.dtype[Any]:
+    if type(value) is not list or len(value) < 3 or value[0] != "V" or depth > NESTING_MAX:
+        raise ValueError("no type of elements")
+    _, size, aligned, *fields = value
+    if type(size) is not int or not 0 < size <= SIZE_MAX or type(aligned) is not bool:
+        raise ValueError("a structure of no size")
+    if not 0 < len(fields) <= FIELDS_MAX:
+        raise ValueError("a structure without fields, or with too many")
+    names: list[str] = []
+    formats: list[Any] = []
+    offsets: list[int] = []
+    for field in fields:
+        name, offset, kind, *shape = field
+        if type(name) is not str or len(name) > NAME_MAX or type(offset) is not int:
+            raise ValueError("a field without a name or a place")
+        if not all(type(length) is int and 0 <= length <= SIZE_MAX for length in shape):
+            raise ValueError("a field of no shape")
+        base = _read(kind, depth + 1)
+        total = base.itemsize
+        for length in shape:
+            total *= length
+        if not 0 <= offset <= size - total:
+            raise ValueError("a field outside of its structure")
+        names.append(name)
+        formats.append((base, tuple(shape)) if shape else base)
+        offsets.append(offset)
+    described: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
+    return np.dtype(described, align=aligned)
+
+
+# --- alignment on a GPU ---------------------------------------------------------------------------
+
+
+def alignment(dtype: np.dtype[Any]) -> int:
+    """Return the multiple of bytes at which a GPU reads an element."""
+    base = dtype.base
+    if base.fields is not None:
+        asked = (base.metadata or {}).get("__cuda_alignment__", base.alignment)
+        kinds = [base.fields[name][0] for name in base.names or ()]  # type: ignore[index]
+        return max([asked, *map(alignment, kinds)])
+    return base.itemsize if base.char in wire.DTYPES else 1
+
+
+def check_kernel(dtype: np.dtype[Any]) -> None:
+    """Raise for a structure whose fields no kernel can read, because they are not aligned."""
+    if dtype.fields is None:
+        return
+    for name in dtype.names or ():
+        kind, offset = dtype.fields[name][:2]  # type: ignore[index]
+        if kind.subdtype is not None:
+            raise ValueError("CuPy does not yet support subarray dtypes.")
+        check_kernel(kind)
+        if offset % alignment(kind):
+            raise ValueError(
+                f"Field {name} with offset {offset} is not aligned to {alignment(kind)} bytes in "
+                f"{dtype}: no kernel can read it, and cupy.make_aligned_dtype makes a type that is"
+            )
+    if dtype.itemsize % alignment(dtype):
+        raise ValueError(
+            f"Itemsize {dtype.itemsize} is not a multiple of {alignment(dtype)} bytes in {dtype}: "
+            "no kernel can read it, and cupy.make_aligned_dtype makes a type that is"
+        )
+
+
+def make_aligned_dtype(dtype: Any, *, alignment: int = -1, recurse: bool = True) -> Any:
+    """Return a structure with the same fields, each where a GPU can read it.
+
+    Args:
+        dtype: a structure, with its fields in order.
+        alignment: the least multiple of bytes for the whole, a power of two; -1 for none.
+        recurse: also of the structures inside of it.
+    """
+    if np.dtype(dtype, align=True).fields is None:
+        raise ValueError("make_aligned_dtype() only supports structured dtypes.")
+    return _aligned(dtype, alignment, recurse)[0]
+
+
+def _aligned(dtype: Any, asked: int, recurse: bool) -> tuple[np.dtype[Any], int]:
+    if asked != -1 and (asked <= 0 or asked & (asked - 1)):
+        raise ValueError("an alignment is a power of two")
+    given = np.dtype(dtype, align=True)
+    offsets: list[int] = []
+    formats: list[np.dtype[Any]] = []
+    need, place, least = 1, 0, 0
+    for name in given.names or ():
+        kind, offset = given.fields[name][:2]  # type: ignore[index]
+        if offset < least:
+            raise ValueError("make_aligned_dtype() takes fields in order, which do not overlap")
+        least = offset + kind.itemsize
+        step = (kind.metadata or {}).get("__cuda_alignment__")
+        if step is None and kind.fields is not None:
+            step = kind.alignment
+            if recurse:
+                kind, step = _aligned(kind, -1, recurse)
+        step = _step(kind) if step is None else step
+        place += -place % step
+        need = max(need, step)
+        offsets.append(place)
+        formats.append(kind)
+        place += kind.itemsize
+    if asked not in (-1, need) and asked < need:
+        raise ValueError(f"the fields need an alignment of {need}, and {asked} was asked for")
+    need = max(need, asked)
+    size = place + -place % need
+    if given.itemsize > size:
+        raise ValueError("the structure has room that its fields do not use")
+    marks: Any = {} if asked == -1 else {"metadata": {"__cuda_alignment__": asked}}
+    described: Any = {
+        "names": list(given.names or ()),
+        "formats": formats,
+        "offsets": offsets,
+        "itemsize": size,
+    }
+    return np.dtype(described, align=True, **marks), need
+
+
+def _step(kind: np.dtype[Any]) -> int:
+    if kind.subdtype is not None and kind.base.fields is not None:
+        raise ValueError("CuPy does not yet support subarray dtypes.")
+    return alignment(kind)
+
+
+# --- comparison of structures ---------------------------------------------------------------------
+
+
+def are_compared(operands: tuple[Any, ...]) -> bool:
+    """Say whether two operands are structures or bytes; TypeError where CuPy has no comparison."""
+    first, second = operands
+    if not (isinstance(first, np.dtype) and isinstance(second, np.dtype)):
+        return False
+    if "V" not in (first.char, second.char):
+        return False
+    if first.fields is None and second.fields is None:
+        if first.char != second.char or first.itemsize != second.itemsize:
+            raise TypeError(f"cannot compare {first} with {second}: only bytes of the same size")
+        return True
+    if first.fields is None or second.fields is None:
+        raise TypeError("Cannot compare structured and non-structured dtypes")
+    try:
+        common = np.promote_types(first, second)
+    except TypeError:
+        raise TypeError(
+            f"Cannot compare {first} with {second}: they have no common dtype"
+        ) from None
+    check_kernel(_aligned(common, -1, True)[0])
+    return True

@@ -1,0 +1,305 @@
+"""Settings of transforms: the plans that the server keeps, and transforms by several GPUs.
+
+The server's CuPy makes a plan at the first transform of a kind, and keeps so many for each device.
+What is here asks that cache, and sets its limits. All threads of a program share it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from cupy._door import pool, state
+from cupy.cuda import cufft
+from cupy.fft import _callbacks
+
+_Key = tuple[Any, ...]
+
+
+class _Area:
+    """The memory of a plan on the server: its size alone is known here."""
+
+    def __init__(self, size: int) -> None:
+        self.mem = self
+        self.size = size
+
+
+class Node:
+    """One plan of a cache."""
+
+    def __init__(self, key: _Key, plan: Any, memsize: int, gpus: Any) -> None:
+        self.key, self.plan, self.memsize, self.gpus = key, plan, memsize, gpus
+
+    def __repr__(self) -> str:
+        kind = type(self.plan).__name__
+        return f"key: {self.key}, plan type: {kind}, memory usage: {self.memsize}"
+
+
+class PlanCache:
+    """The plans of one device, of which the server drops those that were not used for longest."""
+
+    def __init__(self, dev: int) -> None:
+        self.dev = dev
+        self._plans: dict[_Key, Any] = {}
+
+    def _ask(self, what: str, *args: Any) -> Any:
+        with state.on(self.dev):
+            return pool.current().ask(f"fft.cache.{what}", args)
+
+    def _numbers(self) -> list[int]:
+        with state.on(self.dev):
+            return pool.current().numbers("fft.cache.numbers", 4)
+
+    def get_size(self) -> int:
+        """Return how many plans are kept at most; -1 for any number."""
+        return self._numbers()[0]
+
+    def get_curr_size(self) -> int:
+        """Return how many plans are kept now."""
+        return self._numbers()[1]
+
+    def get_memsize(self) -> int:
+        """Return how many bytes all plans may have; -1 for any number."""
+        return self._numbers()[2]
+
+    def get_curr_memsize(self) -> int:
+        """Return how many bytes all plans have now."""
+        return self._numbers()[3]
+
+    def set_size(self, size: int) -> None:
+        """Set how many plans are kept at most: -1 any number, 0 none."""
+        self._ask("set_size", int(size))
+
+    def set_memsize(self, memsize: int) -> None:
+        """Set how many bytes all plans may have: -1 any number, 0 none."""
+        self._ask("set_memsize", int(memsize))
+
+    def clear(self) -> None:
+        """Drop all plans."""
+        self._plans.clear()
+        self._ask("clear")
+
+    def _node(self, found: Any) -> Node:
+        parts, kind, memsize, gpus = found
+        key = _hashable(parts)
+        if not isinstance(key, tuple) or not isinstance(memsize, int):
+            raise TypeError("a plan without a key")
+        plan: Any = self._plans.get(key)
+        devices = None
+        if gpus is not None:
+            first = pool.current().first_device
+            devices = [first + at for at in gpus]
+        if plan is None:
+            plan = self._plan(key, kind, devices)
+            plan.work_area = _Area(memsize)
+        return Node(key, plan, memsize, devices)
+
+    def _plan(self, key: _Key, kind: str, devices: Any) -> Any:
+        if kind == "Plan1d":
+            made: Any = cufft.Plan1d(key[0], key[1], key[2], devices=devices)
+        else:
+            made = cufft.PlanNd(key[0], key[7], key[9], key[10])
+        if devices is None:
+            return made
+        return _shared.setdefault((tuple(devices), key), made)
+
+    def _nodes(self) -> list[Node]:
+        found = self._ask("nodes")
+        with state.on(self.dev):
+            nodes = [self._node(each) for each in found]
+        self._plans = {node.key: node.plan for node in nodes}
+        return nodes
+
+    def __iter__(self) -> Iterator[tuple[_Key, Node]]:
+        """Yield the keys and nodes; the plan that was used last comes first.
+
+        A plan that is used meanwhile becomes the first one, as in CuPy.
+        """
+        nodes = self._nodes()
+        at = 0
+        while at < len(nodes):
+            key = nodes[at].key
+            yield key, nodes[at]
+            nodes = self._nodes()
+            at = next((i for i, node in enumerate(nodes) if node.key == key), len(nodes)) + 1
+
+    def __getitem__(self, key: _Key) -> Any:
+        for node in self._nodes():
+            if node.key == key:
+                self._ask("use", key)
+                return node.plan
+        raise KeyError(f"plan not found for key: {key}")
+
+    def __delitem__(self, key: _Key) -> None:
+        if not self._ask("delete", key):
+            raise KeyError(f"plan not found for key: {key}")
+
+    def get(self, key: _Key, default: Any = None) -> Any:
+        """Return a plan, or a default."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __repr__(self) -> str:
+        size, count, memsize, used = self._numbers()
+        lines = [
+            f"------------------- cuFFT plan cache (device {self.dev}) -------------------",
+            f"cache enabled? {size != 0 and memsize != 0}",
+            f"current / max size   : {count} / {_limit(size)} (counts)",
+            f"current / max memsize: {used} / {_limit(memsize)} (bytes)",
+            "",
+            "cached plans (most recently used first):",
+        ]
+        return "\n".join([*lines, *(str(node) for _, node in self)]) + "\n"
+
+    def show_info(self) -> None:
+        """Print what is kept."""
+        print(self)  # noqa: T201 - as CuPy does
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        items: Any = value
+        return tuple([_hashable(item) for item in items])
+    return value
+
+
+def _limit(value: int) -> Any:
+    return "(unlimited)" if value == -1 else value
+
+
+_shared: dict[Any, Any] = {}
+"""Plans of several GPUs, which are in the cache of each."""
+
+
+class _Caches(threading.local):
+    def __init__(self) -> None:
+        self.of_device: dict[int, PlanCache] = {}
+
+
+_caches = _Caches()
+
+
+def get_plan_cache() -> PlanCache:
+    """Return the plans of the current device."""
+    device = state.local.context[0]
+    return _caches.of_device.setdefault(device, PlanCache(device))
+
+
+def clear_plan_cache() -> None:
+    """Drop the plans of the current device."""
+    get_plan_cache().clear()
+
+
+def get_plan_cache_size() -> int:
+    """Return how many plans the current device keeps at most."""
+    return get_plan_cache().get_size()
+
+
+def set_plan_cache_size(size: int) -> None:
+    """Set how many plans the current device keeps at most."""
+    get_plan_cache().set_size(size)
+
+
+def get_plan_cache_max_memsize() -> int:
+    """Return how many bytes the plans of the current device may have."""
+    return get_plan_cache().get_memsize()
+
+
+def set_plan_cache_max_memsize(size: int) -> None:
+    """Set how many bytes the plans of the current device may have."""
+    get_plan_cache().set_memsize(size)
+
+
+def show_plan_cache_info() -> None:
+    """Print the plans of all devices that this thread has asked for."""
+    print("=============== cuFFT plan cache info (all devices) ===============")  # noqa: T201
+    for device in range(len(pool.devices())):
+        cache = _caches.of_device.get(device)
+        if cache is not None:
+            cache.show_info()
+        else:
+            print(f"------------------- cuFFT plan cache (device {device}) -------------------")  # noqa: T201
+            print("(uninitialized)\n")  # noqa: T201
+
+
+class Config:
+    """Settings of CuPy's transforms."""
+
+    _enable_nd_planning = contextvars.ContextVar("cupy.fft.config.enable_nd_planning", default=True)
+    _use_multi_gpus = contextvars.ContextVar("cupy.fft.config.use_multi_gpus", default=False)
+    _devices: contextvars.ContextVar[Any] = contextvars.ContextVar(
+        "cupy.fft.config.devices", default=None
+    )
+    set_cufft_callbacks = _callbacks.set_cufft_callbacks
+    get_current_callback_manager = staticmethod(_callbacks.get_current_callback_manager)
+    get_plan_cache = staticmethod(get_plan_cache)
+    clear_plan_cache = staticmethod(clear_plan_cache)
+    get_plan_cache_size = staticmethod(get_plan_cache_size)
+    set_plan_cache_size = staticmethod(set_plan_cache_size)
+    get_plan_cache_max_memsize = staticmethod(get_plan_cache_max_memsize)
+    set_plan_cache_max_memsize = staticmethod(set_plan_cache_max_memsize)
+    show_plan_cache_info = staticmethod(show_plan_cache_info)
+
+    def set_cufft_gpus(self, gpus: Any) -> None:
+        """Name the GPUs of a transform by several, or how many of the first ones."""
+        if isinstance(gpus, int):
+            devices = tuple(range(gpus))
+        elif isinstance(gpus, (list, tuple)):
+            devices = tuple([int(each) for each in gpus])
+        else:
+            raise ValueError("gpus must be an int or a list or tuple of int.")
+        if len(devices) < 2:
+            raise ValueError("Must use at least 2 GPUs.")
+        self._devices.set(devices)
+
+    @property
+    def use_multi_gpus(self) -> bool:
+        """Whether transforms over one axis are by several GPUs."""
+        return self._use_multi_gpus.get()
+
+    @use_multi_gpus.setter
+    def use_multi_gpus(self, value: Any) -> None:
+        self._use_multi_gpus.set(bool(value))
+
+    @property
+    def devices(self) -> Any:
+        """The GPUs of a transform, or None for the current one."""
+        return self._devices.get() if self._use_multi_gpus.get() else None
+
+    @property
+    def enable_nd_planning(self) -> bool:
+        """Whether several axes are transformed by one plan: an old setting, without effect."""
+        _warn_of_planning()
+        return self._enable_nd_planning.get()
+
+    @enable_nd_planning.setter
+    def enable_nd_planning(self, value: bool) -> None:
+        _warn_of_planning()
+        self._enable_nd_planning.set(value)
+
+
+def _warn_of_planning() -> None:
+    warnings.warn(
+        "cupy.fft.config.enable_nd_planning is deprecated", DeprecationWarning, stacklevel=3
+    )
+
+
+config = Config()
+cufft.hooks["config"] = config
+
+
+def transform(name: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the operation of a transform over one axis, and what its arguments begin with."""
+    devices = config.devices
+    if devices is None:
+        return f"fft.{name}", ()
+    session = pool.current()
+    local = tuple([device - session.first_device for device in devices])
+    if not all(0 <= at < len(session.devices) for at in local):
+        raise ValueError(f"GPUs {devices} of one transform must be on the current GPU's server")
+    return "fft.several", (local, name)

@@ -1,0 +1,299 @@
+"""Linear operators: what multiplies vectors, made of matrices or of a program's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy as _cupy
+import numpy as np
+
+from cupyx.scipy.sparse._base import is_dense, is_number, issparse
+
+_Function = Callable[[Any], Any]
+
+
+class LinearOperator:
+    """A matrix that is known by its products; see `scipy.sparse.linalg.LinearOperator`."""
+
+    ndim = 2
+    __array_priority__ = 100
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an operator of functions, or one of a class that a program derived."""
+        del args, kwargs
+        if cls is LinearOperator:
+            return object.__new__(_Functions)  # whose __init__ Python calls next
+        if cls._matvec is LinearOperator._matvec and cls._matmat is LinearOperator._matmat:
+            raise TypeError("a LinearOperator has at least one of _matvec and _matmat")
+        return object.__new__(cls)
+
+    def __init__(self, dtype: Any, shape: Any) -> None:
+        self.dtype = None if dtype is None else np.dtype(dtype)
+        self.shape = tuple([length.__index__() for length in shape])
+        if len(self.shape) != 2:
+            raise ValueError(f"invalid shape {shape!r} (must be 2-d)")
+
+    def _find_dtype(self) -> None:
+        if self.dtype is None:
+            self.dtype = self.matvec(_cupy.zeros(self.shape[1])).dtype
+
+    # --- what a program's class gives ------------------------------------------------------------
+
+    def _matvec(self, x: Any) -> Any:
+        return self.matmat(x.reshape(-1, 1))
+
+    def _matmat(self, X: Any) -> Any:
+        columns = [self.matvec(X[:, at]).reshape(-1, 1) for at in range(X.shape[1])]
+        return _cupy.hstack(columns)
+
+    def _rmatvec(self, x: Any) -> Any:
+        if type(self)._adjoint is LinearOperator._adjoint:
+            raise NotImplementedError("rmatvec is not defined")
+        return self.H.matvec(x)
+
+    def _rmatmat(self, X: Any) -> Any:
+        if type(self)._adjoint is not LinearOperator._adjoint:
+            return self.H.matmat(X)
+        columns = [self.rmatvec(X[:, at]).reshape(-1, 1) for at in range(X.shape[1])]
+        return _cupy.hstack(columns)
+
+    def _adjoint(self) -> Any:
+        return _made(self.shape[::-1], self.dtype, self._rmatvec, self._matvec,
+                     self._rmatmat, self._matmat)  # fmt: skip
+
+    def _transpose(self) -> Any:
+        def turned(function: _Function) -> _Function:
+            return lambda x: function(x.conj()).conj()
+
+        return _made(
+            self.shape[::-1],
+            self.dtype,
+            *map(turned, (self._rmatvec, self._matvec, self._rmatmat, self._matmat)),
+        )
+
+    # --- products -------------------------------------------------------------------------------
+
+    def _vector(self, x: Any, length: int, other: int, function: _Function) -> Any:
+        if x.shape not in ((length,), (length, 1)):
+            raise ValueError("dimension mismatch")
+        made = function(x)
+        return made.reshape(other) if x.ndim == 1 else made.reshape(other, 1)
+
+    def matvec(self, x: Any) -> Any:
+        """Return the product with a vector."""
+        return self._vector(x, self.shape[1], self.shape[0], self._matvec)
+
+    def rmatvec(self, x: Any) -> Any:
+        """Return the product of the adjoint with a vector."""
+        return self._vector(x, self.shape[0], self.shape[1], self._rmatvec)
+
+    def _matrix(self, X: Any, length: int, function: _Function) -> Any:
+        if X.ndim != 2:
+            raise ValueError(f"expected 2-d ndarray or matrix, not {X.ndim}-d")
+        if X.shape[0] != length:
+            raise ValueError(f"dimension mismatch: {self.shape!r}, {X.shape!r}")
+        return function(X)
+
+    def matmat(self, X: Any) -> Any:
+        """Return the product with a matrix."""
+        return self._matrix(X, self.shape[1], self._matmat)
+
+    def rmatmat(self, X: Any) -> Any:
+        """Return the product of the adjoint with a matrix."""
+        return self._matrix(X, self.shape[0], self._rmatmat)
+
+    def dot(self, x: Any) -> Any:
+        """Return the product with a number, a vector, a matrix or another operator."""
+        if isinstance(x, LinearOperator):
+            return _product(self, x)
+        if is_number(x):
+            return _scaled(self, x)
+        if x.ndim == 1 or (x.ndim == 2 and x.shape[1] == 1):
+            return self.matvec(x)
+        if x.ndim == 2:
+            return self.matmat(x)
+        raise ValueError(f"expected 1-d or 2-d array, got {x.ndim}-d")
+
+    def __call__(self, x: Any) -> Any:
+        return self * x
+
+    def __mul__(self, x: Any) -> Any:
+        return self.dot(x)
+
+    def __rmul__(self, x: Any) -> Any:
+        return _scaled(self, x) if is_number(x) else NotImplemented
+
+    def __matmul__(self, other: Any) -> Any:
+        if is_number(other):
+            raise ValueError("Scalar operands are not allowed, use '*' instead")
+        return self.dot(other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        if is_number(other):
+            raise ValueError("Scalar operands are not allowed, use '*' instead")
+        return self.__rmul__(other)
+
+    def __pow__(self, p: Any) -> Any:
+        if self.shape[0] != self.shape[1] or not isinstance(p, (int, np.integer)) or p < 0:
+            raise ValueError("a power is of a square operator, and not below 0")
+        made: Any = IdentityOperator(self.shape, self.dtype)
+        for _ in range(int(p)):
+            made = _product(self, made)
+        return made
+
+    def __add__(self, x: Any) -> Any:
+        return _sum(self, x) if isinstance(x, LinearOperator) else NotImplemented
+
+    def __neg__(self) -> Any:
+        return _scaled(self, -1)
+
+    def __sub__(self, x: Any) -> Any:
+        return self + (-x)
+
+    def __repr__(self) -> str:
+        kind = "unspecified dtype" if self.dtype is None else f"dtype={self.dtype}"
+        return f"<{self.shape[0]}x{self.shape[1]} {type(self).__name__} with {kind}>"
+
+    def adjoint(self) -> Any:
+        """Return the adjoint."""
+        return self._adjoint()
+
+    def transpose(self) -> Any:
+        """Return the transpose."""
+        return self._transpose()
+
+    H = property(adjoint)
+    T = property(transpose)
+
+
+class _Functions(LinearOperator):
+    """An operator of a program's functions."""
+
+    def __init__(
+        self,
+        shape: Any,
+        matvec: _Function,
+        rmatvec: Any = None,
+        matmat: Any = None,
+        dtype: Any = None,
+        rmatmat: Any = None,
+    ) -> None:
+        super().__init__(dtype, shape)
+        self._given = (matvec, rmatvec, matmat, rmatmat)
+        self._find_dtype()
+
+    def _matvec(self, x: Any) -> Any:
+        return self._given[0](x)
+
+    def _rmatvec(self, x: Any) -> Any:
+        if self._given[1] is None:
+            raise NotImplementedError("rmatvec is not defined")
+        return self._given[1](x)
+
+    def _matmat(self, X: Any) -> Any:
+        return super()._matmat(X) if self._given[2] is None else self._given[2](X)
+
+    def _rmatmat(self, X: Any) -> Any:
+        return super()._rmatmat(X) if self._given[3] is None else self._given[3](X)
+
+
+def _made(shape: Any, dtype: Any, vec: Any, rvec: Any, mat: Any = None, rmat: Any = None) -> Any:
+    return LinearOperator(shape, vec, rvec, mat, dtype, rmat)
+
+
+def _result_type(*values: Any) -> Any:
+    kinds = [value.dtype if hasattr(value, "dtype") else np.dtype(type(value)) for value in values]
+    return np.result_type(*kinds)
+
+
+def _product(a: Any, b: Any) -> Any:
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"cannot multiply {a!r} and {b!r}: shape mismatch")
+    return _made(
+        (a.shape[0], b.shape[1]),
+        _result_type(a, b),
+        lambda x: a.matvec(b.matvec(x)),
+        lambda x: b.rmatvec(a.rmatvec(x)),
+        lambda x: a.matmat(b.matmat(x)),
+        lambda x: b.rmatmat(a.rmatmat(x)),
+    )
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if a.shape != b.shape:
+        raise ValueError(f"cannot add {a!r} and {b!r}: shape mismatch")
+    return _made(
+        a.shape,
+        _result_type(a, b),
+        lambda x: a.matvec(x) + b.matvec(x),
+        lambda x: a.rmatvec(x) + b.rmatvec(x),
+        lambda x: a.matmat(x) + b.matmat(x),
+        lambda x: a.rmatmat(x) + b.rmatmat(x),
+    )
+
+
+def _scaled(a: Any, by: Any) -> Any:
+    other = np.conj(by) if isinstance(by, (complex, np.complexfloating)) else by
+    return _made(
+        a.shape,
+        _result_type(a, by),
+        lambda x: by * a.matvec(x),
+        lambda x: other * a.rmatvec(x),
+        lambda x: by * a.matmat(x),
+        lambda x: other * a.rmatmat(x),
+    )
+
+
+class MatrixLinearOperator(LinearOperator):
+    """An operator of a dense or sparse matrix."""
+
+    def __init__(self, A: Any) -> None:
+        super().__init__(A.dtype, A.shape)
+        self.A = A
+        self.args = (A,)
+
+    def _matvec(self, x: Any) -> Any:
+        return self.A.dot(x)
+
+    def _matmat(self, X: Any) -> Any:
+        return self.A.dot(X)
+
+    def _adjoint(self) -> Any:
+        return MatrixLinearOperator(self.A.T.conj())
+
+
+class IdentityOperator(LinearOperator):
+    """An operator that gives back what it gets."""
+
+    def __init__(self, shape: Any, dtype: Any = None) -> None:
+        super().__init__(dtype, shape)
+
+    def _matvec(self, x: Any) -> Any:
+        return x
+
+    def _rmatvec(self, x: Any) -> Any:
+        return x
+
+    def _matmat(self, X: Any) -> Any:
+        return X
+
+    def _rmatmat(self, X: Any) -> Any:
+        return X
+
+    def _adjoint(self) -> Any:
+        return self
+
+
+def aslinearoperator(A: Any) -> Any:
+    """Return a matrix, or what has ``shape`` and ``matvec``, as an operator."""
+    if isinstance(A, LinearOperator):
+        return A
+    if issparse(A) or is_dense(A):
+        if A.ndim > 2:
+            raise ValueError("array must have ndim <= 2")
+        return MatrixLinearOperator(_cupy.atleast_2d(A) if is_dense(A) else A)
+    if hasattr(A, "shape") and hasattr(A, "matvec"):
+        named = {name: getattr(A, name, None) for name in ("rmatvec", "matmat", "rmatmat", "dtype")}
+        return LinearOperator(A.shape, A.matvec, **named)
+    raise TypeError("type not understood")

@@ -1,0 +1,237 @@
+"""Sparse matrices: objects of the worker behind handles, here of SciPy on an emulated GPU."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import gc
+import importlib
+import pickle  # noqa: TID251 - of this process, written where the program says
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpupool.remoting.devices import sparse as worker
+from gpupool.remoting.devices import sparse_names
+from gpupool.remoting.devices.base import UnsupportedError
+
+host = pytest.importorskip("scipy.sparse")
+HOST = host.random(9, 7, 0.4, "csr", random_state=3)
+FORMATS = ("csr", "csc", "coo")
+
+
+@pytest.fixture
+def sparse(cp: Any) -> Any:
+    """Return the drop-in's package, which the fixture of the door has made importable."""
+    del cp
+    return importlib.import_module("cupyx.scipy.sparse")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_matrix_is_made_and_fetched(cp: Any, sparse: Any, form: str) -> None:
+    made = getattr(sparse, f"{form}_matrix")(HOST)
+    assert (made.shape, made.dtype, made.nnz, made.format) == ((9, 7), HOST.dtype, HOST.nnz, form)
+    assert (made.toarray().get() == HOST.toarray()).all()
+    assert made.get().format == form
+    assert (made.get() != HOST).nnz == 0
+    dense = getattr(sparse, f"{form}_matrix")(cp.asarray(HOST.toarray()))
+    assert (dense.toarray() == made.toarray()).all()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, x: a @ x[:7],
+        lambda a, x: a.T @ x[:9],
+        lambda a, x: x[:9] @ a,
+        lambda a, _x: a.T @ a,
+        lambda a, _x: a + a.multiply(a) - 0.5 * a,
+        lambda a, _x: abs(-a).power(2),
+        lambda a, _x: a.tocsr()[2:5, [0, 3, 1]],
+        lambda a, _x: a.tocsr()[1],
+        lambda a, _x: a.sum(),
+        lambda a, _x: a.sum(axis=0),
+        lambda a, _x: a.mean(axis=1),
+        lambda a, _x: a.max(axis=0),
+        lambda a, _x: a.tocsc().tocoo().tocsr().astype(np.float32),
+        lambda a, _x: a.reshape(7, 9),
+        lambda a, _x: a.tocsr() > 0.5,
+        lambda a, _x: a / 3,
+        lambda a, _x: a.diagonal(1),
+    ],
+)
+def test_what_programs_do_gives_what_scipy_gives(
+    cp: Any, sparse: Any, form: str, call: Any
+) -> None:
+    x = np.arange(12.0)
+    wanted = call(HOST.asformat(form), x)
+    made = call(getattr(sparse, f"{form}_matrix")(HOST), cp.asarray(x))
+    if host.issparse(wanted):
+        assert (made.format, made.dtype, made.shape) == (wanted.format, wanted.dtype, wanted.shape)
+        made, wanted = made.toarray(), wanted.toarray()
+    assert np.allclose(cp.asnumpy(made), np.asarray(wanted))
+
+
+def test_a_loop_of_products_waits_for_nothing(cp: Any, sparse: Any) -> None:
+    matrix = sparse.csr_matrix(HOST.T @ HOST)
+    x = cp.ones(7)
+    cupyx: Any = importlib.import_module("cupyx")
+    with cupyx.allow_synchronize(False):
+        before = cp._door.pool.current()._sender.sequence
+        for _ in range(20):
+            x = matrix @ x
+            x = matrix.T @ (x * 0.1)
+        assert cp._door.pool.current()._sender.sequence - before >= 80
+    dense = (HOST.T @ HOST).toarray()
+    wanted = np.ones(7)
+    for _ in range(20):
+        wanted = dense.T @ (dense @ wanted * 0.1)
+    assert np.allclose(x.get(), wanted)
+
+
+def test_the_arrays_of_a_matrix_are_no_copies(cp: Any, sparse: Any) -> None:
+    made = sparse.csr_matrix(HOST)
+    made.data[:] = 2.0
+    assert float(made.sum()) == 2 * HOST.nnz
+    made.data = cp.ones(HOST.nnz, np.float32)
+    assert made.dtype == np.float32
+    assert float(made.sum()) == HOST.nnz
+    made[0, 0] = 5.0
+    assert float(made[0, 0]) == 5.0
+    made.setdiag(0)
+    made.eliminate_zeros()
+    assert made.nnz == np.count_nonzero(made.toarray().get())
+
+
+def test_wrong_calls_are_errors_at_once(cp: Any, sparse: Any) -> None:
+    made = sparse.csr_matrix(HOST)
+    with pytest.raises(ValueError, match="dimension mismatch"):
+        _ = made @ cp.ones(3)
+    with pytest.raises(ValueError, match="Scalar operands"):
+        _ = made @ 3
+    with pytest.raises(ValueError, match="1-D cupy arrays"):
+        sparse.csr_matrix((HOST.data, HOST.indices, HOST.indptr))
+    with pytest.raises(ValueError, match="Only bool, float32"):
+        sparse.csr_matrix(cp.arange(6).reshape(2, 3))
+    with pytest.raises(IndexError):
+        made[9, 0]
+    with pytest.raises(ValueError, match=r"inconsistent|mismatch|shape"):
+        _ = made + sparse.csr_matrix((3, 3))
+    with pytest.raises(NotImplementedError):
+        made.tolil()
+    with pytest.raises(AttributeError, match="door cuda"):
+        sparse.bsr_matrix  # noqa: B018 - the look is the test
+
+
+def test_a_matrix_survives_a_pickle(sparse: Any) -> None:
+    made = pickle.loads(pickle.dumps(sparse.csc_matrix(HOST)))
+    assert (made.get() != HOST).nnz == 0
+
+
+def test_memory_of_a_matrix_is_accounted_and_given_back(cp: Any, sparse: Any) -> None:
+    pool = cp.get_default_memory_pool()
+
+    def used() -> int:
+        gc.collect()
+        cp.zeros(1)  # what was dropped goes with this call
+        cp.cuda.Device().synchronize()
+        return pool.used_bytes()
+
+    before = used()
+    made = sparse.random(400, 400, 0.2, "csr")
+    assert used() - before >= 12 * made.nnz
+    del made
+    assert used() - before < 4096
+
+
+@pytest.mark.parametrize(
+    ("indices", "indptr"),
+    [
+        ([0, 1, 99], [0, 1, 2, 3]),
+        ([0, -1, 1], [0, 1, 2, 3]),
+        ([0, 1, 2], [0, 3, 1, 3]),
+        ([0, 1, 2], [0, 1, 2, 99]),
+    ],
+)
+def test_indices_that_reach_outside_are_refused(
+    cp: Any, sparse: Any, indices: Any, indptr: Any
+) -> None:
+    parts = (cp.ones(3), cp.array(indices, "i4"), cp.array(indptr, "i4"))
+    with pytest.raises(ValueError, match=r"fit|index|ind"):
+        sparse.csr_matrix(parts, shape=(3, 3))
+    made = sparse.csr_matrix((cp.ones(3), cp.arange(3, dtype="i4"), cp.arange(4, dtype="i4")))
+    made.indices[:] = parts[1]
+    made.indptr[:] = parts[2]
+    with pytest.raises(ValueError, match="do not fit"):
+        made.tocsc().get()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda sparse, _cp: sparse.csr_matrix((1 << 40, 3)),
+        lambda sparse, _cp: sparse.eye(1 << 40),
+        lambda sparse, _cp: sparse.coo_matrix((1 << 40, 3)).tocsr().nnz,
+        lambda sparse, _cp: sparse.coo_matrix((1 << 40, 1 << 40)).sum(axis=0),
+        lambda sparse, _cp: sparse.random(1 << 40, 2),
+        lambda sparse, cp: sparse.csr_matrix(
+            (cp.ones(1), (cp.asarray([1 << 40]), cp.asarray([0])))
+        ),
+    ],
+)
+def test_a_matrix_that_the_device_has_no_room_for_is_an_error(
+    cp: Any, sparse: Any, call: Any
+) -> None:
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+        call(sparse, cp)
+    assert sparse.coo_matrix((1 << 40, 3)).T.shape == (3, 1 << 40)
+
+
+def test_no_object_but_a_matrix_is_computed_with(cp: Any) -> None:
+    session = cp._door.pool.current()
+    array = cp.ones(3)
+    for name in session.operations:
+        if name.startswith("sparse.") and not name.startswith(("sparse.linalg", "sparse.csgraph")):
+            with pytest.raises((TypeError, ValueError, AttributeError, NotImplementedError)):
+                session.ask(name, (array, "__class__"))
+
+
+def test_every_name_of_the_table_is_reached_by_the_drop_in(cp: Any, sparse: Any) -> None:
+    linalg = importlib.import_module("cupyx.scipy.sparse.linalg")
+    graph = importlib.import_module("cupyx.scipy.sparse.csgraph")
+    assert all(hasattr(sparse, name) for name in sparse_names.FUNCTIONS)
+    assert all(hasattr(linalg, name) for name in sparse_names.LINALG)
+    assert all(hasattr(graph, name) for name in sparse_names.CSGRAPH)
+    assert all(hasattr(sparse.csr_matrix, name) for name in sparse_names.METHODS)
+
+
+def test_a_server_without_scipy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.EmulatedLibrary, "package", "no_such_package")
+    library = worker.EmulatedLibrary(None)
+    with pytest.raises(UnsupportedError, match="runs it by SciPy, which its server lacks"):
+        library.module()
+
+
+def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:
+    linalg = importlib.import_module("cupyx.scipy.sparse.linalg")
+    rng = np.random.default_rng(2)
+    half = rng.random((12, 12))
+    dense = half @ half.T + 12 * np.eye(12)
+    right = rng.random(12)
+    wanted = np.linalg.solve(dense, right)
+    matrix, b = sparse.csr_matrix(cp.asarray(dense)), cp.asarray(right)
+    operator = linalg.LinearOperator(dense.shape, matvec=lambda v: matrix @ v, dtype=float)
+    for solve in (linalg.cg, linalg.bicgstab, linalg.gmres):
+        for system in (matrix, operator, operator.T if solve is not linalg.cg else matrix):
+            if system is not matrix and system is not operator:
+                continue
+            found, info = solve(system, b, rtol=1e-11)
+            assert int(info) == 0
+            assert np.allclose(found.get(), wanted)
+    turns: list[Any] = []
+    linalg.cg(matrix, b, callback=turns.append)
+    assert turns
+    assert np.allclose((2 * operator + operator).matvec(b).get(), 3 * dense @ right)
+    assert np.allclose(linalg.splu(matrix.tocsc()).solve(b).get(), wanted)
