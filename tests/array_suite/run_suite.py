@@ -5,7 +5,7 @@
 
 CUPY is a checkout of CuPy (github.com/cupy/cupy) at the tag of the version that the drop-in names;
 it is only read, and nothing of it is copied into this project. FOLDER is one such as `math_tests`,
-or a file in it. Without one, all folders of `FOLDERS` run. `--record` writes the record anew;
+or a file in it. Without one, all folders of `FOLDERS` run. `--record` writes their record anew;
 `--late` runs in the door's default mode, where what only the worker knows comes late.
 With `--gpu` the worker has the first GPUs of this machine and its CuPy; with `--native` that CuPy
 itself runs the tests. `--beside FILE` counts only tests that passed in the outcomes of another run,
@@ -117,7 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run CuPy's own tests through the array door.")
     parser.add_argument("cupy", type=Path)
     parser.add_argument("folders", nargs="*")
-    parser.add_argument("--record", action="store_true", help="write the record anew")
+    parser.add_argument("--record", action="store_true", help="write their record anew")
     parser.add_argument("--late", action="store_true", help="errors come late, as by default")
     parser.add_argument("--outcomes", type=Path, help="keep the outcomes, or read a run's again")
     parser.add_argument("--beside", type=Path, help="leave out what failed in these outcomes")
@@ -143,7 +143,8 @@ def main() -> int:
         }
         outcomes = [each for each in outcomes if each.test in passed]
     if options.record:
-        so.write_record(so.patterns(outcomes))
+        kept = so.without(so.read_record(), options.folders or FOLDERS)
+        so.write_record(kept | so.patterns(outcomes))
     return report(outcomes, so.read_record())
 
 

@@ -4,6 +4,7 @@ import json
 import lzma
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +149,16 @@ def read_record(path: Path = RECORD) -> dict[str, str]:
     """Read the list: reasons by the names of tests and by the patterns of families."""
     lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     return {test: reason for reason, _, test in (line.partition("\t") for line in lines)}
+
+
+def without(expected: dict[str, str], folders: Sequence[str]) -> dict[str, str]:
+    """Return the list without the tests of some folders or files."""
+    places = tuple(f"/{folder}" for folder in folders)
+    return {
+        test: reason
+        for test, reason in expected.items()
+        if not any(place in f"/{test}" for place in places)
+    }
 
 
 def expected_reason(expected: dict[str, str], outcome: Outcome) -> str | None:

@@ -70,3 +70,10 @@ def test_the_record_has_a_reason_for_each_test() -> None:
     wrong = [test for test, reason in record.items() if reason in (so.RESULT, so.ERROR)]
     # The address of a stream of one thread, as a description of an array has it.
     assert [test.split("::")[2].split("[")[0] for test in wrong] == ["test_stream_export"]
+
+
+def test_folders_that_run_are_taken_out_of_the_list() -> None:
+    expected = {"cupy_tests/fft_tests/test_fft.py*": "a", "cupyx_tests/x/sparse_tests/t.py::T": "b"}
+    assert list(so.without(expected, ["sparse_tests"])) == ["cupy_tests/fft_tests/test_fft.py*"]
+    assert so.without(expected, ["fft_tests/test_fft.py", "sparse_tests/t.py"]) == {}
+    assert so.without(expected, ["math_tests"]) == expected
