@@ -427,8 +427,11 @@ def send_a_little(link, buffers):
     sends.append(1)
     if len(sends) == 10:
         os.killpg(0, signal.SIGINT)
-        time.sleep(1)  # in another thread, which the main thread stops meanwhile
+        until = time.monotonic() + 20
+        while not sender._stop and time.monotonic() < until:
+            time.sleep(0.01)  # in another thread, which the main thread stops meanwhile
     return result
+sender = cp._door.pool.current()._sender
 Link.send_some = send_a_little
 interrupted = False
 try:

@@ -14,6 +14,7 @@ batch and the sequence number stays true together.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import struct
@@ -218,13 +219,16 @@ class Sender:
             finally:
                 done.set()
 
-        threading.Thread(target=send, name="cupy-send", daemon=True).start()
+        begun: list[int] = []
         try:
+            # One call from C: an interrupt comes before the thread has begun, or when it is known.
+            begun.extend(map(_thread.start_new_thread, (send,), ((),)))
             done.wait()
         except BaseException:
-            self._stop = True
-            done.wait()  # for the piece of 1 MiB that leaves at this moment
-            self._stop = False
+            if begun:
+                self._stop = True
+                done.wait()  # for the piece of 1 MiB that leaves at this moment
+                self._stop = False
             raise
         if failures:
             raise failures[0]
