@@ -40,17 +40,22 @@ def _given(**kwargs: Any) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if value is not None}
 
 
-def spsolve(A: Any, b: Any) -> Any:
-    """Solve a sparse system of equations."""
+def _check_system(A: Any, b: Any) -> None:
+    """Raise for what is no sparse system of equations with one right side or several."""
     if not _issparse(A):
         raise TypeError("A must be cupyx.scipy.sparse.spmatrix")
     if not _is_dense(b):
         raise TypeError("b must be cupy.ndarray")
     _square(A)
     if b.ndim not in (1, 2):
-        raise ValueError(f"Invalid b.shape (b.shape: {b.shape})")
+        raise ValueError(f"b must be 1D or 2D array (b.shape: {b.shape})")
     if A.shape[0] != b.shape[0]:
         raise ValueError(f"matrix dimension mismatch (A.shape: {A.shape}, b.shape: {b.shape})")
+
+
+def spsolve(A: Any, b: Any) -> Any:
+    """Solve a sparse system of equations."""
+    _check_system(A, b)
     return _wire.ask("linalg.spsolve", A, b)
 
 
@@ -63,15 +68,7 @@ def spsolve_triangular(
     unit_diagonal: bool = False,
 ) -> Any:
     """Solve a triangular sparse system of equations."""
-    if not _issparse(A):
-        raise TypeError("A must be cupyx.scipy.sparse.spmatrix")
-    if not _is_dense(b):
-        raise TypeError("b must be cupy.ndarray")
-    _square(A)
-    if b.ndim not in (1, 2):
-        raise ValueError(f"b must be 1D or 2D array (b.shape: {b.shape})")
-    if A.shape[0] != b.shape[0]:
-        raise ValueError(f"the shapes of A and b do not fit: {A.shape} and {b.shape}")
+    _check_system(A, b)
     if A.dtype.char not in "fdFD":
         raise TypeError(f"unsupported dtype (actual: {A.dtype})")
     return _wire.ask(
@@ -85,7 +82,7 @@ def _factors(name: str, A: Any, options: dict[str, Any]) -> Any:
     _square(A)
     if A.dtype.char not in "fdFD":
         raise TypeError(f"Invalid dtype (actual: {A.dtype})")
-    return _wire.ask(f"linalg.{name}", A, **{k: v for k, v in options.items() if v is not None})
+    return _wire.ask(f"linalg.{name}", A, **_given(**options))
 
 
 def splu(A: Any, **options: Any) -> Any:
@@ -142,7 +139,7 @@ def eigsh(
     if a.ndim != 2 or n != a.shape[1]:
         raise ValueError(f"expected square matrix (shape: {a.shape})")
     if a.dtype.char not in "fdFD":
-        raise TypeError(f"unsupprted dtype (actual: {a.dtype})")
+        raise TypeError(f"unsupported dtype (actual: {a.dtype})")
     if k <= 0:
         raise ValueError(f"k must be greater than 0 (actual: {k})")
     if k >= n:
@@ -170,7 +167,7 @@ def svds(
     if a.ndim != 2:
         raise ValueError(f"expected 2D (shape: {a.shape})")
     if a.dtype.char not in "fdFD":
-        raise TypeError(f"unsupprted dtype (actual: {a.dtype})")
+        raise TypeError(f"unsupported dtype (actual: {a.dtype})")
     if not 0 < k < min(a.shape):
         raise ValueError(f"k must be between 0 and min(m, n) (actual: {k})")
     more = _given(ncv=ncv, maxiter=maxiter)

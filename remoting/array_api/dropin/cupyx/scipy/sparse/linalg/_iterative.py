@@ -21,7 +21,7 @@ def _checked(A: Any, M: Any, x0: Any, b: Any) -> int:
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"expected square matrix (shape: {A.shape})")
     if A.dtype.char not in "fdFD":
-        raise TypeError(f"unsupprted dtype (actual: {A.dtype})")
+        raise TypeError(f"unsupported dtype (actual: {A.dtype})")
     n = A.shape[0]
     for name, each in (("b", b), ("x0", x0)):
         if each is not None and each.shape not in ((n,), (n, 1)):
