@@ -50,6 +50,7 @@ from gpupool.remoting.client.credentials import (
 )
 from gpupool.remoting.client.enrolment import login
 from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.remoting.privileges.first_process import leave_first_place
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.server.server_settings import ServerSettings
@@ -539,23 +540,6 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> bo
     return held
 
 
-def reap_as_init() -> None:
-    """Go on in a child where this is the first process of a namespace, and reap for all there.
-
-    Processes that code in workers leaves behind become the first one's. Nobody else ends them, and
-    servers then look through thousands of dead ones.
-    """
-    if os.getpid() != 1:
-        return
-    child = os.fork()
-    if child == 0:
-        return
-    while True:
-        pid, status = os.wait()
-        if pid == child:
-            sys.exit(os.waitstatus_to_exitcode(status))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
@@ -572,7 +556,7 @@ def main() -> int:
         attempts = attack(options.attack, options.directory, options.seconds)
         print(attempts, sum(sum(resource.getrusage(who)[:2]) for who in THIS_AND_CHILDREN))
         return 0
-    reap_as_init()
+    leave_first_place()  # it reaps what code in workers leaves behind
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         held = trio.run(run, Path(name), options, Results.of("attack_pool.py", options))
     return 0 if held else 1
