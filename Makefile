@@ -80,7 +80,7 @@ test: lint
 	@$(MAKE) --no-print-directory tests
 
 .PHONY: long-tests
-# Whole pools and clusters under faults, which would take the default run beyond five minutes.
+# Whole pools and clusters under faults: minutes that the default run is spared.
 long-tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 3 --dist worksteal -m long
 
