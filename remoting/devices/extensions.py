@@ -14,6 +14,10 @@ Operation = Callable[..., Any]
 PREFIX = "cupyx."
 """Before a function's dotted name in the table of operations."""
 
+NO_SCIPY = (
+    "an emulated GPU runs it by SciPy, which its server lacks: install scipy where gpupool is"
+)
+
 
 def real_extensions() -> dict[str, Operation]:
     """Return the operations of a real GPU: CuPy's own functions."""
@@ -22,11 +26,7 @@ def real_extensions() -> dict[str, Operation]:
 
 def emulated_extensions() -> dict[str, Operation]:
     """Return the operations of an emulated GPU: SciPy's functions of the same names."""
-    return _table(
-        lambda path, name: _as_arrays(
-            _late(path, name, "an emulated GPU runs it by SciPy, which its server lacks")
-        )
-    )
+    return _table(lambda path, name: _as_arrays(_late(path, name, NO_SCIPY)))
 
 
 def _table(make: Callable[[str, str], Operation]) -> dict[str, Operation]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from gpupool.remoting.devices import sparse_names as names
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.extensions import NO_SCIPY
 
 Operation = Callable[..., Any]
 DTYPES = "?fdFD"
@@ -93,7 +94,7 @@ class EmulatedLibrary(Library):
     """SciPy's sparse matrices, with the checks that CuPy makes and SciPy leaves out."""
 
     package = "scipy.sparse"
-    lacking = "an emulated GPU runs it by SciPy, which its server lacks"
+    lacking = NO_SCIPY
 
     def module(self, name: str = "") -> Any:
         """Return a module of SciPy, whose advice about slow operations CuPy does not give here."""
