@@ -36,6 +36,8 @@ _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 0xF
 _NETLINK_ROUTE, _IPPROTO_TCP = 0, 6
 _CLONE_NEW = 0x7E02_0000
 """All of CLONE_NEW*; that for time is no flag of ``clone``."""
+_CLONE_VM = 0x100
+"""A thread, or a child that shares the memory until it executes a program, as ``vfork``'s."""
 
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFF_FFFF)
 """As Docker's: Linux, 32 bits, an older version's number, and to ask which it is."""
@@ -105,7 +107,15 @@ def _checks(name: str) -> list[Instruction]:
         refuse = (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT))
         return [load, (JUMP_IF_EQUAL, 0, 1, _AF_UNIX), allow, refuse]
     if name == "clone":
-        return [load, (JUMP_IF_ANY_BIT, 0, 1, _CLONE_NEW), forbid, allow]
+        # A child with a copy of the memory is fork's: thousands of copies of copies wait for each
+        # other in the kernel, for minutes, and slow down the whole machine (docs/security.md).
+        return [
+            load,
+            (JUMP_IF_ANY_BIT, 1, 0, _CLONE_NEW),
+            (JUMP_IF_ANY_BIT, 1, 0, _CLONE_VM),
+            forbid,
+            allow,
+        ]
     if name == "personality":
         wanted = [(JUMP_IF_EQUAL, 0, 1, value) for value in _PERSONALITIES]
         return [load, *(each for test in wanted for each in (test, allow)), forbid]

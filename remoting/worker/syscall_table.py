@@ -15,7 +15,7 @@ epoll_pwait 281 22, epoll_pwait2 441 441, epoll_wait 232 -, eventfd 284 -, event
 execve 59 221, execveat 322 281, exit 60 93, exit_group 231 94, faccessat 269 48,
 faccessat2 439 439, fadvise64 221 223, fallocate 285 47, fchdir 81 50, fchmod 91 52,
 fchmodat 268 53, fchown 93 55, fchownat 260 54, fcntl 72 25, fdatasync 75 83, fgetxattr 193 10,
-flistxattr 196 13, flock 73 32, fork 57 -, fremovexattr 199 16, fsetxattr 190 7, fstat 5 80,
+flistxattr 196 13, flock 73 32, fremovexattr 199 16, fsetxattr 190 7, fstat 5 80,
 fstatfs 138 44, fsync 74 82, ftruncate 77 46, futex 202 98, futex_waitv 449 449, futimesat 261 -,
 get_mempolicy 239 236, get_robust_list 274 100, getcpu 309 168, getcwd 79 17, getdents 78 -,
 getdents64 217 61, getegid 108 177, geteuid 107 175, getgid 104 176, getgroups 115 158,
@@ -68,7 +68,7 @@ waitid 247 95, write 1 64, writev 20 66
 _FORBIDDEN = """
 acct 163 89, add_key 248 217, afs_syscall 183 -, bpf 321 280, chroot 161 51,
 clock_settime 227 112, create_module 174 -, delete_module 176 106, fanotify_init 300 262,
-fanotify_mark 301 263, finit_module 313 273, fsconfig 431 431, fsmount 432 432, fsopen 430 430,
+fanotify_mark 301 263, finit_module 313 273, fork 57 -, fsconfig 431 431, fsmount 432 432, fsopen 430 430,
 fspick 433 433, get_kernel_syms 177 -, init_module 175 105, io_uring_enter 426 426,
 io_uring_register 427 427, io_uring_setup 425 425, ioperm 173 -, iopl 172 -, kcmp 312 272,
 kexec_file_load 320 294, kexec_load 246 104, keyctl 250 219, lookup_dcookie 212 18,

@@ -92,7 +92,9 @@ def run(
             child = subprocess.Popen(["/bin/sleep", "300"], process_group=0)
             return str(child.pid).encode()
         case b"O":  # and one whose parent has ended
-            words = ["/bin/sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
+            code = "import subprocess as s; n = s.DEVNULL; print("
+            code += "s.Popen(['/bin/sleep', '300'], stdout=n, stderr=n).pid)"
+            words = [sys.executable, "-ISc", code]
             return subprocess.run(words, check=True, capture_output=True).stdout
         case b"S":
             ctypes.string_at(0)

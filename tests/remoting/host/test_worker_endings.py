@@ -151,9 +151,10 @@ async def test_what_a_worker_has_started_takes_memory_of_its_lease(make_host: Ma
     kit = await make_host(limits=few)
     client, worker = await kit.connect(kit.lease(memory=1 << 20))
     code = (
-        "import os, threading, time\ndef start():\n    for _ in range(4):\n"
-        "        if not os.fork():\n            held = bytearray(b'x') * {size}\n"
-        "            time.sleep(300)\n    time.sleep(300)\n"
+        "import subprocess, sys, threading, time\n"
+        "child = 'held = bytearray(b\"x\") * {size}; import time; time.sleep(300)'\n"
+        "def start():\n    for _ in range(4):\n"
+        "        subprocess.Popen([sys.executable, '-SE', '-c', child])\n    time.sleep(300)\n"
         "threading.Thread(target=start, daemon=True).start()\nanswer = 'on'"
     )
     assert await client.ask(b"x", code.format(size=1 << 20).encode()) == b"on"

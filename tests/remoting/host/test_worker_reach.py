@@ -251,17 +251,22 @@ async def test_programs_and_threads_start_under_the_filter(make_host: MakeHost) 
     assert await attack(client, start) == "ran"
 
 
+@with_filter
+async def test_a_worker_has_no_children_with_a_copy_of_its_memory(make_host: MakeHost) -> None:
+    """Thousands of them, of one another, wait for each other in the kernel for minutes."""
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    assert await attack(client, "os.fork() or os._exit(0)\nanswer = 'forked'") == "EPERM"
+
+
 # --- the processors -----------------------------------------------------------------------------
 
 RAISE = "os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1)\nanswer = 'yes'"
 OWN, HAS_AUTOGROUPS = Path("/proc/self"), sandbox.AUTOGROUP.exists()
 OTHER_SESSION = """
-pid = os.fork()
-if not pid:
-    try: os.setsid()
-    except OSError as error: os._exit(error.errno)
-    os._exit(0)
-answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+try: subprocess.run(["/bin/true"], start_new_session=True, check=True)
+except OSError as error: answer = error.errno
+else: answer = 0
 """
 
 
