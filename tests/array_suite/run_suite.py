@@ -56,7 +56,7 @@ def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool, devices: 
     """Run pytest on one folder; return how long it took."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "GPUPOOL_SUITE_OVERLAY": str(work / "overlay"),
         "GPUPOOL_SUITE_OUTCOMES": str(outcomes),
         "GPUPOOL_SUITE_DEVICES": devices,

@@ -35,7 +35,8 @@ def check_program(cp: Any, name: str) -> None:
     for mine, theirs in zip(run(cp), run(np), strict=True):
         found = cp.asnumpy(mine)
         assert found.shape == np.shape(theirs), (found.shape, np.shape(theirs))
-        np.testing.assert_allclose(found, theirs, rtol=1e-6, atol=1e-7)
+        # CuPy's sums of single precision have other roundings than NumPy's, natively as well.
+        np.testing.assert_allclose(found, theirs, rtol=1e-6, atol=1e-5)
 
 
 def check_formulas(cp: Any) -> None:

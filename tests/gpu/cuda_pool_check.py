@@ -184,7 +184,9 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--bare", action="store_true", help="programs see no GPU and no driver")
     options = parser.parse_args()
-    wanted = {name for name in options.only.split(",") if name}
+    wanted = {name.split(".")[0] for name in options.only.split(",") if name}
+    if unknown := wanted - {each.name.split(".")[0] for each in PROGRAMS}:
+        parser.error(f"there is no program {', '.join(sorted(unknown))}")
     end = time.monotonic() + options.budget
     fraction = "0.5" if options.jobs < 3 else f"{1 / options.jobs:.2f}"
     failures = 0

@@ -2,14 +2,16 @@
 
     python tests/gpu/others_check.py [--cmake FOLDER] [--cu FOLDER] [--pytest FOLDER]
         [--llama FOLDER] [--only Samples/0_Intro*] [--jobs 6] [--bare] [--json FILE]
-        [--build FOLDER]
+        [--build FOLDER] [--arguments FILE]
 
 Nothing is fetched: each option, which may come several times, names a checkout that is there.
 `--cmake` builds each folder below with a CMakeLists.txt and sources of its own as a program
 (cuda-samples/Samples, CUDALibrarySamples); `--cu` each .cu file with nvcc and a shared runtime
 (Lupine's test/); `--pytest` runs the tests of a folder (CuPy's, cuda-python's, numba-cuda's);
-`--llama` builds llama.cpp's test-backend-ops. The GPUs are real ones, cut into shares of one lease
-each. `--bare`, as root, hides the GPU and all of NVIDIA's driver from programs behind the door.
+`--llama` builds llama.cpp's test-backend-ops. `--arguments` names a JSON file that has words for
+programs by name, as cuda-samples' `test_args.json` does. The GPUs are real ones, cut into
+shares of one lease each. `--bare`, as root, hides the GPU and all of NVIDIA's driver from programs
+behind the door.
 
 A program is the same where it ends with the same status and says the same: lines with pass, fail,
 error, result or success, with numbers left out. What fails natively is not counted. Each that
@@ -29,8 +31,9 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "src")]
@@ -51,7 +54,7 @@ class Program:
     """One program or test suite: where it comes from, and how it is run."""
 
     name: str
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # the first one is the executable
     folder: Path
     report: Path | None = None  # of pytest, one of each run
 
@@ -163,6 +166,19 @@ def of_cmake(folder: Path, built: Path) -> Iterator[tuple[str, Path, Path]]:
             yield f"{folder.name}/{name}", made.parent, built / folder.name / name
 
 
+def with_arguments(programs: Iterable[Program], given: dict[str, Any]) -> Iterator[Program]:
+    """Return each program as often as it is to be run, with its words."""
+    for each in programs:
+        entry = given.get(Path(each.words[0]).name, {})
+        if entry.get("skip"):
+            continue
+        runs = entry.get("runs", [entry])
+        for number, one in enumerate(runs, 1):
+            name = f"{each.name} ({number})" if len(runs) > 1 else each.name
+            words = (*each.words, *one.get("args", ()))
+            yield replace(each, name=name, words=words)
+
+
 def chosen(names: Iterable[str], only: str) -> set[str]:
     """Return the names that fit one of the patterns; all, without any."""
     patterns = [each for each in only.split(",") if each]
@@ -194,7 +210,8 @@ class Builder:
                 *threads.map(self._cmake, (step for step in steps if step[0] in wanted)),
                 *threads.map(self._nvcc, (each for each in cu if each[0] in wanted)),
             ]
-        found = [program for each in made for program in each]
+        given = json.loads(options.arguments.read_text()) if options.arguments else {}
+        found = [*with_arguments((program for each in made for program in each), given)]
         for each in options.llama:
             built = self._folder / each.name
             programs = [p for p in by_cmake(each, built, "test-backend-ops") if "ops" in p.name]
@@ -268,6 +285,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--arguments", type=Path, help="JSON: words for programs, by name")
     parser.add_argument("--build", type=Path, help="keeps what was built, for the next run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpupool-others-") as made:

@@ -62,6 +62,9 @@ no room for nodes: 1 1 1 1 1
 what was given is there: 1
 more when asked for: 1
 no cluster: 1
+attribute 14 unknown: 0
+attribute 15 unknown: 1
+attribute 20 unknown: 1
 waits: 0 1 0
 an empty file: 200
 the legacy stream: 906 0

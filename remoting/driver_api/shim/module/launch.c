@@ -138,7 +138,10 @@ GP_EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy
     return launch(&head, function, stream, parameters, NULL, NULL, 0, 2);
 }
 
-#define CLUSTER_DIMENSION 4  // an attribute of launches, whose value stands behind 8 bytes
+// CUlaunchAttributeID of CUDA 13.3, which has no 15. The value stands behind 8 bytes.
+#define CLUSTER_DIMENSION 4
+#define NO_ATTRIBUTE 15
+#define LAST_ATTRIBUTE 18
 
 static bool no_cluster(const unsigned char *attribute) {
     uint32_t size[3];
@@ -153,6 +156,8 @@ GP_EXPORT int cuLaunchKernelEx(const struct launch_config *config, void *functio
         const unsigned char *attribute = config->attributes + (size_t)at * LAUNCH_ATTRIBUTE_SIZE;
         uint32_t id;
         memcpy(&id, attribute, 4);
+        // Here and not by the server's driver: its answer would come behind later calls.
+        if (id == NO_ATTRIBUTE || id > LAST_ATTRIBUTE) return GP_INVALID_VALUE;
         // Values that hold handles: events, and nodes of graphs that kernels may change.
         if (id == 7 || id == 12 || id == 13) return GP_NOT_SUPPORTED;
         if (id == CLUSTER_DIMENSION && no_cluster(attribute)) return GP_INVALID_CLUSTER_SIZE;

@@ -94,6 +94,10 @@ static void launches(void *function) {
     Attribute cluster = {.id = 4, .value = {0, 1, 1}};
     Config config = {.grid = {1, 1, 1}, .block = {4, 1, 1}, .attributes = &cluster, .count = 1};
     printf("no cluster: %d\n", cuLaunchKernelEx(&config, function, parameters, NULL) != 0);
+    for (cluster.id = 14; cluster.id < 21; cluster.id += 1 + 4 * (cluster.id == 15)) {
+        int unknown = cuLaunchKernelEx(&config, function, parameters, NULL) == 1;
+        printf("attribute %d unknown: %d\n", (int)cluster.id, unknown);
+    }
     CHECK(cuCtxSynchronize());
     CHECK(cuMemFree_v2(memory));
 }
