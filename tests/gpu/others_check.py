@@ -5,9 +5,9 @@
         [--build FOLDER] [--arguments FILE]
 
 Nothing is fetched: each option, which may come several times, names a checkout that is there.
-`--cmake` builds each folder below with a CMakeLists.txt and sources of its own as a program
-(cuda-samples/Samples, CUDALibrarySamples); `--cu` each .cu file with nvcc and a shared runtime
-(Lupine's test/); `--pytest` runs the tests of a folder (CuPy's, cuda-python's, numba-cuda's);
+`--cmake` builds each folder below whose CMakeLists.txt is a project of its own, and runs its
+programs (cuda-samples/Samples, CUDALibrarySamples); `--cu` builds each .cu file with nvcc and a
+shared runtime (Lupine's test/); `--pytest` runs the tests of a folder (CuPy's, cuda-python's, numba-cuda's);
 `--llama` builds llama.cpp's test-backend-ops. `--arguments` names a JSON file that has words for
 programs by name, as cuda-samples' `test_args.json` does. The GPUs are real ones, cut into
 shares of one lease each. `--bare`, as root, hides the GPU and all of NVIDIA's driver from programs
@@ -46,7 +46,6 @@ BUILD_LIMIT_S = 900.0
 TELLING = re.compile(r"pass|fail|error|result|success", re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?(?:0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?)", re.IGNORECASE)
 OURS = re.compile(r"^gpupool: ")
-SOURCES = (".cu", ".cpp", ".cc", ".c")
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def by_cmake(source: Path, built: Path, *targets: str) -> list[Path]:
 def of_cmake(folder: Path, built: Path) -> Iterator[tuple[str, Path, Path]]:
     """Return the folders that are programs: name, source, and where to build."""
     for made in sorted(folder.rglob("CMakeLists.txt")):
-        if any(path.suffix in SOURCES for path in made.parent.iterdir()):
+        if "cmake_minimum_required" in made.read_text(errors="replace"):
             name = made.parent.relative_to(folder).as_posix()
             yield f"{folder.name}/{name}", made.parent, built / folder.name / name
 
@@ -231,7 +230,10 @@ class Builder:
         data = source / "data"
         if data.is_dir() and not (built / "data").exists():
             shutil.copytree(data, built / "data")
-        return [Program(name, (str(path),), built) for path in programs]
+        if len(programs) == 1:
+            return [Program(name, (str(programs[0]),), built)]
+        # A project of several programs puts what each one reads beside it.
+        return [Program(f"{name}/{path.name}", (str(path),), path.parent) for path in programs]
 
     def _nvcc(self, given: tuple[str, Path]) -> list[Program]:
         name, source = given

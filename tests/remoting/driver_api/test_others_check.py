@@ -55,13 +55,35 @@ def test_each_test_of_a_suite_is_compared() -> None:
     assert check.summary(verdicts) == said
 
 
-def test_folders_with_sources_are_programs(tmp_path: Path) -> None:
-    for name in ("0_Intro/vectorAdd/vectorAdd.cu", "0_Intro/CMakeLists.txt", "Common/helper.h"):
+def test_folders_that_are_projects_are_built(tmp_path: Path) -> None:
+    """Sources may lie deeper than the project's own file."""
+    for name, text in {
+        "0_Intro/CMakeLists.txt": "add_subdirectory(vectorAdd)",
+        "0_Intro/vectorAdd/CMakeLists.txt": "cmake_minimum_required(VERSION 3.20)",
+        "0_Intro/vectorAdd/src/vectorAdd.cu": "",
+        "Common/helper.h": "",
+    }.items():
         path = tmp_path / "Samples" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    (tmp_path / "Samples/0_Intro/vectorAdd/CMakeLists.txt").touch()
+        path.write_text(text)
     found = list(check.of_cmake(tmp_path / "Samples", tmp_path / "built"))
     assert [name for name, *_ in found] == ["Samples/0_Intro/vectorAdd"]
     assert check.chosen(["Samples/a", "Samples/b"], "*/a,x") == {"Samples/a"}
     assert check.chosen(["a", "b"], "") == {"a", "b"}
+
+
+def test_programs_have_the_words_that_they_are_given(tmp_path: Path) -> None:
+    """In the form of cuda-samples' `test_args.json`."""
+    programs = [check.Program(f"S/{n}", (f"/b/{n}",), tmp_path) for n in ("a", "b", "c", "d")]
+    given = {
+        "b": {"args": ["-x"]},
+        "c": {"runs": [{"args": ["1"]}, {"args": ["2"]}]},
+        "d": {"skip": True},
+    }
+    made = [(each.name, each.words) for each in check.with_arguments(programs, given)]
+    assert made == [
+        ("S/a", ("/b/a",)),
+        ("S/b", ("/b/b", "-x")),
+        ("S/c (1)", ("/b/c", "1")),
+        ("S/c (2)", ("/b/c", "2")),
+    ]
