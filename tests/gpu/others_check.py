@@ -7,11 +7,11 @@
 Nothing is fetched: each option, which may come several times, names a checkout that is there.
 `--cmake` builds each folder below whose CMakeLists.txt is a project of its own, and runs its
 programs (cuda-samples/Samples, CUDALibrarySamples); `--cu` builds each .cu file with nvcc and a
-shared runtime (Lupine's test/); `--pytest` runs the tests of a folder (CuPy's, cuda-python's, numba-cuda's);
-`--llama` builds llama.cpp's test-backend-ops. `--arguments` names a JSON file that has words for
-programs by name, as cuda-samples' `test_args.json` does. The GPUs are real ones, cut into
-shares of one lease each. `--bare`, as root, hides the GPU and all of NVIDIA's driver from programs
-behind the door.
+shared runtime (Lupine's test/); `--pytest` runs the tests of a folder (CuPy's, cuda-python's,
+numba-cuda's); `--llama` builds llama.cpp's test-backend-ops. `--arguments` names a JSON file that
+has words for programs by name, as cuda-samples' `test_args.json` does. The GPUs are real ones, cut
+into shares of one lease each. `--bare`, as root, hides the GPU and all of NVIDIA's driver from
+programs behind the door.
 
 A program is the same where it ends with the same status and says the same: lines with pass, fail,
 error, result or success, with numbers left out. What fails natively is not counted. Each that
