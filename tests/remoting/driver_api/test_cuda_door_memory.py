@@ -39,7 +39,7 @@ def test_a_mirror_asks_for_large_pages() -> None:
     start, size = 0x3100_0000_0000, 4 << 20
     assert mapped.take_pages(start, start + size)
     try:
-        entries = Path("/proc/self/smaps").read_text().partition(f"\n{start:x}-")[2]
+        entries = Path("/proc/self/smaps").read_text().partition(f"{start:x}-")[2]
         flags = next(line for line in entries.splitlines() if line.startswith("VmFlags:"))
         assert "hg" in flags.split()
     finally:
