@@ -1,22 +1,17 @@
 """Commands for leases that outlive one program: ``alloc`` and ``release``."""
 
 import os
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async, stored_credentials
+from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import invocation, print_json, say
 from gpupool.cli.lib.values import DURATION, Parsed, parse_lease
 from gpupool.cli.run.request_options import Wanted, request_options
 from gpupool.pool.errors import DeniedError, GpupoolError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
-
-if TYPE_CHECKING:
-    from gpupool.cli.run.held_leases import HeldRecord
 
 
 @click.command()
@@ -126,18 +121,6 @@ def release(credentials: str | None, leases: tuple[int, ...], every: bool) -> No
     run_async(release_all)
 
 
-async def _means_another(record: "HeldRecord", credentials: str | None) -> bool:
-    """Return whether a record is of another pool, and the pool in use has a lease of its name.
-
-    Names are short: two pools soon have the same ones.
-    """
-    with suppress(GpupoolError):
-        if record.cluster_id != stored_credentials(credentials).cluster_id:
-            async with connected(credentials) as pool:
-                return record.lease in {each.name for each in (await pool.view()).leases}
-    return False
-
-
 async def release_lease(name: str, credentials: str | None) -> str:
     """Release one lease, and return what became of it.
 
@@ -148,9 +131,7 @@ async def release_lease(name: str, credentials: str | None) -> str:
     from gpupool.cli.run.lease_source import own_held
     from gpupool.remoting.protocol.messages import EndLease
 
-    found = own_held(name, credentials)
-    if found is not None and await _means_another(found.record, credentials):
-        found = None
+    found = await own_held(name, credentials)
     if found is not None and not found.why_over:
         users = await release_held(found.record)
         programs = f"; {users} program{'s' if users > 1 else ''} used it" if users else ""

@@ -211,8 +211,22 @@ def is_own(record: HeldRecord, credentials: str | None) -> bool:
     return True
 
 
-def own_held(name: str, credentials: str | None) -> LocalLease | None:
+async def _means_another(record: HeldRecord, credentials: str | None) -> bool:
+    """Return whether a record is of another pool, and the pool in use has a lease of its name.
+
+    Names are short: two pools soon have the same ones.
+    """
+    with suppress(GpupoolError):
+        if record.cluster_id != stored_credentials(credentials).cluster_id:
+            async with connected(credentials) as pool:
+                return record.lease in {each.name for each in (await pool.view()).leases}
+    return False
+
+
+async def own_held(name: str, credentials: str | None) -> LocalLease | None:
     """Return the lease of that name that is held on this machine, if there is one.
+
+    One of another pool counts where the pool in use has no lease of that name.
 
     Raises:
         DeniedError: when it was taken by another user of the pool than who is logged in now. One
@@ -225,6 +239,8 @@ def own_held(name: str, credentials: str | None) -> LocalLease | None:
     if found is not None and not is_own(found.record, credentials):
         why = f"you are logged in as {stored_credentials(credentials).user}"
         raise DeniedError(f"lease {name} belongs to {found.record.user}", why=why)
+    if found is not None and await _means_another(found.record, credentials):
+        return None
     return found
 
 
@@ -235,7 +251,7 @@ async def held_record(name: str, credentials: str | None) -> HeldRecord:
         LeaseLostError: when it holds none; the error gives the reason if the pool knows it.
         DeniedError: when it is another user's.
     """
-    found = own_held(name, credentials)
+    found = await own_held(name, credentials)
     if found is not None and not found.why_over:
         return found.record
     hint = 'take a new one with "gpupool alloc"'

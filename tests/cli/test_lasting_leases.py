@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpupool.cli.run.held_leases import HeldRecord
+from gpupool.cli.run.held_leases import HeldRecord, RecordFile
 
 View = dict[str, Any]
 SUM = "import cupy, os; print(float(cupy.ones(8).sum()), os.environ.get('GPUPOOL_LEASE'))"
@@ -256,6 +256,11 @@ def test_a_lease_of_another_pool_is_not_taken_for_one_of_the_same_name(
     folder = Path(user.env["XDG_RUNTIME_DIR"], "gpupool")
     folder.mkdir(mode=0o700, exist_ok=True)
     record = HeldRecord(lease["name"], "f" * 32, "other", "ada", 1, f"{folder}/x.sock", "there")
+    held = RecordFile(folder, record)
+    other = user.run("run", "--lease", record.lease, *python("print('ran')"))
+    assert f"no lease {record.lease} is held on this machine" in other.stderr
+    assert other.returncode == 125
+    held.close()
     record = replace(record, ended="released there")
     path = folder / f"{record.lease}-{record.cluster_id[:12]}.json"
     path.write_text(json.dumps(asdict(record)))
