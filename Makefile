@@ -28,7 +28,7 @@ help:
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make test-cupy     run CuPy's own tests through the array door; CUPY=/path/to/cupy"
-	@echo "make test-pages    follow what the start page and the user guide tell a reader to type"
+	@echo "make test-pages    follow what the pages tell a reader to type; five minutes"
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
 	@echo "make sanitized-tests   run the C programs behind the CUDA door with AddressSanitizer"
@@ -39,6 +39,7 @@ help:
 	@echo "make wheels-release   build the sdist, wheels for two architectures and an SBOM in dist/"
 	@echo "make packages         build .deb and .rpm of them"
 	@echo "make test-packages    build, check and install all of that, twice; slow, some of it needs root"
+	@echo "make test-chart       render the Helm chart, and check it against Kubernetes' schemas"
 	@echo "make lint   only ruff, pyright, the import rules, and the style of the documents"
 	@echo "make docs   write docs/cli.md, docs/metrics.md and docs/errors.md anew from the program"
 	@echo "make site   build the documentation site in build/site, and check all of its links"
@@ -85,9 +86,9 @@ long-tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 3 --dist worksteal -m long
 
 .PHONY: test-pages
-# The start page and the user guide, as a reader types them; slow-tests follows the other pages, too.
+# Each block of the pages that is marked as tested, as a reader types it, with a pool.
 test-pages: $(VENV)/installed-dev
-	$(BIN)/pytest -q -m slow tests/cli/test_page_blocks.py -k "start or user"
+	$(BIN)/pytest -q -m slow tests/cli/test_page_blocks.py
 
 # One after the other, because some of them use all of a machine.
 slow-tests: $(VENV)/installed-dev
@@ -146,6 +147,12 @@ wheels-release: $(RELEASE)/installed
 
 packages: wheels-release $(VENV)/installed
 	$(BIN)/python packaging/packages.py --tools $(RELEASE)/bin/python --arch x86_64 aarch64
+
+.PHONY: test-chart
+# Helm's own library renders the chart, and Kubernetes' schemas judge it.
+test-chart: $(VENV)/installed-dev $(RELEASE)/installed
+	GPUPOOL_RELEASE_PYTHON=$(abspath $(RELEASE))/bin/python $(BIN)/pytest -q -m slow -rs \
+	  --timeout 600 tests/packaging/test_helm_chart.py
 
 # Slow tests of tests/packaging; each says what it needs, and is left out where that is missing.
 test-packages: $(VENV)/installed-dev $(RELEASE)/installed
