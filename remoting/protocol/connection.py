@@ -87,7 +87,10 @@ class Connection:
         if self.end is End.CLIENT:
             greeted = self.phase is Phase.OPEN
             size_max = REQUEST_SIZE_MAX if greeted else UNAUTHENTICATED_SIZE_MAX
-        data = messages.to_frame(call, message, size_max=size_max)
+        if call == 0 and self.end is End.SERVER:
+            data = messages.push_frame(message, size_max=size_max)
+        else:
+            data = messages.to_frame(call, message, size_max=size_max)
         self._advance(message)
         return data
 

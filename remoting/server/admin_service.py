@@ -61,6 +61,12 @@ def as_seen_by(user: str, query: HistoryQuery) -> HistoryQuery:
     return replace(query, user="" if of_classes else user)
 
 
+def next_beat(now: float, every_s: float) -> float:
+    """Return the next multiple of ``every_s``, but no earlier than half of it from now."""
+    beat = (now // every_s + 1) * every_s
+    return beat if beat - now > every_s / 2 else beat + every_s
+
+
 class AdminService:
     """See the module."""
 
@@ -253,8 +259,9 @@ class AdminService:
         whole = m.Update(self._view(), telemetry) if viewed else None
         lean = m.TelemetryUpdate(telemetry)
         for client in due:
-            # A beat that was missed is not made up for.
-            client.update_at = now + client.update_every_s
+            # On beats that are common to all, so that what is shown is made and encoded once for
+            # many. One that was missed is not made up for.
+            client.update_at = next_beat(now, client.update_every_s)
             update = whole if whole is not None and client.wants_view else lean
             self._context.send(client.connection, 0, update)
 

@@ -53,6 +53,7 @@ from gpupool.remoting.protocol.messages.declaration import (
     declare_all,
     from_body,
     kind_of,
+    push_frame,
     to_frame,
 )
 from gpupool.remoting.protocol.messages.hello_messages import (

@@ -152,6 +152,20 @@ def to_frame(call: int, message: Message, *, size_max: int) -> bytes:
     return frame_bytes(NUMBERS[type(message)], dump([call, encode(message)]), size_max=size_max)
 
 
+_last_pushes: dict[type[Message], tuple[Message, bytes]] = {}
+
+
+def push_frame(message: Message, *, size_max: int) -> bytes:
+    """Return a push as one frame; one that goes to many connections is encoded once.
+
+    The last one of each type is kept, which for an update of a pool of 1,000 servers is 1.6 MB.
+    """
+    last = _last_pushes.get(type(message))
+    if last is None or last[0] is not message:
+        last = _last_pushes[type(message)] = message, to_frame(0, message, size_max=size_max)
+    return last[1]
+
+
 def from_body(kind: int, body: bytes) -> tuple[int, Message]:
     """Return the call number and the message of a frame.
 

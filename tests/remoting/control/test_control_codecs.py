@@ -23,7 +23,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.ids import LeaseId, Plain, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import (
     Credentials,
@@ -237,6 +237,19 @@ def test_both_ends_walk_through_the_same_phases() -> None:
     assert list(client.receive(server.send(2, m.Done()))) == [(2, m.Done())]
     push = m.LeaseEnded(7, "over")  # type: ignore[arg-type]
     assert list(client.receive(server.send(0, push))) == [(0, push)]
+
+
+def test_a_push_to_many_is_encoded_once() -> None:
+    """With 200 subscribers a server spent a third of its time on encoding the same again."""
+    ends = [opened() for _ in range(3)]
+    for reason in ("over", "over"):
+        push = m.LeaseEnded(LeaseId(7), reason)
+        frames = [server.send(0, push) for _, server in ends]
+        assert {id(frame) for frame in frames} == {id(frames[0])}
+        assert all(
+            list(c.receive(frame)) == [(0, push)]
+            for (c, _), frame in zip(ends, frames, strict=True)
+        )
 
 
 @given(MESSAGES, st.sampled_from([0, 1]))

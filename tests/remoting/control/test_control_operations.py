@@ -1,5 +1,6 @@
 """Looking at a pool and operating it: views, updates, tokens, drains, departures, admissions."""
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -671,6 +672,36 @@ async def test_one_user_cannot_take_all_connections(
         await eve.view()
         async with cluster.client("ada") as again:
             await again.view()
+
+
+async def test_updates_go_to_all_at_the_same_moments(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """So that a server makes one for all, whenever they have begun; the first one comes at once."""
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    shown: list[list[int]] = []
+    async with AsyncExitStack() as stack:
+        for delay_s in (0.0, 0.2, 0.31):
+            await trio.sleep(delay_s)
+            began = trio.current_time()
+            pool = await stack.enter_async_context(cluster.client())
+            updates = await stack.enter_async_context(pool.subscribe(0.5))
+            seen = [await updates.receive()]
+            assert trio.current_time() - began < 0.1
+            seen += [await updates.receive() for _ in range(4)]
+            shown.append([each.at for update in seen[2:] for each in update.telemetry.values()])
+    assert {at % 500 // 100 for ats in shown for at in ats} == {shown[0][0] % 500 // 100}
+
+
+@pytest.mark.parametrize("every_s", [0.1, 0.25, 1.0, 60.0])
+def test_beats_are_those_of_the_clock(every_s: float) -> None:
+    at = 123.456
+    for _ in range(20):
+        later = admin_service.next_beat(at, every_s)
+        assert every_s / 2 < later - at <= 1.5 * every_s + 1e-9
+        assert later / every_s == pytest.approx(round(later / every_s))
+        at = later + every_s / 50
 
 
 async def test_one_user_cannot_take_all_subscriptions(
