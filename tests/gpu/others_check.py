@@ -209,7 +209,9 @@ class Builder:
                 *threads.map(self._cmake, (step for step in steps if step[0] in wanted)),
                 *threads.map(self._nvcc, (each for each in cu if each[0] in wanted)),
             ]
-        given = json.loads(options.arguments.read_text()) if options.arguments else {}
+        given: dict[str, Any] = {}
+        if options.arguments:
+            given = json.loads(options.arguments.read_text())
         found = [*with_arguments((program for each in made for program in each), given)]
         for each in options.llama:
             built = self._folder / each.name
