@@ -158,9 +158,8 @@ def describe(tree: Path, kind: str, arch: str, version: str, release: str) -> di
             {"src": str(tree / "opt"), "dst": "/opt", "type": "tree"},
             {"src": str(tree / "usr"), "dst": "/usr", "type": "tree"},
             {"src": f"{PREFIX}/bin/gpupool", "dst": "/usr/bin/gpupool", "type": "symlink"},
-            # Without these a removal leaves the folders.
+            # Without this rpm leaves the folder.
             {"dst": "/etc/gpupool", "type": "dir", "file_info": {"mode": 0o755}},
-            {"dst": "/usr/share/doc/gpupool", "type": "dir", "file_info": {"mode": 0o755}},
             {
                 "src": str(system / "environment"),
                 "dst": "/etc/gpupool/environment",
