@@ -77,7 +77,8 @@ class FakeGpuServer:
         found = [self.process.pid]
         for process in found:  # A server that root started has a keeper, whose children they are.
             for path in Path(f"/proc/{process}/task").glob("*/children"):
-                found += [int(pid) for pid in path.read_text().split()]
+                with contextlib.suppress(OSError):  # a thread may end meanwhile
+                    found += [int(pid) for pid in path.read_text().split()]
         for pid in found:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/comm").read_text() == "gpupool-worker\n":

@@ -1,5 +1,6 @@
 """A door for tests: small commands in, answers out, and ways to misbehave."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -171,8 +172,10 @@ def describe_process() -> bytes:
     status = Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
     kept = {name: " ".join(fields[name].split()) for name in ("Uid", "Groups", "NoNewPrivs")}
-    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
-    lines = [line for text in threads for line in text.splitlines()]
+    lines: list[str] = []
+    for path in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
+            lines += path.read_text().splitlines()
     kept["CapEff of threads"] = " ".join(x.split()[1] for x in lines if x.startswith("CapEff:"))
     kept["cwd"] = str(Path.cwd())
     kept["environment"] = " ".join(sorted(os.environ))
