@@ -5,6 +5,7 @@ import hashlib
 import os
 import stat
 import struct
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -246,10 +247,11 @@ def test_a_push_to_many_is_encoded_once() -> None:
         push = m.LeaseEnded(LeaseId(7), reason)
         frames = [server.send(0, push) for _, server in ends]
         assert {id(frame) for frame in frames} == {id(frames[0])}
-        assert all(
-            list(c.receive(frame)) == [(0, push)]
-            for (c, _), frame in zip(ends, frames, strict=True)
-        )
+        for (client, _), frame in zip(ends, frames, strict=True):
+            assert list(client.receive(frame)) == [(0, push)]
+        alive = weakref.ref(push)
+        del push
+        assert alive() is None, "an update has a view of the whole pool"
 
 
 @given(MESSAGES, st.sampled_from([0, 1]))
