@@ -42,8 +42,9 @@ def whole_pages(size: int) -> int:
 def take_pages(start: int, end: int, file: int = -1) -> bool:
     """Map the pages between two addresses, or a file there, if all of them are free.
 
-    Memory without a file has large pages where the kernel has them. With pages of 4 KiB, kernels
-    that read 48 MiB of it took 32 times as long as natively, and 12 MiB 1.6 times (gpu-results.md).
+    Memory without a file has large pages where the kernel has them. Before it asked for them,
+    kernels that read 48 MiB of it took 32 times as long as natively, and 12 MiB 1.6 times
+    (gpu-results.md). That small pages are the cause is a guess: no GPU has seen it with large ones.
     """
     how = SHARED if file >= 0 else PRIVATE | ANONYMOUS
     how |= FIXED if address_slices.is_filled(start, end) else FIXED_NOREPLACE
