@@ -223,6 +223,7 @@ static int batch(cudaStream_t stream) {
     if (!current || !add || current(&context)) return 1;
     CHECK(cudaMalloc((void **)&word, 8));
     CHECK(cudaMemset(word, 0, 8));
+    CHECK(cudaDeviceSynchronize());  // the stream of the graph does not wait for the default one
     CUstreamBatchMemOpParams operations[2] = {};
     operations[0].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
     operations[0].writeValue.address = (CUdeviceptr)word;

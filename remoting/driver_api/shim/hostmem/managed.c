@@ -6,6 +6,10 @@
 // one makes it DIRTY. Before anything that the GPU could do with the memory, the dirty blocks are
 // sent and all become stale again. Touching is noticed by page protection. The bytes lie in a file
 // that is mapped twice, so that they can be filled in and sent while the program's view is closed.
+//
+// Variables of modules are where the server's driver put them, several in a page: 512 bytes apart
+// on an H200 with driver 580. A region has all blocks around them, and its parts say which bytes of
+// these are the server's.
 #define _GNU_SOURCE
 #include "managed.h"
 
@@ -25,8 +29,17 @@
 
 enum { STALE, CLEAN, DIRTY };
 
+// Bytes of a region that the server has; the whole of one that was allocated.
+struct part {
+    struct part *next;
+    uint64_t variable;  // where it starts, perhaps in a region before
+    size_t from, end;
+    int device;
+};
+
 struct gp_region {
     struct gp_region *next, *next_open;
+    struct part *parts, whole;
     uint64_t id, start;
     size_t size, span;     // span: in whole pages
     unsigned char *alias;  // the same bytes, always open
@@ -41,6 +54,7 @@ struct gp_region {
     bool fresh;  // zeros on the server, and open here: what the program writes is found in the file
 };
 
+static pthread_mutex_t borrow_lock = PTHREAD_MUTEX_INITIALIZER;   // which variables are known
 static pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;  // all of the following
 static struct gp_region *regions, *open_regions;
 static int file = -1;
@@ -76,16 +90,24 @@ static void mark(struct gp_region *region, size_t first, size_t end, int state) 
     open_regions = region;
 }
 
-static int fetch(struct gp_region *region, size_t first, size_t end) {
-    size_t to = end * BLOCK_SIZE < region->size ? end * BLOCK_SIZE : region->size;
-    for (size_t at = first * BLOCK_SIZE; at < to; at += FETCH_SIZE) {
-        size_t size = to - at < FETCH_SIZE ? to - at : FETCH_SIZE;
+static int fetch_part(struct gp_region *region, const struct part *part, size_t from, size_t end) {
+    if (from < part->from) from = part->from;
+    if (end > part->end) end = part->end;
+    for (size_t at = from; at < end; at += FETCH_SIZE) {
+        size_t size = end - at < FETCH_SIZE ? end - at : FETCH_SIZE;
         // A host function may read what its stream has made, and must not wait for that stream.
         bool at_once = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
-        uint64_t device = (uint64_t)gp_server_device(region->device);
-        GP_ROUTE(region->device);
+        uint64_t device = (uint64_t)gp_server_device(part->device);
+        GP_ROUTE(part->device);
         struct gp_request request = {.bulk = region->alias + at, .bulk_size = size};
         GP_CHECK(gp_exchange_managed_read(&request, region->start + at, size, device, at_once));
+    }
+    return GP_SUCCESS;
+}
+
+static int fetch(struct gp_region *region, size_t first, size_t end) {
+    for (const struct part *part = region->parts; part != NULL; part = part->next) {
+        GP_CHECK(fetch_part(region, part, first * BLOCK_SIZE, end * BLOCK_SIZE));
     }
     return GP_SUCCESS;
 }
@@ -150,14 +172,22 @@ static void find_written(struct gp_region *region) {
     }
 }
 
+static void send(const struct gp_region *region, const struct part *part, size_t from,
+                 size_t end) {
+    if (from < part->from) from = part->from;
+    if (end > part->end) end = part->end;
+    if (from >= end) return;
+    GP_ROUTE(part->device);
+    gp_post_managed_write(region->start + from, end - from, region->alias + from, end - from);
+}
+
 static void send_dirty(struct gp_region *region) {
     for (size_t at = region->low; at < region->high && region->dirty > 0; at++) {
         if (region->states[at] != DIRTY) continue;
         size_t end = run_end(region, at, DIRTY, region->blocks);
-        size_t from = at * BLOCK_SIZE, to = end * BLOCK_SIZE;
-        if (to > region->size) to = region->size;
-        GP_ROUTE(region->device);
-        gp_post_managed_write(region->start + from, to - from, region->alias + from, to - from);
+        for (const struct part *part = region->parts; part != NULL; part = part->next) {
+            send(region, part, at * BLOCK_SIZE, end * BLOCK_SIZE);
+        }
         region->dirty -= end - at;
         at = end;
     }
@@ -290,6 +320,8 @@ int gp_region_new(size_t size, struct gp_region **made) {
     if (region == NULL) return GP_OUT_OF_MEMORY;
     region->size = size;
     region->device = gp_current_device();
+    region->whole = (struct part){.end = size, .device = region->device};
+    region->parts = &region->whole;
     int status = GP_OUT_OF_MEMORY;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         void *wish = find_room(size);
@@ -323,27 +355,6 @@ int gp_region_new(size_t size, struct gp_region **made) {
     return GP_SUCCESS;
 }
 
-int gp_region_borrow(uint64_t start, size_t size, int device) {
-    bool known = false;
-    pthread_mutex_lock(&managed_lock);
-    for (struct gp_region *at = regions; at != NULL; at = at->next) known |= at->start == start;
-    pthread_mutex_unlock(&managed_lock);
-    if (known) return GP_SUCCESS;
-    if ((start & 4095) != 0 || hold(start, round_up(size, 4096)) == NULL) {
-        if (gp_verbose()) {
-            gp_say("the server's managed memory at %#llx, %zu bytes, cannot be here at that address",
-                   (unsigned long long)start, size);
-        }
-        return GP_OUT_OF_MEMORY;
-    }
-    struct gp_region *region = calloc(1, sizeof *region);
-    if (region == NULL) return GP_OUT_OF_MEMORY;
-    *region = (struct gp_region){.start = start, .size = size, .device = device, .borrowed = true};
-    int status = add_region(region);
-    if (status != GP_SUCCESS) free(region);
-    return status;
-}
-
 static void forget(struct gp_region *region) {
     struct gp_region **at = &regions;
     while (*at != region) at = &(*at)->next;
@@ -373,15 +384,127 @@ void gp_region_end(struct gp_region *region) {
     free(region);
 }
 
-void gp_region_return(uint64_t address) {
+// --- variables of modules; borrow_lock is held ----------------------------------------------------
+
+// The borrowed region at an address, or NULL and, before `end`, where the next one is.
+static struct gp_region *borrowed_at(uint64_t address, uint64_t *end) {
+    struct gp_region *found = NULL;
     pthread_mutex_lock(&managed_lock);
-    struct gp_region *at = regions;
-    while (at != NULL && (!at->borrowed || address - at->start >= at->size)) at = at->next;
-    if (at != NULL) unmap(at);
+    for (struct gp_region *at = regions; at != NULL; at = at->next) {
+        if (!at->borrowed) continue;
+        if (address - at->start < at->size) found = at;
+        if (at->start > address && at->start < *end) *end = at->start;
+    }
     pthread_mutex_unlock(&managed_lock);
-    if (at == NULL) return;
-    free(at->states);
-    free(at);
+    return found;
+}
+
+static struct gp_region *borrow_blocks(uint64_t start, uint64_t end) {
+    if (hold(start, end - start) == NULL) return NULL;
+    struct gp_region *region = calloc(1, sizeof *region);
+    if (region == NULL) {
+        munmap((void *)(uintptr_t)start, end - start);
+        return NULL;
+    }
+    *region = (struct gp_region){.start = start, .size = end - start, .borrowed = true};
+    if (add_region(region) == GP_SUCCESS) return region;
+    free(region);
+    return NULL;
+}
+
+static int add_part(struct gp_region *region, uint64_t start, size_t size, int device) {
+    uint64_t last = region->start + region->size, end = start + size;
+    struct part *part = malloc(sizeof *part);
+    if (part == NULL) return GP_OUT_OF_MEMORY;
+    *part = (struct part){.variable = start, .device = device};
+    part->from = start > region->start ? start - region->start : 0;
+    part->end = (end < last ? end : last) - region->start;
+    pthread_mutex_lock(&managed_lock);
+    int status = GP_SUCCESS;
+    for (const struct part *at = region->parts; at != NULL; at = at->next) {
+        // Another server has other bytes at these addresses.
+        if (at->from < part->end && part->from < at->end) status = GP_OUT_OF_MEMORY;
+    }
+    // Its bytes of blocks that are open already.
+    if (status == GP_SUCCESS && region->open) {
+        status = fetch_part(region, part, part->from, part->end);
+    }
+    if (status == GP_SUCCESS) {
+        part->next = region->parts;
+        region->parts = part;
+    }
+    pthread_mutex_unlock(&managed_lock);
+    if (status != GP_SUCCESS) free(part);
+    return status;
+}
+
+// Whether a part is of this variable, and not of one at the same address of another server.
+static bool is_of(const struct part *part, uint64_t start, int device) {
+    return part->variable == start && gp_server_of(part->device) == gp_server_of(device);
+}
+
+static void remove_variable(uint64_t start, int device) {
+    pthread_mutex_lock(&managed_lock);
+    for (struct gp_region *at = regions, *next; at != NULL; at = next) {
+        next = at->next;
+        if (!at->borrowed) continue;
+        for (struct part **link = &at->parts; *link != NULL;) {
+            struct part *part = *link;
+            if (!is_of(part, start, device)) {
+                link = &part->next;
+                continue;
+            }
+            *link = part->next;
+            free(part);
+        }
+        if (at->parts != NULL) continue;
+        unmap(at);
+        free(at->states);
+        free(at);
+    }
+    pthread_mutex_unlock(&managed_lock);
+}
+
+static bool is_known(uint64_t start, int device) {
+    uint64_t end = start + 1;
+    const struct gp_region *region = borrowed_at(start, &end);
+    for (const struct part *at = region == NULL ? NULL : region->parts; at != NULL; at = at->next) {
+        if (is_of(at, start, device)) return true;
+    }
+    return false;
+}
+
+static int borrow(uint64_t start, size_t size, int device) {
+    uint64_t at = start / BLOCK_SIZE * BLOCK_SIZE, last = round_up(start + size, BLOCK_SIZE);
+    while (at < last) {
+        uint64_t end = last;
+        struct gp_region *region = borrowed_at(at, &end);
+        if (region == NULL) region = borrow_blocks(at, end);
+        int status = region == NULL ? GP_OUT_OF_MEMORY : add_part(region, start, size, device);
+        if (status != GP_SUCCESS) {
+            remove_variable(start, device);
+            return status;
+        }
+        at = region->start + region->size;
+    }
+    return GP_SUCCESS;
+}
+
+int gp_region_borrow(uint64_t start, size_t size, int device) {
+    pthread_mutex_lock(&borrow_lock);
+    int status = is_known(start, device) ? GP_SUCCESS : borrow(start, size, device);
+    pthread_mutex_unlock(&borrow_lock);
+    if (status != GP_SUCCESS && gp_verbose()) {
+        gp_say("the server's managed memory at %#llx, %zu bytes, cannot be here at that address",
+               (unsigned long long)start, size);
+    }
+    return status;
+}
+
+void gp_region_return(uint64_t start, int device) {
+    pthread_mutex_lock(&borrow_lock);
+    remove_variable(start, device);
+    pthread_mutex_unlock(&borrow_lock);
 }
 
 GP_AT_LOAD register_hooks(void) { gp_hooks.managed_fault = repair; }

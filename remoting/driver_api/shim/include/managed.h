@@ -15,7 +15,7 @@ void gp_region_end(struct gp_region *region);
 uint64_t gp_region_start(const struct gp_region *region);
 // A variable of a module, which the server has allocated already.
 int gp_region_borrow(uint64_t start, size_t size, int device);
-void gp_region_return(uint64_t address);
+void gp_region_return(uint64_t start, int device);
 
 // faults.c
 void gp_catch_faults(void);  // have faults of memory come there first

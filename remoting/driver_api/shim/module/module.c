@@ -196,7 +196,9 @@ static int unload(struct module *module) {
     for (struct symbol *at = module->symbols; at != NULL; at = at->next) {
         struct gp_range range;
         int status = gp_remove_range(at->address, &range);
-        if (status == GP_SUCCESS && range.kind == GP_MANAGED_MEMORY) gp_region_return(range.start);
+        if (status == GP_SUCCESS && range.kind == GP_MANAGED_MEMORY) {
+            gp_region_return(range.start, at->device);
+        }
     }
     if (!module->library) gp_hooks.module_unloaded(module);
     free(module->image.owned);

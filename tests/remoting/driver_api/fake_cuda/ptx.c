@@ -81,6 +81,7 @@ struct declaration {
     struct token name;
     size_t element, align, count; /* count is 1 for a scalar, 0 for an array without a size */
     struct token initial;         /* the token after '=', or nothing */
+    bool managed;
 };
 
 /* Reads `.align 8 .b8 name[16]` and `.u64 .ptr .global .align 1 name`, after the state space. */
@@ -93,6 +94,9 @@ static bool read_declaration(struct reader *r, struct declaration *d) {
         if (is(token, ".align")) {
             size_t align = (size_t)number(next(r));
             d->align = pointer ? d->align : align; /* of the pointee, after .ptr */
+        } else if (is(token, ".attribute")) { /* (.managed), (.unified(1, 2)) */
+            for (next(r); token.length > 0 && !is(token, ")"); token = next(r))
+                d->managed |= is(token, ".managed");
         } else if (is(token, ".ptr")) {
             pointer = true;
         } else if (is(token, ".v2") || is(token, ".v4")) {
@@ -240,6 +244,7 @@ static bool read_global(struct reader *r, struct image *image) {
     struct global_info *global = image_add_global(image, d.name.at, d.name.length);
     global->size = d.element * d.count;
     global->align = d.align;
+    global->managed = d.managed;
     if (is(peek(r), "=")) {
         next(r);
         read_initial(r, global, d.element);

@@ -269,6 +269,40 @@ static void variable(const char *image) {
     CHECK(cuLibraryUnload(library));
 }
 
+// Three in one page, and the last in many: the driver puts variables side by side.
+static void small_variables(void) {
+    static const char PTX[] = ".version 8.0\n.target sm_50\n.address_size 64\n"
+                              ".global .attribute(.managed) .align 4 .u32 first = 10;\n"
+                              ".global .attribute(.managed) .align 4 .u32 second = 100;\n"
+                              ".global .attribute(.managed) .align 4 .b8 third[100000];\n";
+    for (int turn = 0; turn < 2; turn++) {
+        void *module;
+        uint64_t at[3];
+        CHECK(cuModuleLoadData(&module, PTX));
+        CHECK(cuModuleGetGlobal_v2(&at[0], NULL, module, "first"));
+        int *first = (int *)(uintptr_t)at[0];
+        NEED(*first == 10);
+        *first += 1;  // its block is open when the next variable comes to it
+        CHECK(cuModuleGetGlobal_v2(&at[1], NULL, module, "second"));
+        CHECK(cuModuleGetGlobal_v2(&at[2], NULL, module, "third"));
+        int *second = (int *)(uintptr_t)at[1], *third = (int *)(uintptr_t)at[2];
+        NEED(at[1] - at[0] == 512 && at[2] - at[0] == 1024);
+        NEED(*second == 100 && third[0] == 0 && third[24999] == 0);
+        third[24999] = 7;
+        add_one(first, 1, NULL);
+        add_one(second, 1, NULL);
+        add_one(third, 25000, NULL);
+        CHECK(cuCtxSynchronize());
+        NEED(*first == 12 && *second == 101 && third[0] == 1 && third[24999] == 8);
+        *second = 5;
+        int told[2];
+        CHECK(cuMemcpyDtoH_v2(&told[0], at[0], 4));
+        CHECK(cuMemcpyDtoH_v2(&told[1], at[1], 4));
+        NEED(told[0] == 12 && told[1] == 5);
+        CHECK(cuModuleUnload(module));
+    }
+}
+
 static sigjmp_buf after;
 static volatile int caught;
 
@@ -323,6 +357,7 @@ int main(int count, char **arguments) {
     host_functions(stream);
     threads();
     variable(arguments[2]);
+    small_variables();
     faults();
     CHECK(cuCtxSynchronize());
     OURS(left() == all);
