@@ -119,9 +119,9 @@ class SessionOpener:
                 return worker, await self._assign(
                     worker, lease, partitions, gpus, door, program, settings
                 )
-            except (GpupoolError, trio.Cancelled) as error:
+            except BaseException as error:  # A cancellation may come as a group.
                 if worker.lease is None:
-                    worker.claimed = False  # It knows of nothing yet, and can serve another.
+                    self._worker_pool.give_back(worker)
                 else:
                     worker.kill(f"it could not be assigned: {error}")
                 raise

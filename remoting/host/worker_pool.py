@@ -23,6 +23,7 @@ any       the process ends                   ENDED     see below
 ========= ================================== ========= =============================================
 
 A claim that is cancelled before the assignment gives the worker back, because it knows of no lease.
+It ends if there are enough spares: clients that hang up early would leave one each.
 
 An end in order: the process is reaped, its last messages are read for ``LAST_WORDS_TIMEOUT_S``,
 its keeper removes processes and files that it left, gives its uid back and takes it out of the
@@ -176,10 +177,17 @@ class WorkerPool:
         self._wake()
         try:
             await self.until(worker, worker.ready)
-        except trio.Cancelled:
-            worker.claimed = False  # Nobody has told it anything: it is as good as new.
+        except BaseException:  # A cancellation comes out of a nursery as a group.
+            self.give_back(worker)
             raise
         return worker
+
+    def give_back(self, worker: WorkerHandle) -> None:
+        """Keep a claimed worker that knows of no lease for another session, if it is needed."""
+        if self._spare_count() < self._settings.warm_workers:
+            worker.claimed = False
+        else:
+            worker.kill("no session needs it", failed=False)
 
     async def give_user(self, worker: WorkerHandle, user: str) -> tuple[int, tuple[int, ...]]:
         """Prepare a worker for its lease; return the uid and groups that it becomes, or -1.

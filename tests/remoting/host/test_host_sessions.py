@@ -61,6 +61,26 @@ async def tcp_front(kit: HostKit) -> tuple[TcpFront, SessionInfo]:
     return front, info
 
 
+async def test_openings_that_are_cancelled_leave_one_spare(make_host: MakeHost) -> None:
+    """A client that hangs up while its worker starts gives it back, and no spares add up."""
+    kit = await make_host(warm_workers=1)
+    workers = kit.host.worker_pool.workers
+    for _ in range(3):
+        async with trio.open_nursery() as clients:
+            for number in range(2):
+                clients.start_soon(kit.open, kit.lease(number + 1))
+            while sum(worker.claimed for worker in workers.values()) < 2:
+                await trio.sleep(0.001)
+            assert not all(w.ready.is_set() for w in workers.values())
+            clients.cancel_scope.cancel()
+    with trio.fail_after(10):
+        while len(workers) > 1:
+            await trio.sleep(0.001)
+    (spare,) = workers.values()
+    info = await kit.open(kit.lease())
+    assert kit.worker_of(info) is spare
+
+
 async def test_session_opens_with_a_warm_spare(make_host: MakeHost) -> None:
     kit = await make_host(warm_workers=1)
     spare = await kit.warm()
