@@ -30,8 +30,6 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-MADV_HUGEPAGE = 14
 
 
 def whole_pages(size: int) -> int:
@@ -40,19 +38,12 @@ def whole_pages(size: int) -> int:
 
 
 def take_pages(start: int, end: int, file: int = -1) -> bool:
-    """Map the pages between two addresses, or a file there, if all of them are free.
-
-    Memory without a file has large pages where the kernel has them. Before it asked for them,
-    kernels that read 48 MiB of it took 32 times as long as natively, and 12 MiB 1.6 times
-    (gpu-results.md). That small pages are the cause is a guess: no GPU has seen it with large ones.
-    """
+    """Map the pages between two addresses, or a file there, if all of them are free."""
     how = SHARED if file >= 0 else PRIVATE | ANONYMOUS
     how |= FIXED if address_slices.is_filled(start, end) else FIXED_NOREPLACE
     got = LIBC.mmap(start, end - start, READ_WRITE, how, file, 0)
     if got not in (start, None, ctypes.c_void_p(-1).value):
         LIBC.munmap(got, end - start)  # a kernel before 4.17 takes the address as a wish
-    if got == start and file < 0:
-        LIBC.madvise(start, end - start, MADV_HUGEPAGE)  # a wish
     return got == start
 
 

@@ -166,7 +166,7 @@ static bool push_part(struct gp_mapped *at, uint64_t from, uint64_t end) {
     static struct piece piece;
     bool any = false;
     // The more pieces there are, the farther apart they must lie, for each costs a system call.
-    for (uint64_t gap = LINE;; gap *= 2) {
+    for (uint64_t gap = LINE;; gap = gap < PIECE ? gap * 2 : gap) {
         pthread_mutex_lock(&gp_mapped_lock);
         bool changed = take_piece(at, from, end, gap, &piece);
         pthread_mutex_unlock(&gp_mapped_lock);

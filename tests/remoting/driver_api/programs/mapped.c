@@ -12,7 +12,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 
 #define MAPPED 2  // CU_MEMHOSTALLOC_DEVICEMAP
 
-enum { SMALL = 8, LARGE = 1 << 18, WIDE = 9 << 18 };  // ints
+enum { SMALL = 8, LARGE = 1 << 18, WIDE = 17 << 18 };  // ints
 
 struct order {
     uint64_t from, to;
@@ -167,7 +167,8 @@ int main(int words, char **word) {
         CHECK(cuStreamSynchronize(stream));
         NEED(small[0] == at + 1);
     }
-    int *wide = make(WIDE);  // more than is mirrored in advance
+    int *wide = make(WIDE);  // more than is mirrored in advance, and more than 58 pieces at once
+    for (int at = 0; at < WIDE; at++) wide[at] = (int)((unsigned)at * 2654435761u);
     wide[WIDE - 1] = 41;
     carry_out(of(wide + WIDE - 1), of(small), 1);
     CHECK(cuStreamSynchronize(stream));
