@@ -69,9 +69,9 @@ def test_every_threat_of_the_security_page_has_a_test() -> None:
     assert threats_without_a_test((ROOT / "docs" / "security.md").read_text("utf-8")) == []
 
 
-@pytest.mark.parametrize("name", [n for n in COMMANDS if n != "help"])
-def test_every_command_has_a_help_text(name: str) -> None:
-    assert f"## gpupool {name}\n" in reference()
+def test_every_command_has_a_help_text() -> None:
+    text = reference()
+    assert [n for n in COMMANDS if n != "help" and f"## gpupool {n}\n" not in text] == []
 
 
 def test_the_service_file_runs_a_command_that_exists() -> None:

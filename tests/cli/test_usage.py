@@ -206,6 +206,7 @@ def test_history_has_what_was_measured_and_names_who_is_silent(live_pool: Any) -
     assert "busy, " in wrong.stderr
 
 
+@pytest.mark.long
 def test_one_server_killed_and_one_observer_killed() -> None:
     with running() as pool:
         for _ in range(3):

@@ -189,6 +189,7 @@ def test_many_seeds(name: str) -> None:
 
 
 # Everything has the network's faults too.
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("network", marks=pytest.mark.slow), "everything"])
 def test_a_seed_gives_the_same_run_in_every_process(name: str) -> None:
     program = (

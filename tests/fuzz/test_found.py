@@ -32,6 +32,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", fuzz.TARGETS, ids=lambda target: target.name)
 def test_seeds_and_what_was_found_are_read_without_a_fault(
     target: fuzz.Target, objects: Path, tmp_path: Path

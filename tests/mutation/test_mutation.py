@@ -97,6 +97,7 @@ def test_a_sample_repeats() -> None:
     assert len(command.chosen_mutants(options)) == 5
 
 
+@pytest.mark.long
 def test_reasons_name_mutants_that_exist(tmp_path: Path) -> None:
     keys = {
         mutant.key

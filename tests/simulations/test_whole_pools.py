@@ -89,6 +89,7 @@ def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.Mon
     assert report.granted > 5
 
 
+@pytest.mark.long
 def test_a_server_that_was_refused_comes_back_as_a_new_member() -> None:
     """Its directory is replaced by a copy from before its last start, of which the others know."""
     drawn = swarm(0)
@@ -117,6 +118,7 @@ print(run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest)
 """
 
 
+@pytest.mark.long
 def test_same_seed_does_the_same_in_every_process() -> None:
     # Another order of sets than here, in a process without earlier runs.
     result = subprocess.run(
@@ -161,6 +163,7 @@ def test_search_on_several_processes_finds_what_one_finds() -> None:
     assert json.loads(json.dumps(one.plain()))["digest"] == one.digest
 
 
+@pytest.mark.long
 def test_faults_left_out_leave_the_others_as_they_were() -> None:
     options = replace(swarm(8), fault_s=3.0, heal_s=2.0)
     whole = run(options)
@@ -218,12 +221,14 @@ def test_every_checker_catches_something() -> None:
     assert found == {mutation.checker for mutation in MUTATIONS}
 
 
+@pytest.mark.long
 def test_patches_of_a_broken_build_are_undone() -> None:
     mutation = next(m for m in MUTATIONS if m.name == "space-unchecked")
     assert caught(mutation, int(SEEDS[mutation.name][0]))
     passed(run(replace(mutation.options(int(SEEDS[mutation.name][0])), fault_s=5.0)))
 
 
+@pytest.mark.long
 def test_failure_is_made_smaller_and_can_be_repeated() -> None:
     mutation = next(m for m in MUTATIONS if m.name == "freed-too-early")
 
@@ -254,6 +259,7 @@ def test_module_prints_options_phases_and_verdict_of_one_seed() -> None:
     assert same.output.splitlines() == lines, "gpupool simulate does the same"
 
 
+@pytest.mark.long
 def test_command_line_prints_a_failure_and_how_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

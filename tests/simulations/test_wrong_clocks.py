@@ -60,6 +60,7 @@ def set_all(cluster: Cluster, faults: ClusterFaults, by_ms: int) -> None:
         faults.clock_jump(name, by_ms)
 
 
+@pytest.mark.long
 def test_an_operator_sets_a_table_that_is_ahead() -> None:
     """When most clocks were wrong: until then grants go on, and the time runs at half speed."""
     cluster, faults = pool_of(3, seed=3)

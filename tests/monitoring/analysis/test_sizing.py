@@ -51,6 +51,7 @@ def synthetic(users: int = 100, share: float = 0.2, days: int = 40, seed: int = 
     return builder.trace()
 
 
+@pytest.mark.long
 def test_a_trace_with_a_known_answer() -> None:
     trace = synthetic()
     assert binomial_p95(100, 0.2) == 27

@@ -102,7 +102,11 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
     assert (library / "libcuda.so").exists()
 
 
-@pytest.mark.parametrize("case", OVERSPENDING)
+# The others start a client process each, for the same books.
+@pytest.mark.parametrize(
+    "case",
+    [*OVERSPENDING[:3], *(pytest.param(each, marks=pytest.mark.long) for each in OVERSPENDING[3:])],
+)
 def test_a_client_that_wants_more_than_its_partition(case: str, tmp_path: Path) -> None:
     """The books have all that the driver has, as long as it has it; and the server's is bounded."""
     done = in_one_process(tmp_path, str(HERE / "overspend.py"), case)

@@ -17,7 +17,6 @@ from fake_cuda.control import Control
 from test_cuda_door import KERNELS, ROOT, compiled, in_python, right, run
 
 from gpupool.remoting.driver_api import build
-from gpupool.remoting.driver_api.executor.memory import mapped
 from gpupool.remoting.driver_api.executor.memory.mirrors import (
     MIRROR_TOGETHER,
     NO_PAGES,
@@ -32,18 +31,6 @@ def test_memory_pools(library: Path, tmp_path: Path) -> None:
     program = compiled("pools", tmp_path, library)
     with Control(tmp_path) as control:
         right(run(library, control, [str(program)], devices=2))
-
-
-def test_a_mirror_asks_for_large_pages() -> None:
-    """A GPU has few entries for addresses of the host, so 4 KiB each are soon too many."""
-    start, size = 0x3100_0000_0000, 4 << 20
-    assert mapped.take_pages(start, start + size)
-    try:
-        entries = Path("/proc/self/smaps").read_text().partition(f"{start:x}-")[2]
-        flags = next(line for line in entries.splitlines() if line.startswith("VmFlags:"))
-        assert "hg" in flags.split()
-    finally:
-        mapped.give_pages(start, start + size)
 
 
 def test_variables_and_limits_are_counted_and_kernels_print(library: Path, tmp_path: Path) -> None:

@@ -69,13 +69,10 @@ async def test_openings_that_are_cancelled_leave_one_spare(make_host: MakeHost) 
         async with trio.open_nursery() as clients:
             for number in range(2):
                 clients.start_soon(kit.open, kit.lease(number + 1))
-            while sum(worker.claimed for worker in workers.values()) < 2:
-                await trio.sleep(0.001)
+            await until(lambda: sum(worker.claimed for worker in workers.values()) == 2)
             assert not all(w.ready.is_set() for w in workers.values())
             clients.cancel_scope.cancel()
-    with trio.fail_after(10):
-        while len(workers) > 1:
-            await trio.sleep(0.001)
+    await until(lambda: len(workers) == 1)
     (spare,) = workers.values()
     info = await kit.open(kit.lease())
     assert kit.worker_of(info) is spare

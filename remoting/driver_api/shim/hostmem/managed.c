@@ -242,27 +242,6 @@ void gp_managed_release(void) {
 
 // --- regions --------------------------------------------------------------------------------------
 
-// Addresses that are free here, for the server to take if they are free there.
-static void *find_room(size_t size) {
-    size_t whole = size + GP_REGION_UNIT;
-    unsigned char *got = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                              -1, 0);
-    if (got == MAP_FAILED) return NULL;
-    size_t skipped = round_up((uintptr_t)got, GP_REGION_UNIT) - (uintptr_t)got;
-    if (skipped > 0) munmap(got, skipped);
-    munmap(got + skipped + size, whole - skipped - size);
-    return got + skipped;
-}
-
-static void *hold(uint64_t address, size_t size) {
-    void *wanted = (void *)(uintptr_t)address;
-    void *got = mmap(wanted, size, PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    if (got == wanted) return wanted;
-    if (got != MAP_FAILED) munmap(got, size);
-    return NULL;
-}
-
 // Map the file at addresses that are held already; managed_lock is held.
 static bool map_file(struct gp_region *region) {
     if (!is_ours()) {
@@ -324,7 +303,7 @@ int gp_region_new(size_t size, struct gp_region **made) {
     region->parts = &region->whole;
     int status = GP_OUT_OF_MEMORY;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-        void *wish = find_room(size);
+        void *wish = gp_find_room(size);
         if (wish == NULL) break;
         region->id = gp_new_id();
         uint64_t reply[1] = {0};
@@ -334,7 +313,7 @@ int gp_region_new(size_t size, struct gp_region **made) {
         if (!granted) munmap(wish, size);
         if (status != GP_SUCCESS) break;
         // Where the server had other things, this process may have room at what it got instead.
-        if (granted || hold(region->start, size) != NULL) {
+        if (granted || gp_hold(region->start, size) != NULL) {
             status = add_region(region);
             if (status != GP_SUCCESS) give_back(region);
             break;
@@ -400,7 +379,7 @@ static struct gp_region *borrowed_at(uint64_t address, uint64_t *end) {
 }
 
 static struct gp_region *borrow_blocks(uint64_t start, uint64_t end) {
-    if (hold(start, end - start) == NULL) return NULL;
+    if (gp_hold(start, end - start) == NULL) return NULL;
     struct gp_region *region = calloc(1, sizeof *region);
     if (region == NULL) {
         munmap((void *)(uintptr_t)start, end - start);

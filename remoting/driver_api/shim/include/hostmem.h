@@ -27,10 +27,10 @@
 // mapped.c and managed.c whose memory it was. sync.c waits for the GPU with both done.
 //
 // Locks, in the order in which they are taken: gp_push_lock (the list, and what is being sent) or
-// that of managed memory, never both; then gp_mapped_lock (the list, and states of blocks), which a
-// thread that reads for the wire takes beside any other. A fault takes gp_mapped_lock or that of
-// managed memory, so nothing touches a closed block while it holds them: the library writes through
-// `alias`.
+// those of managed memory (which variables are known, and the rest), never both; then
+// gp_mapped_lock (the list, and states of blocks), which a thread that reads for the wire takes
+// beside any other. A fault takes gp_mapped_lock or that of managed memory, so nothing touches a
+// closed block while it holds them: the library writes through `alias`.
 #ifndef GP_HOSTMEM_H
 #define GP_HOSTMEM_H
 

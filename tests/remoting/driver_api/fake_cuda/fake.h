@@ -270,6 +270,7 @@ struct CUmemPoolHandle_st {
 void memory_open(void);
 CUresult memory_allocate(CUcontext ctx, size_t bytes, CUmemoryPool pool, bool internal,
                          CUdeviceptr *pointer);
+bool memory_make_room(size_t bytes); /* for the managed variables of a module that come next */
 CUresult memory_allocate_managed(CUcontext ctx, size_t bytes, unsigned flags, bool internal,
                                  CUdeviceptr *pointer);
 CUresult memory_release(CUdeviceptr pointer, bool internal);

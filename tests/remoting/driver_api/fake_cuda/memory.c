@@ -23,7 +23,6 @@
 #define ALIGNMENT ((size_t)512)
 #define GRANULARITY (2 * MIB)
 #define PAGE ((size_t)4096)
-#define VARIABLES_BYTES (2 * MIB)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct region *regions; /* sorted by base */
@@ -256,24 +255,35 @@ static void refund(int dev, CUmemoryPool pool, size_t bytes) { /* with `lock` he
         pool_give(pool, bytes);
 }
 
-/* Managed variables of modules lie side by side: 512 bytes apart with driver 580 on an H200. */
+/* Managed variables of a module lie side by side: 512 bytes apart with driver 580 on an H200. */
 static struct {
     CUdeviceptr next, end;
     off_t offset; /* of `next` in the file */
 } variables;
 
+static bool make_room(size_t bytes) { /* with `lock` held */
+    CUdeviceptr base = address_take(bytes, PAGE);
+    off_t offset = file_take(bytes);
+    void *at = (void *)(uintptr_t)base;
+    bool mapped = base != 0 && file_map(at, round_up(bytes, PAGE), memory_file, offset, MAP_FIXED);
+    variables.next = base;
+    variables.end = mapped ? base + bytes : base;
+    variables.offset = offset;
+    return mapped;
+}
+
+bool memory_make_room(size_t bytes) {
+    pthread_mutex_lock(&lock);
+    bool made = make_room(bytes);
+    pthread_mutex_unlock(&lock);
+    return made;
+}
+
 static bool place_variable(struct region *region) { /* with `lock` held */
     size_t size = round_up(region->size, ALIGNMENT);
-    if (variables.end - variables.next < size) {
-        size_t whole = round_up(size, VARIABLES_BYTES);
-        CUdeviceptr base = address_take(whole, PAGE);
-        off_t offset = file_take(whole);
-        if (base == 0 || file_map((void *)(uintptr_t)base, whole, memory_file, offset, MAP_FIXED) == NULL)
-            return false;
-        variables.next = base;
-        variables.end = base + whole;
-        variables.offset = offset;
-    }
+    bool taken = variables.end - variables.next < size; /* by a module that is loaded beside it */
+    if (taken && !make_room(size))
+        return false;
     region->base = variables.next;
     region->storage = (char *)(uintptr_t)region->base;
     region->backing = zeroed(sizeof *region->backing);

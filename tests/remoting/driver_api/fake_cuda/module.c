@@ -21,6 +21,12 @@ static void settings_clear(int *settings) {
 static CUresult globals_place(CUmodule module) {
     struct image *image = module->image;
     module->globals = zeroed(image->global_count * sizeof *module->globals);
+    size_t managed = 0;
+    for (unsigned i = 0; i < image->global_count; i++)
+        if (image->globals[i].managed)
+            managed += (image->globals[i].size + 511) / 512 * 512;
+    if (managed > 0 && !memory_make_room(managed))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     for (unsigned i = 0; i < image->global_count; i++) {
         struct global_info *info = &image->globals[i];
         struct module_global *global = &module->globals[i];
