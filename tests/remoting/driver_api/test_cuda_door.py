@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -83,14 +84,20 @@ def run(
     command = [sys.executable, str(HERE / "loopback.py"), "--library", str(library)]
     command += ["--driver", str(driver.parent), "--bindings", str(HERE / "ctypes_bindings")]
     command += ["--memory", str(MEMORY), "--devices", str(devices), *options, "--", *program]
-    return subprocess.run(
+    with subprocess.Popen(
         command,
         env=process_environment(values),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the program and the worker too
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def in_one_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
