@@ -52,12 +52,13 @@ def torch_training():
             loss = loss_of()
         loss.backward()
         optimizer.step()
+        value = float(loss)  # waits for this stream, as the other one would not
         with torch.cuda.stream(stream):
-            on_device = pinned.fill_(float(loss)).cuda(non_blocking=True)
+            on_device = pinned.fill_(value).cuda(non_blocking=True)
             total = float(on_device.sum())
         stream.synchronize()
         held = sum(int(block[:: 1 << 20].sum(dtype=torch.int64)) for block in ballast)
-        return f"{loss.item().hex()} {total.hex()} {held}"
+        return f"{value.hex()} {total.hex()} {held}"
 
     return step
 
