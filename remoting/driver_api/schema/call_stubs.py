@@ -33,6 +33,14 @@ BETWEEN = {
 """The copies that may lead from one server to another, if a lease has several servers."""
 
 
+SETTLES = (
+    "cuMemcpyDtoD_v2",
+    *(f"cuMemset{kind}_v2" for kind in ("D8", "D16", "D32", "D2D8", "D2D16", "D2D32")),
+)
+"""Calls that return at once, but for pinned memory of the host: CUDA has written there by then
+("API synchronization behavior" in the documentation of the driver API)."""
+
+
 KNOWN = {"cuEventElapsedTime_v2": "gp_known_elapsed(a0, a1, a2)"}
 """Calls whose answer the library may have already."""
 
@@ -155,7 +163,11 @@ class Stub:
         """Return the C that sends the record, and waits for its reply if ``how`` is ``sync``."""
         count = len(self.values)
         if how != "sync":
-            return [f"int status = gp_post({number}, values, {count});"]
+            settle = "if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);"
+            return [
+                f"int status = gp_post({number}, values, {count});",
+                *([settle] if self.name in SETTLES else []),
+            ]
         return [
             "uint64_t reply[1] = {0};",
             f"int status = gp_call({number}, values, {count}, reply, sizeof reply);",

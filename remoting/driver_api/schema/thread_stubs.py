@@ -4,7 +4,7 @@ A program that is compiled for such streams calls ``_ptds`` and ``_ptsz`` functi
 the plain function of the same name, with the stream of the thread.
 """
 
-from gpupool.remoting.driver_api.schema.call_stubs import C_TYPES
+from gpupool.remoting.driver_api.schema.call_stubs import C_TYPES, SETTLES
 from gpupool.remoting.driver_api.schema.calls import CALLS
 from gpupool.remoting.driver_api.schema.cuda_headers import Function
 
@@ -57,14 +57,16 @@ def without_stream(
     """
     name = plain.symbol
     types = [one.rsplit("a", 1)[0].strip() for one in declared]
-    before, after = "    gp_per_thread(1);\n", "    gp_per_thread(0);\n"
+    before, after, settle = "    gp_per_thread(1);\n", "    gp_per_thread(0);\n", ""
     if name in CALLS:
+        if name in SETTLES:
+            settle = "    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);\n"
         name = name.replace("_v2", "Async" if name.startswith("cuMemset") else "Async_v2")
         types, passed, before, after = [*types, "void *"], [*passed, "(void *)2"], "", ""
     return (
         f"int {name}({', '.join(types)});\n"
         f"GP_EXPORT int {function.symbol}({', '.join(declared)}) {{\n{before}"
-        f"    int status = {name}({', '.join(passed)});\n{after}    return status;\n}}"
+        f"    int status = {name}({', '.join(passed)});\n{after}{settle}    return status;\n}}"
     )
 
 

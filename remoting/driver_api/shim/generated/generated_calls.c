@@ -131,6 +131,7 @@ GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
     GP_CHECK(gp_see(&a1));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(266, values, 3);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -155,6 +156,7 @@ GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(268, values, 3);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -164,6 +166,7 @@ GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(269, values, 3);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -173,6 +176,7 @@ GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(270, values, 3);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -182,6 +186,7 @@ GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(271, values, 5);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -191,6 +196,7 @@ GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(272, values, 5);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -200,6 +206,7 @@ GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(273, values, 5);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, NULL);
     return status;
 }
 
@@ -543,6 +550,7 @@ GP_EXPORT int cuMemcpyDtoDAsync_v2_ptsz(uint64_t a0, uint64_t a1, size_t a2, voi
 int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
 GP_EXPORT int cuMemcpyDtoD_v2_ptds(uint64_t a0, uint64_t a1, size_t a2) {
     int status = cuMemcpyDtoDAsync_v2(a0, a1, a2, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 
@@ -614,6 +622,7 @@ GP_EXPORT int cuMemsetD16Async_ptsz(uint64_t a0, unsigned short a1, size_t a2, v
 int cuMemsetD16Async(uint64_t, unsigned short, size_t, void *);
 GP_EXPORT int cuMemsetD16_v2_ptds(uint64_t a0, unsigned short a1, size_t a2) {
     int status = cuMemsetD16Async(a0, a1, a2, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 
@@ -625,6 +634,7 @@ GP_EXPORT int cuMemsetD2D16Async_ptsz(uint64_t a0, size_t a1, unsigned short a2,
 int cuMemsetD2D16Async(uint64_t, size_t, unsigned short, size_t, size_t, void *);
 GP_EXPORT int cuMemsetD2D16_v2_ptds(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4) {
     int status = cuMemsetD2D16Async(a0, a1, a2, a3, a4, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 
@@ -636,6 +646,7 @@ GP_EXPORT int cuMemsetD2D32Async_ptsz(uint64_t a0, size_t a1, unsigned int a2, s
 int cuMemsetD2D32Async(uint64_t, size_t, unsigned int, size_t, size_t, void *);
 GP_EXPORT int cuMemsetD2D32_v2_ptds(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4) {
     int status = cuMemsetD2D32Async(a0, a1, a2, a3, a4, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 
@@ -647,6 +658,7 @@ GP_EXPORT int cuMemsetD2D8Async_ptsz(uint64_t a0, size_t a1, unsigned char a2, s
 int cuMemsetD2D8Async(uint64_t, size_t, unsigned char, size_t, size_t, void *);
 GP_EXPORT int cuMemsetD2D8_v2_ptds(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4) {
     int status = cuMemsetD2D8Async(a0, a1, a2, a3, a4, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 
@@ -658,6 +670,7 @@ GP_EXPORT int cuMemsetD32Async_ptsz(uint64_t a0, unsigned int a1, size_t a2, voi
 int cuMemsetD32Async(uint64_t, unsigned int, size_t, void *);
 GP_EXPORT int cuMemsetD32_v2_ptds(uint64_t a0, unsigned int a1, size_t a2) {
     int status = cuMemsetD32Async(a0, a1, a2, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 
@@ -669,6 +682,7 @@ GP_EXPORT int cuMemsetD8Async_ptsz(uint64_t a0, unsigned char a1, size_t a2, voi
 int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
 GP_EXPORT int cuMemsetD8_v2_ptds(uint64_t a0, unsigned char a1, size_t a2) {
     int status = cuMemsetD8Async(a0, a1, a2, (void *)2);
+    if (status == GP_SUCCESS) status = gp_settle_host(a0, (void *)2);
     return status;
 }
 

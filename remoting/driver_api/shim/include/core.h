@@ -13,6 +13,8 @@ int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
 // copies.c
 bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
 int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
+// Wait for what was sent to a stream, if an address is of pinned memory of the host.
+int gp_settle_host(uint64_t address, void *stream);
 
 // virtual.c and pool.c: what pointers are asked for
 unsigned long long gp_handles_allowed(const struct gp_range *range);

@@ -89,6 +89,16 @@ static int copy_mapped(uint64_t target, uint64_t source, size_t size) {
     return gp_synchronize(GP_SYNC_STREAM, id);
 }
 
+int gp_settle_host(uint64_t address, void *stream) {
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED) == 0) return GP_SUCCESS;
+    GP_ON_ADDRESS(address);
+    GP_CHECK(gp_see(&address));
+    if (!gp_is_mirror(address)) return GP_SUCCESS;
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    return gp_synchronize(GP_SYNC_STREAM, id);
+}
+
 static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream) {
     if (size == 0) return GP_SUCCESS;
     if (source == NULL) return GP_INVALID_VALUE;

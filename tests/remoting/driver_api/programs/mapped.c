@@ -8,6 +8,7 @@ int cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
 int cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned);
 int cuMemHostGetFlags(unsigned *, void *), cuPointerGetAttribute(void *, int, uint64_t);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
+int cuMemsetD32_v2_ptds(uint64_t, unsigned, size_t), cuMemcpyDtoD_v2(uint64_t, uint64_t, size_t);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 
 #define MAPPED 2  // CU_MEMHOSTALLOC_DEVICEMAP
@@ -50,6 +51,18 @@ static int *make(size_t count) {
     NEED(flags == MAPPED);
     for (size_t at = 0; at < count; at += 1021) NEED(((int *)made)[at] == 0);
     return made;
+}
+
+// These return when they have written, because it is memory of the host.
+static void set_by_the_device(void) {
+    CHECK(cuMemsetD8_v2(of(small), 7, SMALL * sizeof(int)));
+    for (int at = 0; at < SMALL; at++) NEED(small[at] == 0x07070707);
+    CHECK(cuMemsetD32_v2_ptds(of(large + 5), 9, 1000));
+    NEED(large[5] == 9 && large[1004] == 9);
+    CHECK(cuMemcpyDtoD_v2(of(small), of(large + 5), 4));
+    NEED(small[0] == 9 && small[1] == 0x07070707);
+    CHECK(cuMemsetD32_v2_ptds(of(large + 5), 0, 1000));
+    NEED(large[5] == 0 && large[1004] == 0);
 }
 
 static void both_ways(void) {
@@ -150,6 +163,7 @@ int main(int words, char **word) {
         stop = false;
         small = make(SMALL);
         large = make(LARGE);
+        set_by_the_device();
         both_ways();
         written_by_the_program();
         side_by_side();
