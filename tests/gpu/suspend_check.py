@@ -218,7 +218,8 @@ def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...
             say(kind, "FAILED:", error, *running.other[-8:])
 
     for kind in kinds:
-        before = set(gpu_memory())
+        # One that is suspended at the moment has nothing on the GPU, and comes back.
+        before = {*gpu_memory(), *(worker for _, _, _, worker in cases)}
         options = ["-p", "0.2", "--door", "arrays" if kind == "cupy" else "cuda"]
         running = start(kind, run_words([PROGRAM, kind, ENDLESS], *options), pool.env)
         try:
