@@ -380,11 +380,12 @@ class HostSupervisor:
 
     async def kill_lease(self, lease: LeaseId, reason: str) -> None:
         """Kill every worker of ``lease`` and return once all are gone (waited for)."""
-        # Openings of sessions first: they may be about to assign a worker.
+        await trio.lowlevel.checkpoint()
+        # After the last look nothing is awaited: an opening that began would lose its books.
         await self._opener.cancel(lease)
         while terminating := [w for w in self.worker_pool.workers.values() if w.lease == lease]:
             await self.worker_pool.end(terminating, reason)
-        await trio.lowlevel.checkpoint()
+            await self._opener.cancel(lease)
         self._suspensions.forget(lease)
         self.budget.close_lease(lease)
         self._used_at.pop(lease, None)
