@@ -245,6 +245,8 @@ class SessionOpener:
         self._have_turns(worker, lease, partitions, gpus)
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
             await self._worker_pool.until(worker, worker.assigned)
+        if worker.exited.is_set():
+            raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         if not worker.assigned.is_set():
             raise WorkerFailedError("no session can be opened", why="the worker does not answer")
         return SessionInfo(

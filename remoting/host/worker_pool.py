@@ -171,7 +171,11 @@ class WorkerPool:
             GpupoolError: when none can be had.
         """
         order = {WorkerState.WARM: 0, WorkerState.STARTING: 1}
-        idle = [w for w in self.workers.values() if not w.claimed and w.state in order]
+        idle = [
+            worker
+            for worker in self.workers.values()
+            if not worker.claimed and worker.state in order and not worker.exited.is_set()
+        ]
         worker = min(idle, key=lambda w: order[w.state]) if idle else await self._start()
         worker.claimed = True
         self._wake()
@@ -180,6 +184,8 @@ class WorkerPool:
         except BaseException:  # A cancellation comes out of a nursery as a group.
             self.give_back(worker)
             raise
+        if worker.exited.is_set():  # Nobody would take it out of the budget again.
+            raise WorkerFailedError("no worker can be started", why=worker.exit_reason())
         return worker
 
     def give_back(self, worker: WorkerHandle) -> None:
