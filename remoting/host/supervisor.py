@@ -230,8 +230,8 @@ class HostSupervisor:
         return self.inventory.readings()
 
     def worker_count(self) -> dict[LeaseId, int]:
-        """Return how many live workers each lease has."""
-        return self.worker_pool.count_by_lease()
+        """Return how many live workers each lease has that this host has anything of."""
+        return dict.fromkeys(self.budget.leases(), 0) | self.worker_pool.count_by_lease()
 
     def idle_s(self) -> dict[LeaseId, float]:
         """Return for each lease with sessions here, seconds since its last use; 0 while in use."""
@@ -468,7 +468,8 @@ class HostSupervisor:
             self._note_lease(worker.lease)
 
     def _note_lease(self, lease: LeaseId) -> None:
-        self._used_at[lease] = trio.current_time()
+        if self.budget.is_open(lease):  # or it was killed meanwhile, as in a suspension
+            self._used_at[lease] = trio.current_time()
 
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)

@@ -8,6 +8,7 @@ from host_kit import MakeHost
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError
 from gpupool.remoting.host.keepers import OwnKeeper
+from gpupool.remoting.protocol import keeper_messages
 
 
 async def test_an_opening_that_begins_while_its_lease_ends_is_refused(make_host: MakeHost) -> None:
@@ -35,6 +36,19 @@ async def test_an_opening_that_begins_while_its_lease_ends_is_refused(make_host:
     assert not kit.host.budget.leases()
 
 
+async def test_a_lease_that_lost_its_worker_leaves_nothing(make_host: MakeHost) -> None:
+    """What the host kept of a lease whose workers had ended before it was never forgotten."""
+    kit = await make_host()
+    lease = kit.lease()
+    client, worker = await kit.connect(lease)
+    client.stream.close()
+    await worker.ended.wait()
+    assert kit.host.worker_count() == {lease.id: 0}
+    await kit.host.kill_lease(lease.id, "the table does not hold this lease here")
+    assert kit.host.worker_count() == {}
+    assert kit.host.telemetry()[1] == ()
+
+
 async def test_no_session_gets_a_worker_that_is_being_buried(make_host: MakeHost) -> None:
     """A spare that died looked warm until all of it was removed."""
     kit = await make_host(warm_workers=1)
@@ -55,3 +69,26 @@ async def test_no_session_gets_a_worker_that_is_being_buried(make_host: MakeHost
     finally:
         may_end.set()
     assert kit.worker_of(info) is not spare
+
+
+async def test_a_lease_that_ends_while_it_is_suspended_is_in_use_no_more(
+    make_host: MakeHost,
+) -> None:
+    kit = await make_host()
+    lease = kit.lease()
+    await kit.connect(lease)
+    keeper = kit.host.keeper
+    began, ends = trio.Event(), trio.Event()
+
+    async def suspend(_request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+        began.set()
+        await ends.wait()
+        return keeper_messages.Moved("one of its workers ended meanwhile")
+
+    keeper.suspend = suspend
+    kit.host.suspend(lease.id, 1)
+    await began.wait()
+    await kit.host.kill_lease(lease.id, "its client disconnected")
+    ends.set()
+    await kit.logged("could not be suspended")
+    assert kit.host.idle_s() == {}
