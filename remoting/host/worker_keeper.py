@@ -60,6 +60,11 @@ class KeeperSettings:
     siblings: frozenset[int] = frozenset()  # pids of the server's other processes in its group
 
 
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+
+
 class WorkerKeeper:
     """Starts, narrows, kills and buries workers."""
 
@@ -135,9 +140,10 @@ class WorkerKeeper:
             undo.callback(line.close)
             with theirs:
                 process = spawn.start_process(control, theirs.fileno(), errors, directory)
+            undo.callback(_end, process)
+            # Opened before anything could reap the process; readable once it has ended.
+            pidfd = os.pidfd_open(process.pid)
             undo.pop_all()
-        # Opened before anything could reap the process; readable once it has ended.
-        pidfd = os.pidfd_open(process.pid)
         start_time = orphan_reaper.start_time_of(process.pid) or 0
         with self._lock:
             self.workers[number] = KeptWorker(number, process, line, directory, start_time)
