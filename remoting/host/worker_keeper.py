@@ -42,6 +42,9 @@ DOORS = {
 WORKER_COUNT_MAX = 1024
 """Far above what a server asks for (``HostLimits.workers``)."""
 
+THREAD_COUNT = 8
+"""Calls that take longer than milliseconds, at a time."""
+
 READY_TIMEOUT_S = 5.0
 """A worker tells its keeper first that it is ready, so that what it said is there."""
 

@@ -21,14 +21,13 @@ from pathlib import Path
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.orphan_reaper import DEATH_TIMEOUT_S
-from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+from gpupool.remoting.host.worker_keeper import THREAD_COUNT, KeeperSettings, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.transport.descriptor_passing import (
     DESCRIPTOR_COUNT_MAX,
     receive_with_descriptors,
 )
 
-THREAD_COUNT = 8
 CALL_COUNT_MAX = 64
 """Calls that wait for a thread; then the next one is read later."""
 

@@ -3,10 +3,14 @@
 import errno
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
+from gpupool.remoting.host.keepers import OwnKeeper
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 
 
@@ -34,3 +38,31 @@ def test_a_worker_that_cannot_be_watched_is_not_left(
     with os.fdopen(errors, "rb") as said:
         said.read()  # ends when nobody can write there any more
     keeper.close()
+
+
+class SlowKeeper(WorkerKeeper):
+    """Needs long to remove what workers have left."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(KeeperSettings(folder, None), print)
+        self.goes_on = threading.Event()
+
+    def bury(self, number: int) -> bool:
+        self.goes_on.wait(20)
+        return number < 0
+
+
+async def test_many_workers_that_end_slowly_hold_nothing_else_up(tmp_path: Path) -> None:
+    """All threads of the server waited for them, and the sync of the journal waited for those."""
+    slow = SlowKeeper(tmp_path)
+    keeper = OwnKeeper(slow)
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(keeper.bury, number)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            with trio.move_on_after(1) as waited:
+                await trio.to_thread.run_sync(lambda: None)
+        finally:
+            slow.goes_on.set()
+    assert not waited.cancelled_caught
