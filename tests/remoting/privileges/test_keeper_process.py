@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.remoting.control.control_kit import make_authority
@@ -144,6 +145,38 @@ async def test_a_call_that_fails_by_a_bug_is_answered(
     server.close()
     theirs.close()
     assert "a name that nobody thought of" in said[0]
+
+
+async def test_a_worker_whose_descriptor_finds_no_room_is_not_left(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The kernel drops a descriptor that a process has no room for: that ended the server."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    remote, asked = RemoteKeeper(ours), list[str]()
+    keeper = trio.socket.from_stdlib_socket(theirs)
+
+    async def play_keeper() -> None:
+        answers: dict[str, list[keeper_messages.Answer]] = {
+            "StartWorker": [keeper_messages.Started(7, 0, "/nowhere")],
+            "KillWorker": [],
+            "BuryWorker": [
+                keeper_messages.Failed("a worker that lives cannot be reaped", ""),
+                keeper_messages.Buried(out_of_memory=False),
+            ],
+        }
+        while True:
+            number, request = keeper_messages.decode_request(await keeper.recv(1 << 16))
+            asked.append(type(request).__name__)
+            if waiting := answers[asked[-1]]:
+                await keeper.send(keeper_messages.encode(number, waiting.pop(0)))
+
+    with ours, keeper:
+        async with trio.open_nursery() as nursery, remote.running():
+            nursery.start_soon(play_keeper)
+            with pytest.raises(GpupoolError, match="no worker can be started"):
+                await remote.start(1, ours.fileno(), ours.fileno())
+            nursery.cancel_scope.cancel()
+    assert asked == ["StartWorker", "KillWorker", "BuryWorker", "BuryWorker"]
 
 
 async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper: Keeper) -> None:
