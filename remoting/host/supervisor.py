@@ -231,7 +231,7 @@ class HostSupervisor:
 
     def worker_count(self) -> dict[LeaseId, int]:
         """Return how many live workers each lease has that this host has anything of."""
-        return dict.fromkeys(self.budget.leases(), 0) | self.worker_pool.count_by_lease()
+        return self.worker_pool.count_by_lease({*self.budget.leases(), *self.suspensions()})
 
     def idle_s(self) -> dict[LeaseId, float]:
         """Return for each lease with sessions here, seconds since its last use; 0 while in use."""

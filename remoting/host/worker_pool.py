@@ -160,9 +160,10 @@ class WorkerPool:
             for worker in self.workers.values():
                 worker.kill("the server stops", failed=False)
 
-    def count_by_lease(self) -> dict[LeaseId, int]:
-        """Return how many live workers each lease has."""
-        return dict(Counter(w.lease for w in self.workers.values() if w.lease is not None))
+    def count_by_lease(self, known: Iterable[LeaseId] = ()) -> dict[LeaseId, int]:
+        """Return how many live workers each lease has, with 0 for those of ``known`` without."""
+        living = Counter(w.lease for w in self.workers.values() if w.lease is not None)
+        return dict.fromkeys(known, 0) | dict(living)
 
     async def claim(self) -> WorkerHandle:
         """Return a warm worker for one session: a spare if there is one, else a new one.

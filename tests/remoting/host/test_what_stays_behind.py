@@ -4,9 +4,10 @@ import signal
 
 import pytest
 import trio
-from host_kit import MakeHost
+from host_kit import MakeHost, until
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.pool.host_suspension import SuspensionPhase
 from gpupool.remoting.host.keepers import OwnKeeper
 from gpupool.remoting.protocol import keeper_messages
 
@@ -93,3 +94,17 @@ async def test_a_lease_that_ends_while_it_is_suspended_is_in_use_no_more(
     ends.set()
     await kit.logged("could not be suspended")
     assert kit.host.idle_s() == {}
+
+
+async def test_a_lease_that_ends_while_it_is_suspended_without_workers_is_forgotten(
+    make_host: MakeHost,
+) -> None:
+    """The host of a part that was never used noted the suspension for ever."""
+    kit = await make_host()
+    lease = kit.lease().id
+    kit.host.suspend(lease, 1)
+    await until(lambda: kit.host.suspensions()[lease].phase is SuspensionPhase.SUSPENDED)
+    assert kit.host.worker_count() == {lease: 0}
+    await kit.host.kill_lease(lease, "the table does not hold this lease here")
+    assert not kit.host.suspensions()
+    assert kit.host.worker_count() == {}
