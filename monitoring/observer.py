@@ -13,7 +13,6 @@ One thread writes to each database, and nobody else does. Each kind of frame has
 import os
 import signal
 import socket
-import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,7 +43,7 @@ from gpupool.monitoring.http.http_door import HttpDoor
 from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.sample import Sample
-from gpupool.pool.errors import GpupoolError, ProtocolError
+from gpupool.pool.errors import ProtocolError
 from gpupool.pool.history_query import HistoryPage
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import RecordPage
@@ -187,7 +186,7 @@ class Observer:
             page = await trio.to_thread.run_sync(
                 partial(answer, self._folder, asked.query, PAGE_SIZE_MAX), limiter=self._readers
             )
-        except (sqlite3.Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a question ends no observer
             page = RecordPage(problem=f"its observer cannot read the accounts: {error}"[:300])
         finally:
             self._asking.release()
@@ -200,7 +199,7 @@ class Observer:
             page = await trio.to_thread.run_sync(
                 partial(read_history, self._folder, asked.query), limiter=self._readers
             )
-        except (sqlite3.Error, OSError, GpupoolError) as error:
+        except Exception as error:  # noqa: BLE001 - a question ends no observer
             page = HistoryPage(problem=f"its observer cannot read the history: {error}"[:300])
         finally:
             self._asking.release()

@@ -64,7 +64,7 @@ def is_drained_by_stop(server: Server | None, incarnation: Incarnation) -> bool 
 class HostPlan:
     """What the server that owns the GPUs must do."""
 
-    kill: tuple[LeaseId, ...]  # leases whose workers must die now
+    kill: tuple[LeaseId, ...]  # leases whose workers must die now, or that are to be forgotten
     propose: tuple[Command, ...]
 
 
@@ -153,7 +153,8 @@ def plan_host(
         state: the table as applied here.
         self_id: this server.
         incarnation: of this process. Nothing is planned before the table knows it.
-        worker_count: live workers of each lease, this process's own children.
+        worker_count: live workers of each lease, this process's own children. Of one with 0 the
+            host keeps what it was used for, until it is told that the lease is over.
         unattached_s: for each lease held here, seconds for which no client was attached.
         gone: leases whose client has disappeared, with the reason.
     """
@@ -172,7 +173,7 @@ def plan_host(
         elif part is PartStatus.ENDING and not worker_count.get(lease.id, 0):
             propose.append(FreeLease(lease.id, self_id, incarnation))
     # Fencing: a worker must end when the table does not hold its lease here.
-    kill = [lease for lease, count in worker_count.items() if count and lease not in held]
+    kill = [lease for lease in worker_count if lease not in held]
     return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO
 
 

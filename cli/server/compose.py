@@ -488,7 +488,8 @@ class _Server:
                 self._log.warning("lease %04x is ended: the server stops", lease)
                 await self._commit(replicated_log, EndLease(lease, "the server stops"))
             with trio.move_on_after(LAST_COMMANDS_S):
-                await _until(lambda: not self._held_here() and not host.worker_count())
+                workers = host.worker_pool.count_by_lease
+                await _until(lambda: not self._held_here() and not workers())
         if len(self.machine.state.voters()) > 1:
             await replicated_log.hand_over(timeout_s=HAND_OVER_S)
 

@@ -237,6 +237,10 @@ class Budget:
         """Return the bytes that all leases of this host hold on ``gpu``."""
         return sum(book.used.get(gpu, 0) for book in self._leases.values())
 
+    def is_open(self, lease: LeaseId) -> bool:
+        """Return whether the books of ``lease`` are open."""
+        return lease in self._leases
+
     def leases(self) -> tuple[LeaseId, ...]:
         """Return the leases whose books are open."""
         return tuple(self._leases)

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from gpupool.pool.model.ids import GpuId, LeaseId
-from gpupool.remoting.host.worker_keeper import WorkerKeeper
+from gpupool.remoting.host.worker_keeper import THREAD_COUNT, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
 
 T = TypeVar("T")
@@ -83,12 +83,14 @@ class OwnKeeper:
     def __init__(self, keeper: WorkerKeeper) -> None:
         """Call ``keeper``."""
         self.keeper = keeper
+        # The journal's sync and others must not wait for workers whose remains take long.
+        self._threads = trio.CapacityLimiter(THREAD_COUNT)
 
     async def open(
         self, *, cuda: bool, nodes: Mapping[GpuId, tuple[str, ...]] | None
     ) -> keeper_messages.Opened:
         """Kill what a former host left, and prepare for workers."""
-        return await _on_thread(lambda: self.keeper.open(cuda=cuda, nodes=nodes))
+        return await self._on_thread(lambda: self.keeper.open(cuda=cuda, nodes=nodes))
 
     async def start(
         self, number: int, control: int, errors: int
@@ -106,11 +108,11 @@ class OwnKeeper:
 
     async def confine(self, number: int) -> None:
         """Put a worker into a control group, and tell it to confine itself."""
-        await _on_thread(lambda: self.keeper.confine(number))
+        await self._on_thread(lambda: self.keeper.confine(number))
 
     async def confinement(self, number: int) -> tuple[str, ...]:
         """Return what holds for a worker that has said that it is ready."""
-        return await _on_thread(lambda: self.keeper.confinement(number))
+        return await self._on_thread(lambda: self.keeper.confinement(number))
 
     async def assign(
         self,
@@ -123,31 +125,30 @@ class OwnKeeper:
         across: bool,
     ) -> keeper_messages.AssignedUser:
         """Give a worker to a lease."""
-        return await _on_thread(
+        return await self._on_thread(
             lambda: self.keeper.assign(number, lease, gpus, memory, user, across=across)
         )
 
     async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
         """Take workers of a lease off their GPUs: all of them, or none."""
-        return await _on_thread(lambda: self.keeper.suspend(request))
+        return await self._on_thread(lambda: self.keeper.suspend(request))
 
     async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
         """Let suspended workers go on, all at once."""
-        return await _on_thread(lambda: self.keeper.resume(request))
+        return await self._on_thread(lambda: self.keeper.resume(request))
 
     async def bury(self, number: int) -> bool:
         """Kill and remove what a worker has left."""
-        return await _on_thread(lambda: self.keeper.bury(number))
+        return await self._on_thread(lambda: self.keeper.bury(number))
 
     async def files(self) -> keeper_messages.Files:
         """Return how much of the disk the files of workers take."""
-        return await _on_thread(self.keeper.files)
+        return await self._on_thread(self.keeper.files)
 
     async def close(self) -> None:
         """Remove the directories of all workers."""
-        await _on_thread(self.keeper.close)
+        await self._on_thread(self.keeper.close)
 
-
-async def _on_thread(call: Callable[[], T]) -> T:
-    # A cancellation is noticed when the call has ended.
-    return await trio.to_thread.run_sync(call)
+    async def _on_thread(self, call: Callable[[], T]) -> T:
+        # A cancellation is noticed when the call has ended.
+        return await trio.to_thread.run_sync(call, limiter=self._threads)

@@ -137,10 +137,12 @@ class SessionOpener:
             opening.stale = opening.stale or opening.waits
 
     async def cancel(self, lease: LeaseId) -> None:
-        """Cancel the openings for ``lease``, and return once none of them is under way."""
-        for opening in list(self._openings.get(lease, ())):
-            opening.scope.cancel()
-            await opening.done.wait()
+        """Cancel the openings for ``lease``; none is under way at the moment of the return."""
+        while openings := list(self._openings.get(lease, ())):
+            for opening in openings:
+                opening.scope.cancel()
+            for opening in openings:
+                await opening.done.wait()
 
     def _check(self, lease: Lease, partitions: Sequence[Partition], door: str) -> list[Gpu]:
         """Return the devices of ``partitions``, or raise for what can never be opened."""
@@ -243,6 +245,8 @@ class SessionOpener:
         self._have_turns(worker, lease, partitions, gpus)
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
             await self._worker_pool.until(worker, worker.assigned)
+        if worker.exited.is_set():
+            raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         if not worker.assigned.is_set():
             raise WorkerFailedError("no session can be opened", why="the worker does not answer")
         return SessionInfo(

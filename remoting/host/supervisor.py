@@ -230,8 +230,8 @@ class HostSupervisor:
         return self.inventory.readings()
 
     def worker_count(self) -> dict[LeaseId, int]:
-        """Return how many live workers each lease has."""
-        return self.worker_pool.count_by_lease()
+        """Return how many live workers each lease has that this host has anything of."""
+        return self.worker_pool.count_by_lease({*self.budget.leases(), *self.suspensions()})
 
     def idle_s(self) -> dict[LeaseId, float]:
         """Return for each lease with sessions here, seconds since its last use; 0 while in use."""
@@ -380,11 +380,12 @@ class HostSupervisor:
 
     async def kill_lease(self, lease: LeaseId, reason: str) -> None:
         """Kill every worker of ``lease`` and return once all are gone (waited for)."""
-        # Openings of sessions first: they may be about to assign a worker.
+        await trio.lowlevel.checkpoint()
+        # After the last look nothing is awaited: an opening that began would lose its books.
         await self._opener.cancel(lease)
         while terminating := [w for w in self.worker_pool.workers.values() if w.lease == lease]:
             await self.worker_pool.end(terminating, reason)
-        await trio.lowlevel.checkpoint()
+            await self._opener.cancel(lease)
         self._suspensions.forget(lease)
         self.budget.close_lease(lease)
         self._used_at.pop(lease, None)
@@ -467,7 +468,8 @@ class HostSupervisor:
             self._note_lease(worker.lease)
 
     def _note_lease(self, lease: LeaseId) -> None:
-        self._used_at[lease] = trio.current_time()
+        if self.budget.is_open(lease):  # or it was killed meanwhile, as in a suspension
+            self._used_at[lease] = trio.current_time()
 
     def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)

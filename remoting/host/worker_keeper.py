@@ -42,6 +42,9 @@ DOORS = {
 WORKER_COUNT_MAX = 1024
 """Far above what a server asks for (``HostLimits.workers``)."""
 
+THREAD_COUNT = 8
+"""Calls that take longer than milliseconds, at a time."""
+
 READY_TIMEOUT_S = 5.0
 """A worker tells its keeper first that it is ready, so that what it said is there."""
 
@@ -58,6 +61,11 @@ class KeeperSettings:
     confine: frozenset[str] = frozenset(PROPERTIES)
     ports: tuple[int, ...] = ()  # TCP ports for leases over several servers, first and last
     siblings: frozenset[int] = frozenset()  # pids of the server's other processes in its group
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
 
 
 class WorkerKeeper:
@@ -135,9 +143,10 @@ class WorkerKeeper:
             undo.callback(line.close)
             with theirs:
                 process = spawn.start_process(control, theirs.fileno(), errors, directory)
+            undo.callback(_end, process)
+            # Opened before anything could reap the process; readable once it has ended.
+            pidfd = os.pidfd_open(process.pid)
             undo.pop_all()
-        # Opened before anything could reap the process; readable once it has ended.
-        pidfd = os.pidfd_open(process.pid)
         start_time = orphan_reaper.start_time_of(process.pid) or 0
         with self._lock:
             self.workers[number] = KeptWorker(number, process, line, directory, start_time)

@@ -160,9 +160,10 @@ class WorkerPool:
             for worker in self.workers.values():
                 worker.kill("the server stops", failed=False)
 
-    def count_by_lease(self) -> dict[LeaseId, int]:
-        """Return how many live workers each lease has."""
-        return dict(Counter(w.lease for w in self.workers.values() if w.lease is not None))
+    def count_by_lease(self, known: Iterable[LeaseId] = ()) -> dict[LeaseId, int]:
+        """Return how many live workers each lease has, with 0 for those of ``known`` without."""
+        living = Counter(w.lease for w in self.workers.values() if w.lease is not None)
+        return dict.fromkeys(known, 0) | dict(living)
 
     async def claim(self) -> WorkerHandle:
         """Return a warm worker for one session: a spare if there is one, else a new one.
@@ -171,7 +172,11 @@ class WorkerPool:
             GpupoolError: when none can be had.
         """
         order = {WorkerState.WARM: 0, WorkerState.STARTING: 1}
-        idle = [w for w in self.workers.values() if not w.claimed and w.state in order]
+        idle = [
+            worker
+            for worker in self.workers.values()
+            if not worker.claimed and worker.state in order and not worker.exited.is_set()
+        ]
         worker = min(idle, key=lambda w: order[w.state]) if idle else await self._start()
         worker.claimed = True
         self._wake()
@@ -180,6 +185,8 @@ class WorkerPool:
         except BaseException:  # A cancellation comes out of a nursery as a group.
             self.give_back(worker)
             raise
+        if worker.exited.is_set():  # Nobody would take it out of the budget again.
+            raise WorkerFailedError("no worker can be started", why=worker.exit_reason())
         return worker
 
     def give_back(self, worker: WorkerHandle) -> None:

@@ -21,14 +21,13 @@ from pathlib import Path
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.orphan_reaper import DEATH_TIMEOUT_S
-from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+from gpupool.remoting.host.worker_keeper import THREAD_COUNT, KeeperSettings, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.transport.descriptor_passing import (
     DESCRIPTOR_COUNT_MAX,
     receive_with_descriptors,
 )
 
-THREAD_COUNT = 8
 CALL_COUNT_MAX = 64
 """Calls that wait for a thread; then the next one is read later."""
 
@@ -45,7 +44,7 @@ def serve(sock: socket.socket, settings: KeeperSettings, log: Log) -> None:
     # The server closes the socket when this is to stop. A handler is not inherited; SIG_IGN is.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: None)
-    server = _Server(sock, WorkerKeeper(settings, log), settings.state_dir)
+    server = KeeperServer(sock, WorkerKeeper(settings, log), settings.state_dir, log)
     try:
         server.run()
     except RemoteProtocolError as error:
@@ -54,10 +53,13 @@ def serve(sock: socket.socket, settings: KeeperSettings, log: Log) -> None:
         server.close()
 
 
-class _Server:
+class KeeperServer:
     """The keeper's side of its one connection."""
 
-    def __init__(self, sock: socket.socket, keeper: WorkerKeeper, state_dir: Path | None) -> None:
+    def __init__(
+        self, sock: socket.socket, keeper: WorkerKeeper, state_dir: Path | None, log: Log
+    ) -> None:
+        self._log = log
         self._socket = sock
         self._keeper = keeper
         self._state_dir = state_dir
@@ -101,7 +103,7 @@ class _Server:
 
             def run() -> None:
                 try:
-                    self._answer(call, lambda: (self._slow(request), -1))
+                    self._answer(call, lambda: (self._try_slow(request), -1))
                 finally:
                     self._places.release()
 
@@ -130,6 +132,16 @@ class _Server:
         if kinds != [stat.S_IFSOCK, stat.S_IFIFO]:
             raise GpupoolError("no worker can be started", why="it has no socket and pipe")
         return self._keeper.start(number, *descriptors)
+
+    def _try_slow(self, request: keeper_messages.Request) -> keeper_messages.Answer:
+        """Carry a call out; a bug gets an answer too, because the server waits whatever comes."""
+        try:
+            return self._slow(request)
+        except (GpupoolError, OSError):
+            raise
+        except Exception as error:  # which a thread would keep to itself
+            self._log(f"a {type(request).__name__} failed by a bug of gpupool: {error!r}")
+            raise GpupoolError(_CANNOT, why=repr(error)[:200]) from error
 
     def _slow(self, request: keeper_messages.Request) -> keeper_messages.Answer:
         keeper = self._keeper

@@ -5,7 +5,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,6 +18,9 @@ from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 
 A = TypeVar("A")
+
+UNDO_S, UNDO_EVERY_S = 5.0, 0.05
+"""A killed process ends within milliseconds, unless it hangs in the kernel."""
 
 
 @dataclass(slots=True)
@@ -70,8 +73,21 @@ class RemoteKeeper:
         request = keeper_messages.StartWorker(number)
         waiting = await self._call(request, (control, errors))
         started = _answer(waiting, keeper_messages.Started)
+        if not waiting.descriptors:  # which the kernel drops where there is no room for it
+            await self._undo_start(number)
+            raise WorkerFailedError("no worker can be started", why="there are no descriptors")
         (pidfd,) = waiting.descriptors
         return started, pidfd
+
+    async def _undo_start(self, number: int) -> None:
+        """Kill and bury a worker whose end cannot be awaited."""
+        self.kill(number)
+        with trio.move_on_after(UNDO_S, shield=True):
+            while True:
+                with suppress(WorkerFailedError):  # It lives yet.
+                    await self.bury(number)
+                    return
+                await trio.sleep(UNDO_EVERY_S)
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""

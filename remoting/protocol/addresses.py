@@ -42,6 +42,10 @@ def parse_address(text: str) -> Address:
         raise _not_an_address(text)
     if not host.isprintable() or any(each in host for each in " /[]@"):
         raise _not_an_address(text)
+    try:
+        host.encode("idna")  # as whoever connects there does, who expects no other error
+    except UnicodeError as error:
+        raise _not_an_address(text) from error
     return Address(host, number)
 
 

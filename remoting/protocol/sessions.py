@@ -63,7 +63,7 @@ class SessionHost(Protocol):
         ...
 
     def worker_count(self) -> dict[LeaseId, int]:
-        """Return how many live workers each lease has."""
+        """Return how many live workers each lease has that was used and not killed; 0: none."""
         ...
 
     def confinement(self) -> tuple[str, ...]:

@@ -122,6 +122,8 @@ class LeaseService:
         """Act on a client that has gone: a lease that only it held is lost."""
         self._awaited = [each for each in self._awaited if each.client is not client]
         self._kept = [each for each in self._kept if each.client is not client]
+        for told in [each for each in self._told_of_suspension if each[0] == client.connection]:
+            del self._told_of_suspension[told]
         for lease in sorted(client.attached):
             self.attachments.detach(client, lease)
             if lease not in self.attachments.connections:

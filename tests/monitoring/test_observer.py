@@ -17,7 +17,15 @@ from tests.monitoring.records import record, write
 
 from gpupool.cli.server.lease_file import monitoring_folder
 from gpupool.monitoring import observer_link
-from gpupool.monitoring.frames import Answered, Asked, frame_reader, from_frame, to_frame
+from gpupool.monitoring.frames import (
+    Answered,
+    Asked,
+    HistoryAnswered,
+    HistoryAsked,
+    frame_reader,
+    from_frame,
+    to_frame,
+)
 from gpupool.monitoring.observer import Observer
 from gpupool.monitoring.observer_link import AWAY, ObserverLink
 from gpupool.monitoring.record_writer import RecordWriter
@@ -101,6 +109,37 @@ async def test_a_question_waits_until_there_are_accounts(
                 ]
         nursery.cancel_scope.cancel()
     assert found[0].problem == ""
+
+
+async def answers(folder: Path, *asked: Asked | HistoryAsked) -> dict[int, str]:
+    """Ask an observer in this process; return the problem of each answer, by its number."""
+    near, far = (trio.SocketStream(each) for each in trio.socket.socketpair())
+    reader, found = frame_reader(), dict[int, str]()
+    async with near, far, trio.open_nursery() as nursery:
+        nursery.start_soon(Observer(far, folder).run)
+        for each in asked:
+            await near.send_all(to_frame(each))
+        with trio.fail_after(10):
+            while len(found) < len(asked):
+                reader.feed(await near.receive_some())
+                for message in map(from_frame, reader.frames()):
+                    assert isinstance(message, Answered | HistoryAnswered)
+                    found[message.number] = message.page.problem
+        nursery.cancel_scope.cancel()
+    return found
+
+
+async def test_a_question_that_it_cannot_answer_ends_no_observer(tmp_path: Path) -> None:
+    """A number that SQLite does not take ended it, and everybody's connections to the web."""
+    write(tmp_path, [record(1)])
+    too_large = RecordQuery(after=1 << 63)
+    long_ago = HistoryQuery("lease", "used", name="x" * 9, since=Milliseconds(-(1 << 63) - 1))
+    found = await answers(
+        tmp_path, Asked(1, too_large), HistoryAsked(2, long_ago), Asked(3, RecordQuery(count=0))
+    )
+    assert "too large" in found[1]
+    assert found[2]
+    assert not found[3]
 
 
 def test_while_it_is_away_the_table_answers(tmp_path: Path) -> None:

@@ -371,6 +371,9 @@ def test_a_host_kills_what_the_table_does_not_hold_and_frees_after() -> None:
     stray = LeaseId(7)
     plan = plan_host(table.state, server, ONE, {lease: 1, stray: 1}, {}, {})
     assert (plan.kill, plan.propose) == ((stray,), ())
+    # Of one that had its last worker before, the host keeps something until it is told.
+    plan = plan_host(table.state, server, ONE, {lease: 0, stray: 0}, {}, {})
+    assert (plan.kill, plan.propose) == ((stray,), ())
     plan = plan_host(table.state, server, ONE, {}, {lease: 11.0}, {})
     assert plan.propose == (c.EndLease(lease, "its client never connected"),)
     plan = plan_host(table.state, server, ONE, {}, {}, {lease: "gone"})

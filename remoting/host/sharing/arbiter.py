@@ -107,7 +107,8 @@ class Arbiter:
             for gpu, share in shares:
                 turns = self._turns.setdefault(gpu, Turns())
                 turns.join(worker, lease, share * weight, time.monotonic())
-                if turns.are_shared() and not self._closed:
+            for gpu in gpus:  # after all have joined: there may be no socket
+                if self._turns[gpu].are_shared() and not self._closed:
                     self._seat(gpu)
                 self._tell(gpu)
         self._poke()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 import trio
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
@@ -95,7 +97,7 @@ class WebCertificates:
         self._now_ms = now_ms
         self._log = log
         self._site = site
-        self._answer: bytes = b""
+        self._asked = self._answer = b""
         self._answered = trio.Event()
         self._made_for: tuple[object, ...] = ()
         self.current: WebCertificate | None = None
@@ -156,6 +158,7 @@ class WebCertificates:
 
     async def _ask(self, csr_pem: bytes) -> bytes:
         """Return what the first voter that answers has signed."""
+        self._asked = csr_pem
         for voter in self._state().voters():
             self._answer, self._answered = b"", trio.Event()
             if voter == self._server or not self._links.ask_web(voter, csr_pem):
@@ -167,5 +170,15 @@ class WebCertificates:
         return b""
 
     def _take(self, _voter: ServerId, certificate_pem: bytes) -> None:
-        self._answer = certificate_pem
-        self._answered.set()
+        if not certificate_pem or _is_for(certificate_pem, self._asked):  # or it is late
+            self._answer = certificate_pem
+            self._answered.set()
+
+
+def _is_for(certificate_pem: bytes, csr_pem: bytes) -> bool:
+    """Return whether a certificate is for the key of a request."""
+    try:
+        key = x509.load_pem_x509_certificate(certificate_pem).public_key()
+        return key == x509.load_pem_x509_csr(csr_pem).public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return False

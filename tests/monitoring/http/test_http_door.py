@@ -14,7 +14,8 @@ from tests.remoting.control.control_cluster import request, token_id
 from tests.remoting.control.test_control_trust import start_lab
 
 from gpupool.monitoring.http import token_checks, web_link
-from gpupool.monitoring.http.http_frames import WebSetup
+from gpupool.monitoring.http.http_door import HttpDoor
+from gpupool.monitoring.http.http_frames import PACKET, WebSetup
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds
@@ -257,6 +258,33 @@ async def test_an_observer_that_is_slow_ends_nothing_but_the_connections(
                 await refused.wait()
                 strangers.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
+
+
+async def test_each_end_of_a_connection_is_told_to_a_server_that_is_slow(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Two ends that waited for a full socket ended the observer, and one that waited was lost.
+
+    The server keeps the place and a descriptor of a connection until it hears of its end.
+    """
+    ours, theirs = web_link.WebLink(PoolState).pair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    door = HttpDoor(theirs, tmp_path, ask=lambda _asked: None, say=lambda _text: None)
+    count, told = 64, set[int]()
+    with ours:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(door.run)
+            for number in range(count):
+                near, far = socket.socketpair()
+                with near, far:  # without a certificate, each ends at once
+                    socket.send_fds(ours, [PACKET.pack(number)], [far.fileno()])
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(5)
+            while len(told) < count:
+                await trio.lowlevel.wait_readable(ours)
+                told.add(*PACKET.unpack(ours.recv(PACKET.size)))
+            nursery.cancel_scope.cancel()
+    assert told == set(range(count))
 
 
 async def test_a_flood_of_wrong_tokens_keeps_no_scraper_out(tmp_path: Path) -> None:

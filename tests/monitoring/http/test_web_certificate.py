@@ -182,6 +182,27 @@ async def test_another_server_asks_the_voters(autojump_clock: Clock, tmp_path: P
     assert [names_of(each.certificate_pem) for each in site.shown] == [{"gpu-a"}]
 
 
+async def test_a_late_answer_is_not_taken_for_that_of_another_key(
+    autojump_clock: Clock, tmp_path: Path
+) -> None:
+    """A voter that was slow left the observer with a certificate that fits no key, for a year."""
+    site = Site(tmp_path, has_key=False)
+    voter, requests = site.voter(), list[bytes]()
+
+    def ask(peer: ServerId, csr_pem: bytes) -> bool:
+        if requests:
+            site.links.take_web(peer, voter.sign_for(ME, requests[0]))
+        requests.append(csr_pem)
+        if len(requests) > 2:
+            site.links.take_web(peer, voter.sign_for(ME, csr_pem))
+        return True
+
+    site.links.ask_web = ask
+    await site.run_for(10 * ANSWER_TIMEOUT_S)
+    (shown,) = site.shown
+    tls_context(WebSetup(shown.certificate_pem, shown.key_pem))
+
+
 async def test_a_server_that_moves_gets_another_one(autojump_clock: Clock, tmp_path: Path) -> None:
     site = Site(tmp_path)
     await site.run_for(10)

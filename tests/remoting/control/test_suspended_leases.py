@@ -63,6 +63,28 @@ async def test_others_get_the_gpus_of_a_suspended_lease_and_it_comes_back(
         assert all(node.host.workers[hold.lease] for node in cluster.nodes)
 
 
+async def test_connections_that_are_gone_are_not_noted_while_it_is_suspended(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """A suspension may last for days, and clients connect anew."""
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    (node,) = cluster.nodes
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool), wait_s=0)
+        await pool.operate(m.SuspendLease(hold.lease, "for bob"))
+        await until_state(pool, hold.lease, "suspended")
+        attach = m.Attach(hold.lease, hold._ticket)  # pyright: ignore[reportPrivateUsage]
+        for _ in range(3):
+            async with cluster.client() as other:
+                (connection,) = other.connections.by_server.values()
+                assert await connection.call(attach, timeout_s=2) == m.Done()
+                await trio.sleep(2)
+        await trio.sleep(2)
+        leases = node.server.controller._leases  # pyright: ignore[reportPrivateUsage]
+        assert len(leases._told_of_suspension) == 1  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_a_server_that_cannot_suspend_it_lets_all_go_on(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:

@@ -1,10 +1,12 @@
 """The thread that gives turns, with workers that are this process: real sockets, real gates."""
 
+import errno
 import os
 import socket
 import time
 from dataclasses import dataclass, field
 
+import pytest
 import trio
 from host_kit import until
 
@@ -62,6 +64,28 @@ async def test_a_lone_lease_has_no_socket_and_two_share_the_time() -> None:
     gate = workers[1].gate
     assert gate is not None
     await until(lambda: not gate.gates[0].closed)
+    arbiter.close()
+
+
+async def test_a_worker_for_which_there_is_no_socket_leaves_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had joined the turns of its first GPU alone, and the end of its worker ended the host."""
+    workers = {1: Worker(), 2: Worker()}
+    arbiter = Arbiter(workers.get)
+    arbiter.join(1, LeaseId(1), [(GPU, 0.5)])
+
+    def refuse(*_: object) -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            arbiter.join(2, LeaseId(2), [(GPU, 0.5), (GpuId("GPU-2"), 0.5)])
+        arbiter.weigh({LeaseId(2): 2.0})
+        arbiter.leave(2)
+    assert arbiter.got() == {LeaseId(1): {GPU: arbiter.got()[LeaseId(1)][GPU]}}
+    arbiter.leave(1)
     arbiter.close()
 
 

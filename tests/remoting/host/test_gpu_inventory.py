@@ -300,7 +300,7 @@ class TestWorkersOnGpus:
         assert await client.reserve(600 * MIB)
         with pytest.raises(GpupoolError, match="124 MiB of the partition's 1024 MiB are left"):
             await kit.open(lease)
-        assert kit.host.worker_count() == {lease.id: 1}
+        assert kit.host.worker_count() == {kit.lease().id: 0, lease.id: 1}
 
     async def test_faulty_gpu_opens_no_session(self, make_host: MakeHost) -> None:
         kit, nvml = await self.host(make_host)

@@ -388,7 +388,7 @@ async def test_interpreter_that_does_not_start(
     with pytest.raises(GpupoolError, match="No such file"):
         await kit.open(kit.lease())
     await kit.logged("no spare worker")
-    assert kit.host.worker_count() == {}
+    assert kit.host.worker_count() == {kit.lease().id: 0}
 
 
 async def test_unclaimed_connection_of_no_session_is_closed(

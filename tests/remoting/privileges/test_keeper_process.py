@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.remoting.control.control_kit import make_authority
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+from gpupool.remoting.privileges import keeper_process
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol import keeper_messages, worker_messages
@@ -114,6 +117,66 @@ async def test_a_worker_lives_and_dies_by_its_keeper(keeper: Keeper) -> None:
         assert not await trio.Path(f"/proc/{worker.pid}").exists()
         await remote.close()
         assert not await directory.parent.exists()
+
+
+async def test_a_call_that_fails_by_a_bug_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server awaits each answer, whatever cancels it: it would have waited for ever."""
+
+    def fail(_keeper: WorkerKeeper) -> keeper_messages.Files:
+        raise ValueError("a name that nobody thought of")
+
+    monkeypatch.setattr(WorkerKeeper, "files", fail)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    said: list[str] = []
+    server = keeper_process.KeeperServer(
+        theirs, WorkerKeeper(KeeperSettings(tmp_path, None), said.append), None, said.append
+    )
+    remote = RemoteKeeper(ours)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, server.run)
+        try:
+            async with remote.running():
+                with trio.fail_after(10), pytest.raises(GpupoolError, match="cannot do that"):
+                    await remote.files()
+        finally:
+            ours.close()
+    server.close()
+    theirs.close()
+    assert "a name that nobody thought of" in said[0]
+
+
+async def test_a_worker_whose_descriptor_finds_no_room_is_not_left(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The kernel drops a descriptor that a process has no room for: that ended the server."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    remote, asked = RemoteKeeper(ours), list[str]()
+    keeper = trio.socket.from_stdlib_socket(theirs)
+
+    async def play_keeper() -> None:
+        answers: dict[str, list[keeper_messages.Answer]] = {
+            "StartWorker": [keeper_messages.Started(7, 0, "/nowhere")],
+            "KillWorker": [],
+            "BuryWorker": [
+                keeper_messages.Failed("a worker that lives cannot be reaped", ""),
+                keeper_messages.Buried(out_of_memory=False),
+            ],
+        }
+        while True:
+            number, request = keeper_messages.decode_request(await keeper.recv(1 << 16))
+            asked.append(type(request).__name__)
+            if waiting := answers[asked[-1]]:
+                await keeper.send(keeper_messages.encode(number, waiting.pop(0)))
+
+    with ours, keeper:
+        async with trio.open_nursery() as nursery, remote.running():
+            nursery.start_soon(play_keeper)
+            with pytest.raises(GpupoolError, match="no worker can be started"):
+                await remote.start(1, ours.fileno(), ours.fileno())
+            nursery.cancel_scope.cancel()
+    assert asked == ["StartWorker", "KillWorker", "BuryWorker", "BuryWorker"]
 
 
 async def test_the_end_of_a_keeper_is_noticed_and_is_that_of_its_workers(keeper: Keeper) -> None:

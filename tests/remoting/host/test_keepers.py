@@ -1,0 +1,68 @@
+"""A keeper within the server's process: what it leaves when a start fails, and whom it holds up."""
+
+import errno
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from gpupool.remoting.host.keepers import OwnKeeper
+from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
+
+
+def no_more_descriptors(_pid: int) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_worker_that_cannot_be_watched_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start for which the descriptors did not suffice left a directory and a process."""
+    keeper = WorkerKeeper(KeeperSettings(tmp_path, None, own_uids=False), print)
+    keeper.open(cuda=False, nodes=None)
+    (workers,) = tmp_path.iterdir()
+    monkeypatch.setattr(os, "pidfd_open", no_more_descriptors)
+    ours, theirs = socket.socketpair()
+    errors, their_errors = os.pipe()
+    try:
+        with ours, theirs, pytest.raises(OSError, match="Too many open files"):
+            keeper.start(1, theirs.fileno(), their_errors)
+    finally:
+        os.close(their_errors)
+    assert not list(workers.iterdir())
+    assert not keeper.workers
+    with os.fdopen(errors, "rb") as said:
+        said.read()  # ends when nobody can write there any more
+    keeper.close()
+
+
+class SlowKeeper(WorkerKeeper):
+    """Needs long to remove what workers have left."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(KeeperSettings(folder, None), print)
+        self.goes_on = threading.Event()
+
+    def bury(self, number: int) -> bool:
+        self.goes_on.wait(20)
+        return number < 0
+
+
+async def test_many_workers_that_end_slowly_hold_nothing_else_up(tmp_path: Path) -> None:
+    """All threads of the server waited for them, and the sync of the journal waited for those."""
+    slow = SlowKeeper(tmp_path)
+    keeper = OwnKeeper(slow)
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(keeper.bury, number)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            with trio.move_on_after(1) as waited:
+                await trio.to_thread.run_sync(lambda: None)
+        finally:
+            slow.goes_on.set()
+    assert not waited.cancelled_caught
