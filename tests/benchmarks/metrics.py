@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -78,7 +79,7 @@ class Plain(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     body = bytes(45_000)
 
-    def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
+    def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("content-length", str(len(self.body)))
         self.end_headers()
@@ -132,15 +133,16 @@ class Scraper:
         self.body = b""
 
     async def run(self, seconds: float) -> None:
-        plain = subprocess.Popen([sys.executable, __file__, "--plain"], stdout=subprocess.PIPE)
-        try:
+        async with trio.open_nursery() as nursery:
+            serve = [sys.executable, __file__, "--plain"]
+            plain = await nursery.start(
+                partial(trio.run_process, serve, stdout=subprocess.PIPE, check=False)
+            )
             assert plain.stdout is not None
-            port = (await trio.to_thread.run_sync(plain.stdout.readline)).decode().strip()
+            port = bytes(await plain.stdout.receive_some()).decode().strip()
             command = [sys.executable, __file__, "--scrape", str(self._ca_file), *self._rest, port]
             done = await trio.run_process([*command, str(seconds)], capture_stdout=True)
-        finally:
             plain.kill()
-            plain.wait()
         said = json.loads(done.stdout)
         self.first.append(said["times"][0])
         self.times += said["times"][1:]
@@ -176,7 +178,7 @@ def p99(times: list[float]) -> float:
 
 def said_of_requests(body: bytes) -> str:
     """Return the observer's own count of its answers by how long they took, without the way."""
-    found = re.findall(r'request_duration_seconds_bucket\{(.*)\} (\S+)', body.decode())
+    found = re.findall(r"request_duration_seconds_bucket\{(.*)\} (\S+)", body.decode())
     buckets = [(labels, count) for labels, count in found if '"/metrics"' in labels]
     bounds = [re.sub(r'.*le="([^"]*)".*', r"\1", labels) for labels, _ in buckets]
     counts = [int(float(count)) for _, count in buckets]
