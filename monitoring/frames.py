@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
+from gpupool.monitoring.http.http_frames import (
+    Targets,
+    TokenAnswered,
+    TokenAsked,
+    TokensSeen,
+    WebSetup,
+)
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery
@@ -37,6 +43,7 @@ class Kind(IntEnum):
     TARGETS = 33
     TOKEN_ASKED = 34  # the only question of the observer
     TOKEN_ANSWERED = 35
+    TOKENS_SEEN = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ Message = (
     | Targets
     | TokenAsked
     | TokenAnswered
+    | TokensSeen
 )
 
 _KINDS: dict[int, type[Any]] = {
@@ -109,6 +117,7 @@ _KINDS: dict[int, type[Any]] = {
     Kind.TARGETS: Targets,
     Kind.TOKEN_ASKED: TokenAsked,
     Kind.TOKEN_ANSWERED: TokenAnswered,
+    Kind.TOKENS_SEEN: TokensSeen,
 }
 _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 

@@ -40,7 +40,13 @@ from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.series import SLOT_S
 from gpupool.monitoring.http.http_door import HttpDoor
-from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, TokenAsked, WebSetup
+from gpupool.monitoring.http.http_frames import (
+    Targets,
+    TokenAnswered,
+    TokenAsked,
+    TokensSeen,
+    WebSetup,
+)
 from gpupool.monitoring.record_writer import RecordWriter, answer
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.errors import ProtocolError
@@ -132,6 +138,8 @@ class Observer:
                 self._door.targets = message
             case TokenAnswered() if self._door is not None:
                 self._door.answered(message)
+            case TokensSeen() if self._door is not None:
+                self._door.tokens_seen(message)
             case _:
                 raise ProtocolError(f"the server sent {type(message).__name__}")
 

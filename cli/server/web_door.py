@@ -46,6 +46,7 @@ class WebParts:
         if options is None or link is None:
             return  # the others' observers are signed for all the same
         link.check_token = server.controller.check_token
+        link.now_ms = now_ms
         link.ca_pem = lambda: b"".join(server.ca_key.trusted)
 
         def changed(certificate: WebCertificate) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpupool.monitoring.http.http_frames import (
     Targets,
     TokenAnswered,
     TokenAsked,
+    TokensSeen,
     WebSetup,
 )
 from gpupool.monitoring.metric_series import Found
@@ -102,6 +104,11 @@ class HttpDoor:
         """Take the server's word on a token."""
         if self._checks is not None:
             self._checks.answered(answer)
+
+    def tokens_seen(self, seen: TokensSeen) -> None:
+        """Take the server's word that all tokens are as they were."""
+        if self._checks is not None:
+            self._checks.seen(seen)
 
     # --- what the application reads --------------------------------------------------------------
 
@@ -214,7 +221,7 @@ class HttpDoor:
         from gpupool.monitoring.http.token_checks import TokenChecks
 
         self._requests = Requests(trio.current_time)
-        self._checks = TokenChecks(self._ask, trio.current_time)
+        self._checks = TokenChecks(self._ask, time.monotonic)
         self._application = build_app(self, self._requests, self._pages())
 
     def _pages(self) -> "Sequence[BaseRoute]":

@@ -7,6 +7,8 @@ connection's number and its descriptor, the observer's the number of one that ha
 import struct
 from dataclasses import dataclass, field
 
+from gpupool.pool.model.ids import Milliseconds
+
 PACKET = struct.Struct(">Q")
 """The number of a connection."""
 
@@ -67,3 +69,18 @@ class TokenAnswered:
     kind: str = ""  # of the token; empty when it is refused
     why: str = ""
     later: bool = False  # the server cannot know yet
+    tokens: int = 0  # the number by ``TokensSeen`` of those that it was judged by
+    expires_at: Milliseconds = Milliseconds(0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokensSeen:
+    """Server to observer, while it has connections: the pool's tokens are those of this number.
+
+    The number grows whenever any token changes. As long as it stays, and the server goes on saying
+    so, what it said of a token is still true, and nobody has to wait until it is asked.
+    """
+
+    tokens: int
+    at: Milliseconds  # the pool's time
+    seen_s: float  # by the machine's monotonic clock, which both processes have

@@ -1,4 +1,8 @@
-"""The observer's side of judging tokens: it asks the server, and remembers for less than 2 s.
+"""The observer's side of judging tokens: it asks the server, and remembers what that said.
+
+A good word holds for as long as the server says, twice a second, that no token has changed; when it
+has said nothing for a second, it is asked again. So a scraper that comes again and again does not
+wait for the server's loop, and a revoked token is refused within 2 s. A refusal is kept for less.
 
 Strangers may not have the server asked as often as they like: tokens that are not known good share
 a budget. Those that were good within the hour are outside of it, so a flood of wrong ones cannot
@@ -13,13 +17,18 @@ from dataclasses import dataclass
 
 import trio
 
-from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked
+from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked, TokensSeen
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.protocol.token_text import TEXT_LENGTH_MAX, parse_token
 
 KEPT_S = 1.0
-"""A revoked token is refused within 2 s: this, the tick of the table, and the way."""
+"""For which any word is kept."""
+SEEN_FOR_S = 1.2
+"""For which the server's word that no token has changed is taken: revoked tokens are refused within
+2 s, which is this, the tick of the table, and the way."""
 GOOD_FOR_S = 3600.0
+CONNECTIONS_MAX = 64
+"""Of one token, that are remembered as those whose proof the server has heard of."""
 REMEMBERED_MAX = 1024
 ASKED_PER_S = 20.0
 BURST = 20.0
@@ -41,7 +50,9 @@ class _Known:
     judgement: Judgement
     at: float
     good_at: float
-    connection: int
+    tokens: int  # the number of the server's tokens
+    expires_at: int
+    connections: dict[int, None]  # over which it was found good, the oldest first
 
 
 class TokenChecks:
@@ -55,6 +66,7 @@ class TokenChecks:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._open: dict[int, tuple[trio.Event, list[TokenAnswered]]] = {}
         self._budget, self._budget_at = BURST, clock()
+        self._seen: TokensSeen | None = None
 
     async def judge(self, text: str, connection: int) -> Judgement:
         """Return the server's word on the token ``text``, which came over a connection."""
@@ -67,21 +79,30 @@ class TokenChecks:
         digest, now = hashlib.sha256(text.encode()).digest(), self._clock()
         known = self._known.get(digest)
         # The server hears of each connection's first good token, which frees its place.
-        if (
-            known is not None
-            and now - known.at < KEPT_S
-            and (not known.judgement.kind or connection == known.connection)
-        ):
+        if known is not None and self._holds(known, connection, now):
             return known.judgement
         was_good = known is not None and now - known.good_at < GOOD_FOR_S
         if not was_good and not self._take(now):
             return Judgement(why="too many tokens are tried", status=429)
-        judgement = await self._asked(text, connection)
-        if judgement.status != 503:
+        answer = await self._asked(text, connection)
+        judgement = _judgement(answer)
+        if answer is not None and judgement.status != 503:
             good_at = known.good_at if known is not None else float("-inf")
-            good_at = self._clock() if judgement.kind else good_at
-            self._remember(digest, _Known(judgement, self._clock(), good_at, connection))
+            connections = known.connections if known is not None else {}
+            if judgement.kind:
+                good_at = self._clock()
+                connections = {**connections, connection: None}
+                if len(connections) > CONNECTIONS_MAX:
+                    del connections[next(iter(connections))]
+            new = _Known(
+                judgement, self._clock(), good_at, answer.tokens, answer.expires_at, connections
+            )
+            self._remember(digest, new)
         return judgement
+
+    def seen(self, seen: TokensSeen) -> None:
+        """Take the server's word that its tokens are those of a number."""
+        self._seen = seen
 
     def answered(self, answer: TokenAnswered) -> None:
         """Take an answer of the server."""
@@ -90,7 +111,22 @@ class TokenChecks:
             waiting[1].append(answer)
             waiting[0].set()
 
-    async def _asked(self, text: str, connection: int) -> Judgement:
+    def _holds(self, known: _Known, connection: int, now: float) -> bool:
+        """Return whether what was said of a token is still so."""
+        if not known.judgement.kind:
+            return now - known.at < KEPT_S
+        if connection not in known.connections:
+            return False
+        seen = self._seen
+        return now - known.at < KEPT_S or (
+            seen is not None
+            and seen.tokens == known.tokens
+            and now - seen.seen_s < SEEN_FOR_S
+            and seen.at + 1000 * (now - seen.seen_s) < known.expires_at
+            and now - known.good_at < GOOD_FOR_S
+        )
+
+    async def _asked(self, text: str, connection: int) -> TokenAnswered | None:
         number, event = next(self._numbers), trio.Event()
         answers: list[TokenAnswered] = []
         self._open[number] = event, answers
@@ -100,12 +136,7 @@ class TokenChecks:
                 await event.wait()
         finally:
             del self._open[number]
-        if not answers:
-            return Judgement(why="the server does not answer", status=503)
-        answer = answers[0]
-        if answer.kind:
-            return Judgement(answer.user, answer.kind)
-        return Judgement(why=answer.why, status=503 if answer.later else 401)
+        return answers[0] if answers else None
 
     def _take(self, now: float) -> bool:
         self._budget = min(BURST, self._budget + (now - self._budget_at) * ASKED_PER_S)
@@ -122,3 +153,11 @@ class TokenChecks:
             # Those that never were good go first.
             never = (each for each, it in self._known.items() if it.good_at == float("-inf"))
             del self._known[next(never, next(iter(self._known)))]
+
+
+def _judgement(answer: TokenAnswered | None) -> Judgement:
+    if answer is None:
+        return Judgement(why="the server does not answer", status=503)
+    if answer.kind:
+        return Judgement(answer.user, answer.kind)
+    return Judgement(why=answer.why, status=503 if answer.later else 401)

@@ -7,7 +7,8 @@ so that it can end a connection whatever the observer does.
 
 import itertools
 import socket
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import trio
@@ -18,9 +19,11 @@ from gpupool.monitoring.http.http_frames import (
     Targets,
     TokenAnswered,
     TokenAsked,
+    TokensSeen,
     WebSetup,
 )
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
+from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import PoolState, Server, Token
 
 UNPROVEN_S = 30.0
@@ -29,8 +32,11 @@ PROVEN_MAX = 512
 """Connections over which one has come."""
 HAND_OVER_S = 2.0
 TARGETS_EVERY_S = 1.0
+TOKENS_EVERY_S = 0.5
+NO_CLOCK_MS = 1 << 62
+"""When every token has ended: without the pool's time, none is taken as good for longer."""
 
-Say = Callable[[WebSetup | Targets | TokenAnswered], bool]
+Say = Callable[[WebSetup | Targets | TokenAnswered | TokensSeen], bool]
 
 
 class WebLink:
@@ -48,6 +54,9 @@ class WebLink:
         self._setup: WebSetup | None = None
         self.check_token: Callable[[str], Token] = _nobody
         self.ca_pem: Callable[[], bytes] = bytes
+        self.now_ms: Callable[[], int] = lambda: NO_CLOCK_MS
+        self._tokens: Mapping[TokenId, Token] | None = None
+        self._tokens_number = 0
 
     # --- for the server --------------------------------------------------------------------------
 
@@ -95,6 +104,7 @@ class WebLink:
                 say(self._setup)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_targets)
+                nursery.start_soon(self._tell_tokens)
                 await self._hear_ends(door)
         finally:
             trio.lowlevel.notify_closing(door)
@@ -105,6 +115,7 @@ class WebLink:
 
     def asked(self, asked: TokenAsked) -> None:
         """Answer the observer, and note that a connection has proven itself."""
+        tokens = self._tokens_now()
         try:
             token = self.check_token(asked.text)
         except AuthenticationError as error:
@@ -120,7 +131,15 @@ class WebLink:
                 return
             self._proven += 1
             connection.prove()
-        self._say(TokenAnswered(asked.number, token.user, token.kind.value))
+        self._say(
+            TokenAnswered(
+                asked.number,
+                token.user,
+                token.kind.value,
+                tokens=tokens,
+                expires_at=token.expires_at,
+            )
+        )
 
     async def _hear_ends(self, door: socket.socket) -> None:
         while True:
@@ -133,6 +152,22 @@ class WebLink:
                 return  # the observer has ended, and the other socket says so as well
             if len(data) == PACKET.size and (found := self._open.get(*PACKET.unpack(data))):
                 found.ended.set()
+
+    def _tokens_now(self) -> int:
+        """Return a number of the table's tokens, which grows whenever any of them changes."""
+        tokens = self._state().tokens
+        if tokens is not self._tokens:
+            self._tokens = tokens
+            self._tokens_number += 1
+        return self._tokens_number
+
+    async def _tell_tokens(self) -> None:
+        """Tell the observer, while it has connections, whether tokens are as they were."""
+        while True:
+            if self._open:
+                at = Milliseconds(self.now_ms())
+                self._say(TokensSeen(self._tokens_now(), at, time.monotonic()))
+            await trio.sleep(TOKENS_EVERY_S)
 
     async def _tell_targets(self) -> None:
         """Tell the observer which servers there are, whenever that changes."""

@@ -86,6 +86,29 @@ async def test_a_revoked_token_is_refused_within_two_seconds(tmp_path: Path) -> 
             await eventually(is_refused, within_s=2)
 
 
+async def test_a_known_scraper_does_not_wait_for_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_checks, "KEPT_S", 0.0)
+    monkeypatch.setattr(web_link, "TOKENS_EVERY_S", 0.01)
+    async with served(tmp_path) as web:
+        token = web.viewer()
+        async with await web.open() as stream:
+            assert (await get(stream, "/sd", token))[0] == 200
+            await web.tokens_seen()
+            web.answers = False  # as while its loop is busy
+            for _ in range(3):
+                assert (await get(stream, "/sd", token))[0] == 200
+            assert web.asked_count == 1
+            web.answers = True
+            web.lab.commit(commands.RevokeToken(token_id("grafana"), "root"))
+
+            async def is_refused() -> bool:
+                return (await get(stream, "/sd", token))[0] == 401
+
+            await eventually(is_refused, within_s=2)
+
+
 async def test_whole_networks_may_scrape_when_told_so(tmp_path: Path) -> None:
     async with served(tmp_path, open_networks=("10.0.0.0/8", "127.0.0.0/8")) as web:
         assert (await web.get("/sd"))[0] == 200

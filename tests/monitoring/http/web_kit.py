@@ -12,7 +12,13 @@ from tests.monitoring.samples import START_MS, sample, table
 from tests.remoting.control.test_control_trust import Lab, start_lab
 
 from gpupool.monitoring.http.http_door import HttpDoor
-from gpupool.monitoring.http.http_frames import Targets, TokenAnswered, WebSetup
+from gpupool.monitoring.http.http_frames import (
+    Targets,
+    TokenAnswered,
+    TokenAsked,
+    TokensSeen,
+    WebSetup,
+)
 from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import TokenKind
@@ -30,16 +36,20 @@ class Web:
         self.lab: Lab
         self.link = WebLink(lambda: self._state())
         self.said: list[str] = []
+        self.asked_count = 0
+        self.answers = True
+        self._seen = trio.Event()
         self.setup: WebSetup
         self.http: HttpDoor
 
     def start(self, nursery: trio.Nursery, lab: Lab, **options: object) -> None:
         self.lab = lab
         ours, theirs = self.link.pair()
-        self.http = HttpDoor(theirs, self._folder, ask=self.link.asked, say=self.said.append)
+        self.http = HttpDoor(theirs, self._folder, ask=self._asked, say=self.said.append)
         nursery.start_soon(self.http.run)
         nursery.start_soon(self.link.run, ours, self._say)
         self.link.ca_pem = lambda: lab.authority.certificate_pem
+        self.link.now_ms = lab.clock.wall_ms
         self.link.check_token = lab.servers[0].controller.check_token
         key, csr = create_key_and_csr(next(iter(lab.state.servers)))
         (server, *_) = lab.state.servers.values()
@@ -47,7 +57,12 @@ class Web:
         self.setup = WebSetup(certificate, key, **options)  # type: ignore[arg-type]
         self.link.set_up(self.setup)
 
-    def _say(self, message: WebSetup | Targets | TokenAnswered) -> bool:
+    def _asked(self, asked: TokenAsked) -> None:
+        self.asked_count += 1
+        if self.answers:
+            self.link.asked(asked)
+
+    def _say(self, message: WebSetup | Targets | TokenAnswered | TokensSeen) -> bool:
         match message:
             case WebSetup():
                 self.http.set_up(message)
@@ -55,7 +70,16 @@ class Web:
                 self.http.targets = message
             case TokenAnswered():
                 self.http.answered(message)
+            case TokensSeen():
+                self.http.tokens_seen(message)
+                self._seen.set()
         return True
+
+    async def tokens_seen(self) -> None:
+        """Wait until the server has said once more of which number its tokens are."""
+        self._seen = trio.Event()
+        with trio.fail_after(5):
+            await self._seen.wait()
 
     @property
     def context(self) -> ssl.SSLContext:
