@@ -96,6 +96,7 @@ class LeaseView:
     kept_bytes: int = field(default=0, metadata=OPTIONAL)  # of servers' memory, while suspended
     waits_to_resume: bool = field(default=False, metadata=OPTIONAL)  # it goes on once there is room
     not_suspended: str = field(default="", metadata=OPTIONAL)  # why the latest attempt failed
+    not_moved: str = field(default="", metadata=OPTIONAL)  # the same, if that was to move it
     is_away: bool = field(default=False, metadata=OPTIONAL)  # suspended: others may have its memory
     away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # when it was; up to now
 

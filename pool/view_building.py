@@ -68,7 +68,7 @@ def build_view(
         servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
         leases=_lease_views(state, now_ms),
         waiting=_waiting_views(state, now_ms),
-        events=tuple(_visible_event(event) for event in state.events),
+        events=_event_views(state.events),
         warnings=(*_warnings(state, health, violations), *(clock.problems if clock else ())),
         policy_version=state.policy.version,
         clock=clock,
@@ -195,6 +195,35 @@ def _silent_since(server: Server) -> Milliseconds:
     return server.changed_at if server.status is ServerStatus.UNREACHABLE else Milliseconds(0)
 
 
+def moved_last(events: Sequence[Event]) -> frozenset[str]:
+    """Return the names of leases of which the latest attempt to suspend them was to move them.
+
+    The table keeps why an attempt failed, and not what it was for. Its events say that, as long as
+    they are kept.
+    """
+    names: set[str] = set()
+    for event in events:
+        if event.kind in ("moving", "not-moved"):
+            names.add(event.subject)
+        elif event.kind == "suspending":
+            names.discard(event.subject)
+    return frozenset(names)
+
+
+def _event_views(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return events as people read them: a server that cannot suspend a lease ends its move."""
+    views: list[Event] = []
+    moving: set[str] = set()
+    for event in events:
+        if event.kind == "moving":
+            moving.add(event.subject)
+        elif event.kind == "suspending":
+            moving.discard(event.subject)
+        fails = event.kind == "not-suspended" and event.subject in moving
+        views.append(_visible_event(replace(event, kind="not-moved") if fails else event))
+    return tuple(views)
+
+
 def _visible_event(event: Event) -> Event:
     if event.text.isprintable() and event.subject.isprintable():
         return event
@@ -203,7 +232,7 @@ def _visible_event(event: Event) -> Event:
 
 def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
     views: list[LeaseView] = []
-    book = rulebook(state.policy)
+    book, moves = rulebook(state.policy), moved_last(state.events)
     for lease in state.leases.values():
         servers = [state.servers.get(each) for each in lease.parts]
         lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
@@ -211,6 +240,7 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
         word = "held" if suspension is None else suspension.state.value
         word = "unreachable" if lost else word if lease.held else "ending"
         refusal = history.refusal if history is not None else None
+        failed = visible(refusal.reason) if refusal is not None else ""
         views.append(
             LeaseView(
                 id=lease.id,
@@ -231,7 +261,8 @@ def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
                 ends_at=lease.ends_at,
                 kept_bytes=suspension.bytes if suspension is not None else 0,
                 waits_to_resume=suspension is not None and bool(suspension.resume_since),
-                not_suspended=visible(refusal.reason) if refusal is not None else "",
+                not_suspended=failed,
+                not_moved=failed if lease_name(lease.id) in moves else "",
                 is_away=lease.is_away,
                 away=times_away(history, Milliseconds(now_ms)),
             )

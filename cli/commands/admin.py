@@ -136,8 +136,10 @@ async def _follow(given: str | None, order: "m.Order", lease: LeaseId, wanted: s
     import trio
 
     async with connected(given) as pool:
-        say(f"gpupool: {await pool.operate(order)}")
+        said = await pool.operate(order)
+        say(f"gpupool: {said}")
         name, began, patience = lease_name(lease), False, trio.current_time() + PATIENCE_S
+        is_news = said == order.outcome("")  # else it says that nothing had to be done
         while True:
             leases = (await pool.view()).leases
             found = next((each for each in leases if each.id == lease), None)
@@ -145,6 +147,8 @@ async def _follow(given: str | None, order: "m.Order", lease: LeaseId, wanted: s
                 why = found.reason if found is not None else ""
                 raise LeaseLostError(f"lease {name} has ended", why=why)
             if found.state == wanted:
+                if not is_news and not began:
+                    return
                 if wanted == "suspended":
                     size = size_text(found.kept_bytes) if found.kept_bytes else ""
                     kept = f"; {size} of it are kept in its servers' memory" if size else ""
@@ -155,8 +159,11 @@ async def _follow(given: str | None, order: "m.Order", lease: LeaseId, wanted: s
             began = began or found.state in ("suspending", "resuming")
             late = trio.current_time() > patience
             if wanted == "suspended" and found.state == "held" and (began or late):
-                why = found.not_suspended
-                raise NotNowError(f"lease {name} could not be suspended, and runs on", why=why)
+                raise NotNowError(
+                    f"lease {name} was not suspended, and runs on",
+                    why=found.not_suspended or "somebody resumed it before it had let go",
+                    hint=f'"gpupool suspend {name}" tries again',
+                )
             if wanted == "held" and found.state == "suspended" and found.waits_to_resume:
                 return
             await trio.sleep(POLL_S)

@@ -22,6 +22,8 @@ POLL_S = 0.3
 PATIENCE_S = 3.0
 """For the server that is looked at to apply what another one has committed."""
 
+RESUMED = "it was resumed before its program had let go, which ends a move"
+
 
 @click.command()
 @click.argument("lease", type=Parsed("lease", parse_lease))
@@ -43,8 +45,8 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
       gpupool move 7f3a --to gpu-a        # any other GPU of its server with room
 
     Users move their own leases, operators any. The lease is suspended and resumed. When it cannot
-    have the GPUs by then, it goes on where it was. To another server no lease is moved. Programs
-    on real GPUs are not moved yet.
+    have the GPUs by then, it goes on where it was. To another server no lease is moved, and none
+    while it is suspended. Programs on real GPUs are not moved yet.
     """
 
     async def order() -> None:
@@ -56,7 +58,7 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
                 raise UsageError(f"the pool has no lease {lease_name(LeaseId(lease))}", hint=hint)
             server, gpus = _target(view, found, targets)
             say(f"gpupool: {await _order(pool, found, server, (), gpus)}")
-            say(f"gpupool: {await _arrived(pool, found)}")
+            say(f"gpupool: {await arrived(pool, found)}")
 
     run_async(order)
 
@@ -77,15 +79,19 @@ async def move_away(pool: "Pool", server: str, gpu: str | None) -> None:
         try:
             said = await _order(pool, lease, found.id, tuple(mine), ())
         except GpupoolError as error:
-            say(f"gpupool: lease {lease.name} of {lease.user} stays: {error.why or error.what}")
+            stays = "stays suspended" if lease.state == "suspended" else "stays"
+            say(f"gpupool: lease {lease.name} of {lease.user} {stays}: {error.why or error.what}")
         else:
             say(f"gpupool: {said}")
             moving.append(lease)
     for lease in moving:
         try:
-            say(f"gpupool: {await _arrived(pool, lease)}")
-        except (LeaseLostError, NotNowError) as error:
+            say(f"gpupool: {await arrived(pool, lease)}")
+        except LeaseLostError as error:
             say(f"gpupool: {error}")
+        except NotNowError as error:
+            say(f"gpupool: {error}")
+            say(f"  hint: {error.hint}")
 
 
 async def _order(
@@ -100,11 +106,11 @@ async def _order(
     return await pool.operate(m.MoveLease(lease.id, server, gpus, to))
 
 
-async def _arrived(pool: "Pool", before: "LeaseView") -> str:
+async def arrived(pool: "Pool", before: "LeaseView") -> str:
     """Return where a lease goes on, once it does.
 
     Raises:
-        NotNowError: when it goes on where it was.
+        NotNowError: when it is where it was.
         LeaseLostError: when it has ended meanwhile.
     """
     import trio
@@ -115,12 +121,23 @@ async def _arrived(pool: "Pool", before: "LeaseView") -> str:
         found = next((each for each in view.leases if each.id == before.id), None)
         if found is None or found.state == "ending":
             raise LeaseLostError(f"lease {name} has ended", why=found.reason if found else "")
+        where, is_there = _places_text(view, found), found.partitions != before.partitions
+        if found.state == "suspended":  # by somebody else, as soon as it had gone on
+            if is_there:
+                return f"lease {name} was moved to {where}, and is suspended now {found.reason}"
+            raise NotNowError(
+                f"lease {name} was not moved, and is suspended now {found.reason}",
+                hint=f'"gpupool resume {name}" first, then move it again',
+            )
         if found.state == "held":
-            if found.partitions != before.partitions:
-                return f"lease {name} goes on with {_places_text(view, found)}"
+            if is_there:
+                return f"lease {name} goes on with {where}"
             if began or trio.current_time() > patience:
-                why = found.not_suspended
-                raise NotNowError(f"lease {name} was not moved, and runs on where it was", why=why)
+                raise NotNowError(
+                    f"lease {name} was not moved, and runs on with {where}",
+                    why=found.not_suspended or RESUMED,
+                    hint='"gpupool gpus" shows which GPUs have room now; then move it again',
+                )
         began = began or found.state in ("suspending", "resuming")
         await trio.sleep(POLL_S)
 
@@ -152,9 +169,7 @@ def _target(
     for text in targets:
         found = _gpus_of(view, mine, text)
         if not found:
-            names = " or ".join(each.name for each in mine)
-            hint = '"gpupool gpus" shows the GPUs by number and id'
-            raise UsageError(f"{names} has no GPU {text[:64]}", hint=hint)
+            raise _unknown(view, mine, text)
         if len(found) > 1:
             names = " and ".join(each.name for each in mine)
             raise UsageError(
@@ -166,6 +181,20 @@ def _target(
     if len({server for server, _ in places}) > 1:
         raise UsageError("a lease is moved on one server at a time", hint="move it twice")
     return places[0][0], tuple(gpu for _, gpu in places)
+
+
+def _unknown(view: "PoolView", mine: "Sequence[ServerView]", text: str) -> UsageError:
+    """Return that a word of ``--to`` names nothing that a lease can be moved to."""
+    names = " or ".join(each.name for each in mine)
+    if any(text in (each.name, each.id) for each in view.servers):
+        return UsageError(
+            f"{text[:64]} is a server, and is named alone: the pool chooses among its GPUs then",
+            hint=f"name the server alone, or GPUs of {names}",
+        )
+    hint = '"gpupool gpus" shows the GPUs by number and id'
+    if text.isdecimal():
+        return UsageError(f"{names} has no GPU {text[:64]}", hint=hint)
+    return UsageError(f"{text[:64]} is no GPU of {names}, and no server of the pool", hint=hint)
 
 
 def _gpus_of(

@@ -412,9 +412,11 @@ def _lease_row(
 
 
 def _lease_reason(lease: LeaseView) -> str:
-    """Return why a lease is in its state; of one that is held, why it was not suspended."""
+    """Return why a lease is in its state; of one that is held, why it was not taken away."""
     if lease.state == "suspended" and lease.waits_to_resume:
         return f"{lease.reason}; it goes on when there is room"
+    if not lease.reason and lease.not_moved:
+        return f"not moved: {lease.not_moved}"
     if not lease.reason and lease.not_suspended:
         return f"not suspended: {lease.not_suspended}"
     return lease.reason

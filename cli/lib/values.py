@@ -203,6 +203,8 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 def parse_lease(text: str) -> int:
     """Return the lease that a name such as ``7f3a`` stands for."""
+    if re.fullmatch("[0-9a-f]{4}[?]", text):
+        raise ValueError(f"{text} is a request that waits: it has no lease yet")
     try:
         number = int(text, 16)
     except ValueError:

@@ -31,6 +31,7 @@ from gpupool.pool.record_query import (
     ObserverQuery,
     RecordPage,
 )
+from gpupool.pool.refused_orders import check_known_to_all, refusal_of
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import PoolView
@@ -318,17 +319,21 @@ class AdminService:
         self, client: Client, call: int, order: m.Order, server: ServerId | None
     ) -> None:
         named = order.named_gpu()
-        issue = m.Issue(
+        gpu = self._gpu_named(server, named) if named is not None else None
+        issue = self._issue(client, server, gpu)
+        self._context.propose_for(client, call, order.command(issue), _done)
+
+    def _issue(self, client: Client, server: ServerId | None, gpu: GpuId | None) -> m.Issue:
+        return m.Issue(
             by=client.user,
             operator=client.kind is TokenKind.OPERATOR,
             at=self._context.now_ms(),
             server=server,
-            gpu=self._gpu_named(server, named) if named is not None else None,
+            gpu=gpu,
             era=self._context.state.era,
             target=self._context.table_clock.target_ms(),
             clocks_missing=self._context.table_clock.clocks_missing(),
         )
-        self._context.propose_for(client, call, order.command(issue), _done)
 
     def _gpu_named(self, server: ServerId | None, name: str) -> GpuId:
         """Return the GPU of a server with this id or index; one that is there before one that was.
@@ -371,7 +376,17 @@ class AdminService:
         if operator:
             check_unexpired(self._context, client)
         message.check()
-        self._propose_order(client, call, message, None)
+        context, before = self._context, lease
+        command = message.command(self._issue(client, None, None))
+
+        def done(result: Result) -> m.Message:
+            if result.ok:
+                return m.Done(result.why)
+            now = context.state.leases.get(named, before)
+            raise refusal_of(command, now, result, context.state)
+
+        check_known_to_all(context.state, command)
+        context.propose_for(client, call, command, done)
 
     # --- joining ---------------------------------------------------------------------------------
 

@@ -27,10 +27,12 @@ from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Lease, Partition, PartStatus
 from gpupool.pool.model.suspension import suspension_reason
 from gpupool.pool.policy.lease_ends import notice_text
+from gpupool.pool.refused_orders import places_text
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, visible
+from gpupool.pool.view_building import moved_last
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.driver_variables import allowed_environment
 from gpupool.remoting.protocol.sessions import SessionInfo
@@ -226,8 +228,11 @@ class LeaseService:
             del self._told_of_suspension[connection, lease_id]
             if lease is not None and lease.held and clients.get(connection) is not None:
                 refusal = lease.history.refusal if lease.history is not None else None
-                why = f"it could not be suspended ({refusal.reason}), and " if refusal else "it "
-                self._context.send(connection, 0, m.LeaseNotice(lease_id, f"{why}goes on"))
+                done, where = "suspended", ""
+                if lease_name(lease_id) in moved_last(self._context.state.events):
+                    done, where = "moved", f" with {places_text(self._context.state, lease)}"
+                why = f"it could not be {done} ({refusal.reason}), and " if refusal else "it "
+                self._context.send(connection, 0, m.LeaseNotice(lease_id, f"{why}goes on{where}"))
 
     def push_capacity(self, now: float) -> None:
         """Tell waiting clients of free capacity; see ``wait_queue``."""

@@ -15,6 +15,7 @@ for n in range(1, 1_000_000):
     print(n, int(a.sum()) - 499500, flush=True)
     time.sleep(0.01)
 """
+HOLDER = "import cupy, time; print(int(cupy.arange(3).sum()), flush=True); time.sleep(1000)"
 PYTHON = ("--", sys.executable, "-c")
 
 
@@ -78,7 +79,8 @@ def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) ->
         (("--to", "b"), ExitCode.USAGE, f"lease {lease} has no GPU of b: a lease is moved among "),
         (("--to", "1"), ExitCode.USAGE, f"lease {lease} has these GPUs already"),
         (("--to", "7"), ExitCode.USAGE, "a has no GPU 7"),
-        (("--to", "nowhere"), ExitCode.USAGE, "a has no GPU nowhere"),
+        (("--to", "nowhere"), ExitCode.USAGE, "nowhere is no GPU of a, and no server of the pool"),
+        (("--to", "1", "--to", "b"), ExitCode.USAGE, "b is a server, and is named alone: "),
         (("--to", "0", "--to", "1"), ExitCode.USAGE, f"lease {lease} has 1 GPU of a: name as many"),
         ((), ExitCode.USAGE, "missing option '--to'"),
     ):
@@ -90,7 +92,31 @@ def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) ->
 
     assert live_pool.run("suspend", lease).returncode == 0
     done = live_pool.run("move", lease, "--to", "0")
-    assert (done.returncode, "it is suspended; resume it first" in done.stderr) == (1, True)
+    assert done.returncode == ExitCode.NOT_NOW
+    assert done.stderr == (
+        f"gpupool: lease {lease} was not moved, and stays suspended\n"
+        "  only a lease that runs is moved\n"
+        f'  hint: "gpupool resume {lease}" first: it goes on with its GPUs once they have room\n'
+    )
+    done = live_pool.run("drain", "a", "--gpu", "1", "--reason", "hot", "--move")
+    why = "only a lease that runs is moved; it cannot be resumed now: GPU 1 of a grants nothing now"
+    assert f"gpupool: lease {lease} of root stays suspended: {why}" in done.stderr
+    assert live_pool.run("undrain", "a", "--gpu", "1").returncode == 0
+    done = live_pool.run("suspend", lease)
+    assert done.stderr == f"gpupool: lease {lease}: it is suspended already\n"
+    assert live_pool.run("resume", lease).returncode == 0
+    done = live_pool.run("resume", lease)
+    assert done.stderr == f"gpupool: lease {lease}: it is not suspended\n"
+
+    # GPU 0 has too little room while somebody else has most of it.
+    other = live_pool.spawn("run", "-p", "0.8", "--server", "a", *PYTHON, HOLDER)
+    assert other.stdout.readline() == "3\n"
+    done = live_pool.run("move", lease, "--to", "0")
+    assert done.returncode == ExitCode.NOT_NOW
+    assert f"gpupool: lease {lease} was not moved, and runs on with GPU 1 of a\n" in done.stderr
+    assert "\n  GPU 0 of a has no room: 4096 MiB are needed, and " in done.stderr
+    assert '\n  hint: "gpupool gpus" shows ' in done.stderr
+    other.kill()
     program.kill()
 
 

@@ -6,7 +6,7 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, Node, request
 from tests.remoting.control.control_kit import until
 
-from gpupool.pool.errors import DeniedError, GpupoolError, UsageError
+from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageError
 from gpupool.pool.host_suspension import SuspensionPhase
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.client.lease_handle import LeaseHandle
@@ -164,6 +164,9 @@ async def test_a_lease_is_moved_to_another_gpu_of_its_server(
     await cluster.start([2, 2], users=("ada", "bob"))
     async with cluster.client() as pool, cluster.client("bob") as other:
         hold = await pool.allocate(request(pool, 1), wait_s=0)
+        notices: list[str] = []
+        hold.on_notice = notices.append
+        nursery.start_soon(hold.wait_lost)
         [part] = hold.partitions
         node = next(each for each in cluster.nodes if each.id == part.server)
         gpus = [gpu.id for gpu in node.host.devices]
@@ -186,3 +189,30 @@ async def test_a_lease_is_moved_to_another_gpu_of_its_server(
         [lease] = (await pool.view()).leases
         assert (lease.state, lease.not_suspended) == ("held", "its GPU is in MIG mode")
         assert [each.gpu for each in lease.partitions] == [target]
+        assert lease.not_moved == lease.not_suspended
+        assert [event.kind for event in (await pool.view()).events][-2:] == ["not-moved", "resumed"]
+        here, there = (f"GPU {gpus.index(each)} of {node.name}" for each in (part.gpu, target))
+        assert notices == [
+            f"it is suspended by ada: to move it from {here[:5]} to {there}; its calls wait",
+            f"it goes on with {there}",
+            f"it is suspended by ada: to move it from {there[:5]} to {here}; its calls wait",
+            f"it could not be moved (its GPU is in MIG mode), and goes on with {there}",
+        ]
+
+
+async def test_an_order_that_is_refused_says_where_the_lease_is(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool, 1), wait_s=0)
+        [part] = hold.partitions
+        name, order = f"lease {hold.lease:04x}", m.MoveLease(hold.lease, part.server)
+        said = await refused(pool, order, NotNowError)
+        assert said.startswith(f"{name} was not moved, and runs on with GPU 0 of ")
+        await pool.operate(m.SuspendLease(hold.lease, ""))
+        await until_state(pool, hold.lease, "suspended")
+        said = await refused(pool, order, NotNowError)
+        what = f"{name} was not moved, and stays suspended"
+        assert said == f"{what}: only a lease that runs is moved"

@@ -1,0 +1,89 @@
+"""What ``gpupool move`` says in the end: where the lease is, and when it is not there, why."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import trio.testing
+from tests.cli.conftest import GIB, gpu, pool, server
+
+from gpupool.cli.commands.moves import arrived
+from gpupool.cli.lib.rows import PoolSnapshot, lease_rows
+from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError
+from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.state import Partition
+from gpupool.pool.view import LeaseView, PoolView
+
+Clock = trio.testing.MockClock
+HERE = pool(server(0, (gpu(0, 0), gpu(0, 1))))
+LEASE = replace(
+    HERE.leases[0], partitions=(Partition(HERE.servers[0].id, GpuId("GPU-0-0"), 70 * GIB),)
+)
+MOVED = replace(LEASE, partitions=(replace(LEASE.partitions[0], gpu=GpuId("GPU-0-1")),))
+LEAVING = replace(LEASE, state="suspending", reason="by ada: to move it")
+
+
+class Looks:
+    """A pool whose views show one lease so, and then so."""
+
+    def __init__(self, *leases: LeaseView | None) -> None:
+        self.leases = list(leases)
+
+    async def view(self) -> PoolView:
+        lease = self.leases.pop(0) if len(self.leases) > 1 else self.leases[0]
+        return replace(HERE, leases=(lease,) if lease is not None else ())
+
+
+async def follow(looks: Looks) -> str:
+    return await arrived(cast(Any, looks), LEASE)
+
+
+async def failure(error: type[GpupoolError], *leases: LeaseView | None) -> tuple[str, str, str]:
+    with pytest.raises(error) as found:
+        await follow(Looks(*leases))
+    return found.value.what, found.value.why, found.value.hint
+
+
+async def test_where_it_goes_on(autojump_clock: Clock) -> None:
+    arriving = replace(MOVED, state="resuming")
+    said = await follow(Looks(LEASE, LEAVING, arriving, MOVED))
+    assert said == "lease 7f3a goes on with GPU 1 of server-a"
+    away = replace(MOVED, state="suspended", reason="by the pool: for bob")
+    said = await follow(Looks(LEAVING, away))
+    assert said == (
+        "lease 7f3a was moved to GPU 1 of server-a, and is suspended now by the pool: for bob"
+    )
+
+
+async def test_why_it_was_not_moved_where_it_is_and_what_to_do(autojump_clock: Clock) -> None:
+    what = "lease 7f3a was not moved, and runs on with GPU 0 of server-a"
+    hint = '"gpupool gpus" shows which GPUs have room now; then move it again'
+    taken = replace(LEASE, not_suspended="GPU 1 of server-a is taken by now")
+    said = await failure(NotNowError, LEAVING, taken)
+    assert said == (what, "GPU 1 of server-a is taken by now", hint)
+    said = await failure(NotNowError, LEAVING, LEASE)
+    why = "it was resumed before its program had let go, which ends a move"
+    assert said == (what, why, hint)
+    assert (await failure(NotNowError, LEASE))[0] == what, "a view that lags is not waited for"
+    away = replace(LEASE, state="suspended", reason="by bob: to make room")
+    assert await failure(NotNowError, LEAVING, away) == (
+        "lease 7f3a was not moved, and is suspended now by bob: to make room",
+        "",
+        '"gpupool resume 7f3a" first, then move it again',
+    )
+
+
+async def test_a_lease_that_ends_meanwhile(autojump_clock: Clock) -> None:
+    ending = replace(LEASE, state="ending", reason="its client disconnected")
+    said = await failure(LeaseLostError, LEAVING, ending)
+    assert said[:2] == ("lease 7f3a has ended", "its client disconnected")
+    assert (await failure(LeaseLostError, LEAVING, None))[0] == "lease 7f3a has ended"
+
+
+def test_a_list_of_leases_says_what_failed() -> None:
+    for lease, reason in (
+        (replace(LEASE, not_suspended="no memory"), "not suspended: no memory"),
+        (replace(LEASE, not_suspended="taken", not_moved="taken"), "not moved: taken"),
+    ):
+        rows = lease_rows(PoolSnapshot(replace(HERE, leases=(lease,), waiting=())))
+        assert [row.reason for row in rows] == [reason]
