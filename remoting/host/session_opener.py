@@ -123,7 +123,8 @@ class SessionOpener:
                 if worker.lease is None:
                     self._worker_pool.give_back(worker)
                 else:
-                    worker.kill(f"it could not be assigned: {error}")
+                    why = error if isinstance(error, GpupoolError) else "nobody waits for it"
+                    worker.kill(f"it could not be assigned: {why}")
                 raise
         raise LeaseLostError("no session can be opened", why="the lease has ended")
 

@@ -23,7 +23,7 @@ any       the process ends                   ENDED     see below
 ========= ================================== ========= =============================================
 
 A claim that is cancelled before the assignment gives the worker back, because it knows of no lease.
-It ends if there are enough spares: clients that hang up early would leave one each.
+The worker ends where there are enough spares, because clients that hang up would leave one each.
 
 An end in order: the process is reaped, its last messages are read for ``LAST_WORDS_TIMEOUT_S``,
 its keeper removes processes and files that it left, gives its uid back and takes it out of the

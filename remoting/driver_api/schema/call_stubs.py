@@ -37,8 +37,11 @@ SETTLES = (
     "cuMemcpyDtoD_v2",
     *(f"cuMemset{kind}_v2" for kind in ("D8", "D16", "D32", "D2D8", "D2D16", "D2D32")),
 )
-"""Calls that return at once, but for pinned memory of the host: CUDA has written there by then
-("API synchronization behavior" in the documentation of the driver API)."""
+"""Calls that return before they have written, unless they write to pinned memory of the host.
+
+CUDA says so of memsets ("API synchronization behavior" in the documentation of the driver API). A
+copy to such memory is a copy to the host, which a program may read at once, too.
+"""
 
 
 KNOWN = {"cuEventElapsedTime_v2": "gp_known_elapsed(a0, a1, a2)"}

@@ -18,8 +18,8 @@ int gp_region_borrow(uint64_t start, size_t size, int device);
 void gp_region_return(uint64_t start, int device);
 
 // addresses.c
-void *gp_find_room(size_t size);                // addresses that are free here, and held from then on
-void *gp_hold(uint64_t address, size_t size);  // these, if they are free; else NULL
+void *gp_find_room(size_t size);               // holds addresses that were free; NULL: there are none
+void *gp_hold(uint64_t address, size_t size);  // holds these if they are free; else NULL
 
 // faults.c
 void gp_catch_faults(void);  // have faults of memory come there first
