@@ -81,6 +81,11 @@ def test_what_it_does_not_have_is_said(file: Path, words: Sequence[str]) -> None
         assert refused.value.hint == "it is of server gpu-a, whose GPUs are 0, 1"
 
 
+def test_a_range_that_ends_before_it_begins_is_refused(file: Path) -> None:
+    with pytest.raises(UsageError, match="ends before it begins"):
+        shown(file, "gpu-a", "--since", "2001-01-01T00:00", "--until", "2000-01-01T00:00")
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     for content in (b"", b"not a database at all, and longer than its head" * 50):

@@ -95,7 +95,7 @@ def command(
         since_s = None if source is ParameterSource.DEFAULT else round(since)
         view, found, query, answer = _read(Path(database), subject, metric, since_s, until_s)
     else:
-        within = round(since), until_s if until_s is not None else round(time.time())
+        within = _range(round(since), until_s if until_s is not None else round(time.time()))
         view, found, query, answer = run_async(lambda: _ask(credentials, subject, metric, within))
     name = query.metric
     names: dict[ServerId, str] = {each.id: each.name for each in view.servers}
@@ -136,39 +136,38 @@ def _read(
 ) -> tuple["Places", "Subject", HistoryQuery, "HistoryAnswer"]:
     """Return what a file says; a range of which nothing is said ends where the file does."""
     from gpupool.monitoring.history.history_file import look_into, read_whole
+    from gpupool.monitoring.history.history_report import find_subject
     from gpupool.remoting.client.history_answers import HistoryAnswer
 
     kept = look_into(path)
     until_s = until_s if until_s is not None else kept.until_s or round(time.time())
-    within = since_s if since_s is not None else until_s - SPAN_S, until_s
+    within = _range(since_s if since_s is not None else until_s - SPAN_S, until_s)
     (server,) = kept.servers
     numbers = ", ".join(str(gpu.index) for gpu in server.gpus) or "none"
     hint = f"it is of server {visible(server.name)}, whose GPUs are {numbers}"
-    found, query = _query(text, metric, kept, within, (f"{path} has no {text}", hint))
+    found = find_subject(text, kept)
+    if found is None:
+        raise UsageError(f"{path} has no {text}", hint=hint)
+    query = _query(found, metric, within)
     return kept, found, query, HistoryAnswer({server.id: read_whole(path, query)})
 
 
-def _query(
-    text: str,
-    metric: str | None,
-    view: "Places",
-    within: tuple[int, int],
-    unknown: tuple[str, str],
-) -> tuple["Subject", HistoryQuery]:
-    from gpupool.monitoring.history.history_report import find_subject, metrics_of
-
-    since_s, until_s = within
+def _range(since_s: int, until_s: int) -> tuple[int, int]:
     if since_s >= until_s:
         raise UsageError("the time asked for ends before it begins")
-    found = find_subject(text, view)
-    if found is None:
-        raise UsageError(unknown[0], hint=unknown[1])
+    return since_s, until_s
+
+
+def _query(found: "Subject", metric: str | None, within: tuple[int, int]) -> HistoryQuery:
+    from gpupool.monitoring.history.history_report import metrics_of
+
+    since_s, until_s = within
     name = metric or ("granted" if found.of == "pool" else "busy")
     known = metrics_of(found.of)
     if name not in known:
         what = f"a {found.of} has no {name}"
         raise UsageError(what, hint=f"it has {', '.join(sorted(known))}")
-    return found, HistoryQuery(
+    return HistoryQuery(
         found.of,
         name,
         found.name,
@@ -180,10 +179,15 @@ def _query(
 async def _ask(
     credentials: str | None, text: str, metric: str | None, within: tuple[int, int]
 ) -> tuple[PoolView, "Subject", HistoryQuery, "HistoryAnswer"]:
+    from gpupool.monitoring.history.history_report import find_subject
+
     async with connected(credentials) as pool:
         view = await pool.view()
-        unknown = f"the pool has no {text}", '"gpupool gpus" lists servers and GPUs'
-        found, query = _query(text, metric, view, within, unknown)
+        found = find_subject(text, view)
+        if found is None:
+            hint = '"gpupool gpus" lists servers and GPUs'
+            raise UsageError(f"the pool has no {text}", hint=hint)
+        query = _query(found, metric, within)
         return view, found, query, await pool.history(query, found.servers)
 
 
