@@ -134,11 +134,12 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None
     messages = [each for row in shown for each in re.findall(r"`([^`]+)`", row) if " " in each]
     assert len(messages) > 20
     for message in messages:
-        parts = [part.strip(" :,") for part in re.split(r"\.\.\.|NAME", message)]
+        parts = [part.strip(" :,") for part in re.split(r"\.\.\.|NAME|, and ", message)]
         assert [part for part in parts if part not in known] == [], message
 
 
 SAY_MORE = (
+    "pool/refused_orders.py",
     "cli/commands/monitoring/usage.py",
     "pool/model/formats.py",
     "remoting/server/lease_service.py",
