@@ -4,7 +4,8 @@ Servers ask their own observer with them, and clients ask servers; each has what
 A point has a sum and a count, never a mean, so that the points of several servers can be added.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
@@ -86,3 +87,16 @@ class HistoryPage:
     oldest: Milliseconds = Milliseconds(0)  # before which nothing is kept; 0: nothing is
     problem: str = ""  # why something may lack
     lost: int = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept
+
+
+def joined(pages: Sequence[HistoryPage]) -> HistoryPage:
+    """Return the parts of an answer, in their order and at least one, as a whole."""
+    points: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for page in pages:
+        for series in page.series:
+            points.setdefault((series.key, series.label), []).extend(series.points)
+    return replace(
+        pages[-1],
+        series=tuple(HistorySeries(*names, tuple(found)) for names, found in points.items()),
+        sums=tuple(each for page in pages for each in page.sums),
+    )

@@ -26,20 +26,21 @@ MANY, FEW = 100, 12
 
 
 class MovingPool(FakePool):
-    """A pool whose clock is trio's; a snapshot is made once a second."""
+    """A pool whose clock is trio's, or faster; a snapshot is made once a second of it."""
 
     _made: tuple[int, Snapshot | None] = (-1, None)
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, speed: float = 1.0, **given: Any) -> None:
         super().__init__(**given)
         self._few: list[Snapshot] = []
-        self.began = trio.current_time() - 100.0
+        self.speed = speed
+        self.began = trio.current_time() - 100.0 / speed
         if self.servers > MANY:
             self.latest()
 
     def latest(self) -> Snapshot | None:
         """Return the snapshot of this second."""
-        self.time_s = trio.current_time() - self.began
+        self.time_s = self.speed * (trio.current_time() - self.began)
         if self.servers > MANY:
             return self._one_of_a_few()
         if self._made[0] != int(self.time_s):
@@ -54,7 +55,7 @@ class MovingPool(FakePool):
                 made = super().latest()
                 assert made is not None
                 self._few.append(made)
-        now = trio.current_time() - self.began
+        now = self.speed * (trio.current_time() - self.began)
         found = self._few[int(now) % FEW]
         at = START_MS + int(now) * 1000
         view = replace(found.view, now=Milliseconds(at))
@@ -71,6 +72,7 @@ async def main() -> None:
     parser.add_argument("--leases", type=int, default=40)
     parser.add_argument("--waiting", type=int, default=6)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--speed", type=float, default=1.0, help="seconds of it in a second")
     parser.add_argument("--hostile", action="store_true")
     given = vars(parser.parse_args())
     listener = loopback_socket(given.pop("port"))

@@ -72,7 +72,12 @@ def read_history(folder: Path, query: HistoryQuery, time_max_s: float = TIME_MAX
     """
     if not (folder / FILE_NAME).exists():
         return HistoryPage(problem=NOT_BEGUN)
-    db = connect(folder / FILE_NAME, write=False)
+    return read_file(folder / FILE_NAME, query, time_max_s)
+
+
+def read_file(path: Path, query: HistoryQuery, time_max_s: float = TIME_MAX_S) -> HistoryPage:
+    """Return one part of the answer of a file that there is; raises as ``read_history``."""
+    db = connect(path, write=False)
     try:
         deadline = time.monotonic() + time_max_s
         db.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_BETWEEN_LOOKS)

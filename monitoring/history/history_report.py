@@ -2,16 +2,52 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 from gpupool.monitoring.history.series import METRICS, Metric
 from gpupool.pool.history_query import HistoryPage
-from gpupool.pool.model.ids import GpuId, ServerId
-from gpupool.pool.view import PoolView
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 
 SCHEMA = 1
+
+
+class GpuPlace(Protocol):
+    """A GPU, by which it is found."""
+
+    @property
+    def id(self) -> GpuId: ...  # noqa: D102
+    @property
+    def index(self) -> int: ...  # noqa: D102
+
+
+class ServerPlace(Protocol):
+    """A server, by which it is found."""
+
+    @property
+    def id(self) -> ServerId: ...  # noqa: D102
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def gpus(self) -> Sequence[GpuPlace]: ...  # noqa: D102
+
+
+class LeasePlace(Protocol):
+    """A lease, by which it is found."""
+
+    @property
+    def id(self) -> LeaseId: ...  # noqa: D102
+
+
+class Places(Protocol):
+    """What words are looked up in: a ``PoolView``, or what a file has."""
+
+    @property
+    def servers(self) -> Sequence[ServerPlace]: ...  # noqa: D102
+    @property
+    def leases(self) -> Sequence[LeasePlace]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +69,7 @@ class Line:
     points: tuple[tuple[int, float, float | None], ...]
 
 
-def find_subject(text: str, view: PoolView) -> Subject | None:
+def find_subject(text: str, view: Places) -> Subject | None:
     """Return what a word means: pool, a server, a GPU, a lease, or else a user; None for nothing.
 
     A beginning such as ``lease:`` says which; a GPU is SERVER:NUMBER, or the beginning of its id.
@@ -49,14 +85,14 @@ def find_subject(text: str, view: PoolView) -> Subject | None:
     return _user(text, view)
 
 
-def _server(text: str, view: PoolView) -> Subject | None:
+def _server(text: str, view: Places) -> Subject | None:
     for each in view.servers:
         if text in (each.name, each.id):
             return Subject("server", "", each.name, (each.id,))
     return None
 
 
-def _gpu(text: str, view: PoolView) -> Subject | None:
+def _gpu(text: str, view: Places) -> Subject | None:
     server, colon, number = text.rpartition(":")
     gpus = [(each, gpu) for each in view.servers for gpu in each.gpus]
     if colon:
@@ -73,7 +109,7 @@ def _gpu(text: str, view: PoolView) -> Subject | None:
     return Subject("gpu", gpu.id, f"{each.name} GPU {gpu.index}", (each.id,))
 
 
-def _lease(text: str, view: PoolView) -> Subject | None:
+def _lease(text: str, view: Places) -> Subject | None:
     try:
         number = int(text, 16)
     except ValueError:
@@ -85,7 +121,7 @@ def _lease(text: str, view: PoolView) -> Subject | None:
     return Subject("lease", str(number), f"lease {text}")
 
 
-def _user(text: str, _view: PoolView) -> Subject:
+def _user(text: str, _view: Places) -> Subject:
     return Subject("user", text, f"user {text}")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
+from gpupool.pool.history_query import HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.client.server_connections import Connections
 from gpupool.remoting.protocol import messages as m
@@ -72,15 +72,7 @@ async def _all_parts(
         query = replace(query, after=pages[-1].after)
         connection = await connections.reach(server, DEADLINE_S)
         pages.append(_page_of(await connection.call(m.GetHistory(query), timeout_s=PART_TIMEOUT_S)))
-    points: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-    for page in pages:
-        for series in page.series:
-            points.setdefault((series.key, series.label), []).extend(series.points)
-    return replace(
-        pages[-1],
-        series=tuple(HistorySeries(*names, tuple(found)) for names, found in points.items()),
-        sums=tuple(each for page in pages for each in page.sums),
-    )
+    return joined(pages)
 
 
 async def _first_part(

@@ -4,9 +4,11 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from gpupool import __version__
 from gpupool.cli.commands.audit import parse_since
@@ -21,11 +23,13 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.view import PoolView, visible
 
 if TYPE_CHECKING:
-    from gpupool.monitoring.history.history_report import Subject
+    from gpupool.monitoring.history.history_report import Places, Subject
     from gpupool.remoting.client.history_answers import HistoryAnswer
 
 WIDTH_MIN, WIDTH_MAX = 40, 160
 HEIGHT = 8
+SPAN_S = 6 * 3600
+"""What is shown when nobody says since when: the default of ``--since``."""
 
 
 @click.command()
@@ -45,6 +49,13 @@ HEIGHT = 8
 @click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with the unit in its header.")
 @click.option("--ascii", "in_ascii", is_flag=True, help="Draw with ASCII alone.")
+@click.option(
+    "--file",
+    "database",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Read this history.db of one server, or a copy; no pool is asked. Without --since and "
+    "--until, its last 6 hours are shown.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server does not answer.")
 @pool_options
 @json_option
@@ -56,6 +67,7 @@ def command(
     until: float | None,
     as_csv: bool,
     in_ascii: bool,
+    database: str | None,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -70,31 +82,40 @@ def command(
       gpupool history gpu-1                           how busy its GPUs were
       gpupool history gpu-1:0 --metric power --since 30d
       gpupool history lease:7f3a --metric rtt --csv
+      gpupool history --file history.db gpu-1         of a server that has left
     """
     from gpupool.monitoring.history.history_report import as_csv as csv_of
     from gpupool.monitoring.history.history_report import as_plain, lines_of, metrics_of
 
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other", hint="give one of them")
-    now = time.time()
-    since_s, until_s = round(since), round(until if until is not None else now)
-    if since_s >= until_s:
-        raise UsageError("the time asked for ends before it begins")
-    view, found, name, answer = run_async(
-        lambda: _ask(credentials, subject, metric, since_s, until_s)
-    )
+    until_s = None if until is None else round(until)
+    if database is not None:
+        source = click.get_current_context().get_parameter_source("since")
+        since_s = None if source is ParameterSource.DEFAULT else round(since)
+        view, found, query, answer = _read(Path(database), subject, metric, since_s, until_s)
+    else:
+        within = _range(round(since), until_s if until_s is not None else round(time.time()))
+        view, found, query, answer = run_async(lambda: _ask(credentials, subject, metric, within))
+    name = query.metric
     names: dict[ServerId, str] = {each.id: each.name for each in view.servers}
     figure = metrics_of(found.of)[name]
     lines = lines_of(found, figure, answer.pages, names)
     silent = {names.get(each, each): why for each, why in answer.silent.items()}
     if as_json:
-        plain = as_plain(lines, name, figure)
+        series = as_plain(lines, name, figure)
         problems = {names.get(s, s): page.problem for s, page in answer.pages.items()}
-        print_json(version=__version__, **plain, silent=silent, problems=problems)
+        print_json(version=__version__, **series, silent=silent, problems=problems)
     elif as_csv:
         click.echo(csv_of(lines, name, figure).encode(), nl=False)
     else:
-        frame = Frame(since_s, until_s, _width(), HEIGHT, in_ascii or not _draws_braille())
+        frame = Frame(
+            query.since // 1000,
+            query.until // 1000,
+            _width(),
+            HEIGHT,
+            in_ascii or not _draws_braille(),
+        )
         if not lines:
             click.echo(f"{visible(found.title)}: no figures of {name} in this time")
         for line in lines:
@@ -110,10 +131,55 @@ def command(
         raise SystemExit(ExitCode.UNHEALTHY)
 
 
+def _read(
+    path: Path, text: str, metric: str | None, since_s: int | None, until_s: int | None
+) -> tuple["Places", "Subject", HistoryQuery, "HistoryAnswer"]:
+    """Return what a file says; a range of which nothing is said ends where the file does."""
+    from gpupool.monitoring.history.history_file import look_into, read_whole
+    from gpupool.monitoring.history.history_report import find_subject
+    from gpupool.remoting.client.history_answers import HistoryAnswer
+
+    kept = look_into(path)
+    until_s = until_s if until_s is not None else kept.until_s or round(time.time())
+    within = _range(since_s if since_s is not None else until_s - SPAN_S, until_s)
+    (server,) = kept.servers
+    numbers = ", ".join(str(gpu.index) for gpu in server.gpus) or "none"
+    hint = f"it is of server {visible(server.name)}, whose GPUs are {numbers}"
+    found = find_subject(text, kept)
+    if found is None:
+        raise UsageError(f"{path} has no {text}", hint=hint)
+    query = _query(found, metric, within)
+    return kept, found, query, HistoryAnswer({server.id: read_whole(path, query)})
+
+
+def _range(since_s: int, until_s: int) -> tuple[int, int]:
+    if since_s >= until_s:
+        raise UsageError("the time asked for ends before it begins")
+    return since_s, until_s
+
+
+def _query(found: "Subject", metric: str | None, within: tuple[int, int]) -> HistoryQuery:
+    from gpupool.monitoring.history.history_report import metrics_of
+
+    since_s, until_s = within
+    name = metric or ("granted" if found.of == "pool" else "busy")
+    known = metrics_of(found.of)
+    if name not in known:
+        what = f"a {found.of} has no {name}"
+        raise UsageError(what, hint=f"it has {', '.join(sorted(known))}")
+    return HistoryQuery(
+        found.of,
+        name,
+        found.name,
+        since=Milliseconds(1000 * since_s),
+        until=Milliseconds(1000 * until_s),
+    )
+
+
 async def _ask(
-    credentials: str | None, text: str, metric: str | None, since_s: int, until_s: int
-) -> tuple[PoolView, "Subject", str, "HistoryAnswer"]:
-    from gpupool.monitoring.history.history_report import find_subject, metrics_of
+    credentials: str | None, text: str, metric: str | None, within: tuple[int, int]
+) -> tuple[PoolView, "Subject", HistoryQuery, "HistoryAnswer"]:
+    from gpupool.monitoring.history.history_report import find_subject
 
     async with connected(credentials) as pool:
         view = await pool.view()
@@ -121,19 +187,8 @@ async def _ask(
         if found is None:
             hint = '"gpupool gpus" lists servers and GPUs'
             raise UsageError(f"the pool has no {text}", hint=hint)
-        name = metric or ("granted" if found.of == "pool" else "busy")
-        known = metrics_of(found.of)
-        if name not in known:
-            what = f"a {found.of} has no {name}"
-            raise UsageError(what, hint=f"it has {', '.join(sorted(known))}")
-        query = HistoryQuery(
-            found.of,
-            name,
-            found.name,
-            since=Milliseconds(1000 * since_s),
-            until=Milliseconds(1000 * until_s),
-        )
-        return view, found, name, await pool.history(query, found.servers)
+        query = _query(found, metric, within)
+        return view, found, query, await pool.history(query, found.servers)
 
 
 def _width() -> int:

@@ -1,0 +1,106 @@
+"""One server's history, read from its ``history.db`` or a copy of it, without a pool.
+
+So the figures of a server that has left its pool are not lost: they stay in its state directory,
+and the pool's other servers do not have them.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpupool.monitoring.history.history_reader import read_file
+from gpupool.monitoring.history.history_store import connect
+from gpupool.monitoring.history.series import SERVER, SLOT_S, TIERS
+from gpupool.pool.errors import StorageError
+from gpupool.pool.history_query import HistoryPage, HistoryQuery, joined
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+
+THIS = ServerId("")
+"""The file's server, whose id the file does not have."""
+
+PARTS_MAX = 64
+"""An answer of any range has fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGpu:
+    """A GPU of which the file has figures."""
+
+    id: GpuId
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptServer:
+    """The server whose file it is."""
+
+    id: ServerId
+    name: str
+    gpus: tuple[KeptGpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease of which the file has figures."""
+
+    id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHistory:
+    """What a file has figures of: ``history_report.Places``."""
+
+    servers: tuple[KeptServer, ...]
+    leases: tuple[KeptLease, ...]
+    until_s: int  # when its last row ends; 0: it has none
+
+
+def look_into(path: Path) -> KeptHistory:
+    """Return what a file has figures of.
+
+    Raises:
+        StorageError: when it is none, or of a newer gpupool.
+    """
+    try:
+        db = connect(path, write=False)
+        try:
+            row = db.execute("SELECT value FROM about WHERE name = 'server'").fetchone()
+            gpus = db.execute("SELECT gpu, number FROM gpu ORDER BY number, gpu").fetchall()
+            leases = db.execute("SELECT id FROM lease").fetchall()
+            tiers = (SERVER.at(tier) for tier in TIERS[:2])  # coarser rows end no later
+            ends = [db.execute(f"SELECT max(t) FROM {each}").fetchone()[0] for each in tiers]  # noqa: S608
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise _unreadable(path, str(error)) from error
+    server = KeptServer(THIS, row[0] if row else "", tuple(KeptGpu(*each) for each in gpus))
+    slot, minute = ends
+    until_s = max(0 if slot is None else slot + SLOT_S, 0 if minute is None else minute + 60)
+    return KeptHistory((server,), tuple(KeptLease(*each) for each in leases), until_s)
+
+
+def read_whole(path: Path, query: HistoryQuery) -> HistoryPage:
+    """Return all parts of an answer.
+
+    Raises:
+        StorageError: when the file cannot be read.
+    """
+    try:
+        return joined(list(_parts(path, query)))
+    except sqlite3.Error as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _parts(path: Path, query: HistoryQuery) -> Iterator[HistoryPage]:
+    for _ in range(PARTS_MAX):
+        page = read_file(path, query)
+        yield page
+        if not page.more or page.after <= query.after:
+            return
+        query = replace(query, after=page.after)
+
+
+def _unreadable(path: Path, why: str) -> StorageError:
+    hint = '"gpupool backup --history DIR", on a server, makes a copy while it runs'
+    return StorageError(f"cannot read {path}", why=why, hint=hint)
