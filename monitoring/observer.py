@@ -241,6 +241,7 @@ def main(arguments: list[str]) -> None:
     """Run an observer on the socket and the folder that the command line names."""
     folder, door = Path(arguments[0]), int(arguments[2])
     settings = HistorySettings(*(int(each) for each in arguments[3:]))
+    os.nice(sandbox.NICE)  # seeing must not slow doing down, however many strangers send requests
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -430,6 +430,7 @@ ELSEWHERE = {
     "answered_elsewhere": (handshakes, Work.ANSWER),
     "handshakes_elsewhere": (handshakes, Work.HANDSHAKE),
     "many_elsewhere": (many_handshakes, Work.HANDSHAKE),
+    "slow_https_elsewhere": (slow_https, Work.HANDSHAKE),
 }
 """Attacks on ports that are nobody's, and what these do: what an attack costs the machine alone."""
 

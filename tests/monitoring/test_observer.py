@@ -34,6 +34,7 @@ from gpupool.pool.history_query import HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.record_query import RecordPage, RecordQuery
+from gpupool.remoting.worker.sandbox import NICE
 
 LOG = logging.getLogger("test")
 EVERYTHING = RecordQuery(count=1000)
@@ -77,6 +78,9 @@ def test_it_imports_and_answers_and_ends_with_its_server(tmp_path: Path) -> None
             page = await newest(link, 49)
             assert (list(page.records), page.problem) == (records, "")
             assert link.process is not None
+            # Seeing must not slow doing down.
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.getpriority(os.PRIO_PROCESS, link.process.pid) == min(19, own + NICE)
             return link.process.pid
 
     pid = trio.run(main)
