@@ -57,10 +57,9 @@ from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.worker import sandbox
 
 READ_SIZE = 64 * 1024
-QUERY_COUNT_MAX = 8
-"""Questions that are answered at a time; the next ones wait in the socket."""
-
 READERS = 2
+"""Questions that are answered at a time. The server bounds how many wait (``admin_service``)."""
+
 SAMPLES_MAX = 600
 """Samples that wait for a thread that is still writing."""
 
@@ -93,7 +92,6 @@ class Observer:
         self._written = trio.Event()
         self._has_accounts = trio.Event()  # the file is made, or cannot be
         self._sending = trio.Lock()
-        self._asking = trio.Semaphore(QUERY_COUNT_MAX)
         self._readers = trio.CapacityLimiter(READERS)
         self._writing = trio.CapacityLimiter(1)
 
@@ -121,12 +119,10 @@ class Observer:
             case RecordsWritten():
                 self._written.set()
             case Asked():
-                await self._asking.acquire()
                 nursery.start_soon(self._answer, message)
             case Sample():
                 self._take(message)
             case HistoryAsked():
-                await self._asking.acquire()
                 nursery.start_soon(self._answer_history, message)
             case Forget():
                 self._writer.forgotten = self._history.forgotten = message.users
@@ -196,8 +192,6 @@ class Observer:
             )
         except Exception as error:  # noqa: BLE001 - a question ends no observer
             page = RecordPage(problem=f"its observer cannot read the accounts: {error}"[:300])
-        finally:
-            self._asking.release()
         if self._writer.problem and not page.problem:
             page = replace(page, problem=self._writer.problem)
         await self._send(Answered(asked.number, page))
@@ -209,8 +203,6 @@ class Observer:
             )
         except Exception as error:  # noqa: BLE001 - a question ends no observer
             page = HistoryPage(problem=f"its observer cannot read the history: {error}"[:300])
-        finally:
-            self._asking.release()
         page = replace(page, lost=self._history.lost)
         if self._history.problem and not page.problem:
             page = replace(page, problem=self._history.problem)

@@ -28,7 +28,8 @@ from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import AuthenticationError, UnreachableError, UsageError
 
 SESSION_S, IDLE_S = 12 * 3600.0, 3600.0
-SESSIONS_MAX = 64
+SESSIONS_MAX, SESSIONS_USER_MAX = 64, 8
+"""Of all, and of one user: with one more, their own that was not used for the longest time ends."""
 KEY_S, KEYS_MAX = 60.0, 64
 MINUTE_S = 60.0
 TRIES_EACH, TRIES_ALL = 5, 60
@@ -44,6 +45,7 @@ Lend = Callable[[str, Judgement], LentSource]
 @dataclass(slots=True)
 class _Session:
     text: str  # the token
+    user: str
     order_secret: str
     source: LentSource
     began: float
@@ -100,10 +102,10 @@ class ServerGate:
         value, secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         now = self._clock()
         self._drop_old(now)
-        while len(self._sessions) >= SESSIONS_MAX:
-            self._sessions.popitem(last=False)  # the one that was not used for the longest time
         source = self._source_of(text) or self._lend(text, judgement)
-        self._sessions[_digest(value)] = _Session(text, secret, source, now, now)
+        self._make_room(judgement.user)
+        session = _Session(text, judgement.user, secret, source, now, now)
+        self._sessions[_digest(value)] = session
         return Entry(f"{COOKIE}={value}; {COOKIE_RULES}", secret)
 
     async def invite(self, request: Request) -> str | NoEntry:
@@ -162,6 +164,14 @@ class ServerGate:
     def _source_of(self, text: str) -> LentSource | None:
         """Return what a session of the same token uses: one set of connections is enough."""
         return next((each.source for each in self._sessions.values() if each.text == text), None)
+
+    def _make_room(self, user: str) -> None:
+        """Let the sessions go for which one more has no place, those unused for longest first."""
+        own = [digest for digest, each in self._sessions.items() if each.user == user]
+        for digest in own[: max(0, len(own) - SESSIONS_USER_MAX + 1)]:
+            del self._sessions[digest]
+        while len(self._sessions) >= SESSIONS_MAX:
+            self._sessions.popitem(last=False)
 
     def _drop_old(self, now: float) -> None:
         for digest, session in list(self._sessions.items()):

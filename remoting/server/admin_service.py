@@ -49,8 +49,8 @@ USER_SUBSCRIPTION_COUNT_MAX = 32
 """Subscriptions of one user: each update is encoded for each of them."""
 VIEWERS_SINCE = 6
 """The version of the protocol from which clients know a viewer's token in a list."""
-USAGE_COUNT_MAX = 2
-"""Questions of one connection that the observer is asked at a time."""
+USAGE_COUNT_MAX, USAGE_USER_COUNT_MAX, USAGE_TOTAL_MAX = 2, 8, 64
+"""Questions that the observer is asked at a time: of one connection, of one user, and of all."""
 SERVER_ID_LENGTH = 12
 REPEATED_WITHIN_MS = 60_000
 """A client that lost its connection repeats an order at another server within less time."""
@@ -210,9 +210,12 @@ class AdminService:
         self._ask_observer(client, call, BandwidthQuery(message.peer))
 
     def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
-        mine = sum(asking is client for asking, _ in self._usage.values())
-        if mine >= USAGE_COUNT_MAX:
-            raise NotNowError(f"{mine} questions of {client.user} about usage are under way")
+        asking = [each for each, _ in self._usage.values()]
+        mine = [each for each in asking if each.user == client.user]
+        if len(mine) >= USAGE_USER_COUNT_MAX or mine.count(client) >= USAGE_COUNT_MAX:
+            raise NotNowError(f"{len(mine)} questions of {client.user} about usage are under way")
+        if len(asking) >= USAGE_TOTAL_MAX:
+            raise NotNowError("too many questions about usage are under way", hint="ask again soon")
         number = next(self._usage_numbers)
         self._usage[number] = client, call
         self._context.actions.append(AskUsage(number, query))

@@ -24,6 +24,7 @@ from gpupool.monitoring.web.server_gate import (
     KEY_S,
     SESSION_S,
     SESSIONS_MAX,
+    SESSIONS_USER_MAX,
     TRIES_ALL,
     TRIES_EACH,
     ServerGate,
@@ -225,13 +226,23 @@ async def test_sessions_end() -> None:
         bench.time_s += IDLE_S - 1
     bench.time_s += SESSION_S / IDLE_S
     assert not await bench.is_in(entry)
-    entries = [await bench.log_in("ada") for _ in range(SESSIONS_MAX + 1)]
-    assert [await bench.is_in(each) for each in (entries[0], entries[1])] == [False, True]
+    entry = await bench.log_in("ada")
     bench.down = True
     with pytest.raises(UnreachableError):
-        await bench.is_in(entries[1])
+        await bench.is_in(entry)
     bench.down, bench.good = False, {"grace"}
-    assert not await bench.is_in(entries[1])
+    assert not await bench.is_in(entry)
+
+
+async def test_sessions_are_bounded_by_user_and_in_all() -> None:
+    bench = Bench()
+    graces = await bench.log_in("grace")
+    adas = [await bench.log_in("ada") for _ in range(SESSIONS_USER_MAX + 1)]
+    assert [await bench.is_in(each) for each in (graces, *adas[:2])] == [True, False, True]
+    bench.good |= {f"user {number}" for number in range(SESSIONS_MAX)}
+    for number in range(SESSIONS_MAX):
+        await bench.log_in(f"user {number}")
+    assert not await bench.is_in(graces)
 
 
 async def test_guessing_is_bounded_by_address_and_in_all() -> None:

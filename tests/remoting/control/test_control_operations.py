@@ -20,10 +20,12 @@ from gpupool.pool.errors import (
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
+from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client import subscription
 from gpupool.remoting.client.enrolment import join_pool, login
+from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
@@ -702,6 +704,44 @@ def test_beats_are_those_of_the_clock(every_s: float) -> None:
         assert every_s / 2 < later - at <= 1.5 * every_s + 1e-9
         assert later / every_s == pytest.approx(round(later / every_s))
         at = later + every_s / 50
+
+
+async def test_one_user_cannot_take_all_questions(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_service, "USAGE_USER_COUNT_MAX", 2)
+    monkeypatch.setattr(admin_service, "USAGE_TOTAL_MAX", 3)
+    cluster = Cluster(nursery)
+    await cluster.start([1], ["ada", "bob", "eve"])
+    (node,) = cluster.nodes
+    answered = trio.Event()
+
+    async def answer(_query: object) -> RecordPage:
+        await answered.wait()
+        return RecordPage()
+
+    monkeypatch.setattr(node.server, "_ask_records", answer)
+    over: list[str] = []
+
+    async def ask(pool: Pool) -> None:
+        (connection,) = pool.connections.by_server.values()
+        await connection.call(m.GetUsage(RecordQuery()), timeout_s=50)
+        over.append(pool.credentials.user)
+
+    async with AsyncExitStack() as stack:
+        adas = [await stack.enter_async_context(cluster.client("ada")) for _ in range(3)]
+        others = [await stack.enter_async_context(cluster.client(name)) for name in ("bob", "eve")]
+        async with trio.open_nursery() as asking:
+            for pool in (*adas[:2], others[0]):
+                asking.start_soon(ask, pool)
+                await trio.sleep(1)
+            with pytest.raises(NotNowError, match="2 questions of ada"):
+                await ask(adas[2])
+            with pytest.raises(NotNowError, match="too many questions"):
+                await ask(others[1])
+            answered.set()
+        await ask(others[1])
+    assert len(over) == 4
 
 
 async def test_one_user_cannot_take_all_subscriptions(
