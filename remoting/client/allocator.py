@@ -128,10 +128,11 @@ class Allocator:
             if unusable is None:
                 return hold
             await hold.release("one of its servers did not take its part")
+            self._final = None
             self._do(self.allocation.retry_without(unusable))
 
     async def _until_final(self) -> Granted | Failed:
-        self._final = None
+        """Return the end, which the first step can be: where no server is there, for one try."""
         while self._final is None:
             self._wake = trio.Event()
             wait_s = self.allocation.wake_at() - self._clock.monotonic()

@@ -165,6 +165,17 @@ async def test_a_place_is_given_back_by_another_server_than_one_that_cannot(
         assert not cluster.state.waiting
 
 
+async def test_one_try_without_a_server_ends(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        await cluster.crash(cluster.nodes[0])
+        await trio.sleep(1)
+        assert not pool.connections.by_server
+        with trio.fail_after(60), pytest.raises(UnreachableError):
+            await pool.allocate(request(pool), wait_s=0)
+
+
 @pytest.mark.parametrize("fault", ["refuse", "lose", "silence"])
 async def test_leader_loss_during_a_claim(
     autojump_clock: Clock, nursery: trio.Nursery, fault: str
