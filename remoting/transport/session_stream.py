@@ -25,10 +25,13 @@ SEND_SIZE_MAX = 1 << 20
 RECORD_SIZE = 16 * 1024
 """Bytes of a full TLS record."""
 
-SPIN_S = 0.00005
+SPIN_S, SPIN_LONG_S = 0.00005, 0.0005
 """How long the next message is awaited awake after one was sent, where sending is mostly
-answering: a program that waits for each answer asks again within microseconds, and sleeping and
-waking would cost it as much as the rest of the round trip."""
+answering: a program that waits for each answer asks again soon, and sleeping and waking would cost
+it as much as the rest of the round trip. Longer where there are processors for both sides and
+others."""
+
+PROCESSORS_MIN = 8
 
 SPIN_PAUSE = 32
 """Messages after a vain wait of this kind for which there is none."""
@@ -85,8 +88,10 @@ class Spinner:
 
     def __init__(self) -> None:
         self.answered = False
+        processors = os.cpu_count() or 1
         # With one processor, the other side could not do anything meanwhile.
-        self._pause = 0 if (os.cpu_count() or 1) > 1 else 1 << 62
+        self._pause = 0 if processors > 1 else 1 << 62
+        self._long_s = SPIN_LONG_S if processors >= PROCESSORS_MIN else SPIN_S
 
     def until(self) -> float:
         """Return the time until which to wait awake, 0.0 if not at all."""
@@ -96,7 +101,7 @@ class Spinner:
         if self._pause:
             self._pause -= 1
             return 0.0
-        return time.perf_counter() + SPIN_S
+        return time.perf_counter() + self._long_s
 
     def in_vain(self) -> None:
         """Take note that nothing came in that time."""

@@ -45,6 +45,37 @@ class Green:
     device: int
 
 
+class Events(dict[int, int]):
+    """Handles of events: those that Python has made, and those that the launcher has."""
+
+    def __init__(self, launcher: Launcher | None) -> None:
+        super().__init__()
+        self._launcher = launcher
+
+    def __missing__(self, number: int) -> int:
+        handle = self._launcher.event(number) if self._launcher is not None else 0
+        if not handle:
+            raise KeyError(number)
+        return handle
+
+    def __contains__(self, number: object) -> bool:
+        return super().__contains__(number) or (
+            isinstance(number, int)
+            and self._launcher is not None
+            and bool(self._launcher.event(number))
+        )
+
+    def find(self, number: int) -> int | None:
+        """Return the handle of an event, None where there is none."""
+        try:
+            return self[number]
+        except KeyError:
+            return None
+
+    def __delitem__(self, number: int) -> None:
+        self.pop(number, None)  # the launcher forgets its own by ``end``
+
+
 class Client:
     """The objects of a client process, the present record, and the first failure."""
 
@@ -68,8 +99,11 @@ class Client:
         self.waiter = Waiter(api, session, self.ordinals)
         self.streams: dict[int, int] = {LEGACY_STREAM: 0}
         self.functions: dict[int, Function] = {}
-        self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egx"}
-        self.objects["s"] = self.streams
+        self.launcher = Launcher.load()
+        self.events = Events(self.launcher)
+        self.objects: dict[str, dict[int, int]] = {
+            "e": self.events, "g": {}, "s": self.streams, "x": {},
+        }  # fmt: skip
         self.gate = launch_gate.of_worker()
         self.capture_lock = threading.Lock()  # held while a capture begins
         self.captures: set[int] = set()  # streams in which captures began that have not ended
@@ -78,7 +112,6 @@ class Client:
         self.failed_launches: list[Callable[[int], None]] = []
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
-        self.launcher = Launcher.load()
         if self.launcher is not None:
             self.launcher.keep("s", LEGACY_STREAM, 0)
             self.launcher.share(self.waiter.shared, getattr(session.stream, "descriptor", -1))

@@ -10,7 +10,7 @@ from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.modules.shared_state import GAVE_UP
 from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
 
-IDLE_STREAMS_MAX = 8
+IDLE_STREAMS_MAX = 64
 """Streams that are asked one by one whether they are idle, before a thread waits for the device."""
 
 ELAPSED = struct.Struct("<Qf4x")
@@ -93,7 +93,7 @@ class Streams(HandlerGroup):
         """Wait for an event, and say how long after another one it came."""
         if self.client.take_failure(self.client.request):
             return
-        end, first = self.objects["e"][event], self.objects["e"].get(start)
+        end, first = self.objects["e"][event], self.client.events.find(start)
 
         def elapsed() -> bytes:
             if first is None:

@@ -1,5 +1,5 @@
 // The frequent records of one frame, issued without Python between them: launches, fills, small copies,
-// events that are recorded and waited for, graphs, host functions that no stream waits for;
+// events that are made, recorded, waited for and destroyed, graphs, host functions that no stream waits for;
 // and waits that are over soon.
 //
 // The worker hands over the records of a frame. Those at its start that are of these kinds, and name
@@ -13,7 +13,7 @@
 #include "generated_layouts.h"
 #include "generated_records.h"
 
-#define ABI 6
+#define ABI 7
 #define ASKED 1        // in the flags of a record: somebody waits for its answer
 #define COOPERATIVE 2  // in the flags of a launch
 #define ATTRIBUTES_MAX 32
@@ -40,7 +40,7 @@ struct entry *find(const struct table *table, uint64_t id) {
     return entry->id == id && id != 0 ? entry : NULL;
 }
 
-static bool put(struct table *table, struct entry entry) {
+bool keep_entry(struct table *table, struct entry entry) {
     if (entry.id == 0) return false;
     if (2 * (table->used + 1) > table->room) {
         struct table grown = {NULL, table->room ? table->room * 2 : 256, 0};
@@ -61,7 +61,7 @@ static bool put(struct table *table, struct entry entry) {
 }
 
 // The entries behind it move up, so that each is still found from its own place on.
-static void take_out(struct table *table, uint64_t id) {
+void forget_entry(struct table *table, uint64_t id) {
     struct entry *found = find(table, id);
     if (found == NULL) return;
     size_t mask = table->room - 1, hole = (size_t)(found - table->entries), at = hole;
@@ -89,7 +89,9 @@ EXPORT struct launcher *gpupool_launcher_new(void *const *called) {
 
 EXPORT int gpupool_launcher_function(struct launcher *launcher, uint64_t id, uint64_t handle,
                                      unsigned char *bytes, void **pointers, uint32_t length, int kernel) {
-    return put(&launcher->functions, (struct entry){id, handle, bytes, pointers, length, kernel != 0});
+    return keep_entry(&launcher->functions, (struct entry){.id = id, .handle = handle, .bytes = bytes,
+                                                    .pointers = pointers, .length = length,
+                                                    .kernel = kernel != 0});
 }
 
 // The table of a kind of objects, as client_state.py names it; NULL for kinds that no record here names.
@@ -106,12 +108,12 @@ static struct table *table_of(struct launcher *launcher, int kind) {
 
 EXPORT int gpupool_launcher_keep(struct launcher *launcher, int kind, uint64_t id, uint64_t handle) {
     struct table *table = table_of(launcher, kind);
-    return table != NULL && put(table, (struct entry){.id = id, .handle = handle});
+    return table != NULL && keep_entry(table, (struct entry){.id = id, .handle = handle});
 }
 
 EXPORT void gpupool_launcher_end(struct launcher *launcher, int kind, uint64_t id) {
     struct table *table = table_of(launcher, kind);
-    if (table != NULL) take_out(table, id);
+    if (table != NULL) forget_entry(table, id);
 }
 
 EXPORT void gpupool_launcher_select(struct launcher *launcher, uint64_t device, int plain) {
@@ -180,7 +182,7 @@ static bool issue_launch(const struct launcher *launcher, const unsigned char *a
     return true;
 }
 
-static bool issue_other(const struct launcher *launcher, const unsigned char *at, struct head head,
+static bool issue_other(struct launcher *launcher, const unsigned char *at, struct head head,
                         int *status) {
     const struct driver *driver = &launcher->driver;
     uint64_t word[4] = {0};
@@ -220,6 +222,8 @@ static bool issue_other(const struct launcher *launcher, const unsigned char *at
             if (!get(&launcher->streams, word[3], &stream)) return false;
             *status = driver->fill32(word[0], (unsigned)word[1], word[2], stream);
             return true;
+        case GP_CALL_cuEventCreate:
+        case GP_CALL_cuEventDestroy_v2: return issue_event(launcher, at, head, status);
         case GP_GRAPH_SET:
         case GP_GRAPH_LAUNCH: return issue_graph(launcher, at, head, status);
         case GP_DOWNLOAD: return issue_download(launcher, at, head, status);
@@ -240,7 +244,7 @@ static inline bool may_pass(const struct launcher *launcher) {
 // Issue what lies at `at`, and so on; return where the first record lies that was not issued, or whose
 // call failed with outcome->status; or what is behind one that waited, and is over. `alone`: no other
 // frame has come.
-EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsigned char *frame,
+EXPORT size_t gpupool_launcher_run(struct launcher *launcher, const unsigned char *frame,
                                    size_t at, size_t end, int alone, struct outcome *outcome) {
     *outcome = (struct outcome){0};
     while (end - at >= sizeof(struct head)) {

@@ -43,6 +43,8 @@ struct driver {
     int (*query_event)(void *event);
     int (*synchronize_event)(void *event);
     int (*elapsed)(float *milliseconds, void *start, void *end);
+    int (*create_event)(void **event, unsigned flags);
+    int (*destroy_event)(void *event);
 };
 
 // The head of a record, as the shim's wire/send.c writes it.
@@ -58,6 +60,7 @@ struct entry {
     void **pointers;
     uint32_t length;
     bool kernel;  // of a library, and no function of a module
+    bool own;     // made here: the worker asks for its handle when it needs it
 };
 
 // Open addressing; a power of two, at most half full. Numbers are never used again.
@@ -112,12 +115,16 @@ struct launcher {
 struct entry *find(const struct table *table, uint64_t id);
 bool get(const struct table *table, uint64_t id, void **handle);
 
+bool keep_entry(struct table *table, struct entry entry);
+void forget_entry(struct table *table, uint64_t id);
+
 // Each of these issues a record whose fields lie at `at`, and returns whether it did; the driver's
 // answer is in status.
 bool issue_graph(const struct launcher *launcher, const unsigned char *at, struct head head, int *status);
 bool issue_download(const struct launcher *launcher, const unsigned char *at, struct head head, int *status);
 bool issue_host_call(const struct launcher *launcher, const unsigned char *at, struct head head,
                      int *status);
+bool issue_event(struct launcher *launcher, const unsigned char *at, struct head head, int *status);
 
 // Wait for what a record asks for, if that is over soon; alone: no other record has come yet. Returns
 // whether it is over; outcome->ended is GAVE_UP if that was waited for in vain.

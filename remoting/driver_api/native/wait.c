@@ -9,7 +9,7 @@
 
 #define NOT_READY 600
 #define INVALID_HANDLE 400
-#define STREAMS_MAX 8  // that are asked one by one whether they are idle
+#define STREAMS_MAX 64  // that are asked one by one whether they are idle: PyTorch and cuDNN have some dozens
 
 // So long a wait is made here whatever else there is to do, and so long while the client sends nothing:
 // then there is nothing else. Whoever waits longer is given a thread.

@@ -13,7 +13,7 @@ from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.worker.launch_gate import Gate
 
-ABI = 6
+ABI = 7
 
 CALLED = (
     "cuLaunchKernel",
@@ -35,10 +35,15 @@ CALLED = (
     "cuEventQuery",
     "cuEventSynchronize",
     "cuEventElapsedTime_v2 cuEventElapsedTime",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
 )
 """What it calls, in the order of its ``struct driver``; of several names, the first there is."""
 
-FILLS_AND_COPIES = ("cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemsetD32Async")
+ISSUED_CALLS = (
+    *("cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemsetD32Async"),
+    *("cuEventCreate", "cuEventDestroy"),
+)
 
 ISSUED = frozenset(
     {
@@ -51,7 +56,7 @@ ISSUED = frozenset(
         NUMBERS["GRAPH_SET"],
         NUMBERS["GRAPH_LAUNCH"],
         NUMBERS["HOST_CALL"],
-        *(op for op, (name, _, _) in table.CALLS.items() if name in FILLS_AND_COPIES),
+        *(op for op, (name, _, _) in table.CALLS.items() if name in ISSUED_CALLS),
     }
 )
 """The records that it may issue."""
@@ -99,6 +104,8 @@ class Launcher:
         self._keep.argtypes = [pointer, ctypes.c_int, wide, wide]
         self._end = library.gpupool_launcher_end
         self._end.argtypes = [pointer, ctypes.c_int, wide]
+        self._event = library.gpupool_launcher_event
+        self._event.argtypes, self._event.restype = [pointer, wide], wide
         self._select = library.gpupool_launcher_select
         self._select.argtypes = [pointer, wide, ctypes.c_int]
         self._share = library.gpupool_launcher_share
@@ -142,6 +149,10 @@ class Launcher:
     def end(self, kind: str, number: int) -> None:
         """Have an object named no more; harmless if it never was."""
         self._end(self._self, ord(kind), number)
+
+    def event(self, number: int) -> int:
+        """Return the handle of an event that the launcher has made; 0 for any other number."""
+        return int(self._event(self._self, number))
 
     def select(self, device: int, *, plain: bool) -> None:
         """Tell which device is current; ``plain``: its own context is, and no green one."""

@@ -11,7 +11,7 @@
 // So long an answer is awaited awake: the longer while that was worth it lately, where there are
 // processors for both sides.
 #define SPIN_NS 30000
-#define SPIN_LONG_NS 60000
+#define SPIN_LONG_NS 700000
 #define SPIN_PAUSE 16
 #define PROCESSORS_MIN 4
 #define LOOK_MS 1000         // between looks whether the server is still there
