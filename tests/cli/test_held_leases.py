@@ -77,6 +77,7 @@ def test_a_killed_holder_leaves_no_socket(runtime: Path) -> None:
     assert not sock.exists()
 
 
+@pytest.mark.long
 def test_a_record_that_is_written_can_be_read_all_the_time() -> None:
     """A program was told that nobody holds its lease, just when the holder wrote that it ended."""
     RecordFile(holder_dir(), RECORD).close()

@@ -214,6 +214,7 @@ def test_each_tier_is_kept_as_long_as_the_settings_say(tmp_path: Path) -> None:
     assert 3 * 3600 <= end - oldest[2] <= 5 * 3600
 
 
+@pytest.mark.long
 def test_the_files_never_grow_beyond_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Random command sequences on the table: it never over-grants, and every replica agrees."""
 
 import cbor2
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import commands, founding, staged, steps
@@ -98,6 +99,7 @@ def test_random_sequences_keep_the_books(
     assert list(replica.state.closed) == list(machine.state.closed)
 
 
+@pytest.mark.long
 @given(steps, commands)
 @settings(max_examples=100, deadline=None)
 def test_a_command_that_was_repeated_does_nothing_more(

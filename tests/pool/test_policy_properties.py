@@ -133,6 +133,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(st.lists(policies(), min_size=1, max_size=3), ACTIONS)
 @settings(max_examples=60, deadline=None)
 def test_limits_hold_at_every_step_and_replays_agree(

@@ -94,6 +94,7 @@ def happened(report: Report, kind: str) -> list[str]:
     return [line.text for line in report.lines if line.kind == kind]
 
 
+@pytest.mark.long
 def test_copy_of_a_server_ends_and_the_original_goes_on() -> None:
     options = replace(swarm(8), faults=(("clone", 3.0),), fault_s=8.0, heal_s=4.0)
     report = run(options)
@@ -105,6 +106,7 @@ def test_copy_of_a_server_ends_and_the_original_goes_on() -> None:
     assert all("copy" in line.text for line in stopped)
 
 
+@pytest.mark.long
 def test_copy_of_a_server_ends_after_an_exchange_of_the_ca_too() -> None:
     faults = (("rotate-ca", 3.0), ("retire-ca", 3.0), ("clone", 3.0))
     report = run(replace(swarm(1), faults=faults, fault_s=14.0, heal_s=4.0))
@@ -117,6 +119,7 @@ def test_copy_of_a_server_ends_after_an_exchange_of_the_ca_too() -> None:
     assert "copy" in ended[0].text
 
 
+@pytest.mark.long
 def test_pool_is_recovered_and_a_server_that_was_left_behind_is_told() -> None:
     options = replace(swarm(8), faults=(("recover", 4.0),), fault_s=8.0, heal_s=6.0)
     report = run(options)

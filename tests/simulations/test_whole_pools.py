@@ -64,12 +64,14 @@ def test_scenario_holds(name: str) -> None:
     assert any(line.subject == "nemesis" for line in report.lines)
 
 
+@pytest.mark.long
 def test_what_was_only_just_committed_may_still_be_on_its_way_at_the_end() -> None:
     """In this seed, as recorded, the last look fell between two servers that applied a command."""
     options = replace(swarm(8, servers=3, clients=20), think_s=0.3, hold_s=1.0)
     passed(run(replace(options, fault_s=1.0, heal_s=14.0)))
 
 
+@pytest.mark.long
 def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine servers, seven votes: voters that are away for more than 10 s lose theirs."""
     successors: list[str] = []

@@ -121,6 +121,7 @@ def test_the_same_seed_gives_the_same_report() -> None:
     assert draws[0] == draws[1] != draws[2]
 
 
+@pytest.mark.long
 def test_the_fewest_is_the_fewest_and_more_wait_less() -> None:
     trace = random_jobs()
     tasks = demand_of(trace, Mode.RECORDED, Wish()).tasks

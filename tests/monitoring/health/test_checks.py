@@ -416,6 +416,7 @@ def test_a_server_without_readings_has_no_findings() -> None:
     assert machine.run(700) == ()
 
 
+@pytest.mark.long
 def test_nothing_is_found_in_24_hours_of_a_healthy_pool_with_noise() -> None:
     """Every tenth second, so that it takes two seconds; the rounds of 1 s see the same values."""
     machine, random = Machine(), Random(5)

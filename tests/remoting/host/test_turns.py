@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpupool.pool.model.ids import LeaseId
@@ -138,6 +138,7 @@ def test_a_class_that_weighs_more_gets_more_from_then_on(kernel_s: float) -> Non
     st.lists(st.sampled_from([0.1, 1.0, 5.0]), min_size=2, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.1, 0.5, 5.0])), max_size=4),
 )
+@example([0.1, 1.0], [(0, 5.0), (1, 0.1)])  # the owner's debt was bounded below the other's
 def test_nobody_starves_whatever_the_weights_and_their_changes(
     shares: list[float], changes: list[tuple[int, float]]
 ) -> None:
