@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import cast
 
@@ -16,6 +17,9 @@ from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import SHORT_SIZE, TokenText, format_token
 
 TIMEOUT_S = 10.0
+STARTING_S, AGAIN_S = 5.0, 0.2
+"""How long a page is asked again that hangs up: by a server that has just started."""
+
 ANSWER_MAX = 64 * 1024
 
 
@@ -34,10 +38,25 @@ async def invitation(credentials: str | None, server: str) -> str:
             raise UsageError(f"the pool has no server named {server}", hint=f"it has {names}"[:300])
         address = parse_address(found.address)
         text = token_text(pool.credentials, pool.ca_pem(), address)
-        key = await trio.to_thread.run_sync(
-            partial(ask_key, address, text, pool.ca_pem()), abandon_on_cancel=True
-        )
+        ask = partial(ask_key, address, text, pool.ca_pem())
+        key = await patiently(partial(trio.to_thread.run_sync, ask, abandon_on_cancel=True))
     return f"https://{address}/#key={key}"
+
+
+async def patiently(ask: Callable[[], Awaitable[str]]) -> str:
+    """Return the answer, asking again while a server has just started: its observer comes later.
+
+    Raises:
+        UnreachableError, AuthenticationError: as ``ask``.
+    """
+    end = trio.current_time() + STARTING_S
+    while True:
+        try:
+            return await ask()
+        except UnreachableError as error:
+            if not isinstance(error.__cause__, ConnectionError) or trio.current_time() >= end:
+                raise
+        await trio.sleep(AGAIN_S)
 
 
 def ask_key(address: Address, text: str, ca_pem: str) -> str:

@@ -7,7 +7,36 @@ import signal
 import ssl
 from urllib.parse import urlsplit
 
+import pytest
+import trio
+import trio.testing
 from tests.cli.conftest import LivePool
+
+from gpupool.cli.lib.web_invitation import STARTING_S, patiently
+from gpupool.pool.errors import UnreachableError
+
+
+async def test_a_page_that_is_not_there_yet_is_asked_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    asked_count = 0
+
+    async def ask(answer_at: int = 1000, *, certificate: bool = False) -> str:
+        nonlocal asked_count
+        asked_count += 1
+        if asked_count < answer_at:
+            cause = OSError("certificate") if certificate else ConnectionResetError()
+            raise UnreachableError("it does not answer") from cause
+        return "key"
+
+    assert await patiently(lambda: ask(3)) == "key" and asked_count == 3
+    with pytest.raises(UnreachableError):  # by a server without a page
+        await patiently(ask)
+    assert STARTING_S <= trio.current_time() < 2 * STARTING_S
+    asked_count = 0
+    with pytest.raises(UnreachableError):  # by another server than that of the pool
+        await patiently(lambda: ask(certificate=True))
+    assert asked_count == 1
 
 
 def test_the_page_tells_of_the_pool_to_who_has_the_key(live_pool: LivePool) -> None:

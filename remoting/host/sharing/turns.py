@@ -287,7 +287,7 @@ class Turns:
         least = min(p.spent_s for p in self._parties.values() if p is not owner and self._wants(p))
         if owner.spent_s >= least:
             return False
-        # It has spent the least. Else the bound of its debt could stay below what others have spent.
+        # It has spent the least. Else the bound of its debt could stay below what others spent.
         self._floor_s = max(self._floor_s, owner.spent_s)
         self._limit = now + self._length(owner)
         for seat in sorted(owner.idle):  # it may have launched again since
