@@ -25,7 +25,7 @@ from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 RENEWED_BEFORE_MS = 30 * 86_400_000
 LOOKED_AT_EVERY_S = 60.0
 FILES_READ_EVERY_S = 5.0
-RETRIED_AFTER_S = 5.0
+RETRIED_AFTER_MIN_S, RETRIED_AFTER_MAX_S = 0.25, 5.0
 ANSWER_TIMEOUT_S = 5.0
 FILE_SIZE_MAX = 1 << 20
 
@@ -106,7 +106,7 @@ class WebCertificates:
 
     async def run(self, changed: Callable[[WebCertificate], None]) -> None:
         """Call ``changed`` with each certificate that is to be shown from then on."""
-        said = ""
+        said, retried_after_s = "", RETRIED_AFTER_MIN_S
         while True:
             try:
                 found = await (self._of_site() if self._site else self._of_ca())
@@ -119,8 +119,11 @@ class WebCertificates:
             if found is not None and found != self.current:
                 self.current = found
                 changed(found)
-            wait_s = FILES_READ_EVERY_S if self._site else LOOKED_AT_EVERY_S
-            await trio.sleep(RETRIED_AFTER_S if self.current is None else wait_s)
+            if self.current is None:  # a server that has just started is in the table soon
+                await trio.sleep(retried_after_s)
+                retried_after_s = min(2 * retried_after_s, RETRIED_AFTER_MAX_S)
+            else:
+                await trio.sleep(FILES_READ_EVERY_S if self._site else LOOKED_AT_EVERY_S)
 
     def sign_for(self, server: ServerId, csr_pem: bytes) -> bytes:
         """Return the certificate of a server's observer; nothing when it cannot be signed here."""

@@ -182,6 +182,20 @@ async def test_another_server_asks_the_voters(autojump_clock: Clock, tmp_path: P
     assert [names_of(each.certificate_pem) for each in site.shown] == [{"gpu-a"}]
 
 
+async def test_a_server_that_has_just_started_does_not_wait_for_seconds(
+    autojump_clock: Clock, tmp_path: Path
+) -> None:
+    site = Site(tmp_path)
+    known, site.state = site.state, PoolState()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(site.run_for, 10)
+        await trio.sleep(0.6)  # until its own entry has come to it
+        site.state = known
+        await trio.sleep(0.6)
+        assert len(site.shown) == 1
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_late_answer_is_not_taken_for_that_of_another_key(
     autojump_clock: Clock, tmp_path: Path
 ) -> None:
@@ -229,7 +243,7 @@ def test_a_stranger_gets_none(tmp_path: Path) -> None:
 async def test_a_sites_own_is_read_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("FILES_READ_EVERY_S", "RETRIED_AFTER_S"):
+    for name in ("FILES_READ_EVERY_S", "RETRIED_AFTER_MIN_S"):
         monkeypatch.setattr(f"gpupool.remoting.transport.authority.web_certificate.{name}", 0.01)
     files = SiteFiles(tmp_path / "web.pem", tmp_path / "web.key")
     files.certificate.write_bytes(b"one")
