@@ -10,7 +10,7 @@ from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import invocation, print_json, say
 from gpupool.cli.lib.values import DURATION, Parsed, parse_lease
 from gpupool.cli.run.request_options import Wanted, request_options
-from gpupool.pool.errors import DeniedError, GpupoolError, UsageError
+from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, UsageError
 from gpupool.pool.model.ids import LeaseId, lease_name
 
 
@@ -133,9 +133,14 @@ async def release_lease(name: str, credentials: str | None) -> str:
 
     found = await own_held(name, credentials)
     if found is not None and not found.why_over:
-        users = await release_held(found.record)
-        programs = f"; {users} program{'s' if users > 1 else ''} used it" if users else ""
-        return f"lease {name} is released{programs}"
+        try:
+            users = await release_held(found.record)
+        except LeaseLostError as lost:
+            if (found := await own_held(name, credentials)) is None or not found.record.ended:
+                raise lost from None
+        else:
+            programs = f"; {users} program{'s' if users > 1 else ''} used it" if users else ""
+            return f"lease {name} is released{programs}"
     if found is not None and found.record.ended:
         return f"lease {name} has ended already: {found.record.ended}"
     async with connected(credentials) as pool:

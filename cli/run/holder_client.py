@@ -13,7 +13,7 @@ from typing import cast
 import trio
 
 from gpupool.cli.run.agent import LINE_LENGTH_MAX
-from gpupool.cli.run.held_leases import HeldRecord
+from gpupool.cli.run.held_leases import HeldRecord, find_held
 from gpupool.cli.run.program_lease import ProgramLease, SessionRequest
 from gpupool.pool.errors import GpupoolError, LeaseLostError
 from gpupool.remoting.client.session_answer import SessionAnswer, from_plain
@@ -147,20 +147,32 @@ async def release_held(record: HeldRecord) -> int:
 
 async def _connect(record: HeldRecord) -> "_Lines":
     try:
-        return _Lines(await trio.open_unix_socket(record.socket), record.lease)
+        return _Lines(await trio.open_unix_socket(record.socket), record)
     except OSError as error:
-        raise LeaseLostError(
-            f"lease {record.lease} cannot be used",
-            why=f"its holder, process {record.pid}, does not answer: {error.strerror or error}",
+        why = f"its holder, process {record.pid}, does not answer: {error.strerror or error}"
+        raise _has_ended(record) or LeaseLostError(
+            f"lease {record.lease} cannot be used", why=why
         ) from error
+
+
+def _has_ended(record: HeldRecord) -> LeaseLostError | None:
+    """Return that a lease has ended, and why; None if its holder has written no such thing.
+
+    A holder writes it before it hangs up, so a client that gets no answer finds the reason here.
+    """
+    found = find_held(record.lease, record.cluster_id)
+    if found is None or found.record.pid != record.pid or not found.record.ended:
+        return None
+    hint = 'take a new one with "gpupool alloc"'
+    return LeaseLostError(f"lease {record.lease} has ended", why=found.record.ended, hint=hint)
 
 
 class _Lines:
     """A connection to a holder's agent: JSON objects, one per line."""
 
-    def __init__(self, stream: trio.SocketStream, lease: str) -> None:
+    def __init__(self, stream: trio.SocketStream, record: HeldRecord) -> None:
         self.stream = stream
-        self._lease = lease
+        self._record = record
         self._buffer = bytearray()
 
     async def ask(self, request: Mapping[str, object]) -> dict[str, object]:
@@ -218,4 +230,7 @@ class _Lines:
         await self.stream.aclose()
 
     def _gone(self) -> LeaseLostError:
-        return LeaseLostError(f"lease {self._lease} is void", why="its holder does not answer")
+        why = "its holder does not answer"
+        return _has_ended(self._record) or LeaseLostError(
+            f"lease {self._record.lease} is void", why=why
+        )

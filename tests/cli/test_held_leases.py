@@ -282,6 +282,35 @@ async def test_a_holder_that_dies_ends_the_lease() -> None:
             await lease.open_session(SessionRequest("arrays", "a.py"))
 
 
+async def test_a_holder_that_ends_before_it_answers_says_why_it_has_ended(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    """It hangs up as its last step; a program that came just then was told of a silent holder."""
+    record = replace(RECORD, socket=str(holder_dir() / "7f3a-000000.sock"))
+    nobody = str(tmp_path / "none.json")
+
+    async def hang_up(*, task_status: trio.TaskStatus[None]) -> None:
+        with trio.socket.socket(trio.socket.AF_UNIX) as listener:
+            await listener.bind(record.socket)
+            listener.listen()
+            file = RecordFile(holder_dir(), record)
+            task_status.started()
+            connection, _address = await listener.accept()
+            file.end(replace(record, ended="released"))
+            connection.close()
+
+    await nursery.start(hang_up)
+    with pytest.raises(LeaseLostError, match="has ended") as failure:
+        async with HeldLease(record):
+            raise AssertionError
+    assert failure.value.why == "released"
+    await nursery.start(hang_up)
+    assert await release_lease("7f3a", nobody) == "lease 7f3a has ended already: released"
+    with pytest.raises(LeaseLostError, match="has ended"):  # nobody listens any more
+        async with HeldLease(record):
+            raise AssertionError
+
+
 async def test_the_agent_of_a_program_gives_nothing_back(tmp_path: Path) -> None:
     async def never(request: SessionRequest) -> list[SessionAnswer]:
         raise AssertionError
