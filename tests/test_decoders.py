@@ -25,7 +25,8 @@ from gpupool.cli.commands import admin, audit
 from gpupool.cli.lib import config_files as settings_files
 from gpupool.cli.lib import values
 from gpupool.cli.run import door_choice
-from gpupool.cli.server import audit_file, state_dir
+from gpupool.cli.server import state_dir
+from gpupool.cli.server.records import audit_file
 from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
@@ -55,7 +56,7 @@ from gpupool.remoting.protocol import messages as control
 from gpupool.remoting.protocol import worker_messages as host_messages
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, parse_token
-from gpupool.remoting.server import router
+from gpupool.remoting.server.listener import router
 from gpupool.remoting.transport.pki import (
     Authority,
     check_authority,

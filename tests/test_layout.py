@@ -83,7 +83,7 @@ NOT_IN_PROTOCOL = {"trio", "ssl", "socket"}
 
 # Each of the lists below may only shrink: an entry that is not needed any more fails.
 EXCUSED_EDGES: tuple[Edge, ...] = ()
-MODULES_IN_A_FOLDER = 22
+MODULES_IN_A_FOLDER = 21
 # Both ends of one protocol may have the same name. The modules of commands, which are called as
 # users call them, are not counted.
 NAMESAKES = ("serve",)

@@ -69,7 +69,7 @@ def command(
     if export is not None and as_json:
         raise UsageError("--export and --json exclude each other", hint="give one of them")
     from gpupool.cli.lib.files import write_private
-    from gpupool.cli.server.audit_file import lines_of, read_acts
+    from gpupool.cli.server.records.audit_file import lines_of, read_acts
 
     if state_dir is not None:
         acts, dropped = read_acts(Path(state_dir)), 0

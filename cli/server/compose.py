@@ -20,7 +20,6 @@ import trio
 
 from gpupool.cli.lib.logs import name_servers
 from gpupool.cli.lib.values import parse_listen
-from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
     FIRST_COMMIT_S,
     PoolBootstrap,
@@ -30,10 +29,11 @@ from gpupool.cli.server.bootstrap import (
 from gpupool.cli.server.enter_pool import check_options, enter_pool
 from gpupool.cli.server.find_gpus import find_gpus
 from gpupool.cli.server.health_rounds import HealthRounds
-from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
-from gpupool.cli.server.lease_lines import LeaseLines
 from gpupool.cli.server.listen_address import ANYWHERE, advertised_address, open_listeners
 from gpupool.cli.server.measuring import measure, processes_of
+from gpupool.cli.server.records.audit_file import AuditLog
+from gpupool.cli.server.records.lease_file import LeaseLog, monitoring_folder
+from gpupool.cli.server.records.lease_lines import LeaseLines
 from gpupool.cli.server.self_description import describe
 from gpupool.cli.server.separate import Separated
 from gpupool.cli.server.state_dir import (
@@ -60,7 +60,7 @@ from gpupool.pool.reconcile import STOPPING, is_drained_by_stop
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.host.confinement import nccl_ports, wanted
+from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor

@@ -26,8 +26,8 @@ from gpupool.cli.server.state_dir import LOCK, may_be_new, open_state_dir, remem
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
-from gpupool.remoting.host.confinement import nccl_ports, wanted
-from gpupool.remoting.host.users import UID_BASE, UID_COUNT
+from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
+from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import keeper_process, ownership, unprivileged
 from gpupool.remoting.privileges.kept_signer import ask_for_signer

@@ -1,8 +1,8 @@
 """The server's side of its observer's HTTP: hands connections over, and judges their tokens.
 
-A connection keeps its place among the strangers (``remoting/server/preauth_limits.py``) until the
-server itself has found a token good that came over it. The server keeps a descriptor of each one,
-so that it can end a connection whatever the observer does.
+A connection keeps its place among the strangers (``remoting/server/listener/preauth_limits.py``)
+until the server itself has found a token good that came over it. The server keeps a descriptor of
+each one, so that it can end a connection whatever the observer does.
 """
 
 import itertools

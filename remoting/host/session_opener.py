@@ -17,8 +17,8 @@ from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.remoting.host.budget import Budget, BudgetError
-from gpupool.remoting.host.confinement import uses_mps
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.isolation.confinement import uses_mps
 from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState

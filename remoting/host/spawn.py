@@ -14,10 +14,10 @@ from pathlib import Path
 import gpupool
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host import host_memory, orphan_reaper
-from gpupool.remoting.host.lease_cgroups import WorkerGroup
+from gpupool.remoting.host.isolation.lease_cgroups import WorkerGroup
+from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT, LeaseUser, UidPool
 from gpupool.remoting.host.measuring.worker_files import Place, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
-from gpupool.remoting.host.users import UID_BASE, UID_COUNT, LeaseUser, UidPool
 from gpupool.remoting.protocol import worker_messages
 
 ENVIRONMENT_PASSED = (

@@ -45,8 +45,8 @@ from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
-from gpupool.remoting.host.confinement import PROPERTIES, Confinement, uses_mps
 from gpupool.remoting.host.inventory import Inventory, Log
+from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement, uses_mps
 from gpupool.remoting.host.keepers import Keeper, OwnKeeper
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (

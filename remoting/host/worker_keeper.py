@@ -21,14 +21,14 @@ from pathlib import Path
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
-from gpupool.remoting.host.confinement import PROPERTIES, Confinement
+from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
+from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
+from gpupool.remoting.host.isolation.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.host.kernel_cache import KernelCache
-from gpupool.remoting.host.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.measuring.worker_files import WorkerFiles
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.spawn import KeptWorker
 from gpupool.remoting.host.suspension import kept_workers
-from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 Log = Callable[[str], None]

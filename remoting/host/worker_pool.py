@@ -46,7 +46,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host.budget import Budget
-from gpupool.remoting.host.confinement import Confinement
+from gpupool.remoting.host.isolation.confinement import Confinement
 from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
 from gpupool.remoting.host.worker_handle import (

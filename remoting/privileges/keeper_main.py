@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpupool.remoting.host.confinement import nccl_ports, wanted
+from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import keeper_process, kept_signer
 

@@ -45,7 +45,7 @@ class Start:
 class Confine:
     """What else the worker gives up at its start; comes before ``Start``, if at all."""
 
-    properties: tuple[str, ...] = ()  # of ``host.confinement.PROPERTIES``
+    properties: tuple[str, ...] = ()  # of ``isolation.confinement.PROPERTIES``
     devices: tuple[str, ...] = ()  # nodes of all GPUs that it may be assigned
     ports: tuple[int, ...] = ()  # first and last TCP port for leases over several servers
 

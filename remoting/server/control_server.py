@@ -48,10 +48,10 @@ from gpupool.remoting.server.actions import (
 )
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
-from gpupool.remoting.server.lobby import Lobby
+from gpupool.remoting.server.listener.lobby import Lobby
+from gpupool.remoting.server.listener.router import Router, WebDoor
 from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
-from gpupool.remoting.server.router import Router, WebDoor
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.authority.ca_exchange import CaExchange

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpupool.cli.server.listen_address import SILENT_S
-from gpupool.remoting.server.preauth_limits import BURST_S
+from gpupool.remoting.server.listener.preauth_limits import BURST_S
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import harden
 from gpupool.remoting.transport.pki import create_ca

@@ -28,7 +28,7 @@ from tests.cli.conftest import LivePool
 PROGRAM = """
 import json, socket, subprocess, sys, time
 import numpy as np
-from cupy._door import link
+from cupy._door.transport import link
 connect = link.connect
 link.connect = lambda offer: connect({**offer, 'unix': None})
 import cupy as cp

@@ -36,7 +36,7 @@ from tests.remoting.control.control_cluster import request
 
 from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
-from gpupool.remoting.host.confinement import PROPERTIES, VARIABLE
+from gpupool.remoting.host.isolation.confinement import PROPERTIES, VARIABLE
 
 HERE = Path(__file__).resolve().parent
 BAR = 1.05

@@ -9,7 +9,7 @@ import pytest
 
 COPIES = """
 import cupy as cp, numpy as np
-from cupy._door import link, receiver
+from cupy._door.transport import link, receiver
 passed = [0]
 send_some, begin_bulk = link.Link.send_some, receiver.Receiver._begin_bulk
 def counted_send(self, buffers):

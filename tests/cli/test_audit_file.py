@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpupool.cli.server import audit_file
-from gpupool.cli.server.audit_file import MISSED, NAME, AuditLog, read_acts
+from gpupool.cli.server.records import audit_file
+from gpupool.cli.server.records.audit_file import MISSED, NAME, AuditLog, read_acts
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Act

@@ -8,7 +8,7 @@ from tests.pool.policy_kit import Pool
 
 from gpupool.cli.lib import logs
 from gpupool.cli.lib.logs import JsonFormatter, TextFormatter
-from gpupool.cli.server.lease_lines import LeaseLines
+from gpupool.cli.server.records.lease_lines import LeaseLines
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.state import Event
 from gpupool.pool.transitions.state_machine import PoolMachine

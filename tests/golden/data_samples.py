@@ -16,7 +16,7 @@ from tests.remoting.array_api import door_kit
 
 from gpupool.cli.run import agent, held_leases
 from gpupool.cli.run.program_lease import SessionRequest
-from gpupool.cli.server import audit_file
+from gpupool.cli.server.records import audit_file
 from gpupool.cli.server.state_dir import IDENTITY, Member, ServerIdentity, open_state_dir
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId

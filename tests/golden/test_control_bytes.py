@@ -11,7 +11,7 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.protocol import connection, framing, handshake, messages
 from gpupool.remoting.protocol.token_text import parse_token
-from gpupool.remoting.server.router import PLAIN_MAGIC
+from gpupool.remoting.server.listener.router import PLAIN_MAGIC
 
 FILE = "control.txt"
 

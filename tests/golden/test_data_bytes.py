@@ -8,7 +8,7 @@ from tests.golden import data_samples as samples
 from tests.golden.recorded import check, read
 
 from gpupool.cli.run import agent, held_leases
-from gpupool.cli.server import audit_file
+from gpupool.cli.server.records import audit_file
 from gpupool.cli.server.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.templates import compile_template

@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from leasing import Outcome, RealPool, run  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
-from gpupool.remoting.host.confinement import PORTS_VARIABLE, VARIABLE  # noqa: E402
+from gpupool.remoting.host.isolation.confinement import PORTS_VARIABLE, VARIABLE  # noqa: E402
 
 ACROSS = ("-n", "2", "--across", "--no-wait")
 PROGRAM = str(HERE / "cuda_programs" / "torch_nccl.py")

@@ -4,7 +4,7 @@ import logging
 import random
 from pathlib import Path
 
-from gpupool.cli.server.lease_file import LeaseLog
+from gpupool.cli.server.records.lease_file import LeaseLog
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu

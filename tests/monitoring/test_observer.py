@@ -15,7 +15,7 @@ import trio
 from tests.monitoring import samples
 from tests.monitoring.records import record, write
 
-from gpupool.cli.server.lease_file import monitoring_folder
+from gpupool.cli.server.records.lease_file import monitoring_folder
 from gpupool.monitoring import observer_link
 from gpupool.monitoring.frames import (
     Answered,

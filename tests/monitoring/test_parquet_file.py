@@ -12,7 +12,7 @@ import pytest
 from tests.monitoring.records import record, write
 
 from gpupool.cli.main import run
-from gpupool.cli.server.lease_file import monitoring_folder
+from gpupool.cli.server.records.lease_file import monitoring_folder
 from gpupool.monitoring.accounting import Range
 from gpupool.monitoring.parquet_file import METADATA_KEY, parquet_of, require_pyarrow
 from gpupool.monitoring.record_writer import RecordWriter

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.monitoring.records import LOG, START_MS, record, write
 
-from gpupool.cli.server import lease_file
-from gpupool.cli.server.lease_file import LeaseLog, monitoring_folder
+from gpupool.cli.server.records import lease_file
+from gpupool.cli.server.records.lease_file import LeaseLog, monitoring_folder
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.pages import told, with_recent
 from gpupool.monitoring.record_lines import record_of

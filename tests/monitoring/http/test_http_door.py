@@ -21,8 +21,8 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.remoting.client.pool_client import connect_pool
-from gpupool.remoting.server.preauth_limits import KNOWN_FACTOR
-from gpupool.remoting.server.router import HTTPS_ONLY, ToPlainHttp, ToWeb, route
+from gpupool.remoting.server.listener.preauth_limits import KNOWN_FACTOR
+from gpupool.remoting.server.listener.router import HTTPS_ONLY, ToPlainHttp, ToWeb, route
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import client_context
 

@@ -22,7 +22,7 @@ from tests.monitoring.samples import ME, START_MS, table
 from tests.monitoring.test_metrics import everything
 from tests.monitoring.test_observer import LOG, running
 
-from gpupool.cli.server.lease_file import monitoring_folder
+from gpupool.cli.server.records.lease_file import monitoring_folder
 from gpupool.monitoring.http.http_frames import WebSetup
 from gpupool.monitoring.http.web_link import WebLink
 from gpupool.monitoring.metric_names import METRICS

@@ -296,7 +296,7 @@ def test_the_dropin_ends_a_session_on_a_malformed_frame(dropin: Any) -> None:
 
     ours, theirs = socket.socketpair()
     theirs.sendall(array_wire.HEADER.pack(3, 17, 0, 0, 0, 0, 0) + b"\xff\xff\xff")
-    session = dropin._door.session.Session(dropin._door.link.Link(ours), None, 0)
+    session = dropin._door.session.Session(dropin._door.transport.link.Link(ours), None, 0)
     with pytest.raises(dropin.cuda.runtime.CUDARuntimeError, match="makes no sense"):
         session.greet("0")
     session.close()

@@ -404,7 +404,7 @@ def test_a_keyboard_interrupt_in_an_upload_leaves_the_session_usable(transport: 
     source = """
 import os, signal, time
 import cupy as cp, numpy as np
-from cupy._door.link import Link
+from cupy._door.transport.link import Link
 os.setpgid(0, 0)
 a = cp.arange(4)
 host = np.arange(1 << 19)
@@ -453,7 +453,7 @@ def test_a_program_that_is_interrupted_in_an_upload_ends_at_once(transport: str)
     source = """
 import os, signal, time
 import cupy as cp, numpy as np
-from cupy._door.link import Link
+from cupy._door.transport.link import Link
 a = cp.arange(4)
 send, sends = Link.send_some, []
 def send_a_little(link, buffers):

@@ -87,7 +87,7 @@ def test_a_client_that_takes_no_memory_gets_everything_by_the_socket() -> None:
     with door_kit.pool(1) as agent:
         source = """
 import cupy, numpy
-from cupy._door import link
+from cupy._door.transport import link
 link.Link.expect_descriptor = lambda self: False
 host = numpy.arange(3_000_000)
 array = cupy.asarray(host)
@@ -172,7 +172,7 @@ def test_the_client_cannot_cut_the_memory_off() -> None:
 
 def test_descriptors_that_nobody_asked_for_are_closed(dropin: Any) -> None:
     ours, theirs = socket.socketpair()
-    link = dropin._door.link.Link(ours)
+    link = dropin._door.transport.link.Link(ours)
     assert link.expect_descriptor()
     before = len(os.listdir("/proc/self/fd"))
     pipes = [os.pipe() for _ in range(2)]

@@ -11,7 +11,7 @@ import pytest
 
 COUNT_BYTES = """
 import cupy as cp, numpy as np
-from cupy._door import link
+from cupy._door.transport import link
 passed = [0]
 def count(name):
     method = getattr(link.Link, name)
@@ -21,11 +21,11 @@ def count(name):
         return result
     setattr(link.Link, name, counted)
 count('send_some')
-take = cp._door.receiver.Receiver._begin_bulk
+take = cp._door.transport.receiver.Receiver._begin_bulk
 def begin_bulk(self, reply, body, bulk):
     passed[0] += bulk
     return take(self, reply, body, bulk)
-cp._door.receiver.Receiver._begin_bulk = begin_bulk
+cp._door.transport.receiver.Receiver._begin_bulk = begin_bulk
 """
 
 

@@ -19,10 +19,12 @@ class WaitingThread:
     """A thread of the program that waits for the answer of a worker that says nothing."""
 
     def __init__(self, door: Any, ours: socket.socket) -> None:
-        self.connection = door.connection.Connection(door.link.Link(ours), None)
-        self.receiver = door.receiver.Receiver(self.connection)
+        self.connection = door.transport.connection.Connection(door.transport.link.Link(ours), None)
+        self.receiver = door.transport.receiver.Receiver(self.connection)
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._wait, args=(door.receiver.Reply(None),))
+        self.thread = threading.Thread(
+            target=self._wait, args=(door.transport.receiver.Reply(None),)
+        )
         self.thread.start()
         while not self.receiver.reading.locked():
             os.sched_yield()
@@ -121,7 +123,7 @@ def test_one_thread_at_a_time_uses_tls(
     accepting.start()
     with client.wrap_socket(ours) as secured:
         accepting.join(10)
-        link = cp._door.link.Link(secured)
+        link = cp._door.transport.link.Link(secured)
         reading = threading.Thread(target=lambda: link.receive_into(memoryview(bytearray(10))))
         reading.start()
         assert link.send_some([memoryview(b"x" * 10)])

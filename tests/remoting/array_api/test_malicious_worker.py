@@ -204,7 +204,7 @@ def test_what_a_server_says_reaches_the_program_without_escapes(cp: Any) -> None
 def test_notices_of_the_agent_are_written_without_escapes(
     cp: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent = object.__new__(cp._door.link.Agent)
+    agent = object.__new__(cp._door.transport.link.Agent)
     agent.lost = ""
     agent._take({"op": "notice", "text": ESCAPE})
     agent._take({"op": "lost", "what": ESCAPE})

@@ -25,7 +25,7 @@ from gpupool.remoting.client.bandwidth_answers import ask_bandwidth, rounds
 from gpupool.remoting.client.server_connections import Connections
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
-from gpupool.remoting.server.router import ToMeasure, route
+from gpupool.remoting.server.listener.router import ToMeasure, route
 from gpupool.remoting.transport import bandwidth
 from gpupool.remoting.transport.bandwidth import BandwidthMeter, measure_name
 from gpupool.remoting.transport.client_tls import client_context

@@ -44,7 +44,12 @@ from gpupool.remoting.protocol.framing import (
     load,
 )
 from gpupool.remoting.protocol.token_text import TokenText, format_token, new_token, parse_token
-from gpupool.remoting.server.router import HTTP_METHODS, ToPlainHttp, client_hello_name, route
+from gpupool.remoting.server.listener.router import (
+    HTTP_METHODS,
+    ToPlainHttp,
+    client_hello_name,
+    route,
+)
 
 PLAIN = st.recursive(
     st.none()

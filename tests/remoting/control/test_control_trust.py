@@ -48,9 +48,9 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
-from gpupool.remoting.server import router
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.router import WebDoor, client_hello_name
+from gpupool.remoting.server.listener import router
+from gpupool.remoting.server.listener.router import WebDoor, client_hello_name
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.authority.certificate_renewal import ServerCertificates

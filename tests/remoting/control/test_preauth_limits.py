@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.remoting.server.preauth_limits import (
+from gpupool.remoting.server.listener.preauth_limits import (
     BURST_S,
     KNOWN_FACTOR,
     PAUSE_MAX_S,

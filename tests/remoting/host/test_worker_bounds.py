@@ -14,8 +14,9 @@ from test_worker_confinement import as_root
 from test_worker_reach import attack
 
 from gpupool.pool.model.ids import LeaseId
-from gpupool.remoting.host import host_memory, lease_cgroups, orphan_reaper, users
-from gpupool.remoting.host.lease_cgroups import LeaseCgroups, own_group
+from gpupool.remoting.host import host_memory, orphan_reaper
+from gpupool.remoting.host.isolation import lease_cgroups, users
+from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups, own_group
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper

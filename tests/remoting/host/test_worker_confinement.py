@@ -17,7 +17,8 @@ from host_kit import EchoClient, MakeHost, nest_directories, unix_address
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
-from gpupool.remoting.host import orphan_reaper, spawn, users
+from gpupool.remoting.host import orphan_reaper, spawn
+from gpupool.remoting.host.isolation import users
 from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.worker import namespaces, sandbox
 

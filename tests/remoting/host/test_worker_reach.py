@@ -24,9 +24,9 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
 from gpupool.remoting.devices.nvml import mig_nodes
-from gpupool.remoting.host import confinement, users
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
-from gpupool.remoting.host.lease_cgroups import LeaseCgroups
+from gpupool.remoting.host.isolation import confinement, users
+from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.worker import sandbox, syscall_filter
 
 __all__ = ["stranger"]

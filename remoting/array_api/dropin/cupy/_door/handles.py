@@ -16,7 +16,7 @@ from typing import Any
 from cupy._door import cbor, dtypes, wire
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta
-from cupy._door.sender import Sender
+from cupy._door.transport.sender import Sender
 
 _U32 = struct.Struct("<I")
 _U32S = tuple(struct.Struct(f"<{count}I") for count in range(34))

@@ -8,10 +8,11 @@ import sys
 import threading
 from typing import Any
 
-from cupy._door import link, peers, state
+from cupy._door import peers, state
 from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.older import zip_strict
 from cupy._door.session import Session
+from cupy._door.transport import link
 
 VERSION = "0.1.0"
 

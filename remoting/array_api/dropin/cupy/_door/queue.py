@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from cupy._door import cbor, sites, state, wire
 from cupy._door.calls import Plan, runs_anywhere
-from cupy._door.connection import Connection
-from cupy._door.flusher import Flusher
 from cupy._door.handles import Handles
 from cupy._door.meta import Meta
-from cupy._door.sender import BATCH_CALLS, Sender
 from cupy._door.sites import HERE, frame_at
+from cupy._door.transport.connection import Connection
+from cupy._door.transport.flusher import Flusher
+from cupy._door.transport.sender import BATCH_CALLS, Sender
 
 _FREE = wire.FREE_RECORD.pack
 

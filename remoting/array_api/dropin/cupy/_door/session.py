@@ -64,17 +64,17 @@ import numpy as np
 
 from cupy._door import cbor, state, wire
 from cupy._door.calls import Plan, plan_of
-from cupy._door.connection import Connection
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
 from cupy._door.judged import Judged, is_judged
-from cupy._door.link import Agent, Link
 from cupy._door.meta import Meta
 from cupy._door.older import add_note
 from cupy._door.queue import CallQueue, Hooks
-from cupy._door.receiver import Receiver, Reply, Sink
-from cupy._door.sender import Sender
-from cupy._door.shared import Shared
+from cupy._door.transport.connection import Connection
+from cupy._door.transport.link import Agent, Link
+from cupy._door.transport.receiver import Receiver, Reply, Sink
+from cupy._door.transport.sender import Sender
+from cupy._door.transport.shared import Shared
 
 #: Bytes up to which an upload is a record of the batch, not a frame of its own.
 INLINE_MAX = 4096

@@ -11,8 +11,8 @@ from cupy._core.dispatch.arguments import dtype_of
 from cupy._door import pool, state
 from cupy._door.errors import nonsense
 from cupy._door.meta import Meta, fresh
-from cupy._door.receiver import Reply
 from cupy._door.session import INLINE_MAX, Session
+from cupy._door.transport.receiver import Reply
 
 SHARED_MIN = 256 << 10
 """Bytes from which shared memory is faster than the socket that announces it."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import trio
 
-from gpupool.cli.server.numbered_log import FILE_SIZE_MAX, NumberedLog
+from gpupool.cli.server.records.numbered_log import FILE_SIZE_MAX, NumberedLog
 from gpupool.monitoring.record_lines import FILE_NAME, line_of, record_of
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.state import LeaseRecord

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy._door import cbor, state, wire
-from cupy._door.connection import WORKER_ENDED, Connection
 from cupy._door.errors import MALFORMED, exception_named, nonsense
-from cupy._door.link import watch
+from cupy._door.transport.connection import WORKER_ENDED, Connection
+from cupy._door.transport.link import watch
 
 #: How long an answer is awaited awake: sleeping and waking cost about as much.
 SPIN_S = 0.00005

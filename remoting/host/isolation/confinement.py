@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId
-from gpupool.remoting.host import worker_mounts
-from gpupool.remoting.host.lease_cgroups import LeaseCgroups
+from gpupool.remoting.host.isolation import worker_mounts
+from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
 

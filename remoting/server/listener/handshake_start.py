@@ -15,7 +15,7 @@ from typing import Any, cast
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.server.router import Opening, Route, ToControl, ToServer, free
+from gpupool.remoting.server.listener.router import Opening, Route, ToControl, ToServer, free
 from gpupool.remoting.transport.pki import TlsContexts
 
 RECEIVE_SIZE = 16_384

@@ -11,7 +11,7 @@ from typing import Any
 
 from cupy._door import state
 from cupy._door.errors import visible
-from cupy._door.link import Agent, ConnectionLostError, Link
+from cupy._door.transport.link import Agent, ConnectionLostError, Link
 
 DEVICES_UNAVAILABLE = 46
 """The status of a session that is lost, and of copies from and to one: CUDA's own."""

@@ -22,9 +22,9 @@ from functools import partial
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.server.handshake_start import Begun, Contexts, Handshake, begin_all
-from gpupool.remoting.server.preauth_limits import Place
-from gpupool.remoting.server.router import (
+from gpupool.remoting.server.listener.handshake_start import Begun, Contexts, Handshake, begin_all
+from gpupool.remoting.server.listener.preauth_limits import Place
+from gpupool.remoting.server.listener.router import (
     PEEK_SIZE_MAX,
     Admitted,
     Opening,

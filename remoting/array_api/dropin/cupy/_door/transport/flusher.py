@@ -12,8 +12,8 @@ import contextlib
 import threading
 import time
 
-from cupy._door.connection import Connection
-from cupy._door.sender import POLL_S, Sender
+from cupy._door.transport.connection import Connection
+from cupy._door.transport.sender import POLL_S, Sender
 
 IDLE_S, IDLE_MAX_S = 0.0003, 0.002
 IDLE_TICKS = 16

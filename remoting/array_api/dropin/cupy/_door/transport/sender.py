@@ -23,10 +23,10 @@ from collections import deque
 from typing import Any
 
 from cupy._door import wire
-from cupy._door.connection import WORKER_ENDED, Connection
 from cupy._door.errors import DoorError
-from cupy._door.link import watch
-from cupy._door.receiver import Receiver, Reply
+from cupy._door.transport.connection import WORKER_ENDED, Connection
+from cupy._door.transport.link import watch
+from cupy._door.transport.receiver import Receiver, Reply
 
 BATCH_CALLS = 64
 #: How long a wait for room in the socket, or for the worker's frames, lasts at most.

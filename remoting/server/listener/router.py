@@ -21,7 +21,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.preauth_limits import Pauses, Place, PreauthLimits, Stage
+from gpupool.remoting.server.listener.preauth_limits import Pauses, Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import (
     CONTROL_NAME,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpupool.cli.lib.output import to_plain
-from gpupool.cli.server.numbered_log import FILE_COUNT_MAX, NumberedLog, numbered
+from gpupool.cli.server.records.numbered_log import FILE_COUNT_MAX, NumberedLog, numbered
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Act

@@ -1,0 +1,1 @@
+"""Files of records that a server only appends to: ended leases and administrative acts."""

@@ -1,0 +1,1 @@
+"""Bytes between the program and its workers: sockets, threads that send, and frames."""

@@ -1,0 +1,1 @@
+"""The one port: strangers' places, handshakes, and who gets each connection."""
