@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(shared)
     if not hasattr(config, "workerinput"):
         root = Path(__file__).parent.parent
-        for name in ("cli", "consensus", "pool", "remoting", "simulations"):
+        for name in ("cli", "consensus", "monitoring", "pool", "remoting", "simulations"):
             compileall.compile_dir(root / name, quiet=2)
 
 
