@@ -53,7 +53,7 @@ function table(data, by, title) {
     { key: "bar", title: html`<span class="away">Share as a bar</span>`, cell: (r) => bar([[(100 * r.gpu_hours) / most, "a"]]), narrow: true },
     { key: "hours", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 2), sort: (r) => r.gpu_hours, total: (t) => number(t.gpu_hours, 2) },
     { key: "share", title: "Share", num: true, cell: (r) => percent((100 * r.gpu_hours) / all), sort: (r) => r.gpu_hours, total: () => "" },
-    { key: "gib", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1), sort: (r) => r.gib_hours, total: (t) => number(t.gib_hours, 1) },
+    { key: "gib", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1), sort: (r) => r.gib_hours, total: (t) => number(t.gib_hours, 1), narrow: true },
     { key: "busy", title: "Busy hours", num: true, cell: (r) => (known(r.busy_gpu_hours) ? number(r.busy_gpu_hours, 2) : UNKNOWN), sort: (r) => r.busy_gpu_hours, total: (t) => (known(t.busy_gpu_hours) ? number(t.busy_gpu_hours, 2) : UNKNOWN), narrow: true },
     { key: "idle", title: "Idle", num: true, cell: (r) => share(r.idle_share), sort: (r) => r.idle_share, total: (t) => share(t.idle_share), narrow: true },
     { key: "wasted", title: "Wasted hours", num: true, cell: (r) => (known(r.wasted_gpu_hours) ? number(r.wasted_gpu_hours, 2) : UNKNOWN), sort: (r) => r.wasted_gpu_hours, total: (t) => (known(t.wasted_gpu_hours) ? number(t.wasted_gpu_hours, 2) : UNKNOWN) },
