@@ -1,8 +1,8 @@
 """Where a lease can be moved: other GPUs of the same server, of the same model, with room.
 
 A worker's state lives in the process of its server, so no lease is moved to another server. Only
-emulated GPUs are left and taken: nobody has seen a driver restore a worker on another GPU than the
-one it was confined to. MIG instances are not suspended at all.
+emulated GPUs are left and taken: a driver restores a process on another GPU, but nobody has seen it
+do so with a worker whose own ``/dev`` lacks that GPU. MIG instances are not suspended at all.
 """
 
 from collections.abc import Sequence

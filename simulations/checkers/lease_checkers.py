@@ -22,6 +22,7 @@ from gpupool.pool.model.commands import (
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
 from gpupool.pool.policy.lease_ends import idle_reason
+from gpupool.pool.policy.policy_values import duration_ms
 from gpupool.pool.reconcile import UNATTACHED_MAX_S
 from gpupool.simulations.checkers.lease_causes import LeaseCauses, longest_rests
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
@@ -133,7 +134,13 @@ class LeasesEndRightly:
                 self._early(lease, f"unused for {rest_s:.1f} of {lease.idle_timeout_s} s")
             return ""
         if reason.startswith(AWAY_TOO_LONG):
-            return "" if lease.is_away else "it is not suspended"
+            if lease.history is None or not lease.is_away:
+                return "it is not suspended"
+            longest_ms = duration_ms(reason.removeprefix(AWAY_TOO_LONG).partition(",")[0])
+            away_ms = after.now - lease.history.away_since
+            if away_ms < longest_ms:
+                self._early(lease, f"suspended for {away_ms} of {longest_ms} ms")
+            return ""
         if reason == NEVER_CONNECTED:
             if now - granted_at < UNATTACHED_MAX_S / SPEED_MAX:
                 return f"it was granted {now - granted_at:.1f} s ago"

@@ -1,12 +1,13 @@
 """Broken builds of the suspension of leases, and of preemption."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from tests.simulations.mutations.patching import patched, patched_handler
 
 from gpupool.pool import reconcile
-from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.results import Step
 from gpupool.pool.model.state import Lease, PoolState, Waiting
 from gpupool.pool.model.suspension import (
@@ -167,6 +168,16 @@ def overtakes_the_suspended() -> AbstractContextManager[None]:
         return False
 
     return patched(fairness, "_is_starved", _is_starved)
+
+
+def away_for_a_moment() -> AbstractContextManager[None]:
+    """End a suspended lease an hour before it has been suspended for too long."""
+    original = reconcile.away_too_long
+
+    def away_too_long(state: PoolState, lease: Lease) -> str:
+        return original(replace(state, now=Milliseconds(state.now + 3_600_000)), lease)
+
+    return patched(reconcile, "away_too_long", away_too_long)
 
 
 def away_for_ever() -> AbstractContextManager[None]:

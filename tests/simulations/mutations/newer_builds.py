@@ -202,5 +202,12 @@ NEWER = (
         broken_suspensions.away_for_ever,
         tune=_sleeping,
     ),
+    Mutation(
+        "away-for-a-moment",
+        "ends-in-time",
+        "a suspended lease ends before it has been suspended for too long",
+        broken_suspensions.away_for_a_moment,
+        tune=_preempting,
+    ),
 )
 """Broken builds of the mechanisms that came after the audit of November 2026."""
