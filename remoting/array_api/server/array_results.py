@@ -178,7 +178,7 @@ class Answer:
         return self._encode_rare(value)
 
     def _encode_rare(self, value: Any) -> Any:
-        kind: Any = type(value)
+        kind: Any = value.__class__
         if issubclass(kind, np.generic) and value.dtype.char in _NUMBERS:
             return ["n", value.dtype.str, value.tobytes()]
         if issubclass(kind, complex):

@@ -41,3 +41,13 @@ def _planned(name: str) -> Any:
 for _name in list(globals()["__all__"]):
     if hasattr(_cupy.fft, _name) and not _name.endswith(("freq", "shift")):
         globals()[_name] = _planned(_name)
+
+
+#: `scipy.fft.set_backend` takes this module for its functions, by these two names.
+__ua_domain__ = "numpy.scipy.fft"
+
+
+def __ua_function__(method: Any, args: Any, kwargs: Any) -> Any:
+    """Run the function of the same name; `NotImplemented` if there is none."""
+    function = globals().get(method.__name__) if method.__name__ in globals()["__all__"] else None
+    return NotImplemented if function is None else function(*args, **kwargs)
