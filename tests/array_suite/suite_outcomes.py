@@ -39,6 +39,8 @@ SIGNS: tuple[tuple[str, str], ...] = (
 # Where the message cannot say it.
 PLACES: tuple[tuple[str, str], ...] = (
     (r"TestVectorize", MISSING),
+    # Classes with methods.
+    (r"scipy_tests/(interpolate|spatial)_tests", MISSING),
     # What is left of an argument that may be overwritten.
     (r"test_(quantile|percentile)_overwrite", DECIDED),
     # NumPy adds in another order, or refuses what the GPU computes without a check.

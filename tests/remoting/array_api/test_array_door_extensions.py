@@ -160,3 +160,12 @@ def test_the_module_of_transforms_is_a_backend_of_scipy(cp: Any) -> None:
     theirs: Any = importlib.import_module("scipy.fft")
     with theirs.set_backend(fft, only=True):
         assert isinstance(theirs.dct(cp.ones(4)), cp.ndarray)
+
+
+def test_a_plan_of_half_precision_computes_in_single_and_hermitian_ones_take_none(cp: Any) -> None:
+    fft = of(cp, "scipy.fft")
+    x = cp.ones(9, "e")
+    plan = fft.get_fft_plan(cp.ones(9, "F"), value_type="C2R")
+    assert fft.irfft(x, plan=plan).dtype == fft.irfft(x).dtype == np.float32
+    with pytest.raises(NotImplementedError, match="hfft with a plan"):
+        fft.hfft(x, plan="any")
