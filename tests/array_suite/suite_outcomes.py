@@ -79,7 +79,7 @@ PLACES: tuple[tuple[str, str], ...] = (
     # An attribute is a new array each time, over the same memory.
     (r"test_inplace_scalar_preserves_identity|test_coo_array_coords_property", DECIDED),
     (r"test_sparray\.py::.*::test_setitem_ellipsis", DECIDED),  # a warning
-    (r"core_tests/test_core_\w*accel|test_cub_|fusion_tests", INTERNALS),
+    (r"core_tests/test_core_\w*accel|test_cub_", INTERNALS),
 )
 _PARAMETERS = re.compile(r"_param_\d+_\{.*?\}(?=::|$)|\[.*\]$")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
