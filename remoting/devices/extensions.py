@@ -26,7 +26,88 @@ def real_extensions() -> dict[str, Operation]:
 
 def emulated_extensions() -> dict[str, Operation]:
     """Return the operations of an emulated GPU: SciPy's functions of the same names."""
-    return _table(lambda path, name: _as_arrays(_late(path, name, NO_SCIPY)))
+    table = _table(lambda path, name: _as_arrays(_late(path, name, NO_SCIPY)))
+    return {name: _as_cupy(name.removeprefix(PREFIX), function) for name, function in table.items()}
+
+
+def _as_cupy(name: str, function: Operation) -> Operation:
+    """Return a function of SciPy with CuPy's conventions, or with the reason why it has none."""
+    if name in _STATES:
+        return _refuses(_STATES[name], function)
+    if name in ("scipy.fft." + each for each in ("dct", "dst", "idct", "idst")):
+        return _of_two_types(function)
+    adapter = _ADAPTERS.get(name)
+    return function if adapter is None else adapter(function)
+
+
+_STATES = {
+    "scipy.signal.lfilter": "zi",
+    "scipy.signal.sosfilt": "zi",
+    "scipy.signal.lfilter_zi": "",
+    "scipy.signal.sosfilt_zi": "",
+    "scipy.signal.lfiltic": "",
+}
+"""Functions of the state of a filter, and their keyword for it: CuPy keeps inputs and outputs,
+SciPy keeps delays, and values of the one are silently wrong as values of the other."""
+
+
+def _refuses(keyword: str, function: Operation) -> Operation:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # The state is the last of lfilter(b, a, x, axis, zi) and of sosfilt(sos, x, axis, zi).
+        last = 4 if function.__name__ == "lfilter" else 3
+        given = kwargs.get(keyword, args[last] if len(args) > last else None)
+        if not keyword or given is not None:
+            raise UnsupportedError(
+                f"{function.__name__}: an emulated GPU has no filter's state in the form of CuPy"
+            )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _of_two_types(function: Operation) -> Operation:
+    def call(x: Any, type: Any = 2, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - SciPy's name
+        if type in (1, 4):
+            raise UnsupportedError(f"{function.__name__}: CuPy has the types 2 and 3 only")
+        return function(x, type, *args, **kwargs)
+
+    return call
+
+
+def _edt(function: Operation) -> Operation:
+    def call(
+        *args: Any, block_params: Any = None, float64_distances: bool = True, **kwargs: Any
+    ) -> Any:
+        del block_params  # how a GPU divides the work
+        made: Any = function(*args, **kwargs)
+        if float64_distances:
+            return made
+        if isinstance(made, tuple):
+            distances, indices = cast("tuple[Any, Any]", made)
+            return distances.astype(np.float32), indices
+        return made.astype(np.float32) if made.dtype == np.float64 else made
+
+    return call
+
+
+def _triangular(function: Operation) -> Operation:
+    def call(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        if a.ndim <= 2 and b.ndim <= 2:
+            return function(a, b, *args, **kwargs)
+        vectors = b.ndim == a.ndim - 1
+        if b.shape[: a.ndim - 1] != a.shape[:-1] or not (vectors or b.ndim == a.ndim):
+            raise ValueError(f"incompatible dimensions: {a.shape} and {b.shape}")
+        if not vectors:
+            return function(a, b, *args, **kwargs)
+        return function(a, b[..., None], *args, **kwargs)[..., 0]
+
+    return call
+
+
+_ADAPTERS = {
+    "scipy.ndimage.distance_transform_edt": _edt,
+    "scipy.linalg.solve_triangular": _triangular,
+}
 
 
 def _table(make: Callable[[str, str], Operation]) -> dict[str, Operation]:
@@ -45,6 +126,7 @@ def _late(module: str, name: str, otherwise: str) -> Operation:
             raise UnsupportedError(f"{module}.{name}: {otherwise}") from None
         return function(*args, **kwargs)
 
+    call.__name__ = name
     return call
 
 
@@ -54,6 +136,7 @@ def _as_arrays(function: Operation) -> Operation:
     def call(*args: Any, **kwargs: Any) -> Any:
         return _array(function(*args, **kwargs))
 
+    call.__name__ = function.__name__
     return call
 
 

@@ -4,9 +4,10 @@
         [--gpu | --native] [--beside FILE]
 
 CUPY is a checkout of CuPy (github.com/cupy/cupy) at the tag of the version that the drop-in names;
-it is only read, and nothing of it is copied into this project. FOLDER is one such as `math_tests`,
-or a file in it. Without one, all folders of `FOLDERS` run. `--record` writes their record anew;
-`--late` runs in the door's default mode, where what only the worker knows comes late.
+it is only read, and nothing of it is copied into this project. FOLDER is one such as `math_tests`
+or `cupyx/signal_tests`, or a file in it. Without one, all folders of `FOLDERS` run. `--record`
+writes their record anew; `--late` runs in the door's default mode, where what only the worker
+knows comes late.
 With `--gpu` the worker has the first GPUs of this machine and its CuPy; with `--native` that CuPy
 itself runs the tests. `--beside FILE` counts only tests that passed in the outcomes of another run,
 a native one for example. The exit status is 1 if a test fails that the record does not have.
@@ -42,12 +43,17 @@ FOLDERS = (
     "random_tests",
     "sorting_tests",
     "statistics_tests",
-    "sparse_tests",
+    "cupyx/fft_tests",
+    "cupyx/fftpack_tests",
+    "cupyx/interpolate_tests",
+    "cupyx/linalg_tests",
+    "cupyx/ndimage_tests",
+    "cupyx/signal_tests",
+    "cupyx/sparse_tests",
+    "cupyx/spatial_tests",
+    "cupyx/special_tests",
+    "cupyx/stats_tests",
 )
-# Where a folder is that is not in `cupy_tests`.
-ELSEWHERE = {"sparse_tests": "cupyx_tests/scipy_tests"}
-# They compile kernels while they are imported, or test one class that is written in C++.
-LEFT_OUT = ("fusion_tests", "test_carray.py", "test_raw.py")
 TEST_S = 60
 SHOWN = 40
 
@@ -73,10 +79,9 @@ def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool, devices: 
         "-m",
         "not slow",
     ]
-    argv += [f"--ignore-glob=*{name}*" for name in LEFT_OUT]
     began = time.monotonic()
     done = subprocess.run(
-        [*argv, f"{ELSEWHERE.get(folder.split('/')[0], 'cupy_tests')}/{folder}"],
+        [*argv, so.place_of(folder)],
         cwd=work,
         env=environment,
         check=False,

@@ -39,6 +39,8 @@ SIGNS: tuple[tuple[str, str], ...] = (
 # Where the message cannot say it.
 PLACES: tuple[tuple[str, str], ...] = (
     (r"TestVectorize", MISSING),
+    # Classes with methods.
+    (r"scipy_tests/(interpolate|spatial)_tests", MISSING),
     # What is left of an argument that may be overwritten.
     (r"test_(quantile|percentile)_overwrite", DECIDED),
     # NumPy adds in another order, or refuses what the GPU computes without a check.
@@ -77,7 +79,7 @@ PLACES: tuple[tuple[str, str], ...] = (
     # An attribute is a new array each time, over the same memory.
     (r"test_inplace_scalar_preserves_identity|test_coo_array_coords_property", DECIDED),
     (r"test_sparray\.py::.*::test_setitem_ellipsis", DECIDED),  # a warning
-    (r"core_tests/test_core_\w*accel|test_cub_|fusion_tests", INTERNALS),
+    (r"core_tests/test_core_\w*accel|test_cub_", INTERNALS),
 )
 _PARAMETERS = re.compile(r"_param_\d+_\{.*?\}(?=::|$)|\[.*\]$")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -94,13 +96,19 @@ class Outcome:
     @property
     def folder(self) -> str:
         """Return the part of the suite that the test belongs to."""
-        at = 2 if self.test.startswith("cupyx_tests/") else 1
-        return self.test.split("/")[at].split("::")[0].removesuffix("_tests")
+        at, before = (2, "cupyx/") if self.test.startswith("cupyx_tests/") else (1, "")
+        return before + self.test.split("/")[at].split("::")[0].removesuffix("_tests")
 
     @property
     def family(self) -> str:
         """Return the test's name without its parameters, as a pattern."""
         return _PARAMETERS.sub("", self.test) + "*"
+
+
+def place_of(folder: str) -> str:
+    """Return where a folder of tests, or a file in one, is in a checkout's `tests`."""
+    head, _, rest = folder.partition("/")
+    return f"cupyx_tests/scipy_tests/{rest}" if head == "cupyx" else f"cupy_tests/{folder}"
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
@@ -153,12 +161,8 @@ def read_record(path: Path = RECORD) -> dict[str, str]:
 
 def without(expected: dict[str, str], folders: Sequence[str]) -> dict[str, str]:
     """Return the list without the tests of some folders or files."""
-    places = tuple(f"/{folder}" for folder in folders)
-    return {
-        test: reason
-        for test, reason in expected.items()
-        if not any(place in f"/{test}" for place in places)
-    }
+    places = tuple(place_of(folder) for folder in folders)
+    return {test: reason for test, reason in expected.items() if not test.startswith(places)}
 
 
 def expected_reason(expected: dict[str, str], outcome: Outcome) -> str | None:

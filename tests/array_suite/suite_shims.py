@@ -7,7 +7,9 @@ Without stand-ins one such import would lose all tests of its file.
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -19,8 +21,6 @@ INTERNALS = (
     "cupyx.cusparse",
     "cupyx.cutensor",
     "cupyx.cutlass",
-    "cupyx.linalg",
-    "cupyx.jit",
     "cupy.cublas",
     "cupy.cuda",
     "cupy.fft._fft",
@@ -31,7 +31,11 @@ INTERNALS = (
     "cupy.lib._polynomial",
     "cupy.polynomial",
 )
-CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc", "texture")
+CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc")
+# The private modules of `cupyx.scipy` that the drop-in lacks; its own come before any stand-in.
+_PRIVATE = re.compile(r"cupyx\.scipy\.(\w+\.)*_")
+# Public modules that programs may use: without them a test counts as missing, never as internal.
+_PUBLIC = ("cupy.cuda.texture",)
 SAYS = "internals of CuPy: "
 # A module that is loading may call a stand-in, to decorate a test for example; a test may not.
 running = False
@@ -89,7 +93,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        private = fullname.startswith("cupy._")
+        private = fullname.startswith("cupy._") or _PRIVATE.match(fullname) is not None
+        if fullname in _PUBLIC:
+            return None
         if private or any(f"{fullname}.".startswith(f"{name}.") for name in INTERNALS):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
@@ -99,6 +105,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         del module
+
+
+def _no_compiler() -> str:
+    return ""
 
 
 def _nothing(*_args: object) -> int:
@@ -145,7 +155,7 @@ def install(cupy: Any) -> None:
     for name in CUDA:
         if not hasattr(cupy.cuda, name):
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
-    cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _nothing
+    cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _no_compiler
     core: Any = importlib.import_module("cupy._core")
     for name in ("core", "flags", "internal", "_kernel", "_accelerator"):
         setattr(core, name, importlib.import_module("cupy._core." + name))
@@ -167,6 +177,10 @@ def install(cupy: Any) -> None:
     scipy: Any = importlib.import_module("cupyx.scipy")
     cupyx.scipy = scipy
     importlib.import_module("cupyx.scipy.sparse")
+    scipy._scipy_available = importlib.util.find_spec("scipy") is not None
+    for name in ("fft", "fftpack", "interpolate", "linalg", "ndimage", "special", "stats"):
+        # A module with a path may have private ones below it.
+        importlib.import_module(f"cupyx.scipy.{name}").__path__ = []
     gufuncs: Any = importlib.import_module("cupy._core._gufuncs")
     gufuncs._GUFunc = cupyx.GeneralizedUFunc
     # Public names whose tests look for them in private modules.

@@ -25,8 +25,6 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_exchange import Exchange
@@ -37,6 +35,7 @@ from gpupool.remoting.array_api.server.array_results import (
     Failed,
     Meta,
     MismatchError,
+    array_of,
     decode_meta,
     describe_error,
     same_layout,
@@ -73,6 +72,9 @@ _LATER = (
     *("cuda.cufft_version", "fft.cache.", "fft.callbacks", "fft.several", "fft.with_callbacks"),
     *("ndarray.field", "ndarray.mdspan", "sparse."),
 )
+
+_OF_OBJECTS = ("sparse.",)
+"""Operations whose answers may name objects by handles: their client gives them a class."""
 
 
 def in_order(name: str) -> tuple[bool, str]:
@@ -199,8 +201,8 @@ class Executor:
 
     # --- a run of records -----------------------------------------------------------------------
 
-    def run(self, body: memoryview, *, ask: bool) -> tuple[Any, int] | None:
-        """Execute a run of records; with ``ask`` return the last call's result and its handle.
+    def run(self, body: memoryview, *, ask: bool) -> tuple[Any, Answer] | None:
+        """Execute a run of records; with ``ask`` return the last call's result, and its answer.
 
         Raises:
             RemoteProtocolError: the records are malformed; the session must end.
@@ -422,16 +424,18 @@ class Executor:
         backend = self.backend
         if backend.is_array(value):
             return backend.adopt(value)
-        if type(value) in (tuple, list):
-            return [self._adopted(item) for item in value]
-        if issubclass(type(value), tuple):  # a named tuple of linalg
-            items: Any = value
-            return [self._adopted(item) for item in items]
+        parts: Any = value
+        if type(value) is list:
+            return [self._adopted(item) for item in parts]
+        if issubclass(type(value), tuple):  # a named one of linalg, too
+            return tuple([self._adopted(item) for item in parts])
+        if type(value) is dict:
+            return {key: self._adopted(item) for key, item in parts.items()}
         return value
 
     def _keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
         if number != array_wire.META_OBJECT and not self.backend.is_array(value):
-            value = self.backend.adopt(np.asarray(value))
+            value = self.backend.adopt(array_of(value))
         if meta is not None:
             if value.dtype != meta.dtype or value.shape != meta.shape:
                 raise MismatchError(
@@ -473,18 +477,17 @@ class Executor:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def _answer(self, template: Template, values: tuple[Any, ...]) -> tuple[Any, int]:
+    def _answer(self, template: Template, values: tuple[Any, ...]) -> tuple[Any, Answer]:
         outputs = template.outputs
         first = values[1 + outputs]
         try:
             arguments, keywords = template.build(values[2 + outputs :], self.find)
-            return self._retried(template.function, arguments, keywords), first
+            value = self._retried(template.function, arguments, keywords)
         except DependsOnFailureError as error:
             raise error.__cause__ or error from None
-
-    def plain(self, value: Any, first: int) -> Any:
-        """Return a result as a plain value; arrays stay here under new handles from ``first``."""
-        return Answer(self.backend, self._store, first).encode(value)
+        objects = template.name.startswith(_OF_OBJECTS)
+        answer = Answer(self.backend, self._store, self.free, first=first, objects=objects)
+        return value, answer
 
 
 def _same(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Results of calls: how the client inferred them, how they fail, and how they travel in answers."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from gpupool.remoting.devices.base import Backend
 
 ANSWER_OBJECTS_MAX = 64
 """How many arrays and other objects one answer may hold; the client reserves as many handles."""
+_NUMBERS = "?bBhHiIlLqQefdFD"
+"""Characters of the types of which an answer may have single numbers."""
 
 
 class MismatchError(Exception):
@@ -108,20 +111,59 @@ def decode_meta(value: Any) -> tuple[int, Meta]:
     return number, Meta(kind, tuple(shape), tuple(strides), nbytes)
 
 
-class Answer:
-    """One answer as a plain value; its arrays and other objects get handles."""
+def array_of(value: Any) -> Any:
+    """Return the one array that a call makes of a number.
 
-    def __init__(self, backend: Backend, store: Callable[[int, Any], None], first: int) -> None:
+    Raises:
+        TypeError: the call gave several results, or an object.
+    """
+    if isinstance(value, (list, tuple)):
+        raise TypeError("it gave several results, where its client waits for one array")
+    made: np.ndarray[Any, Any] = np.asarray(value)
+    if made.dtype.hasobject or made.dtype.kind in "SU":
+        raise TypeError(f"it gave an object of type {type(value).__name__}, and no array")
+    return made
+
+
+class Answer:
+    """One answer as a plain value; its arrays and other objects get handles.
+
+    A value that has no form raises TypeError: the program must not get a number in its place.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Callable[[int, Any], None],
+        forget: Callable[[int], Any],
+        *,
+        first: int = 0,
+        objects: bool = False,
+    ) -> None:
         self._backend = backend
         self._store = store
+        self._forget = forget
         self._first = first  # of the handles that the client has reserved
         self._used = 0
+        self._objects = objects  # the operation's client knows how to read handles of objects
 
     def encode(self, value: Any) -> Any:
-        """Return a result as a plain value."""
+        """Return a result as a plain value.
+
+        Raises:
+            TypeError: a part of it has no form; nothing of it is kept then.
+        """
+        try:
+            return self._encode(value)
+        except BaseException:
+            for index in range(self._used):
+                self._forget(self._first + index)
+            raise
+
+    def _encode(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str, bytes):
             return value
-        if self._backend.is_array(value):
+        if self._backend.is_array(value) and not value.dtype.hasobject:
             handle = self._keep(value)
             strides = list(value.strides)
             device = self._backend.device_of(value)
@@ -129,14 +171,25 @@ class Answer:
         if type(value) in (tuple, list):
             items: Any = value
             code = "t" if type(value) is tuple else "l"
-            return [code, *(self.encode(item) for item in items)]
+            return [code, *(self._encode(item) for item in items)]
         if type(value) in (dict,):
             pairs: Any = value
-            return {str(key): self.encode(item) for key, item in pairs.items()}
-        if isinstance(value, complex):
+            return {str(key): self._encode(item) for key, item in pairs.items()}
+        return self._encode_rare(value)
+
+    def _encode_rare(self, value: Any) -> Any:
+        kind: Any = value.__class__
+        if issubclass(kind, np.generic) and value.dtype.char in _NUMBERS:
+            return ["n", value.dtype.str, value.tobytes()]
+        if issubclass(kind, complex):
             return ["c", value.real, value.imag]
-        if isinstance(value, np.dtype):
+        if issubclass(kind, np.dtype):
             return value.str
+        if kind is slice:
+            ends = (value.start, value.stop, value.step)
+            return ["s", *(None if end is None else operator.index(end) for end in ends)]
+        if not self._objects or self._backend.is_array(value):
+            raise TypeError(f"a result of type {kind.__name__} cannot be sent")
         return ["o", self._keep(value)]
 
     def _keep(self, value: Any) -> int:
@@ -144,6 +197,6 @@ class Answer:
         if self._used >= ANSWER_OBJECTS_MAX:
             raise ValueError("too many results in one answer")
         index = self._used
-        self._used += 1
         self._store(self._first + index, value)
+        self._used += 1
         return index

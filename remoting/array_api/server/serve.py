@@ -285,15 +285,15 @@ class Session:
     def _ask(self, header: array_wire.Header, body: bytes) -> None:
         tally, began = self.stream.tally, time.perf_counter_ns()
         try:
-            answer = self.executor.run(memoryview(body), ask=True)
-            assert answer is not None
-            value, first = answer
+            asked = self.executor.run(memoryview(body), ask=True)
+            assert asked is not None
+            value, answer = asked
             if isinstance(value, Download):
                 if self.executor.described:
                     self._send_descriptions()
                 self._send_array(header.request, value, began)
                 return
-            plain = self.executor.plain(value, first)
+            plain = answer.encode(value)
             tally.answered(began)
         except ProtocolError:
             raise

@@ -112,3 +112,60 @@ def test_a_function_is_timed_here_and_on_the_device(cp: Any) -> None:
     with profiler.profile(), profiler.time_range("part", sync=True):
         calls.append(1)
     assert calls == [1]
+
+
+def test_what_scipy_computes_by_another_convention_is_refused_or_made_cupys(cp: Any) -> None:
+    signal, linalg = of(cp, "scipy.signal"), of(cp, "scipy.linalg")
+    b, a, x = cp.asarray([1.0, 0.5]), cp.asarray([1.0, -0.2]), cp.ones(3)
+    assert np.allclose(signal.lfilter(b, a, x).get(), [1, 1.7, 1.84])
+    for call in (
+        lambda: signal.lfilter(b, a, x, zi=cp.asarray([0.3])),
+        lambda: signal.lfilter(b, a, x, -1, cp.asarray([0.3])),
+        lambda: signal.lfilter_zi(b, a),
+        lambda: signal.sosfilt(cp.ones((1, 6)), x, zi=cp.zeros((1, 2))),
+        lambda: of(cp, "scipy.fft").dct(x, type=1),
+        lambda: of(cp, "scipy.fft").idst(x, 4).get(),
+    ):
+        with pytest.raises(NotImplementedError, match=r"CuPy"):
+            call()
+    lower = cp.asarray(np.tril(np.ones((2, 2, 2))))
+    vectors = cp.asarray([[1.0, 3.0], [2.0, 2.0]])
+    assert linalg.solve_triangular(lower, vectors, lower=True).tolist() == [[1, 2], [2, 0]]
+    with pytest.raises(ValueError, match="incompatible"):
+        linalg.solve_triangular(lower, vectors[0], lower=True)
+
+
+def test_distances_take_cupys_keywords(cp: Any) -> None:
+    image = cp.asarray([[1, 1, 0], [1, 1, 1]])
+    edt = of(cp, "scipy.ndimage").distance_transform_edt
+    assert edt(image, block_params=(1, 1, 1)).dtype == np.float64
+    assert edt(image, float64_distances=False).dtype == np.float32
+
+
+def test_real_transforms_of_fftpack_give_what_scipy_gives(cp: Any) -> None:
+    ours, theirs = of(cp, "scipy.fftpack"), importlib.import_module("scipy.fftpack")
+    host = HOST[:5, :7]
+    for axis in (0, 1):
+        for n in (None, 1, 2, 4, 5, 8, 9):
+            for name in ("rfft", "irfft"):
+                made = getattr(ours, name)(cp.asarray(host), n, axis)
+                wanted = getattr(theirs, name)(host, n, axis)
+                assert made.shape == wanted.shape
+                assert np.allclose(made.get(), wanted), (name, n, axis)
+    assert ours.rfft(cp.ones(4, "f")).dtype == ours.irfft(cp.ones(4, "f")).dtype == np.float32
+
+
+def test_the_module_of_transforms_is_a_backend_of_scipy(cp: Any) -> None:
+    fft = of(cp, "scipy.fft")
+    theirs: Any = importlib.import_module("scipy.fft")
+    with theirs.set_backend(fft, only=True):
+        assert isinstance(theirs.dct(cp.ones(4)), cp.ndarray)
+
+
+def test_a_plan_of_half_precision_computes_in_single_and_hermitian_ones_take_none(cp: Any) -> None:
+    fft = of(cp, "scipy.fft")
+    x = cp.ones(9, "e")
+    plan = fft.get_fft_plan(cp.ones(9, "F"), value_type="C2R")
+    assert fft.irfft(x, plan=plan).dtype == fft.irfft(x).dtype == np.float32
+    with pytest.raises(NotImplementedError, match="hfft with a plan"):
+        fft.hfft(x, plan="any")

@@ -15,6 +15,8 @@ from cupy._door import absent as _absent
 
 _OUTPUTS = ("out", "output")
 """Keywords by which a program names the array that takes the result."""
+_SEVERAL = ("return_sign", "return_indices", "return_distances", "retstep")
+"""Keywords whose truth decides how many results there are, so that the worker must be asked."""
 
 
 def _operand(value: Any) -> Any:
@@ -32,7 +34,7 @@ def _function(path: str, name: str, *, one: bool) -> Any:
             if _is_array(keywords.get(key)):
                 _make.in_place(operation, given, keywords)
                 return keywords[key]
-        if one:
+        if one and not any(key in kwargs for key in _SEVERAL):
             return _make.lazy(operation, given, keywords)
         return _make.ask(operation, *given, **keywords)
 

@@ -62,7 +62,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import cbor, state, wire
+from cupy._door import answers, cbor, state, wire
 from cupy._door.calls import Plan, plan_of
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
@@ -397,7 +397,7 @@ class Session:
         try:
             error = reply.body.get("error")
             if error is None:
-                value = self._value(reply.body.get("value"), reply.first, reply)
+                value = answers.read(self, reply.body.get("value"), reply)
                 if reply.sink is not None and value is not reply:
                     raise ValueError("an answer without the bytes that were asked for")
             else:
@@ -452,25 +452,6 @@ class Session:
                 "(GPUPOOL_BLOCKING=1 waits after every call)",
             )
         raise error
-
-    def _value(self, node: Any, first: int, reply: Reply) -> Any:
-        if not isinstance(node, list):
-            return node
-        code: Any = node[0]
-        if code == "h":
-            _, index, dtype, shape, strides, device = node
-            make = state.hooks["adopt"]
-            return make(self, first + index, dtype, tuple(shape), tuple(strides), device)
-        if code == "o":
-            if not isinstance(node[1], int):
-                raise TypeError("an object without a number")
-            return first + node[1]
-        if code == "c":
-            return complex(node[1], node[2])
-        if code == "w":
-            return reply
-        items = [self._value(item, first, reply) for item in node[1:]]
-        return tuple(items) if code == "t" else items
 
     def describe(self, array: Any) -> None:
         """Wait for the worker's description of ``array``; raise the error if there is none."""

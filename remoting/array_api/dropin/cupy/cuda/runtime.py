@@ -15,6 +15,7 @@ cudaMemcpyHostToDevice = 1
 cudaMemcpyDeviceToHost = 2
 cudaMemcpyDeviceToDevice = 3
 cudaMemcpyDefault = 4
+cudaDevAttrCooperativeLaunch = 95
 streamLegacy = 1
 streamPerThread = 2
 

@@ -29,7 +29,11 @@ def _planned(name: str) -> Any:
         plan = kwargs.pop("plan", None)
         if plan is None:
             return whole(*args, **kwargs)
+        if "hfft" in name:
+            raise NotImplementedError(f"{name} with a plan is not yet supported, as in CuPy")
         kwargs.pop("overwrite_x", None)
+        if args and args[0].dtype.char == "e":
+            args = (args[0].astype("f"), *args[1:])  # cuFFT has no plan for half precision here
         return _with_plan(computed, plan, *args, **kwargs)
 
     function.__name__ = function.__qualname__ = name
@@ -41,3 +45,13 @@ def _planned(name: str) -> Any:
 for _name in list(globals()["__all__"]):
     if hasattr(_cupy.fft, _name) and not _name.endswith(("freq", "shift")):
         globals()[_name] = _planned(_name)
+
+
+#: `scipy.fft.set_backend` takes this module for its functions, by these two names.
+__ua_domain__ = "numpy.scipy.fft"
+
+
+def __ua_function__(method: Any, args: Any, kwargs: Any) -> Any:
+    """Run the function of the same name; `NotImplemented` if there is none."""
+    function = globals().get(method.__name__) if method.__name__ in globals()["__all__"] else None
+    return NotImplemented if function is None else function(*args, **kwargs)

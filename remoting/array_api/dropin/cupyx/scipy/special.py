@@ -18,3 +18,5 @@ _extensions.fill(
     ellipj shichi sici
     """,
 )
+
+psi = globals()["digamma"]
