@@ -167,6 +167,8 @@ class ConsensusTelemetry:
     link_stalls_s: dict[ServerId, float] = field(
         default_factory=dict[ServerId, float], metadata=OPTIONAL
     )
+    table_ahead_s: float = field(default=0.0, metadata=OPTIONAL)
+    """The table's time less that of the voters' clocks; not negative."""
     #: Peers that speak another version of the links, with theirs.
     link_versions: dict[ServerId, int] = field(
         default_factory=dict[ServerId, int], metadata=OPTIONAL

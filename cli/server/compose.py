@@ -346,15 +346,15 @@ class _Server:
     # --- parts ---------------------------------------------------------------------------------
 
     async def _measure(self, links: PeerTransport, host: HostSupervisor) -> None:
-        keeper = self._separated.keeper
         await measure(
             self.measures,
             folder=self._state.path,
             address=self._address,
-            processes=lambda: processes_of(host, keeper, self.observer.process),
+            processes=lambda: processes_of(host, self._separated.keeper, self.observer.process),
             peers=lambda: self.machine.state.servers,
             links=links,
             clock=self._clock,
+            table_clock=self._table_clock,
         )
 
     def _record(self, records: tuple[LeaseRecord, ...]) -> None:

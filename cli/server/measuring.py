@@ -20,7 +20,7 @@ from gpupool.consensus.storage.store import DIRECTORY
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
-from gpupool.pool.table_clock import ClockSample
+from gpupool.pool.table_clock import ClockSample, TableClock
 from gpupool.pool.telemetry import ConsensusTelemetry, HostTelemetry
 from gpupool.remoting.host.measuring.host_readings import HostReader
 from gpupool.remoting.host.measuring.network_speed import interface_of
@@ -147,6 +147,7 @@ async def measure(
     peers: Callable[[], Iterable[ServerId]],
     links: Links,
     clock: Clock,
+    table_clock: TableClock,
 ) -> None:
     """Fill ``measures.host`` and ``measures.consensus`` until cancelled.
 
@@ -158,10 +159,11 @@ async def measure(
         peers: tells the servers of the pool.
         links: to them.
         clock: of this machine.
+        table_clock: tells how far the table's time is ahead of the clocks.
     """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(push_now_and_then, peers, links)
-        await _measure(measures, folder, address, processes, peers, links, clock)
+        await _measure(measures, folder, address, processes, peers, links, clock, table_clock)
 
 
 def _read(
@@ -178,6 +180,7 @@ async def _measure(
     peers: Callable[[], Iterable[ServerId]],
     links: Links,
     clock: Clock,
+    table_clock: TableClock,
 ) -> None:
     interface = await trio.to_thread.run_sync(advertised_interface, address)
     reader = HostReader(folder, interface)
@@ -193,6 +196,7 @@ async def _measure(
             snapshot_age_s=None if age_s is None else round(age_s, 1),
             link_rtt_s=round_trips,
             clock_offset_s=offsets,
+            table_ahead_s=round(table_clock.reading().table_ahead_s, 1),
             snapshot_bytes=journal.snapshot_size,
             link_mtu={peer: path.mtu for peer, path in paths.items()},
             link_sent={peer: path.sent for peer, path in paths.items()},

@@ -105,6 +105,14 @@ RULES = (
         for_s=3600,
     ),
     _rule("Clock", "critical", "A server's clock is wrong.", "clock", for_s=30),
+    _rule(
+        "PoolTime",
+        "critical",
+        "The pool's time is ahead of the voters' clocks.",
+        "pool-time",
+        for_s=30,
+        pool=True,
+    ),
     _rule("Table", "critical", "A server's table differs.", *("table", "alarm"), pool=True),
     _rule(
         "HistoryOff",

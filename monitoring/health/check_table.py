@@ -69,7 +69,13 @@ CHECKS = (
         "it computed wrongly, or could not be tested",
     ),
     Check("gpu-count", "the server", "another number of GPUs than at its last start", ""),
-    Check("clock", "the server", "more than 1 s off the leader's", "more than 5 s"),
+    Check(
+        "clock",
+        "the server",
+        "more than 1 s off the time on which most voters' clocks agree",
+        "more than 5 s; no majority of them agrees",
+    ),
+    Check("pool-time", "the pool", "", "more than 5 s ahead of the voters' clocks"),
     Check(
         "disk",
         "free, sync, write",
@@ -174,6 +180,7 @@ SLOW: tuple[Run, ...] = (
     gpu_checks.self_tests,
     server_checks.gpu_count,
     server_checks.clock,
+    server_checks.pool_time,
     server_checks.disk,
     server_checks.limits,
     server_checks.paths,
@@ -191,7 +198,10 @@ SLOW: tuple[Run, ...] = (
 
 PATIENCE_S = {check.name: check.patience_s for check in CHECKS if check.patience_s}
 
-POOL_CHECKS = ("quorum", "silent", "table", "versions", "waiting", "tokens", "backup")
+POOL_CHECKS = (
+    *("quorum", "silent", "table", "versions", "waiting", "tokens", "backup"),
+    "pool-time",
+)
 """Each server has a finding of these about the pool, not about itself."""
 
 

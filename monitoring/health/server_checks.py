@@ -6,6 +6,7 @@ from statistics import median
 from gpupool.monitoring.health.readings import LAGS, Past, Readings, Result
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import ServerStatus
+from gpupool.pool.table_clock import BOUND_S, agreed_time
 from gpupool.pool.telemetry import HISTOGRAMS, Health, Histogram
 
 WARN, FAIL = Health.WARN, Health.FAIL
@@ -60,16 +61,41 @@ def _name(readings: Readings, server: ServerId) -> str:
 
 
 def clock(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of a wall clock that is off the leader's."""
+    """Tell of a wall clock that is off the time on which a majority of the voters' clocks agree.
+
+    No one clock is a measure for the others, the leader's included.
+    """
     del past
-    consensus, leader = readings.telemetry.consensus, readings.health.leader
-    if consensus is None or leader is None or leader not in consensus.clock_offset_s:
+    consensus, me = readings.telemetry.consensus, readings.telemetry.server
+    if consensus is None:
         return
-    offset_s = abs(consensus.clock_offset_s[leader])
-    if offset_s > OFFSET_WARN_S:
-        text = f"this server's clock is {offset_s:.1f} s off the leader's"
-        hint = "set the time with chrony or systemd-timesyncd; gpupool clock shows all"
-        yield Result("clock", "", FAIL if offset_s > OFFSET_FAIL_S else WARN, text, hint)
+    offsets = {**consensus.clock_offset_s, me: 0.0}  # of each clock, from this server's
+    voters = readings.health.voters
+    walls = [round(1000 * offsets[voter]) for voter in voters if voter in offsets]
+    if len(walls) < len(voters) // 2 + 1:
+        return
+    agreed_ms = agreed_time(walls, len(voters))
+    hint = "set the time with chrony or systemd-timesyncd; gpupool clock shows all"
+    if agreed_ms is None:
+        apart_s = (max(walls) - min(walls)) / 1000
+        text = f"no majority of the voters' clocks agrees: they are up to {apart_s:.1f} s apart"
+        yield Result("clock", "", FAIL, text, hint)
+    elif abs(agreed_ms) > 1000 * OFFSET_WARN_S:
+        way = "behind" if agreed_ms > 0 else "ahead of"
+        text = f"the clock of {_name(readings, me)} is {abs(agreed_ms) / 1000:.1f} s {way} the time"
+        text += " on which most voters' clocks agree"
+        status = FAIL if abs(agreed_ms) > 1000 * OFFSET_FAIL_S else WARN
+        yield Result("clock", "", status, text, hint)
+
+
+def pool_time(readings: Readings, past: Past) -> Iterator[Result]:
+    """Tell of a table whose time is ahead of the clocks."""
+    del past
+    consensus = readings.telemetry.consensus
+    if consensus is not None and consensus.table_ahead_s > BOUND_S:
+        text = f"the pool's time is {consensus.table_ahead_s:.0f} s ahead of the voters' clocks"
+        hint = "it runs at half speed until they have caught up; gpupool clock --mend sets it back"
+        yield Result("pool-time", "", FAIL, text, hint)
 
 
 def disk(readings: Readings, past: Past) -> Iterator[Result]:

@@ -21,10 +21,12 @@ from gpupool.cli.server.measuring import (
     push_now_and_then,
 )
 from gpupool.pool.measures import Measures
-from gpupool.pool.model.ids import ServerId
-from gpupool.pool.table_clock import ClockSample
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.state import with_changes
+from gpupool.pool.table_clock import ClockSample, TableClock
 from gpupool.remoting.transport.link_clock import LinkClock
 from gpupool.remoting.transport.peer_link import PeerLink
+from gpupool.simulations.tools.scale import big_state, server_id
 
 NEAR, FAR = ServerId("near"), ServerId("far")
 
@@ -105,6 +107,7 @@ async def test_the_figures_are_filled_again_and_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     measures, asked = Measures(), list[int]()
+    table = with_changes(big_state(1), now=Milliseconds(1_056_500))
 
     def processes() -> dict[str, list[int]]:
         asked.append(1)
@@ -121,6 +124,7 @@ async def test_the_figures_are_filled_again_and_again(
                 peers=lambda: (NEAR,),
                 links=FixedLinks(),
                 clock=FixedClock(),
+                table_clock=TableClock(lambda: table, self_id=server_id(0), clock=FixedClock()),
             )
 
         nursery.start_soon(run)
@@ -135,3 +139,4 @@ async def test_the_figures_are_filled_again_and_again(
     assert measures.consensus.link_rtt_s == {NEAR: 1.0}
     assert measures.consensus.clock_offset_s == {NEAR: 0.0}
     assert measures.consensus.link_versions == {FAR: 4}
+    assert measures.consensus.table_ahead_s == 6.5

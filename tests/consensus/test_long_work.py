@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.followers import source_weight
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.raft_settings import APPLIED_AT_ONCE_MAX, ConsensusSettings
+from gpupool.consensus.snapshot_transfer import PullingEnd, SnapshotTransfer, Work
 from gpupool.consensus.storage.snapshot import (
     Snapshot,
     decode_in_pieces,
@@ -30,7 +33,7 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.system_clock import SystemClock
-from gpupool.simulations.tools.full_table import full_machine, measure
+from gpupool.simulations.tools.full_table import full_machine, least_costs, measure
 
 T = TypeVar("T")
 
@@ -205,3 +208,80 @@ def test_the_measurement_of_a_full_table_runs() -> None:
     costs = measure(8, 20, rounds=3)
     assert costs.cycles_per_s > 0
     assert costs.snapshot_bytes > 10_000
+
+
+# --- when the voters take snapshots ---------------------------------------------------------------
+
+EVERY = 1_000
+
+
+@dataclass
+class TakesSnapshots:
+    """What snapshots need of a node and its storage; the works are over at once."""
+
+    server_id: ServerId
+    voters: tuple[ServerId, ...]
+    applied_index: int = 1
+    bytes_since_rewrite: int = 0
+    latest: None = None
+    settings: ConsensusSettings = field(
+        default_factory=lambda: ConsensusSettings(snapshot_entries=EVERY)
+    )
+
+    @property
+    def core(self) -> "TakesSnapshots":
+        return self
+
+    storage = journal = snapshots = configurations = core
+
+    def term_at(self, _index: int) -> int:
+        return 1
+
+    def at(self, _index: int) -> "TakesSnapshots":
+        return self
+
+    def saved(self, _snapshot: Snapshot, _data: bytes) -> None:
+        """Forget it."""
+
+    def taken(self, **_least: int) -> None:
+        """Keep the journal."""
+
+
+def indexes_of_snapshots(me: int, count: int, last: int) -> list[int]:
+    """Return when one of ``count`` voters takes snapshots while it applies entries to ``last``."""
+    voters = tuple(ServerId(f"s{number}") for number in range(count))
+    context: Any = TakesSnapshots(voters[me], voters)
+    taken: list[int] = []
+
+    def run_work(work: Work) -> None:
+        taken.append(context.applied_index)
+        work.finish()
+
+    machine, puller = PoolMachine(PoolState()), cast(PullingEnd, None)
+    transfer = SnapshotTransfer(context, machine, puller, run_work)
+    for index in range(2, last):
+        context.applied_index = index
+        transfer.take_if_due()
+    return taken
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_voters_take_their_snapshots_one_after_the_other(count: int) -> None:
+    taken = [indexes_of_snapshots(me, count, 5 * EVERY) for me in range(count)]
+    for indexes in taken:
+        gaps = [b - a for a, b in pairwise(indexes)]
+        assert gaps
+        assert set(gaps) == {EVERY}, "each as often as is set"
+    together = sorted(index for indexes in taken for index in indexes)
+    apart = [b - a for a, b in pairwise(together)]
+    assert min(apart) >= EVERY // count - 1, "and no two at the same entries"
+
+
+# --- the number of leases -------------------------------------------------------------------------
+
+
+def test_a_lease_costs_the_same_however_many_there_are() -> None:
+    """In pools of 10 and of 1,000 servers, each with ten leases; processor time."""
+    few, many = least_costs(10, 100), least_costs(1_000, 10_000)
+    for name, cost_ms in many.items():
+        assert cost_ms < 4 * few[name], f"{name}: {few[name]:.3f} ms, and {cost_ms:.3f} ms"

@@ -236,6 +236,7 @@ CASES = [
     Case("quorum", FAIL, health(majority_age_s=3.0), health(majority_age_s=0.0)),
     Case("quorum", WARN, health(connected=(C,)), health(connected=(B, C))),
     Case("quorum", WARN, health(voters=(A, B, C, "d"), connected=(B, C, "d")), health(voters=(A,))),
+    Case("pool-time", FAIL, consensus(table_ahead_s=6.0), consensus(table_ahead_s=0.0)),
     Case(
         "silent", FAIL, server_b(status=ServerStatus.UNREACHABLE), server_b(status=ServerStatus.UP)
     ),
@@ -283,17 +284,55 @@ def test_every_check_has_a_case() -> None:
             assert statuses == {s for s, said in ((WARN, check.warns), (FAIL, check.fails)) if said}
 
 
-@pytest.mark.parametrize(("offset_s", "status"), [(1.5, WARN), (-7.0, FAIL)])
-def test_a_clock_that_is_off_the_leaders(offset_s: float, status: Health) -> None:
+YEAR_S = 400 * 86400.0
+
+
+@pytest.mark.parametrize(("offset_s", "status"), [(1.5, WARN), (-7.0, FAIL), (YEAR_S, FAIL)])
+def test_a_clock_that_is_off_those_of_a_majority(offset_s: float, status: Health) -> None:
     machine = Machine()
-    machine.health = replace(machine.health, leader=B, role=machine.health.role)
     machine.run(30)
-    consensus(clock_offset_s={B: offset_s})(machine)
+    consensus(clock_offset_s={B: offset_s, C: offset_s})(machine)
     assert machine.seconds_until("clock") <= 12
     [found] = machine.monitor.findings
     assert found.status is status
-    consensus(clock_offset_s={B: 0.1})(machine)
+    way = "behind" if offset_s > 0 else "ahead of"
+    assert found.text.startswith("the clock of a is ")
+    assert f" {way} the time on which " in found.text
+    consensus(clock_offset_s={B: 0.1, C: 0.1})(machine)
     assert machine.seconds_until("clock", gone=True) <= 42
+
+
+@pytest.mark.parametrize("offset_s", [YEAR_S, -YEAR_S, 7.0])
+def test_a_leader_whose_clock_is_wrong_makes_no_right_server_fail(offset_s: float) -> None:
+    machine = Machine()
+    machine.health = replace(machine.health, leader=B)
+    machine.run(30)
+    consensus(clock_offset_s={B: offset_s, C: 0.1})(machine)
+    assert machine.run(60) == ()
+
+
+def test_a_server_without_a_vote_is_judged_by_the_voters_clocks() -> None:
+    machine = Machine()
+    machine.health = replace(machine.health, voters=(B, C), connected=(B, C), leader=B)
+    machine.run(30)
+    consensus(clock_offset_s={B: 7.0, C: 7.0})(machine)
+    assert machine.seconds_until("clock") <= 12
+
+
+def test_a_clock_is_not_judged_while_no_majority_is_known() -> None:
+    machine = Machine()
+    machine.run(30)
+    consensus(clock_offset_s={})(machine)
+    assert machine.run(60) == ()
+
+
+def test_clocks_of_which_no_majority_agrees() -> None:
+    machine = Machine()
+    machine.run(30)
+    consensus(clock_offset_s={B: 7.0, C: -7.0})(machine)
+    assert machine.seconds_until("clock") <= 12
+    [found] = machine.monitor.findings
+    assert (found.status, "no majority" in found.text) == (FAIL, True)
 
 
 def test_a_server_that_starts_looks_for_the_others_first() -> None:
