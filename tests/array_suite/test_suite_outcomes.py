@@ -1,6 +1,7 @@
 """The list of expected outcomes of CuPy's tests: reasons, patterns of families, the comparison."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,17 +64,24 @@ def test_the_last_outcome_of_a_test_counts_and_addresses_do_not(tmp_path: Path) 
     assert so.read_outcomes(lines) == [so.Outcome("a/b_tests::t[<f at 0x>]", "passed", "x")]
 
 
+# Tests that give a wrong result or error, by file: this list may only shrink.
+WRONG = {
+    # The address of a stream of one thread, as a description of an array has it.
+    "test_ndarray_cuda_array_interface.py": 1,
+    "test_array_utils.py": 7,
+    "test_fft.py": 16,
+    "test_fftpack.py": 33,
+    "test_helper.py": 1,
+    "test_matfuncs.py": 1,
+}
+
+
 def test_the_record_has_a_reason_for_each_test() -> None:
     record = so.read_record()
     assert len(record) > 400
     assert set(record.values()) <= set(so.REASONS)
-    wrong = [
-        test
-        for test, reason in record.items()
-        if reason in (so.RESULT, so.ERROR) and test.startswith("cupy_tests/")
-    ]
-    # The address of a stream of one thread, as a description of an array has it.
-    assert [test.split("::")[2].split("[")[0] for test in wrong] == ["test_stream_export"]
+    wrong = [test for test, reason in record.items() if reason in (so.RESULT, so.ERROR)]
+    assert Counter(test.split("::")[0].rpartition("/")[2] for test in wrong) == WRONG
 
 
 def test_folders_that_run_are_taken_out_of_the_list() -> None:
