@@ -234,10 +234,20 @@ class Chaos:
         self._say(f"a pool of {len(self._servers)} servers is complete")
 
     async def _token(self) -> str:
-        done = await self._command("token", "create", "--server", "--json")
-        if done.returncode != 0:
-            raise GpupoolError("no token", why=done.stderr.decode()[-300:])
-        return str(json.loads(done.stdout)["token"])
+        return str(json.loads(await self._insist("token", "create", "--server", "--json"))["token"])
+
+    async def _insist(self, *arguments: str) -> bytes:
+        """Give a command again while it fails, as an operator does when the pool has no leader."""
+        end = trio.current_time() + START_S
+        while True:
+            done = await self._command(*arguments)
+            if done.returncode == 0:
+                return done.stdout
+            why = " ".join(done.stderr.decode().split())[-300:]
+            if trio.current_time() > end:
+                raise GpupoolError(f"gpupool {arguments[0]} fails for {START_S:.0f} s: {why}")
+            self._say(f"again: gpupool {arguments[0]}: {why}")
+            await trio.sleep(0.5)
 
     async def _command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         return await trio.run_process(
@@ -403,10 +413,7 @@ class Chaos:
         self._report.refused += 1
         server.generation += 1
         here = ["--state-dir", str(server.state_dir), "--token", token]
-        done = await self._command("rejoin", *here, "--name", server.name)
-        if done.returncode != 0:
-            self._fail(f"rejoins: {server.key}: {done.stderr.decode()[-300:]}")
-            return
+        await self._insist("rejoin", *here, "--name", server.name)
         self._start(server)
         if await self._whole("after a rejoin"):
             self._report.rejoined += 1
