@@ -45,6 +45,8 @@ REFUSED_S_MAX = 30.0
 EMULATE = "2:1G"
 FAULT_EVERY_S = 2.0
 RESTART_S = 2.0
+DEAD_S = 2.0
+"""Every so often it is looked which servers have ended by themselves."""
 KINDS = {
     "kill": 4,
     "stop": 4,
@@ -126,6 +128,8 @@ class Chaos:
         self._disks = SmallDisks(self._folder / "disks", names)
         self._clocks = WrongClocks(self._folder / "clocks")
         self._wrong: set[str] = set()
+        self._forgetful: RealServer | None = None
+        """The server whose state directory is an old copy."""
         self._servers = {
             f"s{n}": RealServer(f"s{n}", self._disks.folder(f"s{n}") / "state")
             for n in range(1, servers + 1)
@@ -150,6 +154,7 @@ class Chaos:
                 nursery.start_soon(self._keep_clients)
                 async with trio.open_nursery() as faults:
                     faults.start_soon(self._operate)
+                    faults.start_soon(self._keep_servers)
                     with trio.move_on_after(self._duration_s):
                         await self._let_faults_happen()
                     faults.cancel_scope.cancel()
@@ -179,6 +184,7 @@ class Chaos:
         return env
 
     def _start(self, server: RealServer) -> None:
+        self._note_full(server)
         env = self._env | self._clocks.environment(server.key)
         server.start(self._folder, env, emulate=EMULATE)
 
@@ -268,6 +274,9 @@ class Chaos:
         except* GpupoolError:
             pass
         return None
+
+    def _all_alive(self) -> bool:
+        return all(server.alive for server in self._servers.values())
 
     def _complete(self, view: PoolView | None) -> bool:
         if view is None or not view.raft.quorum or not view.raft.leader:
@@ -373,26 +382,47 @@ class Chaos:
 
     async def _fill_disk(self, server: RealServer, for_s: float) -> None:
         """Leave a server's disk no room for a while; it ends by itself, with the reason."""
-        began = server.log_size
+        server.filled_at = server.filled_at or server.log_size
         self._disks.fill(server.key)
         try:
             await trio.sleep(for_s)
         finally:
             self._disks.free(server.key)
-        if not server.alive:
-            said = server.said(began)
-            full = "no space left on device" in said.lower()
-            self._report.ended_by_full_disk += full
-            if full and (server.status != 1 or "Traceback" in said or "went wrong" in said):
-                self._fail(f"full-disk: {server.key} ended with {server.status}: {said[-300:]}")
-            self._start(server)
+
+    async def _keep_servers(self) -> None:
+        """Start the servers that have ended by themselves, as a full disk makes them do."""
+        while True:
+            await trio.sleep(DEAD_S)
+            dead = [each for each in self._servers.values() if each is not self._forgetful]
+            dead = [server for server in dead if not server.alive]
+            await trio.sleep(RESTART_S + 1.0)
+            for server in dead:
+                if not server.alive and server is not self._forgetful:
+                    self._say(f"{server.key} has ended, and starts again")
+                    self._start(server)
+
+    def _note_full(self, server: RealServer) -> None:
+        """Look why a server has ended whose disk was full."""
+        since, server.filled_at = server.filled_at, 0
+        said = server.said(since) if since else ""
+        if server.status == 1 and "no space left on device" in said.lower():
+            self._report.ended_by_full_disk += 1
+        if "Traceback" in said or "went wrong" in said:
+            self._fail(f"full-disk: {server.key} ended with {server.status}: {said[-300:]}")
 
     async def _put_back(self) -> None:
         """Put a server's old state directory back: it is refused, and comes back as a new one."""
         server = self._random.choice([*self._servers.values()])
         self._say(f"old {server.key}")
+        try:
+            await self._put_back_at(server)
+        finally:
+            self._forgetful = None
+
+    async def _put_back_at(self, server: RealServer) -> None:
         await self._whole("before an old copy is put back")
         token = await self._token()
+        self._forgetful = server
         await server.kill()
         if not server.old.exists():
             server.copy()
@@ -421,12 +451,14 @@ class Chaos:
     async def _whole(self, when: str) -> bool:
         """Wait until the pool is complete."""
         with trio.move_on_after(START_S):
-            while not self._complete(await self._view()):
-                for server in self._servers.values():
-                    if not server.alive:
-                        self._start(server)
+            while True:
+                dead = [server for server in self._servers.values() if not server.alive]
+                # A new leader calls also a server alive that has just ended.
+                if not dead and self._complete(await self._view()):
+                    return True
+                for server in dead:
+                    self._start(server)
                 await trio.sleep(0.2)
-            return True
         self._fail(f"whole: the pool is not complete {when} within {START_S:.0f} s")
         return False
 
@@ -449,10 +481,13 @@ class Chaos:
             if not server.alive:
                 self._start(server)
         began = trio.current_time()
-        while not self._complete(await self._view()):
+        while not (self._all_alive() and self._complete(await self._view())):
             if trio.current_time() - began > CONVERGE_S_MAX:
                 self._fail(f"converges: not within {CONVERGE_S_MAX:.0f} s of healing")
                 return
+            for server in self._servers.values():
+                if not server.alive:  # it was ending when its disk got room again
+                    self._start(server)
             await trio.sleep(0.1)
         self._report.converged_s = trio.current_time() - began
         self._say(f"healed after {self._report.converged_s:.1f} s")

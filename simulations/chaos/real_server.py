@@ -29,6 +29,8 @@ class RealServer:
         self.port = _free_port()
         self.advertised = 0
         self.token = ""
+        self.filled_at = 0
+        """How much it had logged when its disk was filled, 0 while nobody has filled it."""
         self.generation = 1
         self.process: subprocess.Popen[bytes] | None = None
         self._log = state_dir.parents[2] / f"{key}.log"
