@@ -66,12 +66,12 @@ class Checks:
             if different is not None and different < max(log) - 2:
                 self.fail(f"logs-agree: {name} has another entry at {different}")
         lines = _client_lines(clients)
-        grants, history = self._replay(longest, _Instants(lines))
+        grants, history = self._replay(longest, Instants(lines))
         self._check_histories(grants, history, lines)
         return self.found
 
     def _replay(
-        self, log: dict[int, bytes], instants: "_Instants"
+        self, log: dict[int, bytes], instants: "Instants"
     ) -> tuple[dict[int, Grant], History]:
         """Apply the log; return the grants that were made, and a history of what the pool did."""
         machine = PoolMachine(PoolState())
@@ -129,7 +129,7 @@ class Checks:
                 self.fail(f"linearizable: the history of {name} has no valid order")
 
 
-class _Instants:
+class Instants:
     """The instants of entries by the clients' clock: a lease has the index of its grant."""
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ The same rules are checked as under virtual time, from what the processes left b
 clients wrote about their leases, what the servers answered, and their journals once they stopped.
 """
 
-import json
 import os
 import re
 import shutil
@@ -26,11 +25,10 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.credentials import load_credentials
-from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.simulations.chaos.chaos_operator import give_orders
 from gpupool.simulations.chaos.fault_proxy import FaultProxy
 from gpupool.simulations.chaos.left_behind import Checks
+from gpupool.simulations.chaos.pool_commands import PoolCommands
 from gpupool.simulations.chaos.real_server import OLD_COPY, RealServer
 from gpupool.simulations.chaos.small_disks import SmallDisks
 from gpupool.simulations.chaos.wrong_clocks import WrongClocks
@@ -140,6 +138,7 @@ class Chaos:
         self._healing = False
         self._proxy = FaultProxy(self._name_of_pid)
         self._env = self._environment()
+        self._commands = PoolCommands(self._env, say)
         self._report = RealReport(seed, folder=str(self._folder))
         self._checks = Checks(self._fail)
 
@@ -188,6 +187,11 @@ class Chaos:
         env = self._env | self._clocks.environment(server.key)
         server.start(self._folder, env, emulate=EMULATE)
 
+    def _start_dead(self) -> None:
+        for server in self._servers.values():
+            if not server.alive:
+                self._start(server)
+
     def _start_client(self) -> None:
         self._client_number += 1
         name = f"c{self._client_number}"
@@ -225,61 +229,23 @@ class Chaos:
                     raise GpupoolError("the first server ended", why=log.read_text()[-300:])
                 await trio.sleep(0.1)
         for server in others:
-            server.token = await self._token()
+            server.token = await self._commands.token()
             self._start(server)
         with trio.fail_after(START_S):
             while True:
-                if self._complete(await self._view()):
+                if self._complete(await self._commands.view()):
                     break
                 await trio.sleep(0.2)
         for server in others:
             server.token = ""
-        await self._command(
-            "status"
-        )  # The credentials' file has all servers' addresses from now on.
+        # From now on the credentials have the addresses of all servers.
+        await self._commands.run("status")
         self._say(f"a pool of {len(self._servers)} servers is complete")
 
-    async def _token(self) -> str:
-        return str(json.loads(await self._insist("token", "create", "--server", "--json"))["token"])
-
-    async def _insist(self, *arguments: str) -> bytes:
-        """Give a command again while it fails, as an operator does when the pool has no leader."""
-        end = trio.current_time() + START_S
-        while True:
-            done = await self._command(*arguments)
-            if done.returncode == 0:
-                return done.stdout
-            why = " ".join(done.stderr.decode().split())[-300:]
-            if trio.current_time() > end:
-                raise GpupoolError(f"gpupool {arguments[0]} fails for {START_S:.0f} s: {why}")
-            self._say(f"again: gpupool {arguments[0]}: {why}")
-            await trio.sleep(0.5)
-
-    async def _command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return await trio.run_process(
-            [sys.executable, "-m", "gpupool.cli.main", *arguments],
-            env=self._env,
-            capture_stdout=True,
-            capture_stderr=True,
-            check=False,
-        )
-
-    async def _view(self) -> PoolView | None:
-        """Return the pool's view from any server, if one answers."""
-        try:
-            credentials = load_credentials(Path(self._env["GPUPOOL_CREDENTIALS"]))
-            with trio.move_on_after(3.0):
-                async with connect_pool(credentials, version="chaos", client="chaos") as pool:
-                    return await pool.view()
-        except* GpupoolError:
-            pass
-        return None
-
-    def _all_alive(self) -> bool:
-        return all(server.alive for server in self._servers.values())
-
     def _complete(self, view: PoolView | None) -> bool:
-        if view is None or not view.raft.quorum or not view.raft.leader:
+        # A new leader calls also a server reachable that has just ended.
+        alive = all(server.alive for server in self._servers.values())
+        if view is None or not alive or not view.raft.quorum or not view.raft.leader:
             return False
         up = [s for s in view.servers if s.state in ("idle", "mix", "full")]
         return len(up) == len(self._servers) == len(view.raft.voters)
@@ -405,8 +371,8 @@ class Chaos:
         """Look why a server has ended whose disk was full."""
         since, server.filled_at = server.filled_at, 0
         said = server.said(since) if since else ""
-        if server.status == 1 and "no space left on device" in said.lower():
-            self._report.ended_by_full_disk += 1
+        full = server.status == 1 and "no space left on device" in said.lower()
+        self._report.ended_by_full_disk += full
         if "Traceback" in said or "went wrong" in said:
             self._fail(f"full-disk: {server.key} ended with {server.status}: {said[-300:]}")
 
@@ -421,7 +387,7 @@ class Chaos:
 
     async def _put_back_at(self, server: RealServer) -> None:
         await self._whole("before an old copy is put back")
-        token = await self._token()
+        token = await self._commands.token()
         self._forgetful = server
         await server.kill()
         if not server.old.exists():
@@ -443,7 +409,7 @@ class Chaos:
         self._report.refused += 1
         server.generation += 1
         here = ["--state-dir", str(server.state_dir), "--token", token]
-        await self._insist("rejoin", *here, "--name", server.name)
+        await self._commands.insist("rejoin", *here, "--name", server.name)
         self._start(server)
         if await self._whole("after a rejoin"):
             self._report.rejoined += 1
@@ -451,14 +417,10 @@ class Chaos:
     async def _whole(self, when: str) -> bool:
         """Wait until the pool is complete."""
         with trio.move_on_after(START_S):
-            while True:
-                dead = [server for server in self._servers.values() if not server.alive]
-                # A new leader calls also a server alive that has just ended.
-                if not dead and self._complete(await self._view()):
-                    return True
-                for server in dead:
-                    self._start(server)
+            while not self._complete(await self._commands.view()):
+                self._start_dead()
                 await trio.sleep(0.2)
+            return True
         self._fail(f"whole: the pool is not complete {when} within {START_S:.0f} s")
         return False
 
@@ -477,17 +439,12 @@ class Chaos:
         self._say("healing")
         self._proxy.mend()
         self._disks.free()
-        for server in self._servers.values():
-            if not server.alive:
-                self._start(server)
         began = trio.current_time()
-        while not (self._all_alive() and self._complete(await self._view())):
+        while not self._complete(await self._commands.view()):
             if trio.current_time() - began > CONVERGE_S_MAX:
                 self._fail(f"converges: not within {CONVERGE_S_MAX:.0f} s of healing")
                 return
-            for server in self._servers.values():
-                if not server.alive:  # it was ending when its disk got room again
-                    self._start(server)
+            self._start_dead()  # also one that was ending when its disk got room again
             await trio.sleep(0.1)
         self._report.converged_s = trio.current_time() - began
         self._say(f"healed after {self._report.converged_s:.1f} s")
@@ -499,7 +456,7 @@ class Chaos:
             process.kill()
         began = trio.current_time()
         while True:
-            view = await self._view()
+            view = await self._commands.view()
             if view is not None and not view.leases:
                 return
             if trio.current_time() - began > GONE_S_MAX:
