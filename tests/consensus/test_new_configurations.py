@@ -79,3 +79,12 @@ def test_a_voter_that_has_not_answered_does_not_count_when_another_one_leaves() 
     lone.acknowledge("c", last)
     lone.tick()
     assert set(lone.node.core.voters) == {"me", "c"}
+
+
+def test_a_piece_of_a_snapshot_from_a_deposed_leader_is_refused_with_the_newer_term() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    piece = {"index": 9, "total": 100, "offset": 0, "data": b"piece"}
+    sent = lone.take("b", "snapshot", term=4, leading=True, **piece)
+    assert [(message["type"], message["term"]) for _, message in sent] == [("next_node_idx", 5)]
+    sent = lone.take("b", "snapshot", term=5, leading=True, **piece)
+    assert "snapshot_ack" in [message["type"] for _, message in sent]
