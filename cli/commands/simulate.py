@@ -40,7 +40,7 @@ SCENARIOS = (
     "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes."
 )
 @click.option("--keep-going", is_flag=True, help="Run all seeds, and list those that fail.")
-@click.option("--real", is_flag=True, help="Real processes and real time: kill -9, stops, cuts.")
+@click.option("--real", is_flag=True, help="Real processes and time: kill -9, cuts, full disks.")
 @verbose_option
 @json_option
 def command(
