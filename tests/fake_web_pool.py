@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.errors import DeniedError
-from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
+from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries, SampleSum
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -63,6 +63,7 @@ class FakePool:
     hostile: bool = False
     dead: set[int] = field(default_factory=set[int])
     drained: set[int] = field(default_factory=set[int])
+    drained_gpus: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
     ended: set[int] = field(default_factory=set[int])
     silences: tuple[SilenceView, ...] = ()
     orders: list[m.Order] = field(default_factory=list[m.Order])
@@ -160,6 +161,7 @@ class FakePool:
                     emulated=False,
                     mig=False,
                     fault=fault,
+                    drain=self.drained_gpus.get((n, g), ""),
                     leases=tuple(each.id for each in on),
                 )
             )
@@ -385,10 +387,19 @@ class FakePool:
         )
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Return a wave for each server that was asked, with a gap."""
+        """Return a wave for each server that was asked, with a gap; or sums of samples by user."""
+        if query.of == "sums":
+            names = USERS[:6] if query.metric == "user" else ("",)
+            sums = tuple(
+                SampleSum(name, 900, 90 * n, 900 * 10**7, 90 * n * 10**7, 9000, 4_000_000, 1, 2, 1)
+                for n, name in enumerate(names)
+            )
+            return HistoryAnswer({self._server_id(0): HistoryPage(sums=sums)})
         step = max(10, int(query.until - query.since) // 300_000)
+        wave = 0.0 if query.metric == "capacity" else 0.4
+        full = 1000 * {"busy": 1000 * self.gpus, "capacity": 2 << 20}.get(query.metric, 1 << 20)
         points = tuple(
-            (t, int((0.5 + 0.4 * math.sin(t / 900)) * 1000), 1000, -1)
+            (t, int((wave * math.sin(t / 900) + 0.5) * full), 1000, -1)
             for t in range(int(query.since) // 1000, int(query.until) // 1000, step)
             if not 100 < (t // step) % 300 < 120
         )
@@ -431,6 +442,11 @@ class FakePool:
         if isinstance(order, m.DrainServer):
             [n] = [n for n in range(self.servers) if self._name(n) == order.server]
             self.drained = self.drained - {n} if order.reason is None else {*self.drained, n}
+        if isinstance(order, m.DrainGpu):
+            [n] = [n for n in range(self.servers) if self._name(n) == order.server]
+            self.drained_gpus.pop((n, int(order.gpu)), None)
+            if order.reason is not None:
+                self.drained_gpus[n, int(order.gpu)] = order.reason
         if isinstance(order, m.SetSilence):
             key = order.of, order.server, order.subject
             kept = [s for s in self.silences if (s.check, s.server, s.subject) != key]

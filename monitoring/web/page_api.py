@@ -17,6 +17,7 @@ from gpupool.monitoring.web.gate import Gate, NoEntry
 from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
+from gpupool.monitoring.web.pool_day import PoolDay
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.monitoring.web.recent import METRICS, Recent
 from gpupool.monitoring.web.usage_answers import ask_lease, ask_records, ask_report, query_of
@@ -39,6 +40,7 @@ FRESH_S = 0.9
 ACT_MARK = " (web)"
 HOURS_MAX = 24 * 90
 REASON_MAX = 140
+GPU_DIGITS_MAX = 4
 
 Handler = Callable[[Request, PoolSource], Awaitable[Response]]
 
@@ -92,6 +94,7 @@ class _Live:
         self.books = {"live": Book(first), "work": Book(first)}
         self.memory = Memory()
         self.recent = Recent()
+        self.day = PoolDay()
         self._made: dict[str, float] = {}
 
     def refresh(self, name: str, moment: Moment, viewer: Mapping[str, object]) -> None:
@@ -123,6 +126,7 @@ class Api:
             "/work": self._changed,
             "/server/{server}": self._server,
             "/recent": self._recent,
+            "/day": self._day,
             "/history": self._history,
             "/usage": self._usage,
             "/records": self._records,
@@ -274,6 +278,9 @@ class Api:
             found[metric] = [value for _, value in points]
         return _json(request, {"t": times, "series": found})
 
+    async def _day(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await self.refresh(source).day.told(source))
+
     async def _history(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_series(source, request.query_params))
 
@@ -316,12 +323,12 @@ class Api:
 
     async def _drain(self, request: Request, source: PoolSource) -> Response:
         body = await _body(request)
-        order = m.DrainServer(_server_name(body), _reason(body))
+        order = _drain_order(body, _reason(body))
         return _json(request, {"done": await source.operate(order)})
 
     async def _undrain(self, request: Request, source: PoolSource) -> Response:
         body = await _body(request)
-        order = m.DrainServer(_server_name(body), None)
+        order = _drain_order(body, None)
         return _json(request, {"done": await source.operate(order)})
 
     async def _silence(self, request: Request, source: PoolSource) -> Response:
@@ -385,6 +392,17 @@ def _hours(body: Mapping[str, object]) -> int:
     if not 0 < hours <= HOURS_MAX:
         raise UsageError(f"a silence ends after 1 to {HOURS_MAX} hours")
     return hours
+
+
+def _drain_order(body: Mapping[str, object], reason: str | None) -> m.Order:
+    """Return the order for a server, or for one GPU of it where its number is given."""
+    server = _server_name(body)
+    if "gpu" not in body:
+        return m.DrainServer(server, reason)
+    gpu = str(body["gpu"])
+    if not gpu.isdecimal() or len(gpu) > GPU_DIGITS_MAX:
+        raise UsageError("a GPU is named by its number on the server, such as 0")
+    return m.DrainGpu(server, gpu, reason)
 
 
 def _server_name(body: Mapping[str, object]) -> str:

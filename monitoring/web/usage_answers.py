@@ -2,25 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
+
+import trio
 
 from gpupool.monitoring.accounting import Range, total
+from gpupool.monitoring.history.sample_figures import figures_of, lease_lines
 from gpupool.monitoring.usage_report import (
     LIVE,
     as_csv,
     as_plain,
     away_ms,
-    lease_report,
     parts_of_lease,
     plain_row,
     pool_report,
 )
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import UnreachableError, UsageError
+from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
+from gpupool.pool.history_query import HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.record_query import FAR, KEYS, RecordQuery
 from gpupool.pool.view import PoolView, visible
+from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.usage_query import UsageAnswer
 
 RECORDS_MAX = 2000
@@ -45,9 +50,9 @@ def query_of(asked: Mapping[str, str]) -> RecordQuery:
 async def ask_report(source: PoolSource, query: RecordQuery) -> dict[str, object]:
     """Return sums by a key, with what is missing."""
     view = _view(source)
-    answer = await _ask(source, view, query)
-    report = pool_report(view, answer, query, _viewer(source))
-    return {**as_plain(report), **_missing(view, answer), "csv": as_csv(report)}
+    answer, measured = await _ask_both(source, view, query)
+    report = pool_report(view, answer, query, _viewer(source), _sums(measured))
+    return {**as_plain(report), **_missing(view, answer, measured), "csv": as_csv(report)}
 
 
 async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, object]:
@@ -66,16 +71,18 @@ async def ask_lease(source: PoolSource, lease: LeaseId) -> dict[str, object]:
     """Return all parts of one lease, over or not."""
     view = _view(source)
     query = RecordQuery(lease=lease)
-    answer = await _ask(source, view, query)
+    answer, measured = await _ask_both(source, view, query)
     parts = parts_of_lease(view, answer, query, _viewer(source))
     if not parts:
         raise UsageError(f"nothing is known of a lease {lease_name(lease)} that you may see")
+    whole, sums = total(parts, Range()), _sums(measured)
+    known = reduce(SampleSum.plus, sums) if sums else None
     return {
         "lease": lease_name(lease),
         "parts": [_plain_record(each) for each in parts],
-        "total": plain_row(total(parts, Range())),
-        "lines": [visible(line) for line in lease_report(lease, parts)],
-        **_missing(view, answer),
+        "total": plain_row(whole, figures_of(known, whole.gpu_hours)),
+        "lines": [visible(line) for line in lease_lines(parts, known, whole.gpu_hours)],
+        **_missing(view, answer, measured),
     }
 
 
@@ -97,14 +104,54 @@ async def _ask(source: PoolSource, view: PoolView, query: RecordQuery) -> UsageA
     return await source.usage(replace(query, count=0, through=0))
 
 
-def _missing(view: PoolView, answer: UsageAnswer) -> dict[str, object]:
+async def _ask_both(
+    source: PoolSource, view: PoolView, query: RecordQuery
+) -> tuple[UsageAnswer, HistoryAnswer]:
+    """Ask for records and for samples at once; each question waits for servers that are dead."""
+    asked = HistoryQuery(
+        "sums",
+        query.by or "server",
+        str(query.lease) if query.lease else "",
+        since=query.since,
+        until=min(query.until, Milliseconds(view.now + 1)),
+    )
+    measured = HistoryAnswer({})
+    answers: list[UsageAnswer] = []
+    failures: list[GpupoolError] = []
+
+    async def ask_records_of() -> None:
+        try:
+            answers.append(await _ask(source, view, query))
+        except GpupoolError as error:
+            failures.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_records_of)
+        try:
+            measured = await source.history(asked)
+        except GpupoolError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return answers[0], measured
+
+
+def _sums(measured: HistoryAnswer) -> list[SampleSum]:
+    return [each for page in measured.pages.values() for each in page.sums]
+
+
+def _missing(
+    view: PoolView, answer: UsageAnswer, measured: HistoryAnswer | None = None
+) -> dict[str, object]:
     names: dict[ServerId, str] = {each.id: each.name for each in view.servers}
+    silent = {**(measured.silent if measured else {}), **answer.silent}
+    pages = [*answer.answered.items(), *(measured.pages.items() if measured else ())]
     return {
-        "silent": {visible(names.get(k, k)): visible(why) for k, why in answer.silent.items()},
+        "silent": {visible(names.get(k, k)): visible(why) for k, why in silent.items()},
         "missing": sum(last - first + 1 for first, last in answer.missing),
         "problems": [
             f"{visible(names.get(k, k))}: {visible(page.problem)}"
-            for k, page in answer.answered.items()
+            for k, page in pages
             if page.problem
         ],
     }

@@ -59,24 +59,29 @@ export function endLease(lease) {
   });
 }
 
-export function drain(name) {
+const whole = (name, gpu) => (gpu === undefined ? { what: "server", title: name, body: { server: name } } : { what: "GPU", title: `GPU ${gpu} of ${name}`, body: { server: name, gpu } });
+
+/** Drain a server, or one GPU of it. */
+export function drain(name, gpu) {
+  const { what, title, body } = whole(name, gpu);
   dialog({
-    title: `Drain ${name}?`,
+    title: `Drain ${title}?`,
     text: "Nothing new is granted there. What runs goes on.",
     reason: "Everybody who looks at the pool sees this",
-    verb: "Drain the server",
+    verb: `Drain the ${what}`,
     path: "drain",
-    body: { server: name },
+    body,
   });
 }
 
-export function undrain(name) {
+export function undrain(name, gpu) {
+  const { what, title, body } = whole(name, gpu);
   dialog({
-    title: `Undrain ${name}?`,
-    text: "GPUs are granted there again.",
-    verb: "Undrain the server",
+    title: `Undrain ${title}?`,
+    text: what === "GPU" ? "It is granted again." : "GPUs are granted there again.",
+    verb: `Undrain the ${what}`,
     path: "undrain",
-    body: { server: name },
+    body,
   });
 }
 

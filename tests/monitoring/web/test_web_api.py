@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.asgi_client import Answer, Client
 from tests.fake_web_pool import GIB, HOSTILE, FakePool
+from tests.web_visitor import PORT, Page
 
-from gpupool.monitoring.web.gate import LocalGate
 from gpupool.monitoring.web.health_words import problems_of
 from gpupool.monitoring.web.live_book import Book, Document
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
-from gpupool.monitoring.web.page_app import make_app
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.view import SilenceView
 from gpupool.remoting.protocol import messages as m
@@ -23,35 +21,6 @@ from gpupool.remoting.protocol import messages as m
 NEVER = Milliseconds(2**52)
 ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "monitoring" / "web"
-PORT = 7471
-
-
-class Page:
-    """A browser without a screen: it has a cookie, the orders' secret, and its own origin."""
-
-    def __init__(self, pool: FakePool, *, readonly: bool = False) -> None:
-        self.pool = pool
-        self.gate = LocalGate(pool, PORT)
-        self.secret = ""
-        self.client = Client(make_app(self.gate, readonly=readonly), f"127.0.0.1:{PORT}")
-
-    async def enter(self) -> Answer:
-        """Exchange a new key."""
-        key = self.gate.new_key()
-        answer = await self.client.post("/api/v1/login", json_body={"key": key})
-        self.secret = answer.json()["secret"]
-        return answer
-
-    async def get(self, path: str) -> Any:
-        """Return what the API says."""
-        answer = await self.client.get(f"/api/v1/{path}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    async def order(self, path: str, **body: object) -> Answer:
-        """Give an order as the page does."""
-        headers = {"x-gpupool": self.secret, "origin": f"http://127.0.0.1:{PORT}"}
-        return await self.client.post(f"/api/v1/{path}", json_body=body, headers=headers)
 
 
 @pytest.fixture
@@ -93,7 +62,17 @@ def len_of(table: dict[str, list[object]]) -> int:
 
 async def test_nothing_is_told_to_strangers(pool: FakePool) -> None:
     page = Page(pool)
-    for path in ("live", "work", "usage", "audit", "policy", "recent", "server/x", "lease/1000"):
+    for path in (
+        "live",
+        "work",
+        "usage",
+        "audit",
+        "policy",
+        "recent",
+        "day",
+        "server/x",
+        "lease/1",
+    ):
         assert (await page.client.get(f"/api/v1/{path}")).status_code == 401, path
     for path in ("end-lease", "drain", "undrain", "silence", "unsilence"):
         assert (await page.order(path)).status_code == 401

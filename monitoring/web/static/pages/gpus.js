@@ -3,6 +3,7 @@
 import { chart } from "../chart.js";
 import { bytes, full, known, number, plural, since, size } from "../format.js";
 import { bar, dataTable, facts, filterField, html, none, nothing, pairs, panel, serverLink, state } from "../parts.js";
+import { drain, mayDrain, undrain } from "../orders.js";
 import { recent } from "../recent.js";
 import { ask, poolNow, rows } from "../store.js";
 import { gpuColumns, leaseColumns, leasesOn } from "./servers.js";
@@ -39,7 +40,7 @@ function everything() {
     ${panel("GPUs", dataTable("All GPUs", list, gpuColumns(), { sort: "gpu", text: (g) => `${g.name} ${g.model} ${g.state} ${g.fault} ${g.kind}`, dead: (g) => g.stale }), { flush: true })}`;
 }
 
-/** Who had it in the last hours, as bars of a timeline. */
+/** Who has it now and since when, as bars of a timeline. */
 function timeline(leases) {
   if (!leases.length) return none("Nobody has a part of it now.");
   const now = poolNow();
@@ -65,8 +66,10 @@ function one(name, index) {
   const free = Math.max(0, gpu.capacity - gpu.granted - gpu.foreign);
   const xids = measured ? Object.entries(measured.xids || {}) : [];
   const some = (list) => list.some(known);
+  const order = !mayDrain() ? nothing : gpu.drain ? html`<button type="button" @click=${() => undrain(name, gpu.index)}>Undrain…</button>` : html`<button type="button" @click=${() => drain(name, gpu.index)}>Drain…</button>`;
   return html`
-    <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a></span></div>
+    <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
+    ${gpu.drain ? html`<p class="notice">Drained: ${gpu.drain}. Nothing new is granted on it.</p>` : nothing}
     ${gpu.fault ? html`<p class="notice fail">${gpu.fault}. It is not granted.</p>` : nothing}
     ${gpu.stale ? html`<p class="notice fail">Its server says nothing since ${full(gpu.stale)}. What is below is the last that it said.</p>` : nothing}
     ${facts([

@@ -7,6 +7,7 @@ import { ask, rows } from "../store.js";
 
 export const needs = ["work"];
 const LATENCY_BOUND = 0.2;
+const TITLE_WIDTH = 12; // of a line of "gpupool usage --lease"
 const past = { next: 0, data: null, error: "" };
 const records = { id: "", data: null, error: "", next: 0 };
 
@@ -143,6 +144,7 @@ function one(id) {
           known(lease.rtt) && ["Round trip", micros(lease.rtt), "", known(lease.wire) ? `${number(lease.wire, 2)} s of each second on the wire` : ""],
         ])
       : nothing}
+    ${told && told.lines.length ? panel("Use", pairs(told.lines.map((line) => [line.slice(0, TITLE_WIDTH).trim(), line.slice(TITLE_WIDTH)])), { aside: "by what samples have seen, with advice" }) : nothing}
     ${words.map((text) => html`<p class="notice">${text}</p>`)} ${missing(told)}
     <div class="grid">
       ${panel("Where", lease

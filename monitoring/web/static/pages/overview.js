@@ -4,11 +4,21 @@ import { chart } from "../chart.js";
 import { known, number, percent, plural, since, size, when, wish } from "../format.js";
 import { METRICS } from "../heat.js";
 import { bar, choice, dataTable, facts, gpuLink, html, mark, none, nothing, panel, params, setParams, state, userLink } from "../parts.js";
-import { recent } from "../recent.js";
 import { ask, pool, rows, table } from "../store.js";
 
-const history = recent({ metrics: "busy,granted,waiting" });
-const week = { next: 0, rows: null, total: null };
+const day = { next: 0, data: null, error: "" };
+const week = { next: 0, rows: null };
+
+async function lastDay() {
+  if (performance.now() < day.next) return;
+  day.next = performance.now() + 60000;
+  try {
+    day.data = (await ask("day")).data;
+    day.error = "";
+  } catch (error) {
+    day.error = error.what || "No server tells.";
+  }
+}
 
 async function usage() {
   if (performance.now() < week.next) return;
@@ -16,15 +26,14 @@ async function usage() {
   try {
     const { data } = await ask(`usage?by=user&since=${Date.now() - 7 * 86400000}`);
     week.rows = data.rows;
-    week.total = data.total;
   } catch {
     week.rows = week.rows || [];
   }
 }
 
 export function enter() {
-  return async () => {
-    await history();
+  return () => {
+    void lastDay();
     void usage();
   };
 }
@@ -114,25 +123,33 @@ function events() {
   return panel("Latest events", body, { width: "w8", flush: true, footer: html`<a href="/events">All events</a>` });
 }
 
-function top() {
-  const list = (week.rows || []).slice(0, 6);
-  const most = Math.max(0.001, ...list.map((row) => row.gpu_hours));
+/** Who held GPUs in the week without using them, as far as samples have seen it. */
+function wasters() {
+  const list = (week.rows || []).filter((row) => row.wasted_gpu_hours >= 0.01).sort((a, b) => b.wasted_gpu_hours - a.wasted_gpu_hours).slice(0, 5);
+  const most = Math.max(0.001, ...list.map((row) => row.wasted_gpu_hours));
   const body = week.rows === null ? none("Asking the servers…") : list.length
-    ? html`<ul class="list">${list.map((row) => html`<li><div>${userLink(row.key || "–")}</div><div>${bar([[(100 * row.gpu_hours) / most, "a"]])}</div><span class="end">${number(row.gpu_hours, row.gpu_hours < 1 ? 3 : 1)} h</span></li>`)}</ul>`
-    : none("No lease in the last seven days.");
-  return panel("GPU-hours of the week", body, { width: "w4", flush: true, footer: html`<a href="/usage">Usage reports</a>` });
+    ? html`<ul class="list">${list.map((row) => html`<li><div>${userLink(row.key || "–")}</div><div>${bar([[(100 * row.wasted_gpu_hours) / most, "c"]])}</div><span class="end">${number(row.wasted_gpu_hours, row.wasted_gpu_hours < 1 ? 2 : 1)} h</span><span class="sub">${percent(100 * row.idle_share)} of the time without work</span></li>`)}</ul>`
+    : week.rows.some((row) => known(row.wasted_gpu_hours)) ? none("Nobody wasted GPUs.", "As far as samples have seen the week.") : none("Nothing is known of the week.", "No sample has seen a lease.");
+  return panel("GPU-hours wasted this week", body, { width: "w4", flush: true, footer: html`<a href="/usage?span=7d&sort=-wasted">Usage reports</a>` });
+}
+
+function poolDay() {
+  const { data, error } = day;
+  if (!data) return panel("The pool in the last 24 hours", none(error || "Asking the servers…"), { width: "w8" });
+  const series = [{ label: "Granted", values: data.granted, tone: 1 }];
+  if (data.busy.length) series.push({ label: "Busy", values: data.busy, fill: true, tone: 0 });
+  return panel("The pool in the last 24 hours", chart({ t: data.t, unit: "%", max: 100, height: 300, sync: "pool", series }), { width: "w8", aside: data.busy.length ? "of all GPUs, by the servers' history" : "memory granted; in a pool this large, how busy GPUs were is in Charts" });
 }
 
 export function view() {
   const servers = rows("servers");
   const gpus = table("gpus").cols;
   if (!gpus.server) return nothing;
-  const { data } = history;
   return html`
     <div class="health">${mark(pool().level)}<p>${pool().sentence}</p></div>
     ${figures(servers, gpus)} ${heatMap(servers, gpus)}
     <div class="grid even">
-      ${panel("The pool in the last hour", chart({ t: data.t, unit: "%", max: 100, height: 300, sync: "pool", series: [{ label: "Granted", values: history.at("granted"), tone: 1 }, { label: "Busy", values: history.at("busy"), fill: true, tone: 0 }] }), { width: "w8", aside: "means of all GPUs, since this page's program started" })}
-      ${waiting()} ${events()} ${top()}
+      ${poolDay()}
+      ${waiting()} ${events()} ${wasters()}
     </div>`;
 }

@@ -1,6 +1,6 @@
 // Reports of usage: the sums of "gpupool usage" with its options in the address; it prints well.
 
-import { number, percent } from "../format.js";
+import { known, number, percent } from "../format.js";
 import { bar, choice, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
 import { ask, changed } from "../store.js";
 import { missing } from "./leases.js";
@@ -38,6 +38,13 @@ export function enter() {
 
 const LINKS = { user: userLink, lease: leaseLink, server: serverLink };
 
+const UNKNOWN = html`<span class="faint">unknown</span>`;
+const COVERAGE_LOW = 0.9;
+const share = (value) => (known(value) ? percent(100 * value) : UNKNOWN);
+
+/** How much of the hours samples have seen; too little is marked, as on the command line. */
+const seen = (r) => (known(r.coverage) && r.coverage < COVERAGE_LOW ? html`<span class="tag warn" title="too little to judge by">${percent(100 * r.coverage)}</span>` : share(r.coverage));
+
 function table(data, by, title) {
   const most = Math.max(1e-9, ...data.rows.map((row) => row.gpu_hours));
   const all = data.total.gpu_hours || 1;
@@ -46,7 +53,11 @@ function table(data, by, title) {
     { key: "bar", title: html`<span class="away">Share as a bar</span>`, cell: (r) => bar([[(100 * r.gpu_hours) / most, "a"]]), narrow: true },
     { key: "hours", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 2), sort: (r) => r.gpu_hours, total: (t) => number(t.gpu_hours, 2) },
     { key: "share", title: "Share", num: true, cell: (r) => percent((100 * r.gpu_hours) / all), sort: (r) => r.gpu_hours, total: () => "" },
-    { key: "gib", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1), sort: (r) => r.gib_hours, total: (t) => number(t.gib_hours, 1) },
+    { key: "gib", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1), sort: (r) => r.gib_hours, total: (t) => number(t.gib_hours, 1), narrow: true },
+    { key: "busy", title: "Busy hours", num: true, cell: (r) => (known(r.busy_gpu_hours) ? number(r.busy_gpu_hours, 2) : UNKNOWN), sort: (r) => r.busy_gpu_hours, total: (t) => (known(t.busy_gpu_hours) ? number(t.busy_gpu_hours, 2) : UNKNOWN), narrow: true },
+    { key: "idle", title: "Idle", num: true, cell: (r) => share(r.idle_share), sort: (r) => r.idle_share, total: (t) => share(t.idle_share), narrow: true },
+    { key: "wasted", title: "Wasted hours", num: true, cell: (r) => (known(r.wasted_gpu_hours) ? number(r.wasted_gpu_hours, 2) : UNKNOWN), sort: (r) => r.wasted_gpu_hours, total: (t) => (known(t.wasted_gpu_hours) ? number(t.wasted_gpu_hours, 2) : UNKNOWN) },
+    { key: "seen", title: "Seen", num: true, cell: seen, sort: (r) => r.coverage, total: seen, narrow: true },
     { key: "leases", title: "Leases", num: true, cell: (r) => number(r.leases), sort: (r) => r.leases, total: (t) => number(t.leases) },
     { key: "wait", title: "Mean wait", num: true, cell: (r) => `${number(r.leases ? r.wait_s / r.leases : 0, 1)} s`, sort: (r) => (r.leases ? r.wait_s / r.leases : 0), narrow: true },
     { key: "longest", title: "Longest", num: true, cell: (r) => `${number(r.wait_max_s, 1)} s`, sort: (r) => r.wait_max_s, narrow: true },
@@ -67,6 +78,7 @@ export function view() {
       ? html`${facts([
           ["GPU-hours", number(data.total.gpu_hours, 1), "", "share of GPUs times time: what nobody else could have"],
           ["GiB-hours", number(data.total.gib_hours, 0)],
+          known(data.total.wasted_gpu_hours) && ["Wasted", number(data.total.wasted_gpu_hours, 1), "GPU-hours", `${percent(100 * data.total.idle_share)} of what samples have seen, ${percent(100 * data.total.coverage)} of all`],
           ["Leases", number(data.total.leases)],
           ["Mean wait", number(data.total.leases ? data.total.wait_s / data.total.leases : 0, 1), "s", `longest ${number(data.total.wait_max_s, 1)} s`],
         ])}

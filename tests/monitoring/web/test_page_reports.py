@@ -1,0 +1,93 @@
+"""What the page's API tells of usage and of the pool's day, and orders for one GPU, in memory."""
+
+import pytest
+from tests.fake_web_pool import FakePool
+from tests.web_visitor import Page
+
+from gpupool.pool.history_query import HistoryQuery
+from gpupool.remoting.protocol import messages as m
+
+
+@pytest.fixture
+def pool() -> FakePool:
+    return FakePool(servers=4, gpus=2, leases=5, waiting=3, time_s=100.0)
+
+
+@pytest.fixture
+async def page(pool: FakePool) -> Page:
+    made = Page(pool)
+    await made.enter()
+    return made
+
+
+async def test_one_gpu_is_drained_and_undrained_with_a_reason(page: Page) -> None:
+    assert (await page.order("drain", server="node-1", gpu=1)).status_code == 400, "no reason"
+    answer = await page.order("drain", server="node-1", gpu=1, reason="hot")
+    assert answer.json() == {"done": "GPU 1 of node-1 is drained; what runs there goes on"}
+    told = (await page.get("live"))["tables"]["gpus"]["cols"]
+    assert [each for each in told["drain"] if each] == ["hot (web)"]
+    assert told["state"].count("drain") == 1
+    answer = await page.order("undrain", server="node-1", gpu=1)
+    assert answer.json() == {"done": "GPU 1 of node-1 takes leases again"}
+    assert page.pool.orders == [
+        m.DrainGpu("node-1", "1", "hot (web)"),
+        m.DrainGpu("node-1", "1", None),
+    ]
+
+
+@pytest.mark.parametrize("gpu", [-1, "", "x", None, [1], "12345", 1.5])
+async def test_what_is_no_number_of_a_gpu_drains_nothing(page: Page, gpu: object) -> None:
+    for path in ("drain", "undrain"):
+        answer = await page.order(path, server="node-1", gpu=gpu, reason="hot")
+        assert answer.status_code == 400
+    assert not page.pool.orders
+
+
+async def test_usage_says_what_was_busy_idle_and_wasted(page: Page) -> None:
+    report = await page.get("usage?by=user&since=0")
+    by_user = {row["key"]: row for row in report["rows"]}
+    assert by_user["ada"]["wasted_gpu_hours"] == 0
+    assert by_user["grace"]["idle_share"] == pytest.approx(0.1)
+    assert by_user["grace"]["wasted_gpu_hours"] > 0 and by_user["grace"]["coverage"] > 0
+    assert by_user["radia"]["wasted_gpu_hours"] is None, "no sample has seen it"
+    assert report["total"]["wasted_gpu_hours"] > by_user["grace"]["wasted_gpu_hours"]
+    text = (await page.client.get("/api/v1/usage?by=user&since=0&format=csv")).text
+    grace = next(line for line in text.splitlines() if line.startswith("grace,"))
+    assert grace.split(",")[7] == "0.1"
+
+
+async def test_a_lease_is_told_with_what_samples_say_of_it(page: Page) -> None:
+    told = await page.get("lease/100")
+    assert told["total"]["coverage"] > 0
+    assert any("busy" in line for line in told["lines"])
+
+
+async def test_the_pools_day_comes_from_the_history_and_is_asked_once_a_minute(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[HistoryQuery] = []
+    known = page.pool.history
+
+    async def history(query: HistoryQuery, servers: tuple[str, ...] = ()) -> object:
+        asked.append(query)
+        return await known(query, servers)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(page.pool, "history", history)
+    day = await page.get("day")
+    assert day["t"][-1] - day["t"][0] == 24 * 3_600_000
+    assert len(day["t"]) == len(day["granted"]) == len(day["busy"]) == 145
+    assert 0 < max(each for each in day["busy"] if each is not None) <= 100
+    assert len(asked) == 2 + 4, "granted and capacity of the pool, busy of each server"
+    assert all(each.until - each.since >= 24 * 3_600_000 for each in asked)
+    page.pool.time_s += 30
+    assert await page.get("day") == day and len(asked) == 6
+    page.pool.time_s += 60
+    await page.get("day")
+    assert len(asked) == 12
+
+
+async def test_a_large_pools_servers_are_not_all_asked_how_busy_they_were() -> None:
+    page = Page(FakePool(servers=17, gpus=1, leases=2, time_s=100.0))
+    await page.enter()
+    day = await page.get("day")
+    assert day["busy"] == [] and len(day["granted"]) == 145
