@@ -40,7 +40,7 @@ SCENARIOS = (
     "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes."
 )
 @click.option("--keep-going", is_flag=True, help="Run all seeds, and list those that fail.")
-@click.option("--real", is_flag=True, help="Real processes and real time: kill -9, stops, cuts.")
+@click.option("--real", is_flag=True, help="Real processes and time: kill -9, cuts, full disks.")
 @verbose_option
 @json_option
 def command(
@@ -111,9 +111,12 @@ def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_js
     if as_json:
         print_json(ok=not report.failures, **to_plain(report))
     elif not report.failures:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(report.faults.items()))
         click.echo(
-            f"passed: {sum(report.faults.values())} faults, {sum(report.orders.values())} orders, "
-            f"{report.granted} leases granted, "
+            f"passed: {sum(report.faults.values())} faults ({kinds}), "
+            f"{report.ended_by_full_disk} servers ended by a full disk, "
+            f"{report.refused} old copies refused, {report.rejoined} rejoined, "
+            f"{sum(report.orders.values())} orders, {report.granted} leases granted, "
             f"{report.entries} log entries, healed within {report.converged_s:.1f} s"
         )
     if report.failures:

@@ -108,6 +108,7 @@ class PeerMemory:
             self._disk.write(_MEMORY_NEW, data + zlib.crc32(data).to_bytes(4, "little"))
             self._disk.sync(_MEMORY_NEW)
             self._disk.rename(_MEMORY_NEW, MEMORY)
+            self._disk.sync_directory()
         self.dirty = False
 
     def _take(self, data: bytes) -> None:

@@ -6,12 +6,10 @@ The same rules are checked as under virtual time, from what the processes left b
 clients wrote about their leases, what the servers answered, and their journals once they stopped.
 """
 
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,25 +20,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, cast
 
 import trio
 
-from gpupool.consensus.core.library import COMMAND_TYPE
-from gpupool.consensus.protocol import closed_cbor
-from gpupool.consensus.storage.store import DIRECTORY, Storage
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.invariants import violations
-from gpupool.pool.model.commands import Grant, unwrap
-from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
-from gpupool.pool.model.state import PoolState
-from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.credentials import load_credentials
-from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.simulations.chaos.chaos_operator import give_orders
 from gpupool.simulations.chaos.fault_proxy import FaultProxy
-from gpupool.simulations.checkers.history import History
+from gpupool.simulations.chaos.left_behind import Checks
+from gpupool.simulations.chaos.pool_commands import PoolCommands
+from gpupool.simulations.chaos.real_server import OLD_COPY, RealServer
+from gpupool.simulations.chaos.small_disks import SmallDisks
+from gpupool.simulations.chaos.wrong_clocks import WrongClocks
 from gpupool.simulations.kernel.swarm_options import random_source
 
 START_S = 60.0
@@ -48,11 +39,38 @@ CONVERGE_S_MAX = 15.0
 """From the start of the last process: starting Python takes longer than finding each other."""
 
 GONE_S_MAX = 20.0
+REFUSED_S_MAX = 30.0
 EMULATE = "2:1G"
 FAULT_EVERY_S = 2.0
 RESTART_S = 2.0
-STAMP_S = 0.002
-"""By which the pool's instants, in whole milliseconds, may differ from those of clients."""
+DEAD_S = 2.0
+"""Every so often it is looked which servers have ended by themselves."""
+KINDS = {
+    "kill": 4,
+    "stop": 4,
+    "cut": 4,
+    "one-way": 4,
+    "isolate": 4,
+    "reset": 4,
+    "client-kill": 4,
+    "clock": 3,
+    "full": 3,
+    "old": 1,
+}
+"""Kinds of faults, and how often each happens beside the others."""
+
+CLOCK_S_MAX = 25.0
+"""Servers measure each other's clocks every 5 s: a shorter jump moves nothing."""
+
+CLOCK_LATE_S = 40.0
+"""From when a clock is right again: 16 s until that is known, and 10 s until 5 s are made up."""
+
+COPY_SHARE = 0.3
+"""Of the kills after which an older copy is replaced."""
+
+DAY_S = 86_400.0
+USE_S = 3.0
+"""In which a pool without faults is used, so that an old copy lacks something."""
 
 
 @dataclass(slots=True)
@@ -66,23 +84,16 @@ class RealReport:
     """Of the operator, by kind, that the pool has taken."""
     granted: int = 0
     lost: int = 0
+    ended_by_full_disk: int = 0
+    """Servers that ended because their disk was full."""
+    refused: int = 0
+    """Old state directories that the other servers refused."""
+    rejoined: int = 0
+    """Servers that came back by ``gpupool rejoin`` after that."""
     converged_s: float = -1.0
     entries: int = 0
     histories: int = 0
     folder: str = ""
-
-
-@dataclass(eq=False, slots=True)
-class _Server:
-    name: str
-    port: int
-    advertised: int = 0
-    process: subprocess.Popen[bytes] | None = None
-    token: str = ""
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
 
 
 class Chaos:
@@ -111,27 +122,38 @@ class Chaos:
         self._say = say
         self._folder = Path(tempfile.mkdtemp(prefix="gpupool-chaos-"))
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
-        self._servers = {f"s{n}": _Server(f"s{n}", _free_port()) for n in range(1, servers + 1)}
+        names = [f"s{n}" for n in range(1, servers + 1)]
+        self._disks = SmallDisks(self._folder / "disks", names)
+        self._clocks = WrongClocks(self._folder / "clocks")
+        self._wrong: set[str] = set()
+        self._forgetful: RealServer | None = None
+        """The server whose state directory is an old copy."""
+        self._servers = {
+            f"s{n}": RealServer(f"s{n}", self._disks.folder(f"s{n}") / "state")
+            for n in range(1, servers + 1)
+        }
         self._clients: dict[str, subprocess.Popen[bytes]] = {}
         self._client_count = clients
         self._client_number = 0
         self._healing = False
         self._proxy = FaultProxy(self._name_of_pid)
         self._env = self._environment()
+        self._commands = PoolCommands(self._env, say)
         self._report = RealReport(seed, folder=str(self._folder))
-        self._capacity: dict[GpuId, int] = {}
+        self._checks = Checks(self._fail)
 
     async def run(self) -> RealReport:
         """Run all phases, and check the logs and tables that are left."""
         try:
             async with trio.open_nursery() as nursery:
                 for server in self._servers.values():
-                    serve = partial(self._proxy.serve, server.name, partial(_port, server))
+                    serve = partial(self._proxy.serve, server.key, partial(_port, server))
                     server.advertised = await nursery.start(serve)
                 await self._create()
                 nursery.start_soon(self._keep_clients)
                 async with trio.open_nursery() as faults:
                     faults.start_soon(self._operate)
+                    faults.start_soon(self._keep_servers)
                     with trio.move_on_after(self._duration_s):
                         await self._let_faults_happen()
                     faults.cancel_scope.cancel()
@@ -140,8 +162,12 @@ class Chaos:
                 await self._stop()
                 nursery.cancel_scope.cancel()
             self._check()
+        except BaseException as error:
+            self._fail(f"the run itself: {error!r}")
+            raise
         finally:
             self._kill_all()
+            self._disks.close(keep=self._folder / "left" if self._report.failures else None)
         if not self._report.failures:
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._report
@@ -156,24 +182,15 @@ class Chaos:
         env["RUNTIME_DIRECTORY"] = env["TMPDIR"] = str(self._folder)
         return env
 
-    def _start(self, server: _Server) -> None:
-        argv = [sys.executable, "-m", "gpupool.cli.main", "join"]
-        argv += ["--emulate", EMULATE, "--listen", f"127.0.0.1:{server.port}"]
-        argv += ["--advertise", f"127.0.0.1:{server.advertised}", "--name", server.name]
-        argv += ["--pool-name", "chaos", "--state-dir", str(self._folder / server.name)]
-        argv += ["--drain-timeout", "1s"]
-        argv += ["--token", server.token] if server.token else []
-        log = self._folder / f"{server.name}.log"
-        with log.open("ab") as file:
-            server.process = subprocess.Popen(
-                argv,
-                env=self._env,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+    def _start(self, server: RealServer) -> None:
+        self._note_full(server)
+        env = self._env | self._clocks.environment(server.key)
+        server.start(self._folder, env, emulate=EMULATE)
+
+    def _start_dead(self) -> None:
+        for server in self._servers.values():
+            if not server.alive:
+                self._start(server)
 
     def _start_client(self) -> None:
         self._client_number += 1
@@ -197,7 +214,7 @@ class Chaos:
     def _name_of_pid(self, pid: int) -> str | None:
         for server in self._servers.values():
             if server.process is not None and server.process.pid == pid:
-                return server.name
+                return server.key
         return next((n for n, p in self._clients.items() if p.pid == pid), None)
 
     # --- making the pool -------------------------------------------------------------------------
@@ -205,42 +222,30 @@ class Chaos:
     async def _create(self) -> None:
         first, *others = self._servers.values()
         self._start(first)
-        log = self._folder / f"{first.name}.log"
+        log = self._folder / f"{first.key}.log"
         with trio.fail_after(START_S):
             while not re.search(r"The pool's new tokens are in \S+;", log.read_text("utf-8")):
                 if not first.alive:
                     raise GpupoolError("the first server ended", why=log.read_text()[-300:])
                 await trio.sleep(0.1)
         for server in others:
-            done = await trio.run_process(
-                [sys.executable, "-m", "gpupool.cli.main", "token", "create", "--server", "--json"],
-                env=self._env,
-                capture_stdout=True,
-            )
-            server.token = str(json.loads(done.stdout)["token"])
+            server.token = await self._commands.token()
             self._start(server)
         with trio.fail_after(START_S):
             while True:
-                if self._complete(await self._view()):
+                if self._complete(await self._commands.view()):
                     break
                 await trio.sleep(0.2)
         for server in others:
             server.token = ""
+        # From now on the credentials have the addresses of all servers.
+        await self._commands.run("status")
         self._say(f"a pool of {len(self._servers)} servers is complete")
 
-    async def _view(self) -> PoolView | None:
-        """Return the pool's view from any server, if one answers."""
-        try:
-            credentials = load_credentials(Path(self._env["GPUPOOL_CREDENTIALS"]))
-            with trio.move_on_after(3.0):
-                async with connect_pool(credentials, version="chaos", client="chaos") as pool:
-                    return await pool.view()
-        except* GpupoolError:
-            pass
-        return None
-
     def _complete(self, view: PoolView | None) -> bool:
-        if view is None or not view.raft.quorum or not view.raft.leader:
+        # A new leader calls also a server reachable that has just ended.
+        alive = all(server.alive for server in self._servers.values())
+        if view is None or not alive or not view.raft.quorum or not view.raft.leader:
             return False
         up = [s for s in view.servers if s.state in ("idle", "mix", "full")]
         return len(up) == len(self._servers) == len(view.raft.voters)
@@ -256,25 +261,43 @@ class Chaos:
     # --- faults ----------------------------------------------------------------------------------
 
     async def _let_faults_happen(self) -> None:
+        kinds = {k: n for k, n in KINDS.items() if k != "full" or self._disks.small}
+        if len(kinds) < len(KINDS):
+            self._say("no disk can be filled here: that takes root's right to mount")
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(self._random.expovariate(1.0) * FAULT_EVERY_S)
-                kind = self._random.choice(
-                    ("kill", "stop", "cut", "one-way", "isolate", "reset", "client-kill")
-                )
-                self._report.faults[kind] = self._report.faults.get(kind, 0) + 1
-                nursery.start_soon(self._fault, kind)
+                (kind,) = self._random.choices([*kinds], [*kinds.values()])
+                if kind != "old":
+                    nursery.start_soon(self._fault, kind)
+                    continue
+                while nursery.child_tasks:  # noqa: ASYNC110 - faults tell nobody of their end
+                    await trio.sleep(0.1)
+                # A server that has forgotten something is fault enough at a time.
+                self._count(kind)
+                with trio.CancelScope(shield=True):
+                    await self._put_back()
+
+    def _count(self, kind: str) -> None:
+        self._report.faults[kind] = self._report.faults.get(kind, 0) + 1
 
     async def _fault(self, kind: str) -> None:
         names = list(self._servers)
         one, other = self._random.sample(names, 2) if len(names) > 1 else (names[0], names[0])
         for_s = 0.3 * 20 ** self._random.random()
+        if kind == "clock" and not self._may_jump(one):
+            return
+        self._count(kind)
         self._say(f"{kind} {one} {other} {for_s:.1f} s")
         match kind:
             case "kill":
                 await self._kill(self._servers[one], for_s)
             case "stop":
                 await self._stop_for(self._servers[one], for_s)
+            case "clock":
+                await self._jump(one)
+            case "full":
+                await self._fill_disk(self._servers[one], for_s)
             case "reset":
                 self._proxy.reset(one, other)
             case "client-kill":
@@ -291,16 +314,117 @@ class Chaos:
                 await trio.sleep(for_s)
                 self._proxy.mend(*pairs)
 
-    async def _kill(self, server: _Server, for_s: float) -> None:
-        if server.process is None or not server.alive:
+    async def _kill(self, server: RealServer, for_s: float) -> None:
+        if not server.alive:
             return
-        server.process.kill()
-        server.process.wait()
+        await server.kill()
+        if not server.alive and (not server.old.exists() or self._random.random() < COPY_SHARE):
+            server.copy()
         await trio.sleep(min(for_s, RESTART_S))
         if not server.alive:
             self._start(server)
 
-    async def _stop_for(self, server: _Server, for_s: float) -> None:
+    def _may_jump(self, name: str) -> bool:
+        """Return whether only a minority of clocks is wrong with this one."""
+        return name not in self._wrong and len(self._wrong) < (len(self._servers) - 1) // 2
+
+    async def _jump(self, name: str) -> None:
+        """Let a server's clock be wrong for a while, by seconds or by days."""
+        error_s = self._random.choice((-1, 1)) * self._random.uniform(0.5, 30.0)
+        if self._random.random() < 0.5:
+            error_s *= DAY_S
+        self._wrong.add(name)
+        began = time.monotonic()
+        self._say(f"the clock of {name} jumps by {error_s:.1f} s")
+        self._clocks.set(name, error_s)
+        try:
+            await trio.sleep(self._random.uniform(1.0, CLOCK_S_MAX))
+        finally:
+            self._clocks.set(name, 0.0)
+            self._wrong.discard(name)
+            # Earlier, too: entries are found by the time that the pool gave them.
+            end = time.monotonic() + CLOCK_LATE_S
+            self._checks.doubtful.append((began - CLOCK_LATE_S, end))
+
+    async def _fill_disk(self, server: RealServer, for_s: float) -> None:
+        """Leave a server's disk no room for a while; it ends by itself, with the reason."""
+        server.filled_at = server.filled_at or server.log_size
+        self._disks.fill(server.key)
+        try:
+            await trio.sleep(for_s)
+        finally:
+            self._disks.free(server.key)
+
+    async def _keep_servers(self) -> None:
+        """Start the servers that have ended by themselves, as a full disk makes them do."""
+        while True:
+            await trio.sleep(DEAD_S)
+            dead = [each for each in self._servers.values() if each is not self._forgetful]
+            dead = [server for server in dead if not server.alive]
+            await trio.sleep(RESTART_S + 1.0)
+            for server in dead:
+                if not server.alive and server is not self._forgetful:
+                    self._say(f"{server.key} has ended, and starts again")
+                    self._start(server)
+
+    def _note_full(self, server: RealServer) -> None:
+        """Look why a server has ended whose disk was full."""
+        since, server.filled_at = server.filled_at, 0
+        said = server.said(since) if since else ""
+        full = server.status == 1 and "no space left on device" in said.lower()
+        self._report.ended_by_full_disk += full
+        if "Traceback" in said or "went wrong" in said:
+            self._fail(f"full-disk: {server.key} ended with {server.status}: {said[-300:]}")
+
+    async def _put_back(self) -> None:
+        """Put a server's old state directory back: it is refused, and comes back as a new one."""
+        server = self._random.choice([*self._servers.values()])
+        self._say(f"old {server.key}")
+        try:
+            await self._put_back_at(server)
+        finally:
+            self._forgetful = None
+
+    async def _put_back_at(self, server: RealServer) -> None:
+        await self._whole("before an old copy is put back")
+        token = await self._commands.token()
+        self._forgetful = server
+        await server.kill()
+        if not server.old.exists():
+            server.copy()
+            self._start(server)
+            await self._whole("before an old copy is put back")
+            await trio.sleep(USE_S)
+            await server.kill()
+        server.put_back()
+        began = server.log_size
+        self._start(server)
+        with trio.move_on_after(REFUSED_S_MAX):
+            while server.alive:  # noqa: ASYNC110 - a process tells nobody of its end
+                await trio.sleep(0.1)
+        said = server.said(began)
+        if server.alive or server.status != 1 or OLD_COPY not in said:
+            self._fail(f"old-copy-refused: {server.key}, {server.status}: {said[-300:]}")
+            return
+        self._report.refused += 1
+        server.generation += 1
+        here = ["--state-dir", str(server.state_dir), "--token", token]
+        await self._commands.insist("rejoin", *here, "--name", server.name)
+        self._start(server)
+        if await self._whole("after a rejoin"):
+            self._report.rejoined += 1
+
+    async def _whole(self, when: str) -> bool:
+        """Wait until the pool is complete."""
+        with trio.move_on_after(START_S):
+            while not self._complete(await self._commands.view()):
+                self._start_dead()
+                await trio.sleep(0.2)
+            return True
+        self._fail(f"whole: the pool is not complete {when} within {START_S:.0f} s")
+        return False
+
+    async def _stop_for(self, server: RealServer, for_s: float) -> None:
         process = server.process
         if process is None or not server.alive:
             return
@@ -314,14 +438,13 @@ class Chaos:
     async def _heal(self) -> None:
         self._say("healing")
         self._proxy.mend()
-        for server in self._servers.values():
-            if not server.alive:
-                self._start(server)
+        self._disks.free()
         began = trio.current_time()
-        while not self._complete(await self._view()):
+        while not self._complete(await self._commands.view()):
             if trio.current_time() - began > CONVERGE_S_MAX:
                 self._fail(f"converges: not within {CONVERGE_S_MAX:.0f} s of healing")
                 return
+            self._start_dead()  # also one that was ending when its disk got room again
             await trio.sleep(0.1)
         self._report.converged_s = trio.current_time() - began
         self._say(f"healed after {self._report.converged_s:.1f} s")
@@ -333,7 +456,7 @@ class Chaos:
             process.kill()
         began = trio.current_time()
         while True:
-            view = await self._view()
+            view = await self._commands.view()
             if view is not None and not view.leases:
                 return
             if trio.current_time() - began > GONE_S_MAX:
@@ -360,134 +483,17 @@ class Chaos:
                 process.kill()
                 process.wait()
 
-    # --- checking --------------------------------------------------------------------------------
-
     def _fail(self, text: str) -> None:
         self._say(f"FAILED {text}")
         self._report.failures.append(text)
 
     def _check(self) -> None:
-        logs = {name: _read_log(self._folder / name) for name in self._servers}
-        longest = max(logs.values(), key=len)
-        self._report.entries = len(longest)
-        for name, log in logs.items():
-            different = next((i for i in log if log[i] != longest.get(i)), None)
-            # The last entries of a server that stopped early may never have been committed.
-            if different is not None and different < max(log) - 2:
-                self._fail(f"logs-agree: {name} has another entry at {different}")
-        grants, history = self._replay(longest)
-        self._check_histories(grants, history)
-
-    def _replay(self, log: dict[int, bytes]) -> tuple[dict[int, Grant], History]:
-        """Apply the log; return the grants that were made, and a history of what the pool did."""
-        machine = PoolMachine(PoolState())
-        wall_to_monotonic_s = time.monotonic() - time.time()
-        grants: dict[int, Grant] = {}
-        history = History(stamp_s=STAMP_S)
-        for index in sorted(log):
-            if log[index][:1] != COMMAND_TYPE:
-                continue
-            plain = closed_cbor.decode(log[index][1:])
-            machine.apply(index, plain)
-            if found := violations(machine.state):
-                self._fail(f"table-sound: after {index}: {found[0]}")
-            command = unwrap(plain).command
-            if isinstance(command, Grant) and LeaseId(index) in machine.state.leases:
-                grants[index] = command
-            now = machine.state.now / 1000 + wall_to_monotonic_s
-            history.pool_holds(machine.state.leases.values(), now)
-        for server in machine.state.servers.values():
-            for gpu in server.gpus.values():
-                self._capacity[gpu.id] = gpu.capacity
-        history.capacity = self._capacity
-        return grants, history
-
-    def _check_histories(self, grants: dict[int, Grant], history: History) -> None:
-        gpus: dict[LeaseId, tuple[GpuId, ...]] = {}
-        for line in _client_lines(self._folder / "clients.jsonl"):
-            if line["event"] == "granted":
-                self._report.granted += 1
-                lease = LeaseId(line["lease"])
-                memory = {GpuId(gpu): int(size) for gpu, size in line["memory"].items()}
-                gpus[lease] = tuple(memory)
-                request = RequestId(bytes.fromhex(line["request"]))
-                history.granted(request, lease, memory, line["called_at"], line["at"])
-                known = grants.get(lease)
-                sizes = {p.gpu: p.memory for p in known.partitions} if known else None
-                if sizes != memory:
-                    self._fail(f"acknowledged-stays: lease {lease} is {sizes} in the log")
-            elif line["event"] == "over":
-                self._report.lost += bool(line["lost"])
-                lease = LeaseId(line["lease"])
-                history.over(lease, gpus.pop(lease), line["called_at"], line["at"])
-        for lease, held in gpus.items():
-            history.over(lease, held, time.monotonic(), float("inf"))
-        for name, verdict in history.verdicts():
-            self._report.histories += 1
-            if verdict.linearizable is False:
-                self._fail(f"linearizable: the history of {name} has no valid order")
+        state_dirs = {server.key: server.state_dir for server in self._servers.values()}
+        found = self._checks.run(state_dirs, self._folder / "clients.jsonl")
+        report = self._report
+        report.entries, report.histories = found.entries, found.histories
+        report.granted, report.lost = found.granted, found.lost
 
 
-def _port(server: _Server) -> int:
+def _port(server: RealServer) -> int:
     return server.port
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-class _ReadOnlyDisk:
-    """``consensus.disk.Disk`` over a copy in memory, so that reading changes nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-    def names(self) -> list[str]:
-        return sorted(self._files)
-
-    def read(self, name: str) -> bytes:
-        if name not in self._files:
-            raise FileNotFoundError(name)
-        return self._files[name]
-
-    def append(self, name: str, data: bytes) -> None:
-        self._files[name] += data
-
-    def write(self, name: str, data: bytes) -> None:
-        self._files[name] = data
-
-    def overwrite(self, name: str, offset: int, data: bytes) -> None:
-        content = self._files[name]
-        self._files[name] = content[:offset] + data + content[offset + len(data) :]
-
-    def sync(self, name: str) -> None:
-        del name
-
-    def rename(self, old: str, new: str) -> None:
-        self._files[new] = self._files.pop(old)
-
-    def remove(self, name: str) -> None:
-        del self._files[name]
-
-    def sync_directory(self) -> None:
-        return
-
-    def reserve(self, name: str, size: int) -> None:
-        del name, size
-
-
-def _read_log(state_dir: Path) -> dict[int, bytes]:
-    """Return the entries of a stopped server's log, by index."""
-    journal = Storage(_ReadOnlyDisk(state_dir / DIRECTORY), create=False).journal
-    return {index: command for command, index, _term in journal.entries[1:]}
-
-
-def _client_lines(path: Path) -> list[dict[str, Any]]:
-    """Return what the clients wrote, in the order of time; a killed one may end in mid-line."""
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            lines.append(cast("dict[str, Any]", json.loads(text)))
-    return sorted(lines, key=lambda line: line["at"])

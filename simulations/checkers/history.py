@@ -130,9 +130,9 @@ class History:
         rows = {lease.id: lease for lease in leases if lease.held}
         held = set(rows)
         for lease in self.held - held:
-            self.ended_at[lease] = now
+            self.ended_at[lease], _ = self._about(now)
             if lease in self._resumed:  # also one whose client never heard of its grant
-                self._at(self._resumed.pop(lease), GiveBack(lease), now, inf)
+                self._at(self._resumed.pop(lease), GiveBack(lease), self.ended_at[lease], inf)
         self.held = held
         away = {lease.id: lease for lease in rows.values() if lease.is_away}
         for lease in away.keys() - self._away.keys():

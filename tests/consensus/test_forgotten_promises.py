@@ -287,6 +287,20 @@ def test_a_memory_that_was_lost_accuses_nobody(caplog: pytest.LogCaptureFixture)
     assert "is lost" in caplog.text
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_saved_memory_outlives_a_power_loss(seed: int) -> None:
+    """The file was renamed and the directory not synced: the older file could come back."""
+    disk = SimulatedDisk(Random(seed))
+    memory = PeerMemory(disk)
+    for index in (1, 2):
+        memory.promised(ServerId("b"), 7, index)
+        memory.fence([ServerId("c")], "why")
+        memory.save()
+    disk.lose_power()
+    assert PeerMemory(disk).of(ServerId("b")).index == 2
+    assert PeerMemory(disk).fenced == {"c": False}
+
+
 # --- lost tails --------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """What a node goes by after a snapshot brought other voters, and after it began to lead."""
 
-from lone_node import Lone
+from lone_node import Lone, entry
 
 from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.journal import Entry, encode_entries
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
@@ -14,6 +15,21 @@ def test_the_voters_of_a_snapshot_are_those_that_are_asked() -> None:
     core = lone.node.core
     core.installed(10, (ServerId("me"), ServerId("b"), ServerId("d")))
     assert {peer for peer, _ in lone.campaign()} == {"b", "d"}
+
+
+def test_a_snapshot_has_the_voters_of_its_index_and_not_those_that_may_be_undone() -> None:
+    """A mutant of an audit, which put the newest voters there, survived all tests."""
+    lone = Lone(("me", "b", "c"), settings=ConsensusSettings(snapshot_entries=4))
+    commands = [entry(number, number, 5) for number in range(3, 12)]
+    voters = [*lone.peers, ServerId("me"), ServerId("d")]
+    newest: Entry = (MEMBERSHIP_TYPE + encode_voters(voters), 12, 5)
+    lone.append(2, 1, [*commands, newest], commit=11)
+    lone.tick()
+    assert set(lone.node.core.voters) == {"me", "b", "c", "d"}, "in force as soon as it is appended"
+    latest = lone.node.storage.snapshots.latest
+    assert latest is not None
+    assert latest.index == 11
+    assert set(latest.voters) == {"me", "b", "c"}
 
 
 def test_a_new_leader_counts_silence_from_the_beginning_of_its_term() -> None:
@@ -63,3 +79,12 @@ def test_a_voter_that_has_not_answered_does_not_count_when_another_one_leaves() 
     lone.acknowledge("c", last)
     lone.tick()
     assert set(lone.node.core.voters) == {"me", "c"}
+
+
+def test_a_piece_of_a_snapshot_from_a_deposed_leader_is_refused_with_the_newer_term() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    piece = {"index": 9, "total": 100, "offset": 0, "data": b"piece"}
+    sent = lone.take("b", "snapshot", term=4, leading=True, **piece)
+    assert [(message["type"], message["term"]) for _, message in sent] == [("next_node_idx", 5)]
+    sent = lone.take("b", "snapshot", term=5, leading=True, **piece)
+    assert "snapshot_ack" in [message["type"] for _, message in sent]

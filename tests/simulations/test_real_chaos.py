@@ -2,12 +2,18 @@
 
 import contextlib
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import trio
 
 from gpupool.simulations.chaos.fault_proxy import FaultProxy, inode_of_connection
+from gpupool.simulations.chaos.left_behind import Instants
 from gpupool.simulations.chaos.real_chaos import Chaos
+from gpupool.simulations.chaos.wrong_clocks import WrongClocks
 
 
 async def echo(stream: trio.SocketStream) -> None:
@@ -83,6 +89,32 @@ def test_an_ended_connection_from_the_same_port_is_not_taken_for_the_client() ->
     )
     assert inode_of_connection(table, 0x9C40, 0x1F90) == "4711"
     assert inode_of_connection(table, 0x9C40, 0x1D2E) == ""
+
+
+def test_an_entry_lies_between_the_grants_around_it_whatever_the_pools_clock_says() -> None:
+    rows = [(10, 1.0, 2.0), (20, 4.0, 9.0), (30, 5.0, 6.0)]
+    lines = [{"event": "granted", "lease": n, "called_at": c, "at": a} for n, c, a in rows]
+    instants = Instants([*lines, {"event": "over", "lease": 10, "called_at": 7.0, "at": 7.0}])
+    assert instants.around(5, -1.0, 99.0) == (-1.0, 2.0)
+    assert instants.around(10, -1.0, 99.0) == (1.0, 2.0)
+    assert instants.around(15, -1.0, 99.0) == (1.0, 6.0)
+    assert instants.around(20, -1.0, 99.0) == (4.0, 6.0)
+    assert instants.around(31, -1.0, 99.0) == (5.0, 99.0)
+
+
+def test_a_process_has_the_wrong_clock_that_is_set_and_another_one_the_right(
+    tmp_path: Path,
+) -> None:
+    clocks = WrongClocks(tmp_path)
+    clocks.set("a", -3 * 86_400.0)
+    ahead_s: dict[str, float] = {}
+    for name in ("a", "b"):
+        env = os.environ | clocks.environment(name)
+        argv = [sys.executable, "-c", "import time; print(time.time())"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        ahead_s[name] = float(done.stdout) - time.time()
+    assert abs(ahead_s["a"] + 3 * 86_400.0) < 60.0
+    assert abs(ahead_s["b"]) < 60.0
 
 
 @pytest.mark.slow

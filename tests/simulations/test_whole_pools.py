@@ -31,7 +31,7 @@ from gpupool.simulations.tools.search import Totals, search
 from gpupool.simulations.tools.shrink import reproduce, shrink
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
-SEARCH_COUNT_MAX = 1000
+SEARCH_COUNT_MAX = 100
 """A broken build must be caught within so many seeds."""
 
 
