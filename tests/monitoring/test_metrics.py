@@ -169,14 +169,15 @@ def test_values_are_those_that_status_shows() -> None:
 
 
 def test_a_lost_gpu_leaves_its_fault_alone() -> None:
+    """The host goes on telling what it last read; see ``apply_silence``."""
     whole = everything()
     books = [
-        replace(each, fault="the driver lost it") if each.index == 3 else each
+        replace(each, fault="the GPU has fallen off the bus: no answer")
+        if each.index == 3
+        else each
         for each in whole.gpus
     ]
-    left = tuple(each for each in whole.telemetry.gpus if each.gpu != gpu_id(3))
-    lost = replace(whole, gpus=tuple(books), telemetry=replace(whole.telemetry, gpus=left))
-    found = read(lost, Totals(), OWN)
+    found = read(replace(whole, gpus=tuple(books)), Totals(), OWN)
     of_it = [
         (name, labels)
         for name, rows in found.series.items()
@@ -184,6 +185,9 @@ def test_a_lost_gpu_leaves_its_fault_alone() -> None:
         if gpu_id(3) in labels
     ]
     assert of_it == [("gpu_fault", ("3", gpu_id(3), "lost"))]
+    xid = replace(books[3], fault="Xid 79: the GPU has fallen off the bus; the GPU needs a reset")
+    found = read(replace(whole, gpus=(xid,)), Totals(), OWN)
+    assert [labels[-1] for labels in found.series["gpu_fault"]] == ["xid"]
 
 
 def test_without_a_majority_nothing_is_said_of_the_pool() -> None:
