@@ -56,7 +56,12 @@ $(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
 	@touch $@
 
+# With LOCKED=1, as in CI, the versions are those of requirements/, and pip compares their hashes.
+# pysyncobj has no wheel.
+LOCKED ?=
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
+	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --only-binary :all: --no-binary pysyncobj --requirement requirements/dev.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[dev]'
 	@touch $@ $(VENV)/installed
 

@@ -37,6 +37,7 @@ ASSIGN_TIMEOUT_S = 5.0
 class _Opening:
     """A call of ``open`` that has not returned yet."""
 
+    user: str
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     waits: bool = True  # for a suspended lease to run again; nothing has been done for it
     stale: bool = False  # the lease has other GPUs by now than this was asked for
@@ -99,7 +100,7 @@ class SessionOpener:
             GpupoolError: when no worker can be had; the text says why.
         """
         gpus = self._check(lease, partitions, door)
-        with self._opening(lease.id) as opening:
+        with self._opening(lease) as opening:
             with trio.move_on_after(SUSPENDED_ANSWER_S) as patience:
                 await self._wait_running(lease.id)
             if patience.cancelled_caught or opening.stale:
@@ -165,28 +166,42 @@ class SessionOpener:
         if door not in self._worker_pool.doors:
             known = ", ".join(sorted(self._worker_pool.doors))
             raise GpupoolError(what, why=f"this server has no door {door!r}, only {known}")
-        count = self._worker_pool.count_by_lease().get(lease.id, 0)
-        count += len(self._openings.get(lease.id, ()))
-        if count >= self._limits.workers_per_lease:
+        self._check_count(lease)
+        return gpus
+
+    def _check_count(self, lease: Lease) -> None:
+        """Raise when this server has as many workers of a lease, or of its user, as it may."""
+        opened = [(each.lease, each.user) for each in self._worker_pool.workers.values()]
+        opened += [(name, each.user) for name, found in self._openings.items() for each in found]
+        of_lease = sum(found == lease.id for found, _ in opened)
+        of_user = sum(user == lease.user for found, user in opened if found is not None)
+        what = f"no session of lease {lease_name(lease.id)} can be opened"
+        if of_lease >= self._limits.workers_per_lease:
             raise GpupoolError(
                 what,
                 why=f"{self._limits.workers_per_lease} processes of it use this server already",
                 hint="start fewer processes, or give each its own gpupool run",
             )
-        return gpus
+        if of_user >= self._limits.workers_per_user:
+            most = self._limits.workers_per_user
+            raise GpupoolError(
+                what,
+                why=f"{most} processes of {lease.user} use this server already",
+                hint="start fewer processes, or spread them over several servers",
+            )
 
     @contextmanager
-    def _opening(self, lease: LeaseId) -> Generator[_Opening]:
+    def _opening(self, lease: Lease) -> Generator[_Opening]:
         """Let ``cancel`` end what happens inside."""
-        opening = _Opening()
-        self._openings.setdefault(lease, []).append(opening)
+        opening = _Opening(lease.user)
+        self._openings.setdefault(lease.id, []).append(opening)
         try:
             with opening.scope:
                 yield opening
         finally:
-            self._openings[lease].remove(opening)
-            if not self._openings[lease]:
-                del self._openings[lease]
+            self._openings[lease.id].remove(opening)
+            if not self._openings[lease.id]:
+                del self._openings[lease.id]
             opening.done.set()
 
     async def _assign(
@@ -203,7 +218,7 @@ class SessionOpener:
         if real and worker.cuda_problem:
             raise GpupoolError("no session can be opened", why=worker.cuda_problem)
         self._check_context_room(lease.id, gpus)  # Another session may have taken it meanwhile.
-        worker.lease, worker.real = lease.id, real
+        worker.lease, worker.user, worker.real = lease.id, lease.user, real
         self._note_use(worker)
         worker.devices = tuple(gpu.id for gpu in gpus)
         worker.session, worker.door = os.urandom(16), door

@@ -125,6 +125,7 @@ class WorkerHandle:
     confinement: tuple[str, ...] = ()
     cuda_problem: str = ""
     lease: LeaseId | None = None
+    user: str = ""  # of its lease
     uid: int = -1  # of its lease, once it is assigned; -1: the host's
     session: bytes = b""
     devices: tuple[GpuId, ...] = ()

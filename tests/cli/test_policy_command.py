@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -239,6 +240,59 @@ def test_explain_names_the_leases_that_would_be_suspended(pool: OnePool, tmp_pat
             process.terminate()
             process.communicate(timeout=DEADLINE_S)
     assert pool.run("policy", "explain", env=pool.ada).returncode == 0
+
+
+COUNTING = """
+import time, cupy
+a = cupy.zeros(1)
+for n in range(1, 1_000_000):
+    a += 1
+    print(n, int(a[0]), flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_class_of_higher_priority_takes_the_gpus_of_another_for_a_while(pool: OnePool) -> None:
+    """The program that gives way waits, its user hears of it, and it goes on by itself."""
+    put(pool, GIVING_WAY.replace("preemptible = true", 'preemptible = true\nmin_run_time = "0s"'))
+    words = ("-n", "2", "-p", "1", "--", sys.executable, "-c", COUNTING)
+    program = pool.spawn("run", *words, env=pool.ada)
+    urgent = None
+    try:
+        assert program.stdout is not None and program.stderr is not None
+        assert program.stdout.readline() == "1 1\n"
+        (lease,) = (each["name"] for each in leases_of(pool))
+        urgent = pool.spawn("run", "-n", "2", "-p", "1", *HOLD)
+        assert urgent.stdout is not None and urgent.stdout.readline() == "up\n"
+        pool.wait_until(lambda view: states(view).get(lease) == "suspended")
+        urgent.terminate()
+        urgent.communicate(timeout=DEADLINE_S)
+        pool.wait_until(lambda view: states(view) == {lease: "held"})
+        for number in range(2, 200):  # no step was lost, and none was done twice
+            assert program.stdout.readline() == f"{number} {number}\n"
+
+        assert pool.run("suspend", lease).returncode == 0
+        pool.wait_until(lambda view: states(view) == {lease: "suspended"})
+        program.send_signal(signal.SIGINT)
+        _, said = program.communicate(timeout=DEADLINE_S)
+        assert program.returncode == -signal.SIGINT  # its exit waited for the next resumption once
+        pool.wait_until(lambda view: not view["leases"])
+        # It gave way, went on, and was suspended by an operator: a line for each.
+        found = re.findall(rf"^gpupool: lease {lease}: (.*)$", said, re.M)
+        assert [line.split(" ", 4)[:3] for line in found] == [
+            ["it", "is", "suspended"],
+            ["it", "goes", "on"],
+            ["it", "is", "suspended"],
+        ], said
+    finally:
+        for each in (program, urgent):
+            if each is not None and each.poll() is None:
+                each.kill()
+                each.communicate(timeout=DEADLINE_S)
+
+
+def states(view: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in view["leases"]}
 
 
 def leases_of(pool: OnePool) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from gpupool.pool import reconcile
 from gpupool.pool.model.state import Lease, PoolState
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "train_h"), [(0, 48), (1, 48), (2, 3)])
 def test_a_week_of_three_classes_by_day_and_by_night(seed: int, train_h: int) -> None:
-    """Slow: a week is 700 leases and 2,000 looks of a leader, 7 s."""
+    """Long: a week is 700 leases and 2,000 looks of a leader, 7 s."""
     seen = week_of(seed, train_h)
     assert seen.suspended["train"] > 10
     assert seen.by_window > 3

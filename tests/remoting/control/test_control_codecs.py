@@ -36,6 +36,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.connection import Connection, End, Phase
 from gpupool.remoting.protocol.framing import (
+    DEPTH_MAX,
     REQUEST_SIZE_MAX,
     UNAUTHENTICATED_SIZE_MAX,
     FrameReader,
@@ -141,6 +142,12 @@ def test_every_tag_is_refused(tag: int, inner: object) -> None:
 def test_other_cbor_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         load(data)
+
+
+def test_cbor_is_nested_as_deep_as_is_allowed_and_no_deeper() -> None:
+    assert load(b"\x81" * DEPTH_MAX + b"\x00") is not None
+    with pytest.raises(RemoteProtocolError):
+        load(b"\x81" * (DEPTH_MAX + 1) + b"\x00")
 
 
 # --- frames --------------------------------------------------------------------------------------

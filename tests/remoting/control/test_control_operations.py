@@ -32,7 +32,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.protocol.token_text import parse_token
-from gpupool.remoting.server import admin_service, controller
+from gpupool.remoting.server import admin_service, controller, lease_service
 from gpupool.remoting.transport.authority.ca_vault import make_request
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
 
@@ -674,6 +674,20 @@ async def test_one_user_cannot_take_all_connections(
         await eve.view()
         async with cluster.client("ada") as again:
             await again.view()
+
+
+async def test_one_connection_cannot_have_any_number_of_leases(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_service, "ATTACHED_COUNT_MAX", 1)
+    cluster = Cluster(nursery)
+    await cluster.start([2])
+    async with cluster.client() as pool:
+        await pool.allocate(request(pool), wait_s=0)
+        with pytest.raises(DeniedError, match="more than 1 leases on one connection"):
+            await pool.allocate(request(pool), wait_s=0)
+        async with cluster.client() as another:
+            await another.allocate(request(another), wait_s=0)
 
 
 async def test_updates_go_to_all_at_the_same_moments(

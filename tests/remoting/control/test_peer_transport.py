@@ -122,6 +122,19 @@ async def test_a_cut_is_reported_before_the_new_connection(
     assert network.links[A].send(B, b"again")
 
 
+async def test_a_frame_that_no_server_sends_ends_the_connection_at_its_header(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(5)
+    link = network.links[A].link(B)
+    assert link is not None
+    link.put(struct.pack(">IB", links_module.FRAME_SIZE_MAX + 1, 1))
+    await trio.sleep(0.1)
+    assert network.logs[B].events[:2] == [("connected", A), ("disconnected", A)]
+
+
 async def test_hanging_up_begins_a_new_connection(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.pool.policy_kit import A, B, Pool
 
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
+from gpupool.remoting.server import wait_queue
 from gpupool.remoting.server.wait_queue import FORGET_S, KEEP_S, WaitQueue
 
 
@@ -34,6 +36,20 @@ class Line:
         server = self.pool.state.servers[A]
         shown = self.wait_queue.without_reserved(server, request.id, self.now)
         return sum(gpu.memory_free > 0 for gpu in shown.gpus.values())
+
+
+def test_one_user_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_queue, "USER_WAITERS_MAX", 2)
+    line = Line()
+    asked = [line.pool.request() for _ in range(3)]
+    for number, request in enumerate(asked):
+        line.wait_queue.add(number, request, 0.0, "ada")
+    assert len(line.wait_queue) == 2
+    line.wait_queue.add(3, line.pool.request(), 0.0, "bob")
+    assert len(line.wait_queue) == 3
+    line.wait_queue.discard(0, asked[0].id)
+    line.wait_queue.add(2, asked[2], 0.0, "ada")
+    assert len(line.wait_queue) == 3
 
 
 def on(server: str, request: Request) -> Request:

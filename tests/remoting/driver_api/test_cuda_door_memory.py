@@ -159,7 +159,6 @@ for name in sys.argv[1:]:
 """
 
 
-@in_python
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without large pages"
 )
@@ -169,6 +168,7 @@ def test_large_pinned_memory_has_large_pages(library: Path, tmp_path: Path) -> N
         right(run(library, control, [str(program)]))
 
 
+@in_python
 def test_memory_in_which_nccls_kernels_wait_needs_a_host(library: Path, tmp_path: Path) -> None:
     """It is shared among workers; without their host NCCL fails, and is told why."""
     with Control(tmp_path) as control:

@@ -17,7 +17,7 @@ from fake_pool import DEADLINE_S, FakeGpuPool
 
 from gpupool.remoting.driver_api import build
 
-pytestmark = pytest.mark.slow  # a pool of its own: its workers have a driver that is steered
+pytestmark = pytest.mark.long  # a pool of its own: its workers have a driver that is steered
 
 PROGRAM = """
 import ctypes, time

@@ -17,6 +17,7 @@ DF_BIND_NOW, DF_TEXTREL, DF_1_NOW = 8, 4, 1
 PF_X, PF_W = 1, 2
 ET_DYN = 3
 
+LIBRARIES = (build.LIBRARY, build.NVML, build.LAUNCHER, build.NCCL, *build.ABSENT)
 GUARDED = (build.LIBRARY, build.NVML)
 """The libraries with functions that have arrays."""
 
@@ -57,7 +58,7 @@ def weaknesses(data: bytes, *, guarded: bool = True) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [build.LIBRARY, build.NVML, build.LAUNCHER, *build.ABSENT])
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_the_libraries_are_hardened(library: Path, name: str) -> None:
     assert weaknesses((library / name).read_bytes(), guarded=name in GUARDED) == set()
     data = (library / build.LIBRARY).read_bytes()
@@ -86,12 +87,13 @@ def test_the_libraries_of_the_wheel_are_hardened() -> None:
 
 def test_the_installation_compiles_as_the_tests_do() -> None:
     text = (Path(__file__).resolve().parents[3] / "setup.py").read_text(encoding="utf-8")
-    found = next(
-        node.value
+    values = {
+        ast.unparse(node.targets[0]): ast.unparse(node.value)
         for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLAGS"
-    )
+        if isinstance(node, ast.Assign)
+    }
     # A flag that is missing there may cost an optional library, and nobody notices.
-    flags = set(eval(ast.unparse(found), {"BUILD": vars(build)}))
+    flags = set(eval(values["FLAGS"], {"BUILD": vars(build)}))
     ours = {word for word in build.COMPILE if not word.startswith(("-W", "-fPIC"))}
     assert flags == {*ours, "-pthread"}
+    assert {*ast.literal_eval(values["LINK"])} == {*build.SHARED} - {"-shared"}

@@ -134,7 +134,7 @@ class HostKit:
 
     async def logged(self, text: str) -> None:
         """Wait until the host has logged ``text``."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not any(text in line for line in self.log):
                 await self.log.event.wait()
 

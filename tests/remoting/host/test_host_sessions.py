@@ -370,6 +370,16 @@ async def test_workers_of_a_lease_are_limited(make_host: MakeHost) -> None:
     await kit.open(kit.lease(0x7F3B))  # other leases are not concerned
 
 
+async def test_workers_of_a_user_are_limited(make_host: MakeHost) -> None:
+    """One user with many small leases took all of a server's workers."""
+    kit = await make_host(limits=HostLimits(workers_per_user=2))
+    for number in (1, 2):
+        await kit.open(kit.lease(number))
+    with pytest.raises(GpupoolError, match="2 processes of ada use this server already"):
+        await kit.open(kit.lease(3))
+    await kit.open(replace(kit.lease(4), user="bob"))
+
+
 async def test_workers_of_a_host_are_limited(make_host: MakeHost) -> None:
     kit = await make_host(limits=HostLimits(workers=1))
     await kit.open(kit.lease())

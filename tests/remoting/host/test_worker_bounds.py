@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import worker_files
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
+from gpupool.remoting.worker import sandbox
 
 MIB, GIB = 1 << 20, 1 << 30
 MOUNTS = (
@@ -68,6 +70,17 @@ async def test_a_worker_writes_no_endless_file(make_host: MakeHost) -> None:
     code = "os.truncate(os.memfd_create('x'), {size})\nanswer = 'made'"
     assert await attack(client, code.format(size=1 << 30)) == "made"
     assert await attack(client, code.format(size=1 << 40)) == "EFBIG"
+
+
+async def test_a_worker_has_bounds_of_its_own(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    code = "import resource as r\nanswer = str(r.getrlimit(r.RLIMIT_{})[1])"
+    most = min(sandbox.DESCRIPTOR_COUNT_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    assert await attack(client, code.format("CORE")) == "0"
+    assert await attack(client, code.format("NOFILE")) == str(most)
+    if os.geteuid() == 0:  # with a uid of its own
+        assert await attack(client, code.format("NPROC")) == str(sandbox.PROCESS_COUNT_MAX)
 
 
 FILL = "os.chdir(os.environ['TMPDIR'])\nwith open('f', 'wb') as out: out.write(bytes({size}))\n"

@@ -18,7 +18,7 @@ from host_kit import GIB, SERVER, EchoClient, MakeHost
 from gpupool.pool.errors import GpupoolError, LeaseLostError, StorageError
 from gpupool.remoting.host import orphan_reaper, spawn
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.protocol import worker_messages
 
 DIE_S = 10.0
@@ -147,7 +147,7 @@ async def test_lease_that_takes_too_much_of_the_servers_memory_loses_a_worker(
 
 async def test_what_a_worker_has_started_takes_memory_of_its_lease(make_host: MakeHost) -> None:
     """Also what a thread has started that is not its first one: the kernel lists it apart."""
-    few = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=GIB)
+    few = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=256 * MIB)
     kit = await make_host(limits=few)
     client, worker = await kit.connect(kit.lease(memory=1 << 20))
     code = (
@@ -162,8 +162,8 @@ async def test_what_a_worker_has_started_takes_memory_of_its_lease(make_host: Ma
         assert await client.ask(b"e", b"x") == b"x"
         await trio.sleep(0.02)
     assert not worker.ended.is_set()
-    assert await client.ask(b"x", code.format(size=3 << 27).encode()) == b"on"
-    await kit.logged("of this server's memory, and may have 1025 MiB")
+    assert await client.ask(b"x", code.format(size=3 << 25).encode()) == b"on"
+    await kit.logged("of this server's memory, and may have 257 MiB")
 
 
 async def test_killed_worker_returns_its_memory(make_host: MakeHost) -> None:

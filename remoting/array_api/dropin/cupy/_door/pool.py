@@ -117,9 +117,11 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
+    # The error that ends the program is known by now. Who presses Ctrl-C waits for no results.
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
     for session in _sessions:
         try:
-            session.close()
+            session.close(wait=not interrupted)
         except Exception as error:  # noqa: BLE001 - the process ends; all that is left is to say so
             sys.stderr.write(f"cupy: {type(error).__name__}: {visible(error)}\n")
             for note in getattr(error, "__notes__", []):

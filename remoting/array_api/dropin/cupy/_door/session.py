@@ -184,10 +184,13 @@ class Session:
         self.server = welcome
         self._queue.welcome(self.operations, visible(welcome.get("version")), room)
 
-    def close(self) -> None:
-        """End the session. Queued calls run first, and their errors are raised."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the session. Queued calls run first, and their errors are raised.
+
+        With ``wait`` False it ends at once: the lease may be suspended, and its calls wait then.
+        """
         try:
-            if self.failure is not None or self._sender.interrupted:
+            if not wait or self.failure is not None or self._sender.interrupted:
                 return  # there is nothing to send, or a frame that is never finished
             self.synchronize()
             with contextlib.suppress(Exception):  # nothing is lost if it has gone already
