@@ -176,6 +176,8 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 lock:
 	$(LOCK) --output-file requirements/server.txt
 	$(LOCK) --extra dev --output-file requirements/dev.txt
+	$(LOCK) --extra dev --extra browser --constraint requirements/dev.txt \
+	  --output-file requirements/browser.txt
 	$(subst pyproject.toml,requirements/release.in,$(LOCK)) --output-file requirements/release.txt
 	$(subst pyproject.toml,--group pyproject.toml:docs,$(LOCK)) --output-file requirements/docs.txt
 
@@ -183,6 +185,8 @@ web-vendor: $(BIN)/python
 	$(BIN)/python packaging/web_vendor.py
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
+	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --only-binary :all: --no-binary pysyncobj --requirement requirements/browser.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,browser]'
 	@touch $@
 
