@@ -12,6 +12,7 @@ How to use it (``cli/server/compose.py`` wires these parts)::
     await nursery.start(log.run)             # raises StorageError when the disk fails
 
     outcome = await log.propose(command, timeout_s=2.0)
+    log.submit(command, 2.0, callback)       # the same, without a task
     fresh = await log.barrier(timeout_s=1.0)
     health = log.health()
     log.reconcile_voters(desired)            # on every server, as often as you like
@@ -45,12 +46,13 @@ only one thread runs Python at a time. Others only put events into the inbox and
     letting out   peers to connect to, frames, then outcomes: nobody learns of a vote, an
                   acknowledgement or an outcome earlier
 
-Calls that do not wait for the loop: ``propose`` and ``barrier`` queue in the node at once and
+Calls that do not wait for the loop: ``submit``, ``propose`` and ``barrier`` queue at once and
 answer from "letting out"; ``set_servers`` and ``reconcile_voters`` note a wish for the next step.
 
 What is never true: that two steps overlap; that an outcome is handed out before the sync that
-it rests on; that ``propose`` waits longer than its time and ``GRACE_S``; that the inbox holds more
-than ``INBOX_BYTES_MAX`` of frames; that anything is proposed after ``run`` has ended.
+it rests on; that ``propose`` waits longer than its time and ``GRACE_S``, or ``submit`` longer than
+its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of frames; that anything
+is proposed after ``run`` has ended.
 """
 
 import gc
@@ -59,6 +61,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -107,6 +110,8 @@ order within a turn is drawn."""
 WORK_PAUSE_S = 0.0005
 """Between two steps of long work; as long as the steps themselves, so that half is left."""
 
+Callback = Callable[[Outcome], None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -138,6 +143,7 @@ class RaftDriver:
         self._peers: tuple[ServerId, ...] | None = None
         self._barrier: _SharedBarrier | None = None
         self._stopped = False
+        self._submitted: dict[_Submitted, None] = {}
         self._sync_s = 0.0
         self._measures = measures or Measures()
         self._work_over = trio.Event()
@@ -163,12 +169,33 @@ class RaftDriver:
             command: plain values, at most 32 KiB as CBOR.
             timeout_s: after this the outcome is ``Unknown`` at worst.
         """
+        return await self._attempt(partial(self.submit, command), timeout_s)
+
+    def submit(self, command: Plain, timeout_s: float, callback: Callback) -> None:
+        """Make one attempt as ``propose`` does, without a task of its own.
+
+        ``callback`` gets exactly one outcome, on the trio thread and never from within this call;
+        ``Unknown`` after ``timeout_s`` (seconds) and twice ``GRACE_S`` at worst. It must not raise.
+        """
+        if self._stopped:
+            stopping = NotCommitted("this server is stopping", Refusal.STOPPED)
+            trio.lowlevel.current_trio_token().run_sync_soon(callback, stopping)
+            return
         began = self._clock.monotonic()
-        outcome = await self._attempt(partial(self._node.propose, command), timeout_s)
+        submitted = _Submitted(self, callback, began, began + timeout_s + GRACE_S)
+        self._submitted[submitted] = None
+        self._node.propose(command, timeout_s, submitted.resolve, began)
+        self._wake.set()
+
+    def decided(self, submitted: "_Submitted", outcome: Outcome) -> None:
+        """Hand out the outcome of what was submitted, unless it was given up before."""
+        if submitted not in self._submitted:
+            return
+        del self._submitted[submitted]
         if isinstance(outcome, Committed):
-            took_s = self._clock.monotonic() - began
+            took_s = self._clock.monotonic() - submitted.began
             self._measures.observe("raft_commit_duration_seconds", took_s)
-        return outcome
+        submitted.callback(outcome)
 
     async def barrier(self, *, timeout_s: float) -> bool:
         """Return True once everything committed before this call is applied here.
@@ -288,6 +315,8 @@ class RaftDriver:
             self._stopped = True
             with trio.CancelScope(shield=True):
                 await self._work_over.wait()  # a step at most; it may be writing a file
+            for submitted in list(self._submitted):
+                self.decided(submitted, Unknown("this server is stopping"))
 
     def close(self) -> None:
         """Seal the journal and let the state directory go; after ``run`` has ended."""
@@ -368,7 +397,7 @@ class RaftDriver:
         ``links_write``, the links write what they were given before this thread waits.
         """
         if self._node.storage.sync_is_long:
-            await trio.to_thread.run_sync(self._node.sync)
+            await self._sync_on_thread()
             return
         inline = self._sync_s < SYNC_INLINE_MAX_S
         if inline and links_write:
@@ -378,20 +407,44 @@ class RaftDriver:
         if inline:
             self._node.sync()
         else:
-            await trio.to_thread.run_sync(self._node.sync)
+            await self._sync_on_thread()
         took_s = self._clock.monotonic() - began
         if writes:
             self._measures.observe("raft_fsync_duration_seconds", took_s)
         self._sync_s += (took_s - self._sync_s) / 8
 
-    async def _attempt(
-        self, submit: Callable[[float, Callable[[Outcome], None], float], None], timeout_s: float
-    ) -> Outcome:
+    async def _sync_on_thread(self) -> None:
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._give_up_late)
+            try:
+                await trio.to_thread.run_sync(self._node.sync)
+            except Exception as error:  # noqa: BLE001 - raised below, outside of a group
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _give_up_late(self) -> None:
+        """Answer in time while a disk hangs, for which the node's loop waits."""
+        while True:
+            for submitted in list(self._submitted):
+                if submitted.until <= self._clock.monotonic():
+                    self.decided(submitted, Unknown("no answer in time"))
+            await trio.sleep(GRACE_S)
+
+    def _submit_barrier(self, timeout_s: float, callback: Callback) -> None:
         if self._stopped:
-            return NotCommitted("this server is stopping", Refusal.STOPPED)
-        waiter = _Waiter()
-        submit(timeout_s, waiter.resolve, self._clock.monotonic())
+            callback(NotCommitted("this server is stopping", Refusal.STOPPED))
+            return
+        self._node.barrier(timeout_s, callback, self._clock.monotonic())
         self._wake.set()
+
+    async def _attempt(
+        self, submit: Callable[[float, Callback], None], timeout_s: float
+    ) -> Outcome:
+        waiter = _Waiter()
+        submit(timeout_s, waiter.resolve)
         with trio.move_on_after(timeout_s + GRACE_S):
             await waiter.event.wait()
         return waiter.outcome or Unknown("no answer in time")
@@ -403,12 +456,25 @@ class RaftDriver:
             await trio.lowlevel.checkpoint()
             if self._barrier is shared:
                 self._barrier = None
-            outcome = await self._attempt(self._node.barrier, timeout_s)
+            outcome = await self._attempt(self._submit_barrier, timeout_s)
             shared.passed = isinstance(outcome, Committed)
         finally:
             if self._barrier is shared:
                 self._barrier = None
             shared.done.set()
+
+
+@dataclass(eq=False, slots=True)
+class _Submitted:
+    """One attempt that has no outcome yet."""
+
+    driver: RaftDriver
+    callback: Callback
+    began: float
+    until: float
+
+    def resolve(self, outcome: Outcome) -> None:
+        self.driver.decided(self, outcome)
 
 
 class _Waiter:

@@ -3,7 +3,7 @@
 ``cli/server/compose.py`` connects real parts by these Protocols; the simulator connects fakes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -158,6 +158,13 @@ class ReplicatedLog(Protocol):
 
         It never raises for a lost leader, and answers at once when none is known. To try again is
         the affair of ``remoting.server.proposer``.
+        """
+        ...
+
+    def submit(self, command: Plain, timeout_s: float, callback: Callable[[Outcome], None]) -> None:
+        """Make one attempt as ``propose`` does, without a task that waits for its outcome.
+
+        ``callback`` gets exactly one outcome, on the trio thread, never from within this call.
         """
         ...
 

@@ -283,6 +283,7 @@ class Supervisor:
         self,
         *,
         on_early: Callable[[int], None] = lambda _: None,
+        on_interrupt: Callable[[], None] = lambda: None,
         decided: Callable[[str], None] = lambda _: None,
         death_signal: int = signal.SIGTERM,
     ) -> None:
@@ -290,11 +291,13 @@ class Supervisor:
 
         Args:
             on_early: called with a signal that comes before the program runs.
+            on_interrupt: called for each SIGINT while it runs.
             decided: called with a text for each signal, for the verbose log.
             death_signal: the signal for the program when this process is killed; 0 for none.
         """
         self._death_signal = death_signal
         self._on_early = on_early
+        self._on_interrupt = on_interrupt
         self._decided = decided
         self._process: _Started | subprocess.Popen[bytes] | None = None
         self._starting = False
@@ -315,6 +318,8 @@ class Supervisor:
             elif self._process.poll() is None:
                 self._decided(f"signal {name}: passed on")
                 self._process.send_signal(number)
+            if number == signal.SIGINT and self._process is not None:
+                self._on_interrupt()
 
     async def run(
         self, program: str, arguments: Sequence[str], environment: Mapping[str, str]

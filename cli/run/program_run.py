@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease, LazyLease, hel
 from gpupool.cli.run.program_lease import ProgramLease
 from gpupool.cli.run.request_options import Wanted, unknown_text
 from gpupool.cli.run.waiting_line import ESTIMATE_AFTER_S, WaitingLine, line_of_command
-from gpupool.pool.errors import ExitCode
+from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.filters import short_model
@@ -47,6 +48,12 @@ ANNOUNCE_S = 0.5
 CHECK_S = 2.0
 """A program that fails because its lease is lost may be seen to end before the news of the loss, so
 the servers are asked. Longer than this the user does not wait for those that are silent."""
+
+
+INTERRUPT_COUNT_MAX = 8
+
+GIVING_WAY = ("suspending", "suspended", "resuming")
+"""States of a lease whose program's calls wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,12 @@ async def run_program(options: RunOptions) -> Ending:
     def interrupt(_number: int) -> None:
         run.interrupt()
 
-    supervisor = Supervisor(on_early=interrupt, decided=note, death_signal=options.death_signal)
+    supervisor = Supervisor(
+        on_early=interrupt,
+        on_interrupt=lambda: run.interrupted(),
+        decided=note,
+        death_signal=options.death_signal,
+    )
     run = _Run(options, program, environment, supervisor, note)
     ending: Ending | None = None
     with caught_signals() as signals:
@@ -131,6 +143,13 @@ class _Run:
         self._patience = self._be_patient()
         self._connecting = trio.CancelScope()
         self._started: trio.CancelScope | None = None
+        self._given_up = False  # by the user, so that it is not lost
+        self._interrupts, self._interrupted = trio.open_memory_channel[None](INTERRUPT_COUNT_MAX)
+
+    def interrupted(self) -> None:
+        """Note a Ctrl-C while the program runs."""
+        with suppress(trio.WouldBlock):
+            self._interrupts.send_nowait(None)
 
     def interrupt(self) -> None:
         """Give up, before the program runs."""
@@ -166,10 +185,32 @@ class _Run:
         try:
             await self._door_chosen.wait()
             await self._announce(pool, hold)
-            return await self._with_lease(GrantedLease(hold))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_interrupts, pool, hold)
+                ending = await self._with_lease(GrantedLease(hold))
+                nursery.cancel_scope.cancel()
+            return ending
         finally:
             with trio.move_on_after(RELEASE_S, shield=True):
                 await hold.release()
+
+    async def _watch_interrupts(self, pool: Pool, hold: LeaseHandle) -> None:
+        """Let a second Ctrl-C end a suspended lease: a program within a call hears of no signal."""
+        asked = False
+        async for _ in self._interrupted:
+            with trio.move_on_after(CHECK_S), suppress(GpupoolError):
+                states = {each.id: each.state for each in (await pool.view()).leases}
+                if states.get(hold.lease) not in GIVING_WAY:
+                    asked = False
+                elif asked:
+                    self._given_up = True
+                    await hold.release("its user interrupted it while it was suspended")
+                else:
+                    asked = True
+                    say(
+                        f"gpupool: lease {hold.name} is suspended, so the program's calls wait;"
+                        " press Ctrl-C once more to end the lease"
+                    )
 
     async def _on_held_lease(self) -> Ending:
         from gpupool.cli.run.holder_client import HeldLease
@@ -295,7 +336,7 @@ class _Run:
                     why = await lease.check()
                     self._lost = self._lost or why
             nursery.cancel_scope.cancel()
-        lost = self._lost or agent.broken
+        lost = "" if self._given_up else self._lost or agent.broken
         if lost and ending.failed:
             say(f"gpupool: {lost}")
             return Ending(ExitCode.RUN_FAILED)

@@ -2,7 +2,7 @@
 
 import logging
 
-from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER, LibraryCore, Peer
+from gpupool.consensus.core.library import CANDIDATE, FOLLOWER, LEADER, NEVER, LibraryCore, Peer
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.pool.model.ids import ServerId
 
@@ -147,6 +147,7 @@ class Elections(LibraryCore):
         term_before = self.term
         self.library_receives(node, message)
         if self.term > term_before:
+            self._lateness.ended_in_newer_term(self._leader_heard_at)
             self._forget_leader()
 
     def _on_response_vote(self, node: Peer, message: Message) -> None:
@@ -174,6 +175,13 @@ class Elections(LibraryCore):
         if self.votes and message["term"] == self.term and node == self._SyncObj__raftLeader:
             self._hand_over = True
             self._SyncObj__raftElectionDeadline = -NEVER
+
+    def _step_down(self, term: int) -> None:
+        """Follow nobody yet in a newer term of which another server told."""
+        self._SyncObj__setCurrentTerm(term, None)
+        self._SyncObj__setState(FOLLOWER)
+        self._lateness.ended_in_newer_term(self._leader_heard_at)
+        self._forget_leader()
 
     def _may_vote_for(self, node: Peer, message: Message) -> bool:
         """Tell whether the asker's log is as new as ours, and it can be a voter.

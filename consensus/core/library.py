@@ -414,11 +414,6 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     def _forget_leader(self) -> None:
         self._SyncObj__raftLeader = None
 
-    def _step_down(self, term: int) -> None:
-        self._SyncObj__setCurrentTerm(term, None)
-        self._SyncObj__setState(FOLLOWER)
-        self._forget_leader()
-
 
 def _peer_id(peer: Peer) -> str:
     return peer.name

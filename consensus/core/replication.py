@@ -144,6 +144,8 @@ class Replication(Elections):
             self._lateness.note(silence_s - self._settings.heartbeat_s, self._active.now)
         self._led_by = (node, term)
         self._SyncObj__setState(FOLLOWER)
+        if term > known_term:
+            self._lateness.ended_in_newer_term(self._leader_heard_at)
         self._SyncObj__raftLeader = node
         self._election_won = False
         self._asked_count = 0

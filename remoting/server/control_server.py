@@ -19,6 +19,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -27,7 +28,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.ports import Clock, Outcome, Randomness, ReplicatedLog
 from gpupool.pool.record_query import AskRecords, records_of_nobody
 from gpupool.pool.table_clock import Source, TableClock
 from gpupool.pool.transitions.policy_versions import Draft
@@ -315,7 +316,8 @@ class ControlServer:
                 case Hangup():
                     self._hang_up(action)
                 case Propose():
-                    self._nursery.start_soon(self._propose, action)
+                    decided = partial(self._decided, action.number)
+                    self._replicated_log.submit(action.command, action.timeout_s, decided)
                 case StartSession():
                     self._nursery.start_soon(self._start_session, action)
                 case KillLease():
@@ -360,9 +362,10 @@ class ControlServer:
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             served.scope.cancel()
 
-    async def _propose(self, action: Propose) -> None:
-        outcome = await self._replicated_log.propose(action.command, timeout_s=action.timeout_s)
-        self._do(self.controller.decided(action.number, outcome))
+    def _decided(self, number: int, outcome: Outcome) -> None:
+        """Take the outcome of an attempt; at the end, do nothing."""
+        if self._nursery is not None:
+            self._do(self.controller.decided(number, outcome))
 
     async def _start_session(self, action: StartSession) -> None:
         try:

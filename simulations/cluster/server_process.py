@@ -249,7 +249,7 @@ class ServerProcess(Process):
     # --- consensus --------------------------------------------------------------------------------
 
     def propose(self, command: Plain, timeout_s: float, decided: Callable[[Outcome], None]) -> None:
-        """Propose a command, as the real server's task does, with the checkers watching."""
+        """Submit a command, as the real server does, with the checkers watching."""
         assert self.replicated_log is not None
 
         def checked(outcome: Outcome) -> None:

@@ -26,7 +26,7 @@ from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, PoolState, Request
-from gpupool.pool.ports import Committed, Role, StateMachine
+from gpupool.pool.ports import Committed, Outcome, Role, StateMachine
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.tools.scale import big_state
 
@@ -205,16 +205,20 @@ class Door:
 
     async def converse(self, stream: trio.SSLStream[Any]) -> None:
         stream.transport_stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        send, receive = trio.open_memory_channel[bytes](math.inf)
+        answers, more = bytearray(), trio.Event()
 
-        async def commit(command: bytes) -> None:
-            outcome = await self.replicated_log.propose(command, timeout_s=5)
-            send.send_nowait(bytes([isinstance(outcome, Committed)]))
+        def decided(outcome: Outcome) -> None:
+            answers.append(isinstance(outcome, Committed))
+            more.set()
 
         async def write() -> None:
-            async for answer in receive:
-                more = range(receive.statistics().current_buffer_used)
-                await stream.send_all(answer + b"".join([receive.receive_nowait() for _ in more]))
+            nonlocal more
+            while True:
+                await more.wait()
+                more = trio.Event()
+                data = bytes(answers)
+                answers.clear()
+                await stream.send_all(data)
 
         try:
             async with trio.open_nursery() as nursery:
@@ -223,7 +227,7 @@ class Door:
                 while data := await stream.receive_some(262_144):
                     buffer += data
                     while len(buffer) >= COMMAND_BYTES:
-                        nursery.start_soon(commit, buffer[:COMMAND_BYTES])
+                        self.replicated_log.submit(buffer[:COMMAND_BYTES], 5, decided)
                         buffer = buffer[COMMAND_BYTES:]
                 nursery.cancel_scope.cancel()
         except* (OSError, trio.BrokenResourceError):

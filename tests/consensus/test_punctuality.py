@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from lone_node import Lone
@@ -94,3 +95,92 @@ def test_lateness_fades_and_a_stop_is_none() -> None:
     lateness.note(LATENESS_MAX_S + 0.1, 105.0)
     lateness.note(math.inf, 105.0)
     assert lateness.recent_s(105.0) == pytest.approx(0.15)
+
+
+def stopped(lone: Lone, seconds: float) -> None:
+    """Let the process stand still for so long, and step once afterwards."""
+    lone.now += seconds
+    lone.node.step(lone.now)
+    lone.node.ready()
+
+
+def refuses_prevotes_for_s(lone: Lone) -> float:
+    """Return for how long after the leader's last word "c" may not campaign; 10 ms exact."""
+    silence_s = 0.0
+    while silence_s < 2.0:
+        silence_s += 0.01
+        lone.now += 0.01
+        term = lone.node.core.term + 1
+        answers = lone.take("c", "request_prevote", term=term, last_log_index=9, last_log_term=9)
+        if [m["granted"] for _, m in answers if m["type"] == "response_prevote"] == [True]:
+            return silence_s
+    return silence_s
+
+
+def late_s(lone: Lone) -> float:
+    """Return the lateness that the server allows for."""
+    core: Any = lone.node.core
+    return core._lateness.recent_s(lone.now)
+
+
+def leader_of_two_steps() -> Lone:
+    lone = Lone(("me", "b", "c"), term=1)
+    lone.win("b", "c")
+    for _ in range(3):
+        lone.tick(0.06)
+        for peer in ("b", "c"):
+            lone.acknowledge(peer, lone.journal.last_index)
+    return lone
+
+
+def test_a_leader_that_was_stopped_and_replaced_was_not_late() -> None:
+    """Its vote is needed when the next leader hangs, too: it must not wait for it longer."""
+    lone = leader_of_two_steps()
+    stopped(lone, 0.45)
+    assert lone.node.leads, "it does not know yet"
+    lone.take("b", "heartbeat", term=lone.node.core.term + 1, clock_ms=0, majority_age_ms=0)
+    assert not lone.node.leads
+    assert refuses_prevotes_for_s(lone) == pytest.approx(0.2, abs=0.011)
+
+
+def test_what_a_leader_was_late_before_it_was_stopped_is_remembered() -> None:
+    lone = leader_of_two_steps()
+    stopped(lone, 0.36)
+    for peer in ("b", "c"):
+        lone.acknowledge(peer, lone.journal.last_index)
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.acknowledge("c", lone.journal.last_index)
+    was_late_s = late_s(lone)
+    assert 0.3 <= was_late_s <= 0.36, "it leads on: the machine was busy"
+    stopped(lone, 0.55)
+    assert late_s(lone) > 0.4
+    lone.take("b", "heartbeat", term=lone.node.core.term + 1, clock_ms=0, majority_age_ms=0)
+    faded_s = was_late_s * 0.5 ** (0.55 / 5.0)
+    assert late_s(lone) == pytest.approx(faded_s, abs=0.01)
+
+
+def test_a_follower_that_was_stopped_while_leaders_changed_was_not_late() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    heartbeat(lone)
+    lone.now += 0.55
+    assert lone.tick() == [], "it waits for what may be in its sockets"
+    lone.append(2, 1, [], term=6, commit=2, leader="c", clock_runs=True)
+    assert late_s(lone) == 0.0
+    lone = Lone(("me", "b", "c"), term=5)
+    heartbeat(lone)
+    lone.now += 0.55
+    assert lone.tick() == []
+    lone.take("c", "request_vote", term=6, last_log_index=9, last_log_term=9, hand_over=True)
+    assert lone.node.core.term == 6
+    assert late_s(lone) == 0.0
+
+
+def test_a_stop_forgets_every_note_that_was_made_during_it() -> None:
+    lateness = Lateness()
+    lateness.note(0.2, 100.0)
+    lateness.note(0.4, 101.0)
+    lateness.note(0.5, 101.05)  # the same standstill, seen by another timer
+    lateness.ended_in_newer_term(heard_at=100.6)
+    assert lateness.recent_s(105.0) == pytest.approx(0.1)
+    lateness.ended_in_newer_term(heard_at=104.0)
+    assert lateness.recent_s(105.0) == pytest.approx(0.1), "that one ended long ago"

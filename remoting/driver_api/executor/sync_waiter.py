@@ -12,7 +12,10 @@ from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer, 
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.modules.shared_state import Outcome, Shared
 
-THREADS_MAX = 256
+THREADS_MAX, THREADS_KEPT = 256, 4
+IDLE_S = 5.0
+"""A thread beyond those that are kept ends when it has waited for no GPU for so long."""
+
 SPIN_COUNT = 12
 """Queries of an event before a thread is woken for it: about as long as a small copy takes."""
 
@@ -208,10 +211,27 @@ class Waiter:
         if new:
             threading.Thread(target=self._work, daemon=True).start()
 
+    def _may_end(self) -> bool:
+        """Return whether a thread without a job is one too many, and count it out if it is.
+
+        A job that has just come is for one of the threads that are not counted as idle any more.
+        """
+        with self._lock:
+            ends = self._idle > 0 and self._threads > THREADS_KEPT
+            if ends:
+                self._idle -= 1
+                self._threads -= 1
+        return ends
+
     def _work(self) -> None:
         current = -1
         while True:
-            device, job = self._jobs.get()
+            try:
+                device, job = self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                if self._may_end():
+                    return
+                continue
             if device != current:
                 self._api.runtime.setDevice(self._ordinals[device])
                 current = device

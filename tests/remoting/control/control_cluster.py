@@ -101,6 +101,14 @@ class FakeReplicatedLog:
             return Committed(self.machine.state.index, result)
         return Unknown("the leader did not answer in time")
 
+    def submit(self, command: Plain, timeout_s: float, callback: Callable[[Outcome], None]) -> None:
+        """Make one attempt, as a ``RaftDriver`` does."""
+
+        async def attempt() -> None:
+            callback(await self.propose(command, timeout_s=timeout_s))
+
+        trio.lowlevel.spawn_system_task(attempt)
+
     def majority_age_s(self) -> float:
         return 0.0 if self.cut_off_at is None else trio.current_time() - self.cut_off_at
 

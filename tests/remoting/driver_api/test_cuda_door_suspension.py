@@ -1,6 +1,7 @@
 """Programs behind the CUDA door that are suspended in mid-run, by a real server and its keeper."""
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,23 @@ def test_a_program_gives_its_memory_to_another_and_goes_on(
     program.kill()
     pool.until(lambda: pool.leases() == [] and control.memory_used() == 0)
     pool.until(lambda: CHECKPOINTED not in control.states().values())
+
+
+def test_a_second_interrupt_ends_a_lease_whose_calls_wait(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    """A program within a call hears of no signal, and nobody knows when the call returns."""
+    program, _lines = start(pool)
+    suspend(pool, control)
+    assert program.stderr is not None
+    program.send_signal(signal.SIGINT)
+    while "once more" not in (line := program.stderr.readline()):
+        assert line, pool.logs()
+    assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=DEADLINE_S)
+    assert program.returncode == -signal.SIGINT
+    pool.until(lambda: pool.leases() == [] and control.memory_used() == 0)
 
 
 @pytest.mark.parametrize("step", ["Lock", "Checkpoint", "Restore", "Unlock"])

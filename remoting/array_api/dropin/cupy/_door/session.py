@@ -185,10 +185,7 @@ class Session:
         self._queue.welcome(self.operations, visible(welcome.get("version")), room)
 
     def close(self, *, wait: bool = True) -> None:
-        """End the session. Queued calls run first, and their errors are raised.
-
-        With ``wait`` False it ends at once: the lease may be suspended, and its calls wait then.
-        """
+        """End the session: at once without ``wait``, else after queued calls, with their errors."""
         try:
             if not wait or self.failure is not None or self._sender.interrupted:
                 return  # there is nothing to send, or a frame that is never finished
