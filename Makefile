@@ -32,7 +32,8 @@ help:
 	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
 	@echo "make fuzz   fuzz what the native libraries read; RUNS=10000000; needs clang"
 	@echo "make sanitized-tests   run the C programs behind the CUDA door with AddressSanitizer"
-	@echo "make browser-tests test the web page in Debian's Chromium (apt-get install chromium)"
+	@echo "make browser-tests test the web page in Debian's Chromium, with axe-core from npm"
+	@echo "make test-monitoring  that, and metrics, rules and panels with Debian's Prometheus"
 	@echo "make web-vendor    get the page's browser libraries anew from npm, and check their sums"
 	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
@@ -175,15 +176,35 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 lock:
 	$(LOCK) --output-file requirements/server.txt
 	$(LOCK) --extra dev --output-file requirements/dev.txt
+	$(LOCK) --extra dev --extra browser --constraint requirements/dev.txt \
+	  --output-file requirements/browser.txt
 	$(subst pyproject.toml,requirements/release.in,$(LOCK)) --output-file requirements/release.txt
 	$(subst pyproject.toml,--group pyproject.toml:docs,$(LOCK)) --output-file requirements/docs.txt
 
 web-vendor: $(BIN)/python
 	$(BIN)/python packaging/web_vendor.py
 
-browser-tests: $(VENV)/installed-dev
+$(VENV)/installed-browser: $(VENV)/installed-dev
+	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --only-binary :all: --no-binary pysyncobj --requirement requirements/browser.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,browser]'
-	$(BIN)/pytest -m slow tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py
+	@touch $@
+
+# What needs Chromium, and what needs Prometheus; axe-core judges each page.
+BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py
+PROMETHEUS_TESTS := tests/monitoring/http/test_observer_https.py tests/monitoring/health/test_alerts.py \
+  tests/monitoring/test_metrics.py
+
+browser-tests: $(VENV)/installed-browser
+	$(BIN)/python packaging/test_tools.py $(VENV)/axe.min.js
+	GPUPOOL_AXE=$(abspath $(VENV))/axe.min.js $(BIN)/pytest -q -m slow -rs $(BROWSER_TESTS)
+
+.PHONY: test-monitoring
+# Debian's Prometheus and Chromium are installed where this is root; else their tests are left out.
+test-monitoring: $(VENV)/installed-browser
+	$(BIN)/python packaging/test_tools.py $(VENV)/axe.min.js
+	$(BIN)/pytest -q -m 'slow or not slow' -rs -k 'prom or panel or answers_again' $(PROMETHEUS_TESTS)
+	GPUPOOL_AXE=$(abspath $(VENV))/axe.min.js $(BIN)/pytest -q -m slow -rs $(BROWSER_TESTS)
 
 $(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels

@@ -86,18 +86,24 @@ def _read_process(found: Found, sample: Sample, own: Own) -> None:
             found.add("process_cpu_seconds_total", seconds, process)
 
 
+LOST = "the gpu has fallen off the bus"
+"""So the host's words begin, in small letters, of a GPU that is gone."""
+
+
 def fault_kind(fault: str) -> str:
     """Return the kind of a fault that is told in words."""
     lowered = fault.lower()
-    return next((kind for kind in ("lost", "xid", "recovery") if kind in lowered), "other")
+    if lowered.startswith(LOST):
+        return "lost"
+    return next((kind for kind in ("xid", "lost", "recovery") if kind in lowered), "other")
 
 
 def _read_gpu(found: Found, books: GpuBooks, read: GpuTelemetry | None) -> None:
     gpu = (str(books.index), books.gpu)
     if books.fault:
         found.add("gpu_fault", 1, *gpu, fault_kind(books.fault))
-    if read is None:
-        return  # lost: that is all that is known
+    if read is None or books.fault.lower().startswith(LOST):
+        return  # all that is known; the host keeps what it last read of it
     found.add("gpu_info", 1, *gpu, books.model, books.pci_bus_id, books.parent)
     found.add("gpu_memory_total_bytes", books.memory_total, *gpu)
     found.add("gpu_memory_granted_bytes", books.granted, *gpu)

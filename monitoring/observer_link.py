@@ -57,8 +57,8 @@ STEADY_S = 60.0
 
 ANSWER_TIMEOUT_S = 1.5
 SUM_TIMEOUT_S = 30.0
-HISTORY_TIMEOUT_S = 6.0
 """A server's records of two years take about ten seconds to sum."""
+HISTORY_TIMEOUT_S = 6.0
 STOP_S = 2.0
 OUTBOX_MAX = 64
 SAMPLE_EVERY_S = 1.0

@@ -18,6 +18,7 @@ ASKED: dict[str, list[str]] = {
         *PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"]["dev"],
     ],
+    "browser": PROJECT["project"]["optional-dependencies"]["browser"],
     "docs": PROJECT["dependency-groups"]["docs"],
     "release": [line for line in TOOLS.splitlines() if not line.startswith("#")],
 }

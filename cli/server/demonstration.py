@@ -28,6 +28,18 @@ NAMES = ("server-a", "server-b", "server-c")
 START_S = 20.0
 STEP_S = 60.0
 EMULATE = "2:8G"
+FAULTY = NAMES[1]
+FAULTS = """\
+[[at]]
+temperature = 48
+power = 210
+
+[[at]]
+gpu = 1
+temperature = 86
+per_second = { "throttled.hw_thermal" = 0.6, pcie_replays = 2 }
+"""
+"""So that pages about health have a GPU that is too hot, and grants go on."""
 
 
 @dataclass(slots=True)
@@ -85,8 +97,8 @@ class Demonstration:
         token = self._token_of(first)
         self._say("It made a token, which lets further servers in. It is read from stdin:")
         self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
-        self._start(NAMES[1], ["--token", token])
-        self._start(NAMES[2], ["--token", token])
+        for name in NAMES[1:]:
+            self._start(name, ["--token", token, *self.faults_of(name)])
         self._wait_for(servers=3)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
@@ -139,6 +151,7 @@ class Demonstration:
         )
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
         self._show(f"{program()} run -p 0.5 -- python {self._program()}")
+        self._say(f"A GPU of {FAULTY} is too hot by a script; its page and that of health show it.")
         self._say("The pool goes on until Ctrl-C, in the browser:")
         self._show("gpupool web")
         sys.stdout.flush()
@@ -193,6 +206,14 @@ class Demonstration:
         server = Server(name, process, log)
         self._servers[name] = server
         return server
+
+    def faults_of(self, name: str) -> list[str]:
+        """Return options that give one server's GPUs readings and errors, for the page."""
+        if not self._web or name != FAULTY:
+            return []
+        path = self._folder / "faults.toml"
+        path.write_text(FAULTS, encoding="utf-8")
+        return ["--emulate-faults", str(path)]
 
     def _token_of(self, server: Server) -> str:
         """Return the server token that a new pool has made."""

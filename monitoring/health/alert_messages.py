@@ -8,11 +8,14 @@ import hmac
 import http.client
 import json
 import smtplib
+import socket
 import ssl
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from gpupool import __version__
@@ -20,6 +23,9 @@ from gpupool.monitoring.health.alert_log import Alert, Message
 from gpupool.monitoring.health.alert_settings import Email, Webhook, is_loopback
 
 TIMEOUT_S = 5.0
+"""Of a webhook altogether; of each step of a mail."""
+MAIL_TIMEOUT_S = 30.0
+"""Of a mail altogether: mail servers make strangers wait on purpose."""
 RETRY_AFTER_S = (5.0, 15.0, 60.0, 180.0, 540.0, 1000.0, 1800.0)
 """Between the eight attempts, which take an hour."""
 
@@ -28,6 +34,62 @@ SIGNATURE = "X-Gpupool-Signature"
 
 class NotSentError(Exception):
     """A receiver has not taken a message."""
+
+
+class Deadline:
+    """Ends a connection that takes too long altogether, from another thread.
+
+    A socket's own timeout is that of one read: a receiver that sends a byte now and then would hold
+    a thread for ever. Resolving a name is not included; the system's resolver bounds it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._twin: socket.socket | None = None
+        self.is_over = False
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        if self._twin is not None:
+            self._twin.close()
+
+    def connect(self, host: str, port: int) -> socket.socket:
+        """Return a connection that ends with this deadline; raises OSError."""
+        found = socket.create_connection((host, port), TIMEOUT_S)
+        # TLS takes the descriptor over, so the deadline keeps one of its own.
+        self._twin = found.dup()
+        if self.is_over:
+            self._end()
+        return found
+
+    def why(self, error: Exception) -> str:
+        """Return what to say of an error: that it took too long, if that is what was behind it."""
+        return f"it took longer than {self._seconds:g} s" if self.is_over else str(error)
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._twin is not None:
+            with suppress(OSError):
+                self._twin.shutdown(socket.SHUT_RDWR)
+
+
+class WatchedSmtp(smtplib.SMTP):
+    """A mail connection with a deadline; smtplib connects and reads a greeting when it is made."""
+
+    def __init__(self, email: Email, deadline: Deadline) -> None:
+        self._deadline = deadline
+        super().__init__(email.host, email.port, timeout=TIMEOUT_S)
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
+        del timeout
+        return self._deadline.connect(host, port)
 
 
 def body_of(message: Message, pool: str) -> bytes:
@@ -89,22 +151,26 @@ def post(webhook: Webhook, body: bytes) -> None:
     url = urlsplit(webhook.url)
     headers = {"Content-Type": "application/json", "User-Agent": f"gpupool/{__version__}"}
     host = url.hostname or ""
-    if url.scheme == "https":
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, url.port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
-    try:
-        if webhook.secret_file:
-            headers[SIGNATURE] = signature(_secret(webhook.secret_file), body)
-        path = (url.path or "/") + (f"?{url.query}" if url.query else "")
-        connection.request("POST", path, body, headers)
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NotSentError(f"{host}: {error}") from error
-    finally:
-        connection.close()
+    is_tls = url.scheme == "https"
+    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+    connection = kind(host, url.port)
+    with Deadline(TIMEOUT_S) as deadline:
+        try:
+            if webhook.secret_file:
+                headers[SIGNATURE] = signature(_secret(webhook.secret_file), body)
+            path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+            connection.sock = deadline.connect(host, connection.port)
+            if is_tls:
+                context = ssl.create_default_context()
+                connection.sock = context.wrap_socket(connection.sock, server_hostname=host)
+            connection.request("POST", path, body, headers)
+            status = connection.getresponse().status
+            if deadline.is_over:  # to http.client headers that were cut off are only short
+                raise TimeoutError
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NotSentError(f"{host}: {deadline.why(error)}") from error
+        finally:
+            connection.close()
     if not 200 <= status < 300:
         raise NotSentError(f"{host} answered {status}")
 
@@ -134,16 +200,17 @@ def send_mail(email: Email, mail: EmailMessage) -> None:
     Raises:
         NotSentError: when it was not taken.
     """
-    try:
-        with smtplib.SMTP(email.host, email.port, timeout=TIMEOUT_S) as connection:
-            if not is_loopback(email.host):
-                connection.starttls(context=ssl.create_default_context())
-            if email.user:
-                password = _secret(email.password_file).decode()
-                connection.login(email.user, password)
-            connection.send_message(mail)
-    except (OSError, smtplib.SMTPException, ValueError) as error:
-        raise NotSentError(f"{email.host}: {error}") from error
+    with Deadline(MAIL_TIMEOUT_S) as deadline:
+        try:
+            with WatchedSmtp(email, deadline) as connection:
+                if not is_loopback(email.host):
+                    connection.starttls(context=ssl.create_default_context())
+                if email.user:
+                    password = _secret(email.password_file).decode()
+                    connection.login(email.user, password)
+                connection.send_message(mail)
+        except (OSError, smtplib.SMTPException, ValueError) as error:
+            raise NotSentError(f"{email.host}: {deadline.why(error)}") from error
 
 
 def _secret(path: str) -> bytes:

@@ -174,24 +174,25 @@ RULES = (
     Rule(
         "IdleWhileOthersWait",
         "warning",
-        "A lease holds a GPU that it has not used for half an hour, and somebody waits.",
-        "sum(rate(gpupool_idle_gpu_seconds_total[30m])) >= 1 and on() "
-        "max(gpupool_pool_oldest_wait_seconds) > 0",
+        # Prometheus knows no leases, so it can only be told how much is idle together.
+        "In half an hour as much as a GPU was held and not used, and somebody waits.",
+        "sum by (pool) (rate(gpupool_idle_gpu_seconds_total[30m])) >= 1 and "
+        "max by (pool) (gpupool_pool_oldest_wait_seconds) > 0",
     ),
     Rule(
         "ClassWaste",
         "warning",
         "More than half of what a class held in a week was idle.",
-        "sum by (class) (increase(gpupool_idle_gpu_seconds_total[7d])) > "
-        "0.5 * sum by (class) (increase(gpupool_granted_gpu_seconds_total[7d])) "
-        "and sum by (class) (increase(gpupool_granted_gpu_seconds_total[7d])) > 86400",
+        "sum by (pool, class) (increase(gpupool_idle_gpu_seconds_total[7d])) > "
+        "0.5 * sum by (pool, class) (increase(gpupool_granted_gpu_seconds_total[7d])) "
+        "and sum by (pool, class) (increase(gpupool_granted_gpu_seconds_total[7d])) > 86400",
     ),
     Rule(
         "WaitingWithFreeGpus",
         "warning",
         "A request has waited for a quarter of an hour, and GPUs are free.",
-        "max(gpupool_pool_oldest_wait_seconds) > 900 and on() "
-        'max(gpupool_pool_gpus{state="idle"}) > 0',
+        "max by (pool) (gpupool_pool_oldest_wait_seconds) > 900 and "
+        'max by (pool) (gpupool_pool_gpus{state="idle"}) > 0',
     ),
 )
 

@@ -6,7 +6,7 @@ mean of a month, and results of self-tests, so that a GPU can be compared with i
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 from gpupool.pool.model.ids import GpuId
@@ -26,7 +26,6 @@ class SelfTest:
     passes_a_second: float
     first: float  # of the first test that was right
     problem: str = ""  # what was wrong; empty: nothing
-    right_in_a_row: int = 0
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class DeviceMemory:
                 test = row.get("test")
                 self._devices[GpuId(gpu)] = _Device(
                     {int(day): int(count) for day, count in row["days"].items()},
-                    test=None if test is None else SelfTest(**test),
+                    test=None if test is None else _test_of(test),
                 )
         except (ValueError, TypeError, KeyError, AttributeError):
             self.gpu_count, self._devices = None, {}
@@ -93,11 +92,13 @@ class DeviceMemory:
         known = self._devices.setdefault(gpu, _Device())
         last = known.test or SelfTest(at, passes_a_second, 0.0)
         first = last.first or (0.0 if problem else passes_a_second)
-        row = 0 if problem else last.right_in_a_row + 1
-        known.test = replace(
-            SelfTest(at, passes_a_second, first), problem=problem, right_in_a_row=row
-        )
+        known.test = SelfTest(at, passes_a_second, first, problem)
 
     def tests(self) -> Mapping[GpuId, SelfTest]:
         """Return the latest self-test of each GPU."""
         return {gpu: known.test for gpu, known in self._devices.items() if known.test}
+
+
+def _test_of(row: dict[str, Any]) -> SelfTest:
+    """Return a test as it was written, without what other versions have written of it."""
+    return SelfTest(**{each.name: row[each.name] for each in fields(SelfTest)})

@@ -155,10 +155,8 @@ class _Reader:
         where = f"{table.keys[0]} IN ({chosen})" if chosen else "1"
         # No more columns than are needed: SQLite copies each of them.
         key = "gpu" if table is GPU else "0"
-        columns = (
-            f"{key} AS k, t, {' + '.join(metric.sums)} AS s, {metric.count} AS n,"
-            f" {metric.maximum or '-1'} AS m"
-        )
+        total, of = metric.statements
+        columns = f"{key} AS k, t, {total} AS s, {of} AS n, {metric.maximum or '-1'} AS m"
         source, bounds = _source(table, parts, where, values, columns)
         if table is LEASE:  # several at a time; any other table has one row of a time and key
             count = "max(n)" if metric.additive else "sum(n)"

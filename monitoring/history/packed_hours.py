@@ -149,10 +149,16 @@ def points_of(
     [keys] = packed.columns((packed.table.keys[0],))
     if chosen is not None and not any(map(chosen.__contains__, set(keys))):
         return
-    times, counts, *sums = packed.columns(("t", metric.count, *metric.sums))
-    values: Iterable[int] = sums[0]
-    for more in sums[1:]:
-        values = map(add, values, more)
+    times, *columns = packed.columns(("t", *metric.columns))
+    counts: Iterable[int]
+    values: Iterable[int]
+    counts, values, *others = columns
+    if metric.times is None:
+        for more in others:
+            values = map(add, values, more)
+    else:
+        figures = list(map(metric.figures, *columns))
+        values, counts = [each[0] for each in figures], [each[1] for each in figures]
     tops: Iterable[int] = repeat(-1)
     if metric.maximum:
         [tops] = packed.columns((metric.maximum,))

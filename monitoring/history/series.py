@@ -109,6 +109,8 @@ class Metric:
     """One figure: a sum of columns through a count of one, in a unit.
 
     Several GPUs or leases together: an additive figure is that of all of them, any other a mean.
+    With ``times`` the sum is multiplied, row by row, by the mean of another column; rows that have
+    none of it do not count.
     """
 
     sums: tuple[str, ...]
@@ -117,6 +119,29 @@ class Metric:
     scale: float = 1.0  # of the columns' unit, to that of the figure
     unit: str = ""
     additive: bool = True
+    times: tuple[str, str] | None = None  # a column, and that of its count
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns that are needed for the sum and the count, these two first."""
+        return (self.count, *self.sums, *(self.times or ()))
+
+    @property
+    def statements(self) -> tuple[str, str]:
+        """Return the sum and the count of one row, in SQL; ``figures`` is the same in Python."""
+        total = " + ".join(self.sums)
+        if self.times is None:
+            return total, self.count
+        by, count = self.times
+        known = f"CASE WHEN {count} > 0 THEN"
+        return f"{known} ({total}) * {by} / {count} ELSE 0 END", f"{known} {self.count} ELSE 0 END"
+
+    def figures(self, count: int, *columns: int) -> tuple[int, int]:
+        """Return the sum and the count of one row of ``columns``."""
+        if self.times is None:
+            return sum(columns), count
+        *sums, by, known = columns
+        return (sum(sums) * by // known, count) if known else (0, 0)
 
 
 _RATIO = 0.001
@@ -150,6 +175,10 @@ METRICS: dict[str, dict[str, tuple[Table, Metric]]] = {
         "bytes-out": (LEASE, Metric(("bytes_out",), "n", "", 1 / 1024, "MiB/s")),
         "waits": (LEASE, Metric(("waits",), "n", "", 1.0, "/s")),
         "rtt": (LEASE, Metric(("rtt",), "rtt_n", "", 0.001, "ms", additive=False)),
+        "wire": (
+            LEASE,
+            Metric(("waits",), "n", "", 1e-6, "s/s", times=("rtt", "rtt_n")),
+        ),
         "idle": (LEASE, Metric(("idle",), "slots", "", 1.0, "", additive=False)),
     },
     "server": {

@@ -94,6 +94,19 @@ def test_a_user_has_the_sum_of_their_leases(folder: Path) -> None:
     assert rtt[1] / rtt[2] == 120
 
 
+def test_a_lease_waits_for_the_network_as_often_as_for_results(folder: Path) -> None:
+    [waits] = ask(folder, "lease", "waits", 10, 20, name="4").series[0].points
+    [wire] = ask(folder, "lease", "wire", 10, 20, name="4").series[0].points
+    assert wire == (T0 + 10, waits[1] * 120, waits[2], -1)
+    assert wire[1] > 0
+    ones = [ask(folder, "lease", "wire", 10, 20, name=each).series[0].points[0] for each in "26"]
+    both = ask(folder, "user", "wire", 10, 20, name="bob").series[0].points[0]
+    assert both[1:3] == (sum(each[1] for each in ones), wire[2])
+    hours = [ask(folder, "lease", each, 0, 400 * 3600, name="4") for each in ("waits", "wire")]
+    (waited, *_), (wired, *_) = (each.series[0].points for each in hours)
+    assert wired[1] == waited[1] * 120
+
+
 def test_users_are_told_of_their_own_leases_alone(folder: Path) -> None:
     assert ask(folder, "lease", "busy", 0, 60, name="4", user="ada").series
     assert ask(folder, "lease", "busy", 0, 60, name="2", user="ada").series == ()

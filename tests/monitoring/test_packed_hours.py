@@ -112,12 +112,16 @@ def test_a_damaged_value_is_said_to_be_one(harm: bytes) -> None:
 def test_a_file_of_before_answers_the_same_while_it_is_packed(tmp_path: Path) -> None:
     old_file(tmp_path)
     assert answers(tmp_path) == RECORDED  # read before its writer has come
+    product = ("user", "wire", "bob", 0, HOURS * HOUR)  # of columns, row by row
+    rows = answer(tmp_path, product)
+    assert rows["series"][0]["points"]
     for packed in range(1, DAYS + 2):
         assert go_on(tmp_path, 1) == []
         values, left = state_of(tmp_path)
         assert values == [min(packed, DAYS)] * 2
         assert (min(left) > 0) is (max(left) > 0) is (packed < DAYS)
         assert answers(tmp_path) == RECORDED
+        assert answer(tmp_path, product) == rows
     db = sqlite3.connect(tmp_path / FILE_NAME)
     assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
     assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

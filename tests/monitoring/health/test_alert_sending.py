@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from email import message_from_bytes
 from functools import partial
@@ -102,6 +103,54 @@ def test_what_is_not_taken_is_told(receiver: Receiver) -> None:
             post(Webhook(f"http://127.0.0.1:{nobody.getsockname()[1]}/"), b"{}")
 
 
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_webhook_that_hangs_is_left_after_a_while(
+    drips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that sends a byte now and then never lets a read time out."""
+    monkeypatch.setattr(alert_messages, "TIMEOUT_S", 0.2)
+    over = threading.Event()
+
+    def hang(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            with suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not over.wait(0.02):
+                    if drips:
+                        connection.sendall(b"x")
+            over.wait(30)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=hang, args=(listener,), daemon=True)
+        thread.start()
+        # A receiver that ends by itself after 30 s would be noticed as well, by the wrong sentence.
+        with pytest.raises(NotSentError, match=r"127\.0\.0\.1: it took longer than 0\.2 s"):
+            post(Webhook(f"http://127.0.0.1:{listener.getsockname()[1]}/"), b"{}")
+        over.set()
+        thread.join()
+
+
+def test_a_mail_server_that_drips_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert_messages, "MAIL_TIMEOUT_S", 0.2)
+    over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            while not over.wait(0.02):
+                connection.sendall(b"2")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        email = Email("127.0.0.1", "pool@lab", ("ops@lab",), listener.getsockname()[1])
+        with pytest.raises(NotSentError, match=r"127\.0\.0\.1: it took longer than 0\.2 s"):
+            send_mail(email, mail_of(Message((FIRES,)), "lab", email))
+        over.set()
+        thread.join()
+
+
 def test_a_mail(tmp_path: Path) -> None:
     got: list[bytes] = []
 
@@ -147,7 +196,7 @@ def test_mail_to_another_machine_needs_tls(monkeypatch: pytest.MonkeyPatch) -> N
             done.append("tls")
             raise alert_messages.smtplib.SMTPNotSupportedError("no TLS here")
 
-    monkeypatch.setattr(alert_messages.smtplib, "SMTP", Connection)
+    monkeypatch.setattr(alert_messages, "WatchedSmtp", Connection)
     email = Email("mail.example", "a@b", ("c@d",))
     with pytest.raises(NotSentError, match="no TLS here"):
         send_mail(email, mail_of(Message((FIRES,)), "lab", email))

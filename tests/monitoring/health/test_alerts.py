@@ -44,64 +44,82 @@ def test_every_rule_is_of_checks_that_there_are() -> None:
     names = {check.name for check in CHECKS} | {"answer", "alarm"}
     assert {check for rule in RULES for check in rule.checks} <= names
     assert len({rule.name for rule in RULES}) == len(RULES)
-    severe = {"link-rtt", "foreign-use", "waiting"}
+    shown = {"link-rtt", "foreign-use", "waiting"}
     told = {check for rule in RULES for check in rule.checks}
-    assert {check.name for check in CHECKS} - told == severe, "these are shown, not sent"
+    assert {check.name for check in CHECKS} - told == shown, "these are shown, not sent"
 
+
+POOL = 'pool="lab",instance="a:7470"'
+BAD_MIN = 90
+"""Minutes for which a series is bad; then it is good for as many."""
 
 SERIES = {
     "IdleWhileOthersWait": [
-        ("gpupool_idle_gpu_seconds_total", "0+60x90"),
-        ("gpupool_pool_oldest_wait_seconds", "5x90"),
+        (f"gpupool_idle_gpu_seconds_total{{{POOL}}}", "0+60x90 5400+0x90"),
+        (f"gpupool_pool_oldest_wait_seconds{{{POOL}}}", "5x180"),
     ],
     "ClassWaste": [
-        ('gpupool_idle_gpu_seconds_total{class="a"}', "0+1500x90"),
-        ('gpupool_granted_gpu_seconds_total{class="a"}', "0+2000x90"),
+        (f'gpupool_idle_gpu_seconds_total{{class="a",{POOL}}}', "0+1500x90 135000+0x90"),
+        (f'gpupool_granted_gpu_seconds_total{{class="a",{POOL}}}', "0+2000x180"),
     ],
     "WaitingWithFreeGpus": [
-        ("gpupool_pool_oldest_wait_seconds", "1000x90"),
-        ('gpupool_pool_gpus{state="idle"}', "2x90"),
+        (f"gpupool_pool_oldest_wait_seconds{{{POOL}}}", "1000x90 0x90"),
+        (f'gpupool_pool_gpus{{state="idle",{POOL}}}', "2x180"),
     ],
 }
 
+BESIDE: dict[str, list[tuple[str, str]]] = {
+    "IdleWhileOthersWait": [
+        (f"gpupool_idle_gpu_seconds_total{{{POOL}}}", "0+60x180"),
+        ('gpupool_pool_oldest_wait_seconds{pool="other"}', "5x180"),
+    ],
+    "ClassWaste": [
+        ('gpupool_idle_gpu_seconds_total{class="a",pool="other"}', "0+900x180"),
+        (f'gpupool_granted_gpu_seconds_total{{class="a",{POOL}}}', "0+800x180"),
+        ('gpupool_granted_gpu_seconds_total{class="a",pool="other"}', "0+900x180"),
+    ],
+    "WaitingWithFreeGpus": [
+        (f"gpupool_pool_oldest_wait_seconds{{{POOL}}}", "1000x180"),
+        ('gpupool_pool_gpus{state="idle",pool="other"}', "2x180"),
+    ],
+}
+"""Series of which no pool alone is bad, although all pools together are."""
 
-def rule_tests(firing: bool) -> dict[str, Any]:
-    """Return what promtool tests: each rule fires when its series are bad, and else does not."""
-    tests: list[dict[str, Any]] = []
-    for rule in RULES:
-        check = rule.checks[0] if rule.checks else ""
-        series = SERIES.get(
-            rule.name,
-            [(f'gpupool_health_check_status{{check="{check}",subject="x"}}', f"{rule.status}x90")],
-        )
-        if not firing:
-            series = [(name, "0x90") for name, _ in series]
-        labels = f'alertname="Gpupool{rule.name}",alertstate="firing"'
-        found = f"clamp_max(count(ALERTS{{{labels}}}) or vector(0), 1)"
-        tests.append(
+
+def rule_test(rule: Rule, series: list[tuple[str, str]], *moments: tuple[int, int]) -> Any:
+    """Return a test of promtool: how many alerts of a rule fire at each minute."""
+    labels = f'alertname="Gpupool{rule.name}",alertstate="firing"'
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [
             {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series],
-                "promql_expr_test": [
-                    {
-                        "expr": found,
-                        "eval_time": "85m",
-                        "exp_samples": [{"labels": "{}", "value": int(firing)}],
-                    }
-                ],
+                "expr": f"count(ALERTS{{{labels}}}) or vector(0)",
+                "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": "{}", "value": count}],
             }
-        )
-    return {"rule_files": [str(PACKAGED)], "evaluation_interval": "1m", "tests": tests}
+            for minute, count in moments
+        ],
+    }
+
+
+def bad_then_good(rule: Rule) -> list[tuple[str, str]]:
+    """Return series that are bad for ``BAD_MIN``, and good after it."""
+    check = rule.checks[0] if rule.checks else ""
+    name = f'gpupool_health_check_status{{check="{check}",subject="x",{POOL}}}'
+    return SERIES.get(rule.name, [(name, f"{rule.status}x90 0x90")])
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool of Debian's package prometheus is not here")
-@pytest.mark.parametrize("firing", [True, False])
-def test_promtool_finds_each_rule_firing_and_resolved(firing: bool, tmp_path: Path) -> None:
+def test_promtool_finds_each_rule_firing_and_resolved_and_of_one_pool(tmp_path: Path) -> None:
     import json
 
     assert PROMTOOL is not None
+    tests = [rule_test(rule, bad_then_good(rule), (85, 1), (175, 0)) for rule in RULES]
+    tests += [rule_test(rule, BESIDE[rule.name], (85, 0)) for rule in RULES if rule.name in BESIDE]
     path = tmp_path / "tests.yml"
-    path.write_text(json.dumps(rule_tests(firing)), encoding="utf-8")  # JSON is YAML
+    said = {"rule_files": [str(PACKAGED)], "evaluation_interval": "5m", "tests": tests}
+    path.write_text(json.dumps(said), encoding="utf-8")  # JSON is YAML
     done = subprocess.run(
         [PROMTOOL, "test", "rules", str(path)], capture_output=True, text=True, check=False
     )

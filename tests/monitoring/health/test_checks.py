@@ -373,7 +373,9 @@ def test_what_is_remembered_of_gpus_outlives_a_start() -> None:
     again = DeviceMemory(memory.text(8))
     assert again.gpu_count == 8
     assert again.errors_a_second(at) == {GPUS[0]: 24 / 86_400}
-    assert again.tests() == {GPUS[0]: SelfTest(7, 9.0, 10.0, right_in_a_row=1)}
+    assert again.tests() == {GPUS[0]: SelfTest(7, 9.0, 10.0)}
+    older = memory.text(8).replace('"problem"', '"right_in_a_row": 3, "problem"')
+    assert DeviceMemory(older).tests() == again.tests(), "earlier versions counted"
     # A driver that was loaded anew counts from 0.
     again.note_errors([GpuTelemetry(GPUS[0], 0, ecc_corrected=0)], at)
     assert again.errors_a_second(at + day) == {GPUS[0]: 24 / 86_400}

@@ -19,7 +19,7 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol.addresses import Address
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or "/usr/bin/chromium"
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
