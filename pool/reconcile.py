@@ -5,7 +5,7 @@ proposed or done. Calling it again before that has happened returns the same, so
 a crash between two steps loses nothing. The caller keeps proposals in flight from piling up.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
@@ -72,9 +72,17 @@ NOTHING_TO_DO = HostPlan((), ())
 
 
 def plan_leader(
-    state: PoolState, contact_age_s: Mapping[ServerId, float], now_ms: int, self_id: ServerId
+    state: PoolState,
+    contact_age_s: Mapping[ServerId, float],
+    now_ms: int,
+    self_id: ServerId,
+    connected: Collection[ServerId] = (),
 ) -> tuple[Command, ...]:
-    """Return what the leader should propose: contact lost or regained, time, ends by the policy."""
+    """Return what the leader should propose: contact lost or regained, time, ends by the policy.
+
+    A server is in contact again if it is ``connected`` as well: a new leader counts all silence
+    from the beginning of its term.
+    """
     plan: list[Command] = []
     for server in state.servers.values():
         if server.id == self_id:
@@ -85,7 +93,11 @@ def plan_leader(
             continue
         if server.status is ServerStatus.UP and age > UNREACHABLE_AFTER_S:
             plan.append(ServerContact(server.id, server.incarnation, reachable=False))
-        elif server.status is ServerStatus.UNREACHABLE and age < REACHABLE_WITHIN_S:
+        elif (
+            server.status is ServerStatus.UNREACHABLE
+            and age < REACHABLE_WITHIN_S
+            and (server.id in connected or server.id == self_id)
+        ):
             plan.append(ServerContact(server.id, server.incarnation, reachable=True))
     if now_ms > state.now and state.waiting.renewed_before(now_ms - WAITING_LAPSE_MS):
         plan.append(Tick())

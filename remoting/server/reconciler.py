@@ -111,7 +111,8 @@ class Reconciler:
         self._end_idle(state, attached, now)
         if health is not None and health.role is Role.LEADER:
             now_ms = self._context.now_ms()
-            for command in plan_leader(state, health.contact_age_s, now_ms, self._self):
+            ages_s, connected = health.contact_age_s, health.connected
+            for command in plan_leader(state, ages_s, now_ms, self._self, connected):
                 self._once(command)
         server = state.servers.get(self._self)
         if server is not None:

@@ -353,8 +353,10 @@ def test_the_leader_follows_contact_and_lapses_waiting() -> None:
     view = build_view(table.state, health, a, table.now_ms)
     free = {server.id: {gpu.memory_free > 0 for gpu in server.gpus} for server in view.servers}
     assert (free[a], free[b]) == ({True}, {False}), "nothing of it can be had"
-    assert plan_leader(table.state, {b: 5.0}, table.now_ms, a) == ()
-    assert plan_leader(table.state, {b: 0.5}, table.now_ms, a) == (
+    assert plan_leader(table.state, {b: 5.0}, table.now_ms, a, {b}) == ()
+    # A new leader counts silence from the beginning of its term, so a dead server has a low age.
+    assert plan_leader(table.state, {b: 0.5}, table.now_ms, a, {other}) == ()
+    assert plan_leader(table.state, {b: 0.5}, table.now_ms, a, {b}) == (
         c.ServerContact(b, ONE, reachable=True),
     )
     table.apply(c.Wait(wanted(1, 1, 1.0), "ada", TOKENS["ada"], "busy"))

@@ -4,7 +4,7 @@
 # A broken build replaces private functions.
 
 import itertools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -296,8 +296,9 @@ def never_reachable_again() -> AbstractContextManager[None]:
         contact_age_s: Mapping[ServerId, float],
         wall_ms: int,
         self_id: ServerId,
+        connected: Collection[ServerId],
     ) -> tuple[object, ...]:
-        commands = plan_leader(state, contact_age_s, wall_ms, self_id)
+        commands = plan_leader(state, contact_age_s, wall_ms, self_id, connected)
         return tuple(c for c in commands if not (isinstance(c, ServerContact) and c.reachable))
 
     return patched(reconciler, "plan_leader", plan)
