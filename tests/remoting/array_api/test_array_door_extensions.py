@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import inspect
 from typing import Any
 
 import numpy as np
@@ -169,3 +170,47 @@ def test_a_plan_of_half_precision_computes_in_single_and_hermitian_ones_take_non
     assert fft.irfft(x, plan=plan).dtype == fft.irfft(x).dtype == np.float32
     with pytest.raises(NotImplementedError, match="hfft with a plan"):
         fft.hfft(x, plan="any")
+
+
+@pytest.mark.parametrize("path", ["scipy.ndimage", "scipy.special"])
+def test_places_of_outputs_are_those_of_scipy(cp: Any, path: str) -> None:
+    del cp
+    places = importlib.import_module("cupyx._output_places").OUTPUT_PLACES
+    module = importlib.import_module(path)
+    for name in EXTENSIONS[path]:
+        function = getattr(module, name, None)
+        if isinstance(function, np.ufunc):
+            wanted = function.nin if function.nout == 1 else None
+        elif function is None:
+            continue  # newer versions of SciPy have it no more
+        else:
+            names = list(inspect.signature(function).parameters)
+            wanted = next((names.index(each) for each in ("output", "out") if each in names), None)
+        assert places.get(f"cupyx.{path}.{name}") == wanted, name
+
+
+def test_an_output_without_a_keyword_is_written(cp: Any) -> None:
+    """It was given to the worker as an argument like others, and nothing was written."""
+    ndimage, special = of(cp, "scipy.ndimage"), of(cp, "scipy.special")
+    a, theirs = cp.asarray(HOST), importlib.import_module("scipy.ndimage")
+    for call in (
+        lambda m, x, out: m.shift(x, 1.5, out, 1),
+        lambda m, x, out: m.zoom(x, 1.0, out, 1),
+        lambda m, x, out: m.laplace(x, out),
+        lambda m, x, out: m.rotate(x, 30, (1, 0), False, out),
+        lambda m, x, out: m.shift(x, 1.5, output=out),
+    ):
+        output, wanted = cp.zeros_like(a), np.zeros_like(HOST)
+        assert call(ndimage, a, output) is output
+        call(theirs, HOST, wanted)
+        np.testing.assert_allclose(cp.asnumpy(output), wanted)
+    output = cp.zeros_like(a)
+    assert special.erf(a, output) is output
+    np.testing.assert_allclose(
+        cp.asnumpy(output), importlib.import_module("scipy.special").erf(HOST)
+    )
+    labels = cp.zeros(a.shape, np.int32)
+    wanted, count = theirs.label(HOST > 0.5)
+    assert ndimage.label(a > 0.5, None, labels) == count
+    assert ndimage.label(a > 0.5, output=labels) == count
+    np.testing.assert_array_equal(cp.asnumpy(labels), wanted)

@@ -13,6 +13,8 @@ from cupy._core.dispatch import make as _make
 from cupy._core.dispatch.arguments import is_array as _is_array
 from cupy._door import absent as _absent
 
+from cupyx._output_places import OUTPUT_PLACES
+
 _OUTPUTS = ("out", "output")
 """Keywords by which a program names the array that takes the result."""
 _SEVERAL = ("return_sign", "return_indices", "return_distances", "retstep")
@@ -26,14 +28,18 @@ def _operand(value: Any) -> Any:
 
 def _function(path: str, name: str, *, one: bool) -> Any:
     operation = f"{path}.{name}"
+    place = OUTPUT_PLACES.get(operation, -1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         given = tuple(_operand(value) for value in args)
         keywords = {key: _operand(value) for key, value in kwargs.items()}
-        for key in _OUTPUTS:
-            if _is_array(keywords.get(key)):
+        outputs = [keywords.get(key) for key in _OUTPUTS]
+        if 0 <= place < len(given):
+            outputs.append(given[place])
+        for output in outputs:
+            if one and _is_array(output):
                 _make.in_place(operation, given, keywords)
-                return keywords[key]
+                return output
         if one and not any(key in kwargs for key in _SEVERAL):
             return _make.lazy(operation, given, keywords)
         return _make.ask(operation, *given, **keywords)
