@@ -105,7 +105,9 @@ slow-tests: $(VENV)/installed-dev
 # The library handles SIGSEGV itself, and memory that it has at its end goes with the process.
 SANITIZERS := -fsanitize=address -fno-omit-frame-pointer -g
 SANITIZED := tests/remoting/driver_api/test_cuda_door_calls.py tests/remoting/driver_api/test_cuda_door_graphs.py \
-  tests/remoting/driver_api/test_cuda_door_memory.py tests/remoting/driver_api/test_cuda_door_corners.py
+  tests/remoting/driver_api/test_cuda_door_memory.py tests/remoting/driver_api/test_cuda_door_corners.py \
+  tests/remoting/driver_api/test_cuda_door_steps.py tests/remoting/driver_api/test_cuda_door_times.py \
+  tests/remoting/driver_api/test_malicious_cuda_worker.py
 sanitized-tests: $(VENV)/installed-dev
 	$(BIN)/python -m gpupool.remoting.driver_api.build $(abspath $(VENV))/sanitized $(SANITIZERS)
 	GPUPOOL_LIBRARY=$(abspath $(VENV))/sanitized GPUPOOL_SANITIZERS="$(SANITIZERS)" \
