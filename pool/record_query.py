@@ -142,3 +142,14 @@ def common(one: Runs, other: Runs) -> Runs:
             if low <= high:
                 found.append((low, high))
     return tuple(found)
+
+
+def samples_of(query: RecordQuery, now: Milliseconds) -> HistoryQuery:
+    """Return the question about samples of the same leases and time, up to the pool's ``now``."""
+    return HistoryQuery(
+        "sums",
+        query.by or "server",
+        str(query.lease) if query.lease else "",
+        since=query.since,
+        until=min(query.until, Milliseconds(now + 1)),
+    )

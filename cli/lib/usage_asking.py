@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from gpupool.pool.history_query import HistoryQuery, SampleSum
-from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, RecordQuery, Runs
+from gpupool.pool.record_query import FAR, RecordQuery, Runs, samples_of
 from gpupool.pool.view import PoolView
 
 if TYPE_CHECKING:
@@ -74,13 +74,7 @@ async def ask_usage(pool: "Pool", query: RecordQuery) -> FoundUsage:
     records = replace(query, through=view.record_count)
     if not view.record_count:
         records = replace(query, count=0, through=0)
-    asked = HistoryQuery(
-        "sums",
-        query.by or "server",
-        str(query.lease) if query.lease else "",
-        since=query.since,
-        until=min(query.until, Milliseconds(view.now + 1)),
-    )
+    asked = samples_of(query, view.now)
     measured, answer = await _both(pool, asked, records)
     user, operator = pool.user(), pool.is_operator()
     return _put_together(view, answer, measured, query, user, operator=operator)

@@ -19,11 +19,11 @@ from gpupool.monitoring.usage_report import (
 )
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
-from gpupool.pool.history_query import HistoryQuery, SampleSum
+from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, KEYS, RecordQuery
+from gpupool.pool.record_query import FAR, KEYS, RecordQuery, samples_of
 from gpupool.pool.view import PoolView, visible
 from gpupool.remoting.client.history_answers import HistoryAnswer
 from gpupool.remoting.client.usage_query import UsageAnswer
@@ -108,13 +108,7 @@ async def _ask_both(
     source: PoolSource, view: PoolView, query: RecordQuery
 ) -> tuple[UsageAnswer, HistoryAnswer]:
     """Ask for records and for samples at once; each question waits for servers that are dead."""
-    asked = HistoryQuery(
-        "sums",
-        query.by or "server",
-        str(query.lease) if query.lease else "",
-        since=query.since,
-        until=min(query.until, Milliseconds(view.now + 1)),
-    )
+    asked = samples_of(query, view.now)
     measured = HistoryAnswer({})
     answers: list[UsageAnswer] = []
     failures: list[GpupoolError] = []
