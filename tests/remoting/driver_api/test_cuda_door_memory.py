@@ -101,6 +101,13 @@ def test_managed_memory(refused: str, library: Path, tmp_path: Path) -> None:
         right(run(library, control, [str(program), *images], devices=2))
 
 
+def test_managed_memory_beside_the_programs_own(library: Path, tmp_path: Path) -> None:
+    """Where the program has memory at the first addresses of the server, others are found."""
+    program = compiled("occupied", tmp_path, library)
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program)]))
+
+
 def test_memory_is_freed_before_host_functions_that_come_later(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

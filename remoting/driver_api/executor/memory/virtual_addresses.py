@@ -14,8 +14,12 @@ from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMOR
 from gpupool.remoting.driver_api.executor.memory import address_slices
 
 ARENA_SIZE = 1 << 40
-PLACES = range(16 << 40, 64 << 40, ARENA_SIZE)
-"""Where a server that is alone has it: Linux gives these addresses to nobody who does not ask."""
+PLACES = range(17 << 40, 64 << 40, ARENA_SIZE)
+"""Where a server that is alone has it: Linux gives these addresses to nobody who does not ask.
+
+AddressSanitizer's shadow ends 2 GiB above 16 TiB in a program that has it (kHighShadowEnd of
+asan_mapping.h, 0x10007fff7fff).
+"""
 
 GRANULARITY = 2 << 20
 """Of reservations on all GPUs of today."""
