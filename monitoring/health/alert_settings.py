@@ -54,13 +54,8 @@ class AlertSettings:
         return tuple(name for name in (str(self.path), self.credentials, *secrets) if name)
 
 
-def may_read(path: str) -> bool:
-    """Say whether a file is there and this process's user can read it."""
-    return os.access(path, os.R_OK)
-
-
 def require_readable(
-    settings: AlertSettings, user: int, may_read: Callable[[str], bool] = may_read
+    settings: AlertSettings, user: int, access: Callable[[str, int], bool] = os.access
 ) -> None:
     """Refuse files that the server's user cannot read: root made them, and the server is not root.
 
@@ -68,7 +63,7 @@ def require_readable(
         UsageError: for the first of them; it names the command that helps.
     """
     for path in settings.files():
-        if not may_read(path):
+        if not access(path, os.R_OK):
             raise UsageError(
                 f"alerts cannot be sent: {path} is not there, or not for this server's user {user}",
                 hint=f"chown {user} {path}, and let that user into the folders above it",
