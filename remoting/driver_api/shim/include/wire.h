@@ -38,6 +38,7 @@ void gp_wire_forked(void);
 // Of the server that calls go to now:
 void gp_flush(void);
 uint64_t gp_position(void);  // of the line: calls appended so far
+bool gp_has_hung_up(void);   // the line's other end, as far as the kernel knows
 void gp_leave(void);  // the program ends
 int gp_post(int op, const uint64_t *values, int count);
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);

@@ -16,7 +16,7 @@ static void note_over(struct gp_handle *stream, uint64_t position) {
 static uint64_t device_clean[GP_DEVICES_MAX], device_place[GP_DEVICES_MAX];
 
 static bool is_clean(const uint64_t *clean, uint64_t position) {
-    return position != 0 && position == __atomic_load_n(clean, __ATOMIC_RELAXED) && !gp_is_lost();
+    return position != 0 && position == __atomic_load_n(clean, __ATOMIC_RELAXED);
 }
 
 static bool is_known_idle(const struct gp_handle *stream) {
@@ -24,7 +24,10 @@ static bool is_known_idle(const struct gp_handle *stream) {
     return is_clean(&stream->clean, position) || is_clean(&device_clean[stream->device], position);
 }
 
-bool gp_is_device_idle(int device) { return is_clean(&device_clean[device], gp_position()); }
+bool gp_is_device_idle(int device) {
+    // Programs may wait for the loss of a server by this, so a connection that has ended says no.
+    return is_clean(&device_clean[device], gp_position()) && !gp_has_hung_up();
+}
 
 void gp_note_device_idle(int device, uint64_t before) {
     __atomic_store_n(&device_place[device], before, __ATOMIC_RELAXED);

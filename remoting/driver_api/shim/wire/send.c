@@ -237,6 +237,11 @@ uint64_t gp_position(void) {
     return found;
 }
 
+bool gp_has_hung_up(void) {
+    struct pollfd entry = {.fd = gp_line_here()->link->socket, .events = POLLRDHUP};
+    return poll(&entry, 1, 0) != 0;
+}
+
 int gp_post(int op, const uint64_t *values, int count) {
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_hooks.push_mapped();
     unsigned char *at = gp_open(op, 0, (size_t)count * 8);

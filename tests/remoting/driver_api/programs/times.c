@@ -117,7 +117,8 @@ static void copies_now(void *stream, uint64_t memory) {
     }
 }
 
-// As programs poll that wait for a kernel's result in mapped memory: each wait would compare all of it.
+// Programs poll like this for a kernel's result in mapped memory. Each wait that asks the worker
+// compares all of that memory.
 static void idle(void *stream, uint64_t memory) {
     for (int round = 0; round < ROUNDS; round++) {
         add_one(memory, 1, stream);
