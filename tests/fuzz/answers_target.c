@@ -2,8 +2,8 @@
 //
 // The input begins with what the program waits for; the rest is what the worker sends.
 #include "input.h"
-#include "line.h"
-#include "mapped.h"
+#include "wire/line.h"
+#include "hostmem/mapped.h"
 
 #define REQUESTS 3
 #define DOWNLOADS 3

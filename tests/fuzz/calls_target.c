@@ -4,8 +4,8 @@
 // worker's answers let it.
 #include "input.h"
 #include "core.h"
-#include "graph.h"
-#include "line.h"
+#include "graph/graph.h"
+#include "wire/line.h"
 
 static struct input sent;
 static unsigned char out[1 << 20];  // the answer under way

@@ -26,7 +26,7 @@ DOOR = HERE.parents[1] / "remoting" / "driver_api"
 SHIM = DOOR / "shim"
 CHECKS = "undefined,float-cast-overflow,float-divide-by-zero"
 FLAGS = (
-    *("-std=gnu11", "-fno-omit-frame-pointer", f"-I{SHIM / 'include'}", f"-I{HERE}"),
+    *("-std=gnu11", "-fno-omit-frame-pointer", f"-I{SHIM / 'include'}", f"-I{SHIM}", f"-I{HERE}"),
     f"-fno-sanitize-recover={CHECKS}",
 )
 SILENT = ("-Wl,--wrap=gp_start_thread", "-Wl,--wrap=gp_say")
@@ -85,7 +85,9 @@ def build(target: Target, folder: Path, compiler: str, kind: str) -> Path:
             if kind or source.name.endswith("_target.c"):  # targets include files of the library
                 subprocess.run([*words, "-o", str(object_file), str(source)], check=True)
             else:
-                objects_cache.compiled(words, source, object_file, (SHIM / "include", HERE))
+                objects_cache.compiled(
+                    words, source, object_file, (SHIM / "include", source.parent, HERE)
+                )
         objects.append(str(object_file))
     link = SILENT if target.shim else ()
     command = [compiler, sanitize, *link, "-o", str(made), *objects, "-pthread", "-ldl"]

@@ -3,7 +3,7 @@
 // What the library finds is compared with the order of the beginnings and ends of all nodes. A graph of a
 // worker that lies may have circles; then it is only looked at.
 #include "input.h"
-#include "graph.h"
+#include "graph/graph.h"
 #include "no_link.h"
 
 #define GRAPHS 4

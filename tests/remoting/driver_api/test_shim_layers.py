@@ -166,6 +166,17 @@ def test_no_layer_calls_up_no_file_calls_in_a_circle_and_none_calls_an_export(
     assert "cuInit" in edges["generated/generated_exports", "entry/process"]
 
 
+def test_a_header_of_one_folder_lies_there() -> None:
+    """``include`` has those of several folders, and those that its own headers include."""
+    users: dict[str, set[str]] = {}
+    for path in build.HERE.rglob("*.[ch]"):
+        for name in re.findall(r'#include "([\w/.]+)"', path.read_text()):
+            users.setdefault(Path(name).name, set()).add(path.parent.name)
+    assert {"wire", "native"} <= users["lanes.h"]
+    for path in (SHIM / "include").iterdir():
+        assert users[path.name] - {"include"} == set() or len(users[path.name]) > 1, path
+
+
 def test_the_shim_is_in_folders_by_layer_of_a_readable_size() -> None:
     assert {path.name for path in SHIM.iterdir() if path.is_dir()} == {*LAYERS, "include"}
     assert [path for path in SHIM.iterdir() if path.is_file()] == []
