@@ -353,25 +353,26 @@ def answer_sharing(
 
 
 def answer_holding(worker: WorkerHandle, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
-    """Note who holds shared memory; return the answer, which only a pledge has.
+    """Note who holds shared memory; return the answer.
 
     Raises:
         BudgetError: when the worker reports something impossible.
     """
     token, rest = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
+    done = worker_messages.BUDGET_ANSWER.pack(1, 0)
     if call.operation == worker_messages.LET_GO:
         budget.let_go(worker.number, token)
-        return b""
+        return done
     if len(rest) != worker_messages.PLEDGED.size:
         raise BudgetError("a pledge without its size")
     (size,) = worker_messages.PLEDGED.unpack(rest)
     if call.operation == worker_messages.TAKE_BACK:
         budget.take_back(worker.number, token, size)
-        return b""
+        return done
     if call.device >= len(worker.devices):
         raise BudgetError(f"no device {call.device}")
     budget.pledge(worker.number, worker.devices[call.device], token, size)
-    return worker_messages.BUDGET_ANSWER.pack(1, 0)
+    return done
 
 
 def answer_budget_call(

@@ -315,7 +315,7 @@ def shortened(text: str) -> str:
 RESERVE, RELEASE, USAGE, SHARE, FIND, FORGET, PLEDGE, TAKE_BACK, LET_GO = range(1, 10)
 
 BUDGET_CALL = struct.Struct(">BxHxxxxQ")
-"""Operation, device index, bytes. ``RELEASE``, ``TAKE_BACK`` and ``LET_GO`` have no answer.
+"""Operation, device index, bytes. ``RELEASE`` has no answer.
 
 From ``SHARE`` on, the field for bytes holds the size of the body. The body is a token, followed for
 ``SHARE`` by the handle behind it, for ``PLEDGE`` and ``TAKE_BACK`` by bytes as ``PLEDGED``. The

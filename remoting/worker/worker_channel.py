@@ -146,15 +146,23 @@ class BudgetClient:
             self._answer()
 
     def take_back(self, token: bytes, nbytes: int) -> None:
-        """Return pledged bytes, unless other workers hold the shared memory."""
+        """Return pledged bytes, unless other workers hold the shared memory.
+
+        The books have it after the return: another process may be told, and look.
+        """
         payload = token + worker_messages.PLEDGED.pack(nbytes)
         with self._lock:
             self._send(worker_messages.TAKE_BACK, 0, len(payload), payload)
+            self._answer()
 
     def let_go(self, token: bytes) -> None:
-        """Give up one hold of memory: that of who pledged it, or of who opened it."""
+        """Give up one hold of memory: that of who pledged it, or of who opened it.
+
+        The books have it after the return, as after ``take_back``.
+        """
         with self._lock:
             self._send(worker_messages.LET_GO, 0, len(token), token)
+            self._answer()
 
     def _ask(self, operation: int, device: int, size: int) -> tuple[bool, int]:
         with self._lock:

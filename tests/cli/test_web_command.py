@@ -77,7 +77,8 @@ def test_a_servers_own_page_is_opened_by_the_stored_token(live_pool: LivePool) -
     server = live_pool.view()["servers"][0]["name"]
     done = live_pool.run("web", "--on", server, "--no-browser")
     found = re.search(r"https://(\S+):(\d+)/#key=(\S+)", done.stderr)
-    assert found is not None, done.stderr
+    log = live_pool.servers[server].log.read_text()
+    assert found is not None, f"{done.stderr}\n{log[-6000:]}"
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection(found[1], int(found[2]), timeout=20, context=context)

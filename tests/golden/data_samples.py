@@ -62,8 +62,8 @@ BUDGET: dict[str, tuple[bytes, Callable[[BudgetClient], object]]] = {
     "find": (b"\x00", lambda client: client.find(b"token-16-bytes..", opens=True)),
     "forget": (b"\x00", lambda client: client.forget(b"token-16-bytes..")),
     "pledge": (b"\x00", lambda client: client.pledge(b"token-16-bytes..", 1, 4096)),
-    "take back": (b"", lambda client: client.take_back(b"token-16-bytes..", 4096)),
-    "let go": (b"", lambda client: client.let_go(b"token-16-bytes..")),
+    "take back": (b"\x01", lambda client: client.take_back(b"token-16-bytes..", 4096)),
+    "let go": (b"\x01", lambda client: client.let_go(b"token-16-bytes..")),
 }
 """Calls on the budget, with the first byte of their answer if they have one."""
 

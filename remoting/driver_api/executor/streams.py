@@ -119,10 +119,21 @@ class Streams(HandlerGroup):
         if self.client.take_failure(self.client.request):
             return
         self.client.index(device)
-        job = self.waiter.guarded(self.client.request, self.api.runtime.deviceSynchronize)
+        freeing = self.waiter.freeing
+
+        def synchronize() -> None:
+            self.api.runtime.deviceSynchronize()
+            # CUDA's cuMemFree returns only then: another process may be told, and allocate.
+            freeing.wait_for_calls()
+
+        job = self.waiter.guarded(self.client.request, synchronize)
         # A thread costs more than what most devices have left to do; but to wait here for one that
         # has more would keep the other threads of the program.
-        if device == self.client.place and self._idle_soon(list(self.streams.values())):
+        if (
+            device == self.client.place
+            and not freeing.keeping
+            and self._idle_soon(list(self.streams.values()))
+        ):
             job()
         else:
             self.waiter.start(device, job)

@@ -124,14 +124,21 @@ class Freeing:
             while self.pending:
                 self._changed.wait()
 
+    @property
+    def keeping(self) -> bool:
+        """Whether a call is freeing something."""
+        return self._shared.keeping > 0
+
     def wait_for_calls(self) -> None:
         """Wait until no call is freeing anything.
 
-        Before a host function is given to the driver: a call that came to it only then would wait
-        for the function, and keep what the function waits for, such as its managed memory.
+        Before a synchronization of the device is answered: another process of the lease may be told
+        then, and allocate what was freed here. Before a host function is given to the driver: a
+        call that came to it only then would wait for the function, and keep what the function waits
+        for, such as its managed memory.
         """
         with self._changed:
-            while self._shared.keeping:
+            while self.keeping:
                 self._changed.wait()
 
 

@@ -88,6 +88,7 @@ static bool wait_for(const struct launcher *launcher, uint16_t op, const uint64_
             return true;
         case GP_SYNC_DEVICE: {
             if (driver->query == NULL || driver->synchronize == NULL) return false;
+            if (is_kept(launcher)) return false;  // it answers once what was freed is free
             size_t count = all_streams(launcher, all);
             if (count == 0 || !launcher->plain || words[1] != launcher->device) return false;
             outcome->ended = GAVE_UP;

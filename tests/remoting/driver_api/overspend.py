@@ -134,6 +134,23 @@ def captured(client: HostileClient, size: int) -> None:
 
 
 @case
+def a_synchronization_is_answered_once_freed_memory_is_free(client: HostileClient) -> None:
+    """As natively, where cuMemFree returns only then: another process may be told, and allocate."""
+    address = client.get(table.ALLOCATE, 48 * MIB)
+    runtime = client.executor.client.api.runtime
+    free, begun = runtime.free, threading.Event()
+
+    def free_late(freed: int) -> None:
+        begun.wait(0.2)  # nobody says so: the driver is slow
+        free(freed)
+
+    runtime.free = free_late
+    client.send(table.FREE, address)
+    assert client.ask(table.SYNC_DEVICE, 0)[0] == 0
+    assert client.charged == 0, client.charged
+
+
+@case
 def capture_under_another_name(client: HostileClient) -> None:
     captured(client, 48 * MIB)
     status, _ = client.ask(table.GRAPH_INSTANTIATE, EXECUTABLE, GRAPH, 0, 0)

@@ -16,7 +16,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.shared_handles import SHARED_MAX, Sharing, descriptor_room
 from gpupool.remoting.host.worker_handle import WorkerHandle, serve_budget
-from gpupool.remoting.worker.worker_channel import BudgetClient
+from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError
 
 ONE, OTHER = LeaseId(1), LeaseId(2)
 TOKEN = bytes(range(32))
@@ -113,8 +113,19 @@ def test_a_worker_that_opens_memory_holds_what_another_has_pledged() -> None:
         assert giver.usage(0) == 40
         assert taker.find(TOKEN, opens=True) is None
         taker.let_go(TOKEN)
-        assert taker.usage(0) == 0
+        assert giver.usage(0) == 0
     assert not any(worker.killed for worker in workers)
+
+
+def test_memory_is_let_go_of_once_the_host_knows() -> None:
+    """Its program may tell another process of the lease, which looks how much memory is left."""
+    worker = HostedWorker(1, ONE)
+    with worker.budget, worker.theirs:
+        worker.budget.shutdown(socket.SHUT_WR)  # no answer comes
+        with pytest.raises(HostGoneError):
+            worker.client.let_go(TOKEN)
+        with pytest.raises(HostGoneError):
+            worker.client.take_back(TOKEN, 10)
 
 
 def test_a_descriptor_that_nobody_asked_for_ends_a_worker(tmp_path: Path) -> None:
