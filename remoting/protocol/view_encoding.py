@@ -7,6 +7,8 @@ somebody would have to free in the end.
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, islice
 from typing import cast
 
 from gpupool.pool.model.codec import encode
@@ -16,10 +18,11 @@ from gpupool.pool.view_building import ViewSource, view_in_rows
 from gpupool.remoting.protocol.framing import dump
 from gpupool.remoting.protocol.messages import Encoded, Update, ViewNow
 
-PIECE_BYTES = 12 * 1024
-"""Of a piece: about 1 ms."""
+ROW_COUNT, PIECE_BYTES = 8, 12 * 1024
+"""Rows that are encoded at a time, and bytes after which there is a pause: about 1 ms."""
 
 _ARRAY, _MAP = 4, 5  # major types of CBOR
+_key = lru_cache(maxsize=64)(dump)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +45,31 @@ class MadeView:
 
 def make_view(order: ViewOrder) -> Generator[None, None, MadeView]:
     """Return the messages; pauses after each piece. It may run on any thread."""
-    head, long = view_in_rows(order.source)
+    head, fields = view_in_rows(order.source)
     plain = cast("dict[str, Plain]", encode(head))
     yield
-    fields: dict[str, bytes] = {}
-    for name, value in plain.items():
-        if (field := long.get(name)) is None:
-            fields[name] = dump(value)
-            continue
-        pieces, rows, size = [_head(_ARRAY, field.count)], list[bytes](), 0
-        for row in field.rows:
-            rows.append(dump(encode(row)))
-            size += len(rows[-1])
+    long: dict[str, bytes] = {}
+    for name, field in fields.items():
+        pieces, size = [_head(_ARRAY, field.count)], 0
+        while rows := [encode(row) for row in islice(field.rows, ROW_COUNT)]:
+            piece = _without_head(dump(rows), len(rows))
+            pieces.append(piece)
+            size += len(piece)
             if size >= PIECE_BYTES:
-                pieces.append(b"".join(rows))
-                rows, size = [], 0
+                size = 0
                 yield
-        fields[name] = b"".join((*pieces, *rows))
-        yield
-    view, for_doctor, update = _map(fields), None, None
+        long[name] = b"".join(pieces)
+        if len(pieces) > 2:
+            yield
+    view, for_doctor, update = _joined(plain, long), None, None
     if order.confinement is not None:
-        warnings = cast("list[Plain]", plain["warnings"])
-        more = _map(fields | {"warnings": dump([*warnings, *order.confinement])})
-        for_doctor = Encoded(ViewNow, _map({"view": more}))
+        warnings = [*cast("list[Plain]", plain["warnings"]), *order.confinement]
+        more = _joined({**plain, "warnings": warnings}, long)
+        for_doctor = Encoded(ViewNow, _joined({}, {"view": more}))
     if order.telemetry is not None:
-        telemetry = dump(encode(order.telemetry))
-        update = Encoded(Update, _map({"view": view, "telemetry": telemetry}))
-    return MadeView(Encoded(ViewNow, _map({"view": view})), for_doctor, update)
+        measured: dict[str, Plain] = {"telemetry": encode(order.telemetry)}
+        update = Encoded(Update, _joined(measured, {"view": view}))
+    return MadeView(Encoded(ViewNow, _joined({}, {"view": view})), for_doctor, update)
 
 
 def make_view_at_once(order: ViewOrder) -> MadeView:
@@ -81,14 +82,26 @@ def make_view_at_once(order: ViewOrder) -> MadeView:
             return end.value
 
 
-def _map(fields: dict[str, bytes]) -> bytes:
-    """Return a map of values that are CBOR already, its keys in canonical order: shorter first."""
-    keys = sorted((len(key := dump(name)), key, value) for name, value in fields.items())
-    pairs = (each for _, key, value in keys for each in (key, value))
-    return b"".join((_head(_MAP, len(fields)), *pairs))
+def _joined(plain: dict[str, Plain], encoded: dict[str, bytes]) -> bytes:
+    """Return a map of values, some of them CBOR already; keys in canonical order: shorter first."""
+    keys = sorted(plain | encoded, key=lambda name: (len(name), name))
+    parts = [_head(_MAP, len(keys))]
+    for is_encoded, names in groupby(keys, encoded.__contains__):
+        if is_encoded:
+            parts += [part for name in names for part in (_key(name), encoded[name])]
+        else:
+            some = {name: plain[name] for name in names}
+            parts.append(_without_head(dump(some), len(some)))
+    return b"".join(parts)
 
 
+@lru_cache(maxsize=256)
 def _head(major: int, count: int) -> bytes:
     """Return the head of an array or a map: that of a number, with another major type."""
     head = dump(count)
     return bytes((head[0] | major << 5,)) + head[1:]
+
+
+def _without_head(encoded: bytes, count: int) -> bytes:
+    """Return an array or a map of ``count`` items without its head."""
+    return encoded[len(_head(_ARRAY, count)) :]

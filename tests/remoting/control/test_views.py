@@ -39,6 +39,7 @@ from gpupool.simulations.cluster.cluster import Cluster as SimulatedPool
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.tools.full_table import full_machine
 from gpupool.simulations.tools.scale import server_id
+from gpupool.simulations.tools.view_times import measure_views
 
 Clock = trio.testing.MockClock
 
@@ -467,3 +468,9 @@ def test_servers_of_the_simulator_answer_by_the_same_code(
     assert isinstance(answer, m.ViewNow)
     assert len(answer.view.servers) == 3
     assert ServerId(answer.view.answered_by) in {each.id for each in answer.view.servers}
+
+
+def test_the_measurement_of_views_runs() -> None:
+    at_once, shipped = measure_views(40, 90, views=1, rest_s=0.0).values()
+    assert at_once["bytes"] == shipped["bytes"] > 100_000
+    assert shipped["view_step"] > 0
