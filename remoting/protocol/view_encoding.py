@@ -21,6 +21,8 @@ from gpupool.remoting.protocol.messages import Encoded, Update, ViewNow
 ROW_COUNT, PIECE_BYTES = 8, 12 * 1024
 """Rows that are encoded at a time, and bytes after which there is a pause: about 1 ms."""
 
+ALL_ROWS = 1 << 20
+
 _ARRAY, _MAP = 4, 5  # major types of CBOR
 _key = lru_cache(maxsize=64)(dump)
 
@@ -43,15 +45,20 @@ class MadeView:
     update: Encoded | None
 
 
-def make_view(order: ViewOrder) -> Generator[None, None, MadeView]:
-    """Return the messages; pauses after each piece. It may run on any thread."""
+def make_view(order: ViewOrder, *, row_count: int = ROW_COUNT) -> Generator[None, None, MadeView]:
+    """Return the messages; pauses after each piece. It may run on any thread.
+
+    Args:
+        order: the messages that are wanted.
+        row_count: rows that are encoded at a time.
+    """
     head, fields = view_in_rows(order.source)
     plain = cast("dict[str, Plain]", encode(head))
     yield
     long: dict[str, bytes] = {}
     for name, field in fields.items():
         pieces, size = [_head(_ARRAY, field.count)], 0
-        while rows := [encode(row) for row in islice(field.rows, ROW_COUNT)]:
+        while rows := [encode(row) for row in islice(field.rows, row_count)]:
             piece = _without_head(dump(rows), len(rows))
             pieces.append(piece)
             size += len(piece)
@@ -74,7 +81,7 @@ def make_view(order: ViewOrder) -> Generator[None, None, MadeView]:
 
 def make_view_at_once(order: ViewOrder) -> MadeView:
     """Return the messages."""
-    steps = make_view(order)
+    steps = make_view(order, row_count=ALL_ROWS)
     while True:
         try:
             next(steps)

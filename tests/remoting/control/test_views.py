@@ -1,8 +1,9 @@
 """Views of large pools: made beside the loop, the same bytes, never older than their questions."""
 
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -61,22 +62,31 @@ def whole_view(source: ViewSource, *more: str) -> PoolView:
         source.state, source.health, source.answered_by, source.now_ms, source.violations,
         source.clock,
     )  # fmt: skip
-    warnings = (*view.warnings, *source.warnings, *more)
-    return PoolView(
-        **{name: getattr(view, name) for name in PoolView.__slots__} | {"warnings": warnings}
-    )
+    return replace(view, warnings=(*view.warnings, *source.warnings, *more))
 
 
 def frame(message: m.Outgoing, call: int = 0) -> bytes:
     return m.to_frame(call, message, size_max=ANSWER_SIZE_MAX)
 
 
+def make_in_pieces(order: ViewOrder) -> MadeView:
+    steps = make_view(order)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.parametrize("make", [make_view_at_once, make_in_pieces])
 @pytest.mark.parametrize(("servers", "leases"), [(0, 0), (1, 0), (3, 20), (25, 30), (60, 300)])
-def test_a_view_in_pieces_has_the_bytes_of_the_whole(servers: int, leases: int) -> None:
+def test_a_view_in_pieces_has_the_bytes_of_the_whole(
+    servers: int, leases: int, make: Callable[[ViewOrder], MadeView]
+) -> None:
     state = full_machine(servers, leases).state if servers else PoolState()
     source = source_of(state)
     telemetry = Telemetry(server_id(0), Milliseconds(5), (), (), 0.5, {"connections": 3})
-    made = make_view_at_once(ViewOrder(source, ("fourth",), telemetry))
+    made = make(ViewOrder(source, ("fourth",), telemetry))
     for call in (1, 23, 24, 255, 256, 65_536, 2**32 - 1):
         assert frame(made.view, call) == frame(m.ViewNow(whole_view(source)), call)
     assert made.for_doctor is not None
@@ -86,7 +96,7 @@ def test_a_view_in_pieces_has_the_bytes_of_the_whole(servers: int, leases: int) 
     assert frame(made.update) == frame(update)
     assert m.push_frame(made.update, size_max=ANSWER_SIZE_MAX) == frame(update)
     assert made.update.decoded() == update
-    bare = make_view_at_once(ViewOrder(source))
+    bare = make(ViewOrder(source))
     assert (bare.view.fields, bare.for_doctor, bare.update) == (made.view.fields, None, None)
 
 
@@ -131,7 +141,7 @@ async def test_a_cancelled_thread_ends_after_its_piece(monkeypatch: pytest.Monke
             ended.set()
 
     monkeypatch.setattr(view_thread, "make_view", endless)
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:  # waits for the thread
         nursery.start_soon(make_beside_the_loop, ViewOrder(source_of(PoolState())))
         await began.wait()
         nursery.cancel_scope.cancel()
