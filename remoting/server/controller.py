@@ -118,6 +118,7 @@ class Controller:
     """The logic of one control server; see the module."""
 
     _seen: PoolState | None = None
+    _reconcile_at = _key_at = float("-inf")
     _followed: tuple[object, ...] = (None, None, None, b"")
 
     def __init__(
@@ -177,11 +178,9 @@ class Controller:
         )
         self._context, self._clients, self._actions = context, context.clients, actions
         self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
-        self._reconcile_at = self._key_at = float("-inf")
         self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)
-        self._views = ViewService(context)
-        self._authorities = CaService(context)
+        self._views, self._authorities = ViewService(context), CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
             m.Ping: self._ping,
             **self._leases.handlers(),
