@@ -1,23 +1,25 @@
-"""Makes a ``PoolView`` of the table, on the server that is asked.
+"""Makes a ``PoolView`` of the table, on the server that is asked, row by row if it is large.
 
 It stands apart from ``view``: a client reads views, and its start need not wait for the rules by
 which servers make them.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpupool.pool.clock_view import ClockView
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.state import (
     Event,
+    Lease,
     PartStatus,
     PoolState,
     Server,
     ServerStatus,
 )
 from gpupool.pool.model.suspension import suspension_reason, times_away
-from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.policy.rulebook import Rulebook, rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
 from gpupool.pool.scheduling.filters import filter_text
@@ -40,6 +42,35 @@ from gpupool.pool.view import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ViewSource:
+    """What a view is made from. Nothing of it is changed any more, so any thread may read it."""
+
+    state: PoolState
+    health: RaftHealth
+    answered_by: ServerId
+    now_ms: int  # the pool's time
+    violations: Sequence[str] = ()  # invariants that the server has found broken
+    clock: ClockView | None = None  # what it knows of the time
+    warnings: tuple[str, ...] = ()  # more of them, which stand last
+
+    @property
+    def row_count(self) -> int:
+        """Return how many rows the view has, GPUs among them: about 8 us each, to the wire."""
+        state = self.state
+        gpus = sum(len(server.gpus) for server in state.servers.values())
+        rows = len(state.servers) + len(state.leases) + len(state.waiting) + len(state.events)
+        return gpus + rows
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRows:
+    """One of the long fields of a view, of which no row is made before it is taken."""
+
+    count: int
+    rows: Iterator[Any]
+
+
 def build_view(
     state: PoolState,
     health: RaftHealth,
@@ -48,34 +79,41 @@ def build_view(
     violations: Sequence[str] = (),
     clock: ClockView | None = None,
 ) -> PoolView:
-    """Return the view of ``state`` that the server ``answered_by`` gives.
+    """Return the view of ``state`` that the server ``answered_by`` gives; see ``ViewSource``."""
+    view, long = view_in_rows(ViewSource(state, health, answered_by, now_ms, violations, clock))
+    return replace(view, **{name: tuple(field.rows) for name, field in long.items()})
 
-    ``now_ms`` is the pool's time, ``violations`` are invariants that the server has found broken,
-    and ``clock`` is what it knows of the time.
-    """
-    by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]] = {}
-    for lease in state.leases.values():
-        for part in lease.partitions:
-            by_gpu.setdefault((part.server, part.gpu), []).append(lease.id)
-    return PoolView(
+
+def view_in_rows(source: ViewSource) -> tuple[PoolView, dict[str, ViewRows]]:
+    """Return a view whose long fields are empty, and these fields by name."""
+    state, health, now_ms, clock = source.state, source.health, source.now_ms, source.clock
+    warnings = _warnings(state, health, source.violations)
+    view = PoolView(
         schema=SCHEMA,
         name=state.name,
         cluster_id=state.cluster_id,
-        answered_by=answered_by,
+        answered_by=source.answered_by,
         now=Milliseconds(now_ms),
         data_encryption=state.data_encryption,
         raft=raft_view(state, health),
-        servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
-        leases=_lease_views(state, now_ms),
-        waiting=_waiting_views(state, now_ms),
-        events=_event_views(state.events),
-        warnings=(*_warnings(state, health, violations), *(clock.problems if clock else ())),
+        servers=(),
+        leases=(),
+        waiting=(),
+        events=(),
+        warnings=(*warnings, *(clock.problems if clock else ()), *source.warnings),
         policy_version=state.policy.version,
         clock=clock,
         record_count=state.record_count,
         authorities=_authority_views(state),
         silences=_silence_views(state, now_ms),
     )
+    servers = (_server_view(server, state, health) for server in state.servers.values())
+    return view, {
+        "servers": ViewRows(len(state.servers), servers),
+        "leases": ViewRows(len(state.leases), _lease_views(state, now_ms)),
+        "waiting": ViewRows(len(state.waiting), _waiting_views(state, now_ms)),
+        "events": ViewRows(len(state.events), _event_views(state.events)),
+    }
 
 
 def raft_view(state: PoolState, health: RaftHealth) -> RaftView:
@@ -141,10 +179,13 @@ def server_state(server: Server) -> str:
     return "full" if full else "mix"
 
 
-def _server_view(
-    server: Server, health: RaftHealth, by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]]
-) -> ServerView:
+def _server_view(server: Server, state: PoolState, health: RaftHealth) -> ServerView:
     unreachable = server.status is ServerStatus.UNREACHABLE
+    by_gpu: dict[GpuId, list[LeaseId]] = {}
+    for lease in state.leases.at(server.id).values():
+        for part in lease.partitions:
+            if part.server == server.id:
+                by_gpu.setdefault(part.gpu, []).append(lease.id)
     gpus = tuple(
         GpuView(
             id=gpu.id,
@@ -160,7 +201,7 @@ def _server_view(
             emulated=gpu.emulated,
             mig=gpu.parent is not None,
             fault=gpu.fault or gpu.clash,
-            leases=tuple(by_gpu.get((server.id, gpu.id), ())),
+            leases=tuple(by_gpu.get(gpu.id, ())),
             drain=visible(gpu.drain_reason),
         )
         for gpu in sorted(server.gpus.values(), key=lambda g: g.index)
@@ -210,9 +251,8 @@ def moved_last(events: Sequence[Event]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _event_views(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return events as people read them: a server that cannot suspend a lease ends its move."""
-    views: list[Event] = []
+def _event_views(events: Sequence[Event]) -> Iterator[Event]:
+    """Yield events as people read them: a server that cannot suspend a lease ends its move."""
     moving: set[str] = set()
     for event in events:
         if event.kind == "moving":
@@ -220,8 +260,7 @@ def _event_views(events: Sequence[Event]) -> tuple[Event, ...]:
         elif event.kind == "suspending":
             moving.discard(event.subject)
         fails = event.kind == "not-suspended" and event.subject in moving
-        views.append(_visible_event(replace(event, kind="not-moved") if fails else event))
-    return tuple(views)
+        yield _visible_event(replace(event, kind="not-moved") if fails else event)
 
 
 def _visible_event(event: Event) -> Event:
@@ -230,50 +269,52 @@ def _visible_event(event: Event) -> Event:
     return replace(event, subject=visible(event.subject), text=visible(event.text))
 
 
-def _lease_views(state: PoolState, now_ms: int) -> tuple[LeaseView, ...]:
-    views: list[LeaseView] = []
+def _lease_views(state: PoolState, now_ms: int) -> Iterator[LeaseView]:
     book, moves = rulebook(state.policy), moved_last(state.events)
     for lease in state.leases.values():
-        servers = [state.servers.get(each) for each in lease.parts]
-        lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
-        suspension, history = lease.suspension, lease.history
-        word = "held" if suspension is None else suspension.state.value
-        word = "unreachable" if lost else word if lease.held else "ending"
-        refusal = history.refusal if history is not None else None
-        failed = visible(refusal.reason) if refusal is not None else ""
-        views.append(
-            LeaseView(
-                id=lease.id,
-                name=lease_name(lease.id),
-                user=lease.user,
-                client=visible(lease.client),
-                program=visible(lease.program),
-                state=word,
-                reason=visible(lease.end_reason or suspension_reason(suspension)),
-                partitions=lease.partitions,
-                granted_at=lease.granted_at,
-                age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
-                user_class=book.group_of(lease.user),
-                requested_at=lease.requested_at,
-                granted_class=lease.user_class,
-                department=lease.department,
-                freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
-                ends_at=lease.ends_at,
-                kept_bytes=suspension.bytes if suspension is not None else 0,
-                waits_to_resume=suspension is not None and bool(suspension.resume_since),
-                not_suspended=failed,
-                not_moved=failed if lease_name(lease.id) in moves else "",
-                is_away=lease.is_away,
-                away=times_away(history, Milliseconds(now_ms)),
-            )
-        )
-    return tuple(views)
+        yield _lease_view(lease, state, book, moves, now_ms)
 
 
-def _waiting_views(state: PoolState, now_ms: int) -> tuple[WaitingView, ...]:
+def _lease_view(
+    lease: Lease, state: PoolState, book: Rulebook, moves: frozenset[str], now_ms: int
+) -> LeaseView:
+    servers = [state.servers.get(each) for each in lease.parts]
+    lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
+    suspension, history = lease.suspension, lease.history
+    word = "held" if suspension is None else suspension.state.value
+    word = "unreachable" if lost else word if lease.held else "ending"
+    refusal = history.refusal if history is not None else None
+    failed = visible(refusal.reason) if refusal is not None else ""
+    return LeaseView(
+        id=lease.id,
+        name=lease_name(lease.id),
+        user=lease.user,
+        client=visible(lease.client),
+        program=visible(lease.program),
+        state=word,
+        reason=visible(lease.end_reason or suspension_reason(suspension)),
+        partitions=lease.partitions,
+        granted_at=lease.granted_at,
+        age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
+        user_class=book.group_of(lease.user),
+        requested_at=lease.requested_at,
+        granted_class=lease.user_class,
+        department=lease.department,
+        freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
+        ends_at=lease.ends_at,
+        kept_bytes=suspension.bytes if suspension is not None else 0,
+        waits_to_resume=suspension is not None and bool(suspension.resume_since),
+        not_suspended=failed,
+        not_moved=failed if lease_name(lease.id) in moves else "",
+        is_away=lease.is_away,
+        away=times_away(history, Milliseconds(now_ms)),
+    )
+
+
+def _waiting_views(state: PoolState, now_ms: int) -> Iterator[WaitingView]:
     ordered = sorted(state.waiting.values(), key=lambda w: (-w.priority, w.since))
     book = rulebook(state.policy)
-    return tuple(
+    return (
         WaitingView(
             request=w.request.id.hex(),
             user=w.user,

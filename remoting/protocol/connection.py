@@ -21,7 +21,7 @@ from gpupool.remoting.protocol.framing import (
     UNAUTHENTICATED_SIZE_MAX,
     FrameReader,
 )
-from gpupool.remoting.protocol.messages import Message
+from gpupool.remoting.protocol.messages import Message, Outgoing
 
 
 class End(Enum):
@@ -71,17 +71,18 @@ class Connection:
         first = UNAUTHENTICATED_SIZE_MAX if other is End.CLIENT else REQUEST_SIZE_MAX
         self._reader = FrameReader(first)
 
-    def send(self, call: int, message: Message) -> bytes:
+    def send(self, call: int, message: Outgoing) -> bytes:
         """Return the bytes of ``message``, after checking that it may be sent now.
 
         Raises:
             LocalProtocolError: when it may not; nothing has changed then.
         """
-        if not may_send(self.end, self.phase, type(message)):
+        kind = messages.type_of(message)
+        if not may_send(self.end, self.phase, kind):
             raise LocalProtocolError(
-                f"{type(message).__name__} cannot be sent", why=f"connection is {self.phase.value}"
+                f"{kind.__name__} cannot be sent", why=f"connection is {self.phase.value}"
             )
-        if (call == 0) is not isinstance(message, messages.Push):
+        if (call == 0) is not issubclass(kind, messages.Push):
             raise LocalProtocolError("only pushes have call number 0")
         size_max = ANSWER_SIZE_MAX
         if self.end is End.CLIENT:
@@ -91,7 +92,7 @@ class Connection:
             data = messages.push_frame(message, size_max=size_max)
         else:
             data = messages.to_frame(call, message, size_max=size_max)
-        self._advance(message)
+        self._advance(kind)
         return data
 
     def receive(self, data: bytes) -> Iterator[tuple[int, Message]]:
@@ -115,7 +116,7 @@ class Connection:
                     )
                 if (call == 0) is not isinstance(message, messages.Push):
                     raise RemoteProtocolError("only pushes have call number 0")
-                self._advance(message)
+                self._advance(type(message))
                 yield call, message
         except RemoteProtocolError:
             self.phase = Phase.CLOSED
@@ -129,11 +130,11 @@ class Connection:
         """Return whether a frame may be a push that only newer clients know."""
         return self.end is End.CLIENT and self.phase is Phase.OPEN and kind >= messages.PUSH_MIN
 
-    def _advance(self, message: Message) -> None:
+    def _advance(self, kind: type[Message]) -> None:
         if self.phase is Phase.CONNECTING:
             self.phase = Phase.GREETING
         elif self.phase is Phase.GREETING:
-            if type(message) is messages.Welcome:
+            if kind is messages.Welcome:
                 self.phase = Phase.OPEN
                 is_server = self.end is End.SERVER
                 self._reader.size_max = REQUEST_SIZE_MAX if is_server else ANSWER_SIZE_MAX

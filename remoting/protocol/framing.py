@@ -56,15 +56,16 @@ class FrameTooLargeError(LocalProtocolError):
     """What was to be sent is larger than the other side accepts; nothing has been sent."""
 
 
-def frame_bytes(kind: int, body: bytes, *, size_max: int) -> bytes:
-    """Return one frame, ready to send.
+def frame_bytes(kind: int, *body: bytes, size_max: int) -> bytes:
+    """Return one frame, ready to send; its body may come in pieces.
 
     Raises:
         FrameTooLargeError: when the other side would refuse it for its size.
     """
-    if len(body) > size_max:
-        raise FrameTooLargeError("frame too large", why=f"{len(body)} bytes, at most {size_max}")
-    return HEADER.pack(len(body), kind) + body
+    size = sum(map(len, body))
+    if size > size_max:
+        raise FrameTooLargeError("frame too large", why=f"{size} bytes, at most {size_max}")
+    return b"".join((HEADER.pack(size, kind), *body))
 
 
 class FrameReader:

@@ -10,6 +10,7 @@ from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, Partition
 from gpupool.pool.record_query import ObserverQuery
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.view_encoding import ViewOrder
 from gpupool.remoting.server.proposer import Propose
 
 
@@ -19,7 +20,7 @@ class Send:
 
     connection: int
     call: int
-    message: m.Message
+    message: m.Outgoing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ class AskUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeView:
+    """Make a large view beside the loop; report with ``view_made``. One at a time is asked for."""
+
+    order: ViewOrder
+
+
+@dataclass(frozen=True, slots=True)
 class AskKey:
     """Ask this voter for the CA's key."""
 
@@ -82,5 +90,14 @@ class MakeCa:
 
 
 Action = (
-    Send | Hangup | Propose | StartSession | KillLease | CompilePolicy | AskUsage | AskKey | MakeCa
+    Send
+    | Hangup
+    | Propose
+    | StartSession
+    | KillLease
+    | CompilePolicy
+    | AskUsage
+    | MakeView
+    | AskKey
+    | MakeCa
 )

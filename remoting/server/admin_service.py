@@ -1,4 +1,4 @@
-"""The calls that view or operate the pool: views, tokens, servers, joining.
+"""The calls that ask what was or operate the pool: records, tokens, servers, joining.
 
 Every user sees the whole pool and ends their own leases; operators do everything else. A server
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
@@ -8,7 +8,6 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
-from gpupool.pool.clock_view import clock_view
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -18,7 +17,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.history_query import EVERYBODY, HistoryPage, HistoryQuery
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.record_query import (
@@ -32,21 +31,13 @@ from gpupool.pool.record_query import (
     RecordPage,
 )
 from gpupool.pool.refused_orders import check_known_to_all, refusal_of
-from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.authorities import fingerprint_of
-from gpupool.pool.view import PoolView
-from gpupool.pool.view_building import build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.server.actions import AskUsage
 from gpupool.remoting.server.client_checks import check_unexpired
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
-UPDATE_EVERY_MIN_S = 0.2
-UPDATE_EVERY_MAX_S = 60.0
-USER_SUBSCRIPTION_COUNT_MAX = 32
-"""Subscriptions of one user: each update is encoded for each of them."""
 VIEWERS_SINCE = 6
 """The version of the protocol from which clients know a viewer's token in a list."""
 USAGE_COUNT_MAX, USAGE_USER_COUNT_MAX, USAGE_TOTAL_MAX = 2, 8, 64
@@ -62,28 +53,17 @@ def as_seen_by(user: str, query: HistoryQuery) -> HistoryQuery:
     return replace(query, user="" if of_classes else user)
 
 
-def next_beat(now: float, every_s: float) -> float:
-    """Return the next multiple of ``every_s``, but no earlier than half of it from now."""
-    beat = (now // every_s + 1) * every_s
-    return beat if beat - now > every_s / 2 else beat + every_s
-
-
 class AdminService:
     """See the module."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._subscribers: dict[int, Client] = {}
         self._usage_numbers = itertools.count(1)
         self._usage: dict[int, tuple[Client, int]] = {}  # calls that the observer is asked for
 
     def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
         return {
-            m.GetView: self._get_view,
-            m.GetTelemetry: self._get_telemetry,
-            m.Subscribe: self._subscribe,
-            m.SubscribeTelemetry: self._subscribe,
             m.GetAudit: self._get_audit,
             m.GetUsage: self._get_usage,
             m.GetHistory: self._get_history,
@@ -97,75 +77,7 @@ class AdminService:
             ),
         }
 
-    def closed(self, client: Client) -> None:
-        """Forget a client that is gone."""
-        self._subscribers.pop(client.connection, None)
-
-    def wake_at(self) -> float:
-        """Return when ``push_updates`` has to be called next."""
-        if not self._subscribers:
-            return float("inf")
-        return min(client.update_at for client in self._subscribers.values())
-
     # --- looking ---------------------------------------------------------------------------------
-
-    def _get_view(self, client: Client, call: int, _message: m.GetView) -> None:
-        view = self._view()
-        if client.name == DOCTOR:
-            view = replace(view, warnings=(*view.warnings, *self._confinement()))
-        self._context.answer(client, call, m.ViewNow(view))
-
-    def _confinement(self) -> list[str]:
-        """Return what confines this server's workers and what does not, for ``gpupool doctor``.
-
-        They are said to nobody else: on many servers they are as they should be.
-        """
-        host = self._context.host
-        holds = host.confinement()
-        found = [] if self._context.signer_has_own_user else [SIGNER_OPEN]
-        if holds:  # or no worker is warm yet
-            found.append(WORKERS_HAVE + ", ".join(holds))
-            found += [WORKERS_LACK + text for text in host.unconfined()]
-        return found
-
-    def _get_telemetry(self, client: Client, call: int, _message: m.GetTelemetry) -> None:
-        self._context.answer(client, call, m.TelemetryNow(self.telemetry()))
-
-    def _view(self) -> PoolView:
-        """Return the pool as this server sees it."""
-        context = self._context
-        view = build_view(
-            context.state,
-            context.health(),
-            context.self_id,
-            context.now_ms(),
-            context.machine.violations,
-            clock_view(context.state, context.table_clock.reading()),
-        )
-        problems = context.certificate_problems()
-        return replace(view, warnings=(*view.warnings, *problems)) if problems else view
-
-    def telemetry(self) -> Telemetry:
-        """Return this server's own measurements."""
-        context = self._context
-        gpus, sessions = context.host.telemetry()
-        return Telemetry(
-            server=context.self_id,
-            at=Milliseconds(context.clock.wall_ms()),
-            gpus=gpus,
-            sessions=sessions,
-            loop_lag_s=context.loop_lag_s(),
-            counters={
-                "connections": len(context.clients.welcomed()),
-                "waiting": len(context.wait_queue),
-                "proposals": len(context.proposer),
-                **context.measures.counters,
-            },
-            host=context.measures.host,
-            consensus=context.measures.consensus,
-            histograms=context.measures.histograms(),
-            findings=context.checks.findings,
-        )
 
     def _get_audit(self, client: Client, call: int, _message: m.GetAudit) -> None:
         """Answer once a command of ours is committed: every earlier act is in the table then."""
@@ -234,40 +146,6 @@ class AdminService:
                 self._context.answer(client, call, m.HistoryIs(result))
             case GpupoolError():
                 self._context.answer(client, call, m.refused(result))
-
-    def _subscribe(
-        self, client: Client, call: int, message: m.Subscribe | m.SubscribeTelemetry
-    ) -> None:
-        interval_s = message.interval_s
-        if interval_s == 0:
-            self._subscribers.pop(client.connection, None)
-        elif interval_s > 0:
-            mine = sum(each.user == client.user for each in self._subscribers.values())
-            if client.connection not in self._subscribers and mine >= USER_SUBSCRIPTION_COUNT_MAX:
-                raise NotNowError(f"{client.user} has {mine} subscriptions on this server")
-            client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
-            client.update_at = self._context.clock.monotonic()
-            client.wants_view = isinstance(message, m.Subscribe)
-            self._subscribers[client.connection] = client
-        else:
-            raise UsageError("an interval is a positive number of seconds")
-        self._context.answer(client, call, m.Done())
-
-    def push_updates(self, now: float) -> None:
-        """Send the updates that are due; all of one moment show the same."""
-        due = [client for client in self._subscribers.values() if client.update_at <= now]
-        if not due:
-            return
-        telemetry = self.telemetry()
-        viewed = any(client.wants_view for client in due)
-        whole = m.Update(self._view(), telemetry) if viewed else None
-        lean = m.TelemetryUpdate(telemetry)
-        for client in due:
-            # On beats that are common to all, so that what is shown is made and encoded once for
-            # many. One that was missed is not made up for.
-            client.update_at = next_beat(now, client.update_every_s)
-            update = whole if whole is not None and client.wants_view else lean
-            self._context.send(client.connection, 0, update)
 
     # --- operating -------------------------------------------------------------------------------
 

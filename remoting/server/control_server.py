@@ -36,6 +36,7 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder
 from gpupool.remoting.server.actions import (
     Action,
     AskKey,
@@ -44,6 +45,7 @@ from gpupool.remoting.server.actions import (
     Hangup,
     KillLease,
     MakeCa,
+    MakeView,
     Send,
     StartSession,
 )
@@ -55,6 +57,7 @@ from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.view_thread import make_beside_the_loop
 from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
@@ -98,6 +101,7 @@ class ControlServer:
         log: logging.Logger,
         settings: ServerSettings | None = None,
         compile_policy: Callable[[bytes, int], Awaitable[Draft]] | None = None,
+        make_view: Callable[[ViewOrder], Awaitable[MadeView]] = make_beside_the_loop,
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
         save_key: Callable[[bytes], None] = lambda _pem: None,
         table_clock: TableClock | None = None,
@@ -112,8 +116,7 @@ class ControlServer:
         self._identity = identity
         self._links, self._clock = links, clock
         self._log, self._rate_limited_log = log, RateLimitedLog(log, clock)
-        self._settings = settings or ServerSettings()
-        self._follow = follow
+        self._settings, self._follow = settings or ServerSettings(), follow
         self._table_clock = table_clock or TableClock(
             lambda: machine.state, self_id=identity.server, clock=clock, sample=links.clock_sample
         )
@@ -125,7 +128,7 @@ class ControlServer:
         self._clocks_at = self._asleep_until = float("-inf")
         self._numbers, self._served = itertools.count(1), dict[int, _Served]()
         self._wake, self._loop_lag_s = trio.Event(), 0.0
-        self._ask_records, self._web = ask_records, web
+        self._ask_records, self._web, self._make_view = ask_records, web, make_view
         self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(
             replicated_log, clock=clock, rng=rng, table_clock=self._table_clock
@@ -328,6 +331,8 @@ class ControlServer:
                     self._nursery.start_soon(self._run_compiler, action)
                 case AskUsage():
                     self._nursery.start_soon(self._ask_usage, action)
+                case MakeView():
+                    self._nursery.start_soon(self._run_view, action)
                 case AskKey():
                     self._links.ask_key(action.peer)
                 case MakeCa():
@@ -340,7 +345,7 @@ class ControlServer:
         if served is None:
             return
         # A client that reads slowly gets the next update instead of this one.
-        is_update = isinstance(action.message, m.Update | m.TelemetryUpdate)
+        is_update = m.type_of(action.message) in (m.Update, m.TelemetryUpdate)
         if is_update and served.outbox.statistics().current_buffer_used:
             return
         try:
@@ -391,6 +396,9 @@ class ControlServer:
             self._do(self.controller.usage_answered(action.number, error))
             return
         self._do(self.controller.usage_answered(action.number, result))
+
+    async def _run_view(self, action: MakeView) -> None:
+        self._do(self.controller.view_made(await self._make_view(action.order)))
 
     async def _run_compiler(self, action: CompilePolicy) -> None:
         try:

@@ -81,6 +81,7 @@ from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
+from gpupool.remoting.protocol.view_encoding import MadeView
 from gpupool.remoting.server.actions import Action, AskKey
 from gpupool.remoting.server.admin_service import AdminService
 from gpupool.remoting.server.backup_service import BackupService
@@ -100,6 +101,7 @@ from gpupool.remoting.server.service_context import (
     Signer,
 )
 from gpupool.remoting.server.software import Software
+from gpupool.remoting.server.view_service import ViewService
 from gpupool.remoting.server.wait_queue import WaitQueue
 from gpupool.remoting.transport.authority.ca_store import NextCa
 
@@ -116,6 +118,7 @@ class Controller:
     """The logic of one control server; see the module."""
 
     _seen: PoolState | None = None
+    _reconcile_at = _key_at = float("-inf")
     _followed: tuple[object, ...] = (None, None, None, b"")
 
     def __init__(
@@ -175,14 +178,14 @@ class Controller:
         )
         self._context, self._clients, self._actions = context, context.clients, actions
         self._members, self._members_of = tuple[m.Member, ...](), PersistentMap[ServerId, Server]()
-        self._reconcile_at = self._key_at = float("-inf")
         self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)
-        self._authorities = CaService(context)
+        self._views, self._authorities = ViewService(context), CaService(context)
         self._handlers: dict[type[m.Call], Handler] = {
             m.Ping: self._ping,
             **self._leases.handlers(),
             **self._admin.handlers(),
+            **self._views.handlers(),
             **self._policies.handlers(),
             **BackupService(context).handlers(),
             **self._authorities.handlers(),
@@ -254,6 +257,11 @@ class Controller:
         self._admin.usage_answered(number, result)
         return self._take()
 
+    def view_made(self, made: MadeView) -> list[Action]:
+        """Take the result of the ``MakeView``."""
+        self._views.made(made)
+        return self._take()
+
     def applied(self) -> list[Action]:
         """Act on a change of the table."""
         self._follow_table()
@@ -268,7 +276,7 @@ class Controller:
         if self._reconcile_at <= now:
             self._reconcile()
         self._leases.push_capacity(now)
-        self._admin.push_updates(now)
+        self._views.poll(now)
         return self._take()
 
     def reconcile_now(self) -> list[Action]:
@@ -283,12 +291,12 @@ class Controller:
             self.proposer.wake_at(),
             self._context.wait_queue.wake_at(),
             self._leases.wake_at(),
-            self._admin.wake_at(),
+            self._views.wake_at(),
         )
 
     def telemetry(self) -> Telemetry:
         """Return what this server measures of itself."""
-        return self._admin.telemetry()
+        return self._views.telemetry()
 
     def check_token(self, text: str) -> Token:
         """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
@@ -320,7 +328,7 @@ class Controller:
         client = self._clients.closed(connection)
         if client is not None:
             self._context.wait_queue.closed(connection)
-            self._admin.closed(client)
+            self._views.closed(client)
             self._leases.closed(client)
             self._reconcile()
 

@@ -19,6 +19,9 @@ class ControllerSettings:
     #: The interval of the reconciler; a change of the table does not wait for it.
     sync_interval_s: float = 0.25
 
+    #: A view with more rows is made beside the loop: so many take 4 ms, and GPUs count as rows.
+    view_rows_at_once: int = 512
+
     #: The interval at which a voter without the CA's key asks for it.
     key_every_s: float = 5.0
 

@@ -200,11 +200,11 @@ class ServiceContext:
 
     # --- actions ---------------------------------------------------------------------------------
 
-    def send(self, connection: int, call: int, message: m.Message) -> None:
+    def send(self, connection: int, call: int, message: m.Outgoing) -> None:
         """Send an answer, or a push with call 0, also before the client is welcomed."""
         self.actions.append(Send(connection, call, message))
 
-    def answer(self, client: Client, call: int, message: m.Message) -> None:
+    def answer(self, client: Client, call: int, message: m.Outgoing) -> None:
         """Answer a call that was counted when it came; silently, when its client is gone."""
         client.pending_calls -= 1
         if self.clients.is_open(client):

@@ -5,9 +5,11 @@ from collections import deque
 import trio
 
 from gpupool.remoting.protocol.connection import Connection
-from gpupool.remoting.protocol.messages import Message
+from gpupool.remoting.protocol.messages import Message, Outgoing
 
 READ_SIZE = 16 * 1024
+WRITE_SIZE = 256 * 1024
+"""A larger frame goes in pieces: TLS encrypts all that it is given in one step of the loop."""
 
 
 class MessageStream:
@@ -24,7 +26,7 @@ class MessageStream:
         self.reads = 0
         """How often something has come: also pieces of a message that is not whole yet."""
 
-    async def send(self, call: int, message: Message) -> None:
+    async def send(self, call: int, message: Outgoing) -> None:
         """Send one message whole.
 
         Raises:
@@ -34,7 +36,12 @@ class MessageStream:
         async with self._lock:
             data = self.connection.send(call, message)
             try:
-                await self.stream.send_all(data)
+                if len(data) <= WRITE_SIZE:
+                    await self.stream.send_all(data)
+                else:
+                    whole = memoryview(data)
+                    for start in range(0, len(data), WRITE_SIZE):
+                        await self.stream.send_all(whole[start : start + WRITE_SIZE])
             except BaseException:
                 # A cancelled or failed send may have written half a frame: no more can follow.
                 self.connection.closed()

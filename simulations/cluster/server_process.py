@@ -19,6 +19,7 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
+from gpupool.remoting.protocol.view_encoding import make_view_at_once
 from gpupool.remoting.server.actions import (
     Action,
     AskKey,
@@ -27,6 +28,7 @@ from gpupool.remoting.server.actions import (
     Hangup,
     KillLease,
     MakeCa,
+    MakeView,
     Send,
     StartSession,
 )
@@ -336,6 +338,8 @@ class ServerProcess(Process):
                     self.ca.ask_key(action.peer)
                 case MakeCa():
                     self.ca.make(action.number)
+                case MakeView():
+                    self.run(partial(self._make_view, action))
                 case AskUsage():
                     pass  # no client of the simulator asks
         self._set_timer()
@@ -344,6 +348,8 @@ class ServerProcess(Process):
         if (end := self._ends.get(action.connection)) is None:
             return
         checkers, message = self._environment.checkers, action.message
+        if isinstance(message, m.Encoded):
+            message = message.decoded()
         assert self.replicated_log is not None
         age_s = self.replicated_log.majority_age_s
         token = self._tokens.get(action.connection, TokenId(""))
@@ -383,6 +389,11 @@ class ServerProcess(Process):
             result = error
         if self.controller is not None:
             self.do(self.controller.policy_compiled(action.number, result))
+
+    def _make_view(self, action: MakeView) -> None:
+        made = make_view_at_once(action.order)
+        if self.controller is not None:
+            self.do(self.controller.view_made(made))
 
     def _killed(self, lease: LeaseId) -> None:
         self._killing.discard(lease)

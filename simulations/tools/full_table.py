@@ -2,7 +2,8 @@
 
 One server has the table of a pool of 1,000 servers and 10,000 leases, by default. It applies
 commands, looks at its duties after each, takes snapshots and installs one. All figures but lateness
-are processor time of the thread that does it, since other work may share the machine.
+are processor time of the thread that does it, since other work may share the machine. Views are
+measured by ``view_times``.
 """
 
 import gc
@@ -11,7 +12,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -40,10 +41,8 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.ports import Committed, PeerEvents, RaftHealth, Role
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.table_clock import TableClock
+from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view_building import build_view
-from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.reconciler import readings_of
 from gpupool.remoting.server.software import Software
@@ -80,7 +79,6 @@ class Costs:
     install_late: float
     rest_late: float  # the same while there is nothing to do: what other work on the machine costs
     snapshot_bytes: int
-    view_step: float  # a view of the pool is made and encoded, in one step of the loop
     revoke_step: float  # the token of all leases is revoked, in one command
 
 
@@ -142,26 +140,38 @@ def full_machine(servers: int, leases: int) -> PoolMachine:
 # --- a controller that has nothing to do ----------------------------------------------------------
 
 
-class _IdleHost:
+class IdleHost:
     """A host without workers."""
 
     def __init__(self, gpus: tuple[Gpu, ...]) -> None:
         self._gpus = gpus
 
     def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs."""
         return self._gpus
 
     def readings(self) -> dict[GpuId, GpuReading]:
+        """Return what was read of them."""
         return readings_of(self._gpus)
 
     def worker_count(self) -> dict[LeaseId, int]:
+        """Return no workers."""
         return {}
 
     def idle_s(self) -> dict[LeaseId, float]:
+        """Return nothing."""
         return {}
 
     def suspensions(self) -> dict[LeaseId, HostSuspension]:
+        """Return none."""
         return {}
+
+    def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
+        """Return no measurements."""
+        return (), ()
+
+    def weigh(self, weights: Mapping[LeaseId, float]) -> None:
+        """Take no shares."""
 
 
 def _controller(machine: PoolMachine, server: ServerId) -> Controller:
@@ -174,7 +184,7 @@ def _controller(machine: PoolMachine, server: ServerId) -> Controller:
         software=Software(me.address, "", "", "", (), 0, False),
         ca_pem=bytes,
         signer=lambda: None,
-        host=_IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
+        host=IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
         clock=SystemClock(),
         table_clock=TableClock(lambda: machine.state, self_id=server, clock=SystemClock()),
         rng=Random(1),  # noqa: S311
@@ -187,7 +197,7 @@ def _controller(machine: PoolMachine, server: ServerId) -> Controller:
 # --- the loop -------------------------------------------------------------------------------------
 
 
-class _Steps(trio.abc.Instrument):
+class Steps(trio.abc.Instrument):
     """The longest step of any task of the loop, in processor time of its thread."""
 
     def __init__(self) -> None:
@@ -196,10 +206,12 @@ class _Steps(trio.abc.Instrument):
         self._began = 0.0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Begin a step."""
         del task
         self._began = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """End it."""
         del task
         self.longest_s = max(self.longest_s, time.thread_time() - self._began)
 
@@ -239,7 +251,7 @@ class _Wire:
 
 async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, ...]:
     """Return the longest step and the latest timer: while taking, and while installing."""
-    steps = _Steps()
+    steps = Steps()
     settings = ConsensusSettings(snapshot_entries=SNAPSHOT_ENTRIES, snapshots_per_rewrite=1)
     servers: dict[ServerId, PeerEvents] = {}
 
@@ -346,7 +358,6 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
     gc.freeze()
     with tempfile.TemporaryDirectory() as directory:
         loop = trio.run(_measure_loop, table.machine, Path(directory))
-    view = _time(lambda: _view_frame(table.state))
     revoke = _time(lambda: table.apply(RevokeToken(TOKEN, "")))
     assert not any(lease.held for lease in table.state.leases.values())
     return Costs(
@@ -367,7 +378,6 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
         install_late=loop[3],
         rest_late=loop[4],
         snapshot_bytes=size,
-        view_step=view,
         revoke_step=revoke,
     )
 
@@ -382,12 +392,6 @@ def _hash_pieces(machine: PoolMachine) -> list[float]:
     while not ended:
         pieces.append(_time(step))
     return pieces
-
-
-def _view_frame(state: PoolState) -> bytes:
-    health = RaftHealth(Role.LEARNER, None, 1, 1, 1, (), (), 0.0, {}, 0)
-    view = build_view(state, health, server_id(0), state.now)
-    return m.to_frame(1, m.ViewNow(view), size_max=ANSWER_SIZE_MAX)
 
 
 def _snapshot_size(machine: PoolMachine) -> int:

@@ -45,8 +45,10 @@ from gpupool.remoting.protocol.messages.declaration import (
     PUSH_MIN,
     Answer,
     Call,
+    Encoded,
     Message,
     Opening,
+    Outgoing,
     Push,
     Rights,
     answer_of,
@@ -55,6 +57,7 @@ from gpupool.remoting.protocol.messages.declaration import (
     kind_of,
     push_frame,
     to_frame,
+    type_of,
 )
 from gpupool.remoting.protocol.messages.hello_messages import (
     PROTOCOL,

@@ -22,6 +22,9 @@ from gpupool.remoting.protocol.framing import dump, frame_bytes, load
 
 CALL_NUMBER_MAX = 2**32 - 1
 
+ARRAY_OF_2 = b"\x82"
+"""The head of a body in CBOR."""
+
 
 class Message:
     """One message of the control protocol."""
@@ -51,6 +54,21 @@ class Push(Message):
     """A message that a server sends unasked."""
 
     __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Encoded:
+    """A message to be sent of which the fields are CBOR already: those of a large one take long."""
+
+    kind: type[Message]
+    fields: bytes
+
+    def decoded(self) -> Message:
+        """Return the message."""
+        return decode(self.kind, load(self.fields))
+
+
+Outgoing = Message | Encoded
 
 
 class Rights(Enum):
@@ -148,15 +166,23 @@ def answer_of(call: type[Call]) -> type[Answer]:
     return CALL_DECLARATIONS[call].answered_by
 
 
-def to_frame(call: int, message: Message, *, size_max: int) -> bytes:
+def type_of(message: Outgoing) -> type[Message]:
+    """Return the class of a message, encoded or not."""
+    return message.kind if isinstance(message, Encoded) else type(message)
+
+
+def to_frame(call: int, message: Outgoing, *, size_max: int) -> bytes:
     """Return ``message`` as one frame, as call number ``call`` or an answer to it."""
-    return frame_bytes(NUMBERS[type(message)], dump([call, encode(message)]), size_max=size_max)
+    number = NUMBERS[type_of(message)]
+    if isinstance(message, Encoded):
+        return frame_bytes(number, ARRAY_OF_2, dump(call), message.fields, size_max=size_max)
+    return frame_bytes(number, dump([call, encode(message)]), size_max=size_max)
 
 
-_push_frames: dict[int, tuple[weakref.ref[Message], bytes]] = {}
+_push_frames: dict[int, tuple[weakref.ref[Outgoing], bytes]] = {}
 
 
-def push_frame(message: Message, *, size_max: int) -> bytes:
+def push_frame(message: Outgoing, *, size_max: int) -> bytes:
     """Return a push as one frame; one that goes to many connections is encoded once.
 
     Its frame is kept for as long as anybody has the message.

@@ -39,8 +39,10 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import NO_MOVES, SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
+from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder, make_view_at_once
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.reconciler import readings_of
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, create_ca, fingerprint
@@ -294,6 +296,11 @@ async def compile_here(packed: bytes, now_ms: int) -> Draft:
     return compile_text(packed, now_ms)
 
 
+async def view_at_once(order: ViewOrder) -> MadeView:
+    """Make a view in this thread: another one knows nothing of virtual time."""
+    return make_view_at_once(order)
+
+
 class Cluster:
     """Servers, and clients that reach them over memory streams."""
 
@@ -306,6 +313,8 @@ class Cluster:
         self.streams: list[tuple[str, MemoryStream, MemoryStream]] = []
         self.unreachable: set[str] = set()
         self.compile_policy: Callable[[bytes, int], Awaitable[Draft]] = compile_here
+        self.make_view: Callable[[ViewOrder], Awaitable[MadeView]] = view_at_once
+        self.settings = ServerSettings()
         self._seed = 100
 
     # --- servers ---------------------------------------------------------------------------------
@@ -356,6 +365,8 @@ class Cluster:
             rng=SeededRng(number),
             log=LOG,
             compile_policy=lambda packed, now_ms: self.compile_policy(packed, now_ms),
+            make_view=lambda order: self.make_view(order),
+            settings=self.settings,
             follow=lambda servers, voters: followed.append((tuple(servers), tuple(voters))),
             save_key=keys.append,
         )

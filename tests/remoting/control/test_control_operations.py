@@ -32,7 +32,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
 from gpupool.remoting.protocol.token_text import parse_token
-from gpupool.remoting.server import admin_service, controller, lease_service
+from gpupool.remoting.server import admin_service, controller, lease_service, view_service
 from gpupool.remoting.transport.authority.ca_vault import make_request
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr, sign_server
 
@@ -714,7 +714,7 @@ async def test_updates_go_to_all_at_the_same_moments(
 def test_beats_are_those_of_the_clock(every_s: float) -> None:
     at = 123.456
     for _ in range(20):
-        later = admin_service.next_beat(at, every_s)
+        later = view_service.next_beat(at, every_s)
         assert every_s / 2 < later - at <= 1.5 * every_s + 1e-9
         assert later / every_s == pytest.approx(round(later / every_s))
         at = later + every_s / 50
@@ -761,7 +761,7 @@ async def test_one_user_cannot_take_all_questions(
 async def test_one_user_cannot_take_all_subscriptions(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_service, "USER_SUBSCRIPTION_COUNT_MAX", 1)
+    monkeypatch.setattr(view_service, "USER_SUBSCRIPTION_COUNT_MAX", 1)
     cluster = Cluster(nursery)
     await cluster.start([1])
     async with cluster.client("ada") as one, cluster.client("ada") as two:
