@@ -47,6 +47,7 @@ class Player:
         self._env = env
         self._log = log
         self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread()
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -60,11 +61,13 @@ class Player:
         assert output is not None
 
         def read() -> None:
-            for line in output:
-                lines.put(line)
+            with output:
+                for line in output:
+                    lines.put(line)
             lines.put("")
 
-        threading.Thread(target=read, daemon=True).start()
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
         self._process = process
         return process
 
@@ -129,10 +132,11 @@ class Player:
         for step in (process.terminate, lambda: os.killpg(process.pid, signal.SIGKILL)):
             try:
                 process.wait(END_S)
-                return
+                break
             except subprocess.TimeoutExpired:
                 step()
         process.wait()
+        self._reader.join(END_S)
 
 
 def none() -> dict[str, list[float]]:
