@@ -1,6 +1,8 @@
 """Players that take turns in benchmarks: what one cannot do is no figure, and harms no other."""
 
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import cuda_workloads
 import lupine
 from cuda_workloads import Mode, Result, table_lines
 from players import Player, Turns, take_turns
+from results import Results, read
 
 PROGRAM = """
 import os, sys
@@ -83,6 +86,32 @@ def test_a_player_that_says_nothing_is_ended(player: Callable[..., Player]) -> N
     only.stop()
 
 
+def test_a_proxy_passes_on_several_connections(tmp_path: Path) -> None:
+    """A pool's client has one for control and more for data."""
+    peer = tmp_path / "peer"
+    source = Path(cuda_workloads.__file__).with_name("peer.c")
+    subprocess.run(["gcc", "-pthread", "-o", str(peer), str(source)], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        words = [str(peer), "proxy", str(target.getsockname()[1]), "1000"]
+        proxy = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert proxy.stdout is not None
+        with proxy.stdout as said:
+            address = ("127.0.0.1", int(said.readline()))
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        for _ in range(2):
+            near = socket.create_connection(address)
+            pairs.append((near, target.accept()[0]))
+        for near, far in pairs[::-1]:
+            near.sendall(b"ask")
+            assert far.recv(3, socket.MSG_WAITALL) == b"ask"
+            far.sendall(b"told")
+            assert near.recv(4, socket.MSG_WAITALL) == b"told"
+        proxy.kill()
+        proxy.wait()
+        for each in (end for pair in pairs for end in pair):
+            each.close()
+
+
 def found(row: str, times: dict[str, list[float]], **failures: str) -> lupine.Found:
     rows = {each.name: each for each in lupine.ROWS}
     return lupine.Found.of(rows[row], Turns(row, times, failures))
@@ -111,9 +140,13 @@ def test_ahead_is_at_least_as_fast(
     assert [side for side, value in outcome.figures.items() if value == "it failed"] == [*failures]
 
 
-def test_a_table_has_rates_and_reasons() -> None:
+def test_a_table_has_rates_and_reasons(tmp_path: Path) -> None:
     times = {"native": [2.0, 3.0, 4.0], "gpupool": [4.0]}
-    table = [*lupine.lines([found("launches", times, Lupine="CUBLAS_STATUS_EXECUTION_FAILED")])]
+    outcome = found("launches", times, Lupine="CUBLAS_STATUS_EXECUTION_FAILED")
+    outcome.add_to(Results("lupine.py", tmp_path / "some.csv"))
+    (row,) = read(tmp_path / "some.csv")
+    assert (row.native, row.remote, row.unit) == ("333333", "250000", "launches/s")
+    table = [*lupine.lines([outcome])]
     assert table[2].endswith("| launches/s | 3.333e+05 | fails | 2.5e+05 | yes |")
     assert table[3:] == ["launches, Lupine: CUBLAS_STATUS_EXECUTION_FAILED"]
 
@@ -144,7 +177,7 @@ def test_every_workload_is_in_the_program() -> None:
         assert all(f"def {name}() -> Made:" in text for name in names)
 
 
-def test_a_figure_below_its_bar_is_marked() -> None:
+def test_a_figure_below_its_bar_is_marked(tmp_path: Path) -> None:
     modes = [Mode("now", 0), Mode("before", 0), Mode("now", 10000), Mode("now", 300, is_tls=True)]
     assert [mode.name for mode in modes] == ["now", "before", "now+10000", "tls+300"]
     times = {"native": [8.0], "now": [10.0], "before": [80.0], "now+10000": [800.0]}
@@ -153,6 +186,13 @@ def test_a_figure_below_its_bar_is_marked() -> None:
     assert result.missed == ("tls+300",)
     row = table_lines([result], modes)[2]
     assert row == "| masks | 8.000 | 80 of 75 | - of 75 | 1 | 20 of 25! |"
+    cuda_workloads.add_rows([result], modes, Results("x", tmp_path / "some.csv"))
+    rows = [(each.case, each.remote, each.budget) for each in read(tmp_path / "some.csv")]
+    assert rows == [
+        ("masks", "80", "75 %"),
+        ("masks, 10000 us added", "1", ""),
+        ("masks, 300 us added, TLS", "20", "25 %"),
+    ]
 
 
 def test_several_delays_are_one_run() -> None:

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/cuda_workloads.py [--only jax_jit,timed] [--rounds 5]
         [--delay-us 0,300,2000,10000] [--tls] [--before FOLDER] [--trace FOLDER] [--budget 390]
-        [--json FILE]
+        [--json FILE] [--csv FILE]
 
 Needs a real GPU, PyTorch with torchvision, transformers, JAX and CuPy; a workload that lacks one of
 them fails alone. Weights are random, so nothing is fetched. Remote means one worker over TCP on
@@ -34,6 +34,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
 from players import LIMIT_S, Player, Turns, take_turns  # noqa: E402
+from results import Results, add_options  # noqa: E402
 
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC, records_of  # noqa: E402
 from gpupool.remoting.driver_api.schema import table  # noqa: E402
@@ -95,6 +96,12 @@ class Mode:
     root: str
     delay_us: int
     is_tls: bool = False
+
+    @property
+    def says(self) -> str:
+        """Return what a row of figures says of it."""
+        delay = f", {self.delay_us} us added" if self.delay_us else ""
+        return delay + (", TLS" if self.is_tls else "")
 
     @property
     def name(self) -> str:
@@ -261,6 +268,17 @@ class Bench:
         print(f"% of native throughput; ping-pong of plain sockets by delay, {pings}")
 
 
+def add_rows(rows: Sequence[Result], modes: Sequence[Mode], results: Results) -> None:
+    """Append figures to a file, but for those of another commit."""
+    for row in rows:
+        for mode in modes:
+            if mode.root == "now" and mode.name in row.percent:
+                bar = bar_of(row.workload, mode.delay_us)
+                budget = "" if bar is None else f"{bar:.0f} %"
+                case, percent = row.workload + mode.says, row.percent[mode.name]
+                results.add(case, "of native", percent, "%", budget=budget)
+
+
 def bar_of(workload: str, delay_us: int) -> float | None:
     """Return the percent that a workload is to reach with a delay; None without such a bar."""
     bars = dict(zip(BAR_DELAYS, BARS.get(workload, ()), strict=False))
@@ -331,6 +349,7 @@ def main() -> int:
     parser.add_argument("--trace", default="", help="a folder for the records that were sent")
     parser.add_argument("--budget", type=float, default=390, help="seconds for all of it")
     parser.add_argument("--json", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     try:
         wanted = chosen(options.only)
@@ -348,6 +367,7 @@ def main() -> int:
                     bench.trace(workload, Path(options.trace))
         finally:
             bench.show()
+            add_rows(bench.rows(), bench.modes, Results.of("cuda_workloads.py", options))
             if options.json:
                 found = {"pings_us": bench.pings_us, "notes": bench.notes}
                 rows = [asdict(row) for row in bench.rows()]

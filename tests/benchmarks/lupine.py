@@ -1,7 +1,8 @@
 """Lupine beside native CUDA and beside gpupool, on this machine's GPU: all three in turns.
 
     python tests/benchmarks/lupine.py --lupine FOLDER [--nghttp2 FOLDER] [--build FOLDER]
-        [--only launches,train] [--rounds 5] [--delay-us 300] [--tls] [--budget 500] [--json FILE]
+        [--only launches,train] [--rounds 5] [--delay-us 300] [--tls] [--budget 500]
+        [--json FILE] [--csv FILE]
 
 Lupine (formerly SCUDA) is another library in the place of ``libcuda.so.1``. Nothing is fetched:
 ``--lupine`` names a checkout, which is built with CMake into ``--build``. It needs nghttp2 with its
@@ -43,7 +44,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "src")]
 from cuda_door_check import compile_program  # noqa: E402
 from leasing import RealPool, results_of  # noqa: E402
 from players import Player, Turns, take_turns  # noqa: E402
-from results import commit  # noqa: E402
+from results import Results, add_options, commit  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
 
@@ -231,6 +232,15 @@ class Found:
             )
         return cls(row, figures, turns.times)
 
+    def add_to(self, results: Results) -> None:
+        """Append the figures of both to a file, each with the native one."""
+        native = self.figures["native"]
+        for side in SIDES[1:]:
+            value = self.figures[side]
+            if not isinstance(native, str) and not isinstance(value, str):
+                case = f"{self.row.says}: {side}"
+                results.add(case, "median", value, self.row.unit, native=native)
+
     @property
     def ahead(self) -> str:
         """Return ``yes`` where gpupool is at least as fast; ``-`` without a native figure."""
@@ -378,6 +388,7 @@ def main() -> int:
     parser.add_argument("--tls", action="store_true", help="encrypt gpupool's data")
     parser.add_argument("--budget", type=float, default=500, help="seconds for all of it")
     parser.add_argument("--json", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     wanted = [name for name in options.only.split(",") if name]
     if unknown := set(wanted) - {row.name for row in ROWS}:
@@ -401,6 +412,9 @@ def main() -> int:
             bench.stop()
             print(", ".join(f"{key} {value}" for key, value in about.items()))
             print(*lines(bench.found), sep="\n")
+            results = Results.of("lupine.py", options)
+            for each in bench.found:
+                each.add_to(results)
             if options.json:
                 rows = [asdict(each) | {"ahead": each.ahead} for each in bench.found]
                 options.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
