@@ -9,7 +9,7 @@ from gpupool.pool.errors import NotNowError
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.formats import VERSION, OutdatedError, can_link
-from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId, TokenId
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.model.suspension import SuspendLease
 from gpupool.pool.refused_orders import check_known_to_all
@@ -28,7 +28,7 @@ def pool_with_new(formats: int = VERSION) -> Pool:
     pool = Pool()
     for server in (A, B):
         assert pool.do(up(server, formats)).ok
-    expires = pool.now_ms + 3_600_000
+    expires = Milliseconds(pool.now_ms + 3_600_000)
     token = TokenId("adm")
     assert pool.do(c.CreateToken(token, TokenKind.SERVER, "s", bytes(32), expires, "root")).ok
     assert pool.do(c.JoinServer(NEW, "d", "d:7470", False, token)).ok
