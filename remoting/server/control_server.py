@@ -228,6 +228,7 @@ class ControlServer:
         self._links.sign_certificate = self.ca_key.sign_for
         self._links.take_next = self._exchange.take_next
         self._links.next_kept = self._exchange.next_kept
+        self._links.agreed = self._machine.formats
         self._exchange.changed = self._ca_changed
         self._machine.on_apply = self._wake_up
         async with trio.open_nursery() as nursery:
@@ -271,6 +272,7 @@ class ControlServer:
             if followed is not state.servers:
                 followed = state.servers
                 self._follow(tuple(state.servers), state.voters())
+                self._links.drop_outdated()
             self._do(self.controller.poll())
             if followed_ca is not state.authorities and self._nursery is not None:
                 followed_ca = state.authorities
