@@ -464,8 +464,12 @@ class ControlServer:
     async def _read(
         self, number: int, connection: MessageStream, proven: Callable[[], None]
     ) -> None:
-        with trio.fail_after(self._settings.unauthenticated_timeout_s):
+        received = None
+        # The exception of fail_after is part of a cycle, which keeps the TLS until it is collected.
+        with trio.move_on_after(self._settings.unauthenticated_timeout_s) as limit:
             received = await connection.receive()
+        if limit.cancelled_caught:
+            raise trio.TooSlowError
         is_first = True
         while received is not None:
             call, message = received
