@@ -59,7 +59,7 @@ from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.authority.certificate_renewal import Renewal, ServerCertificates
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
@@ -464,12 +464,7 @@ class ControlServer:
     async def _read(
         self, number: int, connection: MessageStream, proven: Callable[[], None]
     ) -> None:
-        received = None
-        # The exception of fail_after is part of a cycle, which keeps the TLS until it is collected.
-        with trio.move_on_after(self._settings.unauthenticated_timeout_s) as limit:
-            received = await connection.receive()
-        if limit.cancelled_caught:
-            raise trio.TooSlowError
+        received = await within(self._settings.unauthenticated_timeout_s, connection.receive)
         is_first = True
         while received is not None:
             call, message = received
