@@ -449,9 +449,12 @@ class ControlServer:
                 with served.scope:
                     self._served[number] = served
                     self._do(self.controller.opened(number))
+                    # A stranger has one task, and an end of his costs no group of errors.
+                    limit_s = self._settings.unauthenticated_timeout_s
+                    first = await within(limit_s, connection.receive)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write, connection, queue, nursery.cancel_scope)
-                        await self._read(number, connection, proven)
+                        await self._read(number, connection, first, proven)
                         nursery.cancel_scope.cancel()
         except* GONE as group:
             reason = explain(group)
@@ -462,9 +465,12 @@ class ControlServer:
             self._rate_limited_log.say(f"lost {who}: {reason}")
 
     async def _read(
-        self, number: int, connection: MessageStream, proven: Callable[[], None]
+        self,
+        number: int,
+        connection: MessageStream,
+        received: tuple[int, m.Message] | None,
+        proven: Callable[[], None],
     ) -> None:
-        received = await within(self._settings.unauthenticated_timeout_s, connection.receive)
         is_first = True
         while received is not None:
             call, message = received

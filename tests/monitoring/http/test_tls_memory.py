@@ -64,6 +64,7 @@ async def test_half_a_handshake_leaves_no_tls_behind(
 ) -> None:
     monkeypatch.setattr(http_door, "HANDSHAKE_S", 0.2)
     async with served(tmp_path) as web:
+        assert (await web.get("/healthz"))[0] == 503
         with nothing_collected():
             before = ends_of_servers()
             for _ in range(COUNT):
