@@ -36,10 +36,11 @@ void gpupool_downloads_sent(const struct launcher *launcher, uint32_t count);
 int gpupool_downloads_await(const struct launcher *launcher);
 
 #define KINDS 6
-#define NUMBERS 32
+#define NUMBERS 96
 #define PENDING 64
 #define FRAME_MAX 8192
 #define WORDS_MAX 64
+#define ZEROS_MAX 512
 #define SLOT_SIZE 4096
 #define SLOTS 64
 #define ANSWER_SIZE 32
@@ -76,7 +77,7 @@ static struct {
     struct object *objects[KINDS][NUMBERS];
     struct callback pending[PENDING];
     unsigned pending_count;
-    size_t turns;  // that nobody has got
+    size_t added, put, got, lost;  // turns
     int64_t now_ns;
 } world;
 
@@ -221,8 +222,10 @@ static int add_callback(void *stream, void (*call)(void *, int, void *), void *d
     int found = status();
     if (flags != 0) abort();
     if (world.pending_count == PENDING) return 2;
-    if (found == 0) world.pending[world.pending_count++] = (struct callback){call, data};
-    return found;
+    if (found != 0) return found;
+    world.pending[world.pending_count++] = (struct callback){call, data};
+    world.added++;
+    return 0;
 }
 
 static int copy_out(void *target, uint64_t source, size_t size, void *stream) {
@@ -295,13 +298,15 @@ static uint64_t take_word(struct input *input) {
 }
 
 static size_t add_record(unsigned char *frame, size_t at, struct input *input) {
-    uint64_t words[1 + WORDS_MAX];
+    uint64_t words[1 + WORDS_MAX + ZEROS_MAX] = {0};
     unsigned kind = take_byte(input), form = take_byte(input), count = take_byte(input) % WORDS_MAX;
+    unsigned zeros = form & 32 ? 2 * take_byte(input) : 0;
+    count += zeros;
     struct head head = {.op = ops[kind % OPS], .flags = form & 3, .size = 8 + 8 * count};
     if (at + head.size > FRAME_MAX) return at;
     if (form & 4) head.op = (uint16_t)take_word(input);
     if (form & 8) head.size = (uint32_t)take_word(input);
-    for (unsigned word = 0; word < count; word++) words[1 + word] = take_word(input);
+    for (unsigned word = 0; word < count - zeros; word++) words[1 + word] = take_word(input);
     // The bytes of a function's values, in the upper half of a word that is a byte in the input.
     if (count > 5 && (head.op == GP_LAUNCH || head.op == GP_LAUNCH_EX)) words[6] <<= form & 16 ? 0 : 32;
     memcpy(words, &head, sizeof head);
@@ -394,9 +399,9 @@ static void take_downloads(struct launcher *launcher) {
 static void do_turns(struct launcher *launcher, unsigned what) {
     struct turn found[4];
     uint64_t lost[4];
-    if (what == 0 && launcher->turns->count > 0) gpupool_turns_get(launcher->turns, found, 4);
-    if (what == 1 && gpupool_turns_lose(launcher->turns, lost, 4) > 4) abort();
-    if (what == 2) gpupool_turns_put(launcher->turns, take_word(&world.input), 0, 1);
+    if (what == 0 && launcher->turns->count > 0) world.got += gpupool_turns_get(launcher->turns, found, 4);
+    if (what == 1) world.lost += gpupool_turns_lose(launcher->turns, lost, 4);
+    if (what == 2) world.put += (size_t)gpupool_turns_put(launcher->turns, take_word(&world.input), 0, 1);
     if (what == 3 && world.pending_count > 0) {
         unsigned which = take_byte(&world.input) % world.pending_count;
         struct callback one = world.pending[which];
@@ -422,21 +427,33 @@ static void act(struct launcher *launcher, struct shared *shared) {
     }
 }
 
+// Each entry is found by its number; events that the client has made are ended.
+static void end_table(struct table *table) {
+    size_t used = 0;
+    for (size_t at = 0; at < table->room; at++) {
+        struct entry *entry = &table->entries[at];
+        if (entry->id == 0) continue;
+        if (find(table, entry->id) != entry) abort();
+        if (entry->own) end_object((struct object *)(uintptr_t)entry->handle);
+        used++;
+    }
+    if (used != table->used) abort();
+    free(table->entries);
+}
+
 static void end(struct launcher *launcher) {
     while (world.pending_count > 0) {
         struct callback one = world.pending[--world.pending_count];
         one.call(NULL, 0, one.data);
     }
-    if (launcher->turns->expected != NULL) abort();  // all callbacks have been
+    // Of each function the client has heard once: that its turn has come, or that it was lost.
+    if (launcher->turns->expected != NULL) abort();
+    if (launcher->turns->count + world.got != world.put + world.added - world.lost) abort();
     free(launcher->turns->items);
     free(launcher->turns);
-    for (size_t at = 0; at < launcher->events.room; at++) {
-        struct entry *entry = &launcher->events.entries[at];
-        if (entry->id != 0 && entry->own) end_object((struct object *)(uintptr_t)entry->handle);
-    }
     struct table *const tables[] = {&launcher->functions, &launcher->streams, &launcher->events,
                                     &launcher->nodes, &launcher->executables, &launcher->contexts};
-    for (unsigned at = 0; at < sizeof tables / sizeof tables[0]; at++) free(tables[at]->entries);
+    for (unsigned at = 0; at < sizeof tables / sizeof tables[0]; at++) end_table(tables[at]);
     for (unsigned kind = 0; kind < KINDS; kind++) {
         for (unsigned number = 0; number < NUMBERS; number++) {
             if (world.objects[kind][number] != NULL) end_object(world.objects[kind][number]);

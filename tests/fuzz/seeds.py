@@ -200,10 +200,22 @@ def _frames() -> Iterator[bytes]:
     # there is room for; and a driver without some calls.
     made = _record(12, 0, [20, 0]) + _record(4, 0, [20, 1, 0]) + _record(17, 1, [1, 20, 1])
     event = run + b"\3" + made + _record(13, 0, [20]) + bytes(9)
-    host = run + b"\2" + _record(8, 0, [1, 9, 0]) * 3 + bytes(4)
-    full = run + b"\7" + _record(3, 0, [0, 64, 1, 7]) * 8 + bytes(20)
+    host = run + b"\2" + _record(8, 0, [1, 9, 0]) * 3 + bytes(5)
+    full = run + b"\7" + _record(3, 0, [0, 64, 1, 7]) * 8 + bytes(18)
+    called = b"\x1c\0\0"
     yield b"\0" + known + event * 2
-    yield b"\0" + known + host + b"\x0c\x1c\x1c\4\x1c\4"
+    yield b"\0" + known + host + b"\x0c" + called * 2 + b"\4" + called + b"\4"
+    yield b"\0" + known + host + called * 2 + b"\x0c\4" + called
+    streams = b"".join(bytes((0, 0, number)) for number in range(1, 70))
+    yield b"\0" + streams + run + b"\0" + _record(15, 1, [1, 0]) + bytes(200)
+    yield b"\0" + known + run + b"\0\1\x20\7\xa0" + bytes((*launch, 34)) + bytes(9)
+    numbers = [*range(20, 140), *range(20, 140, 3)]
+    some = [
+        _record(12 + (at >= 120), 0, [number, 0][: 1 + (at < 120)])
+        for at, number in enumerate(numbers)
+    ]
+    frames = [b"".join(some[at : at + 8]) for at in range(0, len(some), 8)]
+    yield b"\0" + b"".join(run + b"\7" + frame + bytes(10) for frame in frames)
     yield b"\x10" + known + full * 9 + b"\2\xf0\xaf\0\2\3\2"
     for absent in range(21):
         yield b"\x11" + struct.pack("<I", 1 << absent) + known + full + event + host
