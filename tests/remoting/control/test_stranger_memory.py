@@ -5,7 +5,7 @@ The collector looks at old objects rarely, so a flood of strangers would fill th
 
 import gc
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def ends_of_servers() -> int:
 
 
 @contextmanager
-def nothing_collected() -> Iterator[None]:
+def nothing_collected() -> Generator[None]:
     gc.collect()
     gc.disable()
     try:
