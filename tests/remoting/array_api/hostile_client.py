@@ -9,6 +9,7 @@ ends other than by the door's rules, has more memory than it may, or leaves some
 import collections
 import random
 import resource
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -25,6 +26,10 @@ from gpupool.remoting.transport.tally import Tally
 
 PARTITION = 64 * MIB
 ADDRESSES_MAX, SECONDS_MAX = 4 << 30, 300
+SESSION_S = 5.0
+"""Of processor time: a call may go on as long as a kernel may, such as a difference of order 2**40.
+"""
+
 EDGES = (
     0,
     1,
@@ -199,16 +204,30 @@ class Wire:
         self._said = memoryview(b"")
 
 
+class HungUp(BaseException):
+    """The client has gone while a call went on, which ends a worker."""
+
+
+def hang_up(_number: int, _frame: object) -> None:
+    raise HungUp
+
+
 def main() -> None:
     first, count = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES_MAX, ADDRESSES_MAX))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS_MAX, SECONDS_MAX))
+    signal.signal(signal.SIGVTALRM, hang_up)
     ends = collections.Counter[str]()
     calls = 0
     for seed in range(first, first + count):
         budget, log, stream = MemoryBudget([PARTITION]), list[str](), Wire(seed)
         print(f"seed {seed}", file=sys.stderr, flush=True)
-        serve(stream, emulated(1, PARTITION), budget, log.append)
+        signal.setitimer(signal.ITIMER_VIRTUAL, SESSION_S)
+        try:
+            serve(stream, emulated(1, PARTITION), budget, log.append)
+        except HungUp:
+            budget, log = MemoryBudget([0]), ["cut off while a call went on"]
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if budget.used != [0]:
             sys.exit(f"the session of seed {seed} left {budget.used} bytes reserved")
         calls += stream.calls

@@ -22,5 +22,5 @@ def test_hostile_sessions_end_by_the_doors_rules_and_leave_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_hostile_sessions() -> None:
-    assert run(1000, 3000).startswith("3000 sessions, ")
+def test_a_thousand_hostile_sessions() -> None:
+    assert run(1000, 1000).startswith("1000 sessions, ")
