@@ -104,7 +104,28 @@ def _triangular(function: Operation) -> Operation:
     return call
 
 
+FILTER_MAX = 1 << 40
+"""Elements along an axis of a filter."""
+
+
+def _of_size(function: Operation) -> Operation:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        size = kwargs.get("size", args[1] if len(args) > 1 else None)
+        # SciPy makes room for a line of it without a look whether its bytes still fit 64 bits, and
+        # writes behind that room.
+        if size is not None and (np.abs(np.asarray(size, np.float64)) > FILTER_MAX).any():
+            raise ValueError(f"{function.__name__}: no array is as large as this filter")
+        return function(*args, **kwargs)
+
+    return call
+
+
+_SIZED = """black_tophat grey_closing grey_dilation grey_erosion grey_opening maximum_filter
+maximum_filter1d minimum_filter minimum_filter1d morphological_gradient morphological_laplace
+uniform_filter uniform_filter1d white_tophat"""
+
 _ADAPTERS = {
+    **{f"scipy.ndimage.{name}": _of_size for name in _SIZED.split()},
     "scipy.ndimage.distance_transform_edt": _edt,
     "scipy.linalg.solve_triangular": _triangular,
 }

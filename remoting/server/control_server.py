@@ -62,7 +62,7 @@ from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.authority.certificate_renewal import Renewal, ServerCertificates
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
@@ -459,9 +459,12 @@ class ControlServer:
                 with served.scope:
                     self._served[number] = served
                     self._do(self.controller.opened(number))
+                    # A stranger has one task, and an end of his costs no group of errors.
+                    limit_s = self._settings.unauthenticated_timeout_s
+                    first = await within(limit_s, connection.receive)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write, connection, queue, nursery.cancel_scope)
-                        await self._read(number, connection, proven)
+                        await self._read(number, connection, first, proven)
                         nursery.cancel_scope.cancel()
         except* GONE as group:
             reason = explain(group)
@@ -472,10 +475,12 @@ class ControlServer:
             self._rate_limited_log.say(f"lost {who}: {reason}")
 
     async def _read(
-        self, number: int, connection: MessageStream, proven: Callable[[], None]
+        self,
+        number: int,
+        connection: MessageStream,
+        received: tuple[int, m.Message] | None,
+        proven: Callable[[], None],
     ) -> None:
-        with trio.fail_after(self._settings.unauthenticated_timeout_s):
-            received = await connection.receive()
         is_first = True
         while received is not None:
             call, message = received
