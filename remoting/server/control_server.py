@@ -230,7 +230,7 @@ class ControlServer:
         self._links.next_kept = self._exchange.next_kept
         self._links.agreed = self._machine.formats
         self._exchange.changed = self._ca_changed
-        self._machine.on_apply = self._wake_up
+        self._machine.on_apply = lambda: self._wake.set()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -258,9 +258,6 @@ class ControlServer:
         return decision.result is not None
 
     # --- the beat --------------------------------------------------------------------------------
-
-    def _wake_up(self) -> None:
-        self._wake.set()
 
     async def _tick(self) -> None:
         """Run the controller's timers, and the consequences of each change of the table."""
@@ -395,8 +392,7 @@ class ControlServer:
         try:
             result = await self._ask_records(action.query)
         except GpupoolError as error:
-            self._do(self.controller.usage_answered(action.number, error))
-            return
+            result = error
         self._do(self.controller.usage_answered(action.number, result))
 
     async def _run_view(self, action: MakeView) -> None:
