@@ -114,6 +114,7 @@ def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 _BY_FIELDS: dict[str, Operation] = {"equal": operator.eq, "not_equal": operator.ne}
+_BOOL = np.dtype(np.bool_)
 _COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
 
 
@@ -137,7 +138,7 @@ def _ufunc(name: str) -> Operation:
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
-        if name in _BY_FIELDS and args[0].dtype.char == "V":
+        if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
             # NumPy's ufuncs do not take structures, its operators do.
             return np.asarray(_BY_FIELDS[name](*args))
         if name in _COMPARE and any(_is_truth(arg) for arg in args):
