@@ -79,7 +79,7 @@ WRONG = {
     "test_ltisys.py": 13,
     "test_matfuncs.py": 1,
     "test_measurements.py": 25,
-    "test_morphology.py": 2,
+    "test_morphology.py": 1,
     "test_signaltools.py": 5,
     "test_spectral.py": 8,
     "test_userkernel.py*": 1,

@@ -201,6 +201,56 @@ def test_labels_without_a_form_are_refused(cp: Any, ours: Any) -> None:
         call(a, labels, [300], lambda x: x, float, None)
 
 
+def test_values_on_one_axis_have_one_index(cp: Any, ours: Any) -> None:
+    a = cp.asarray([1, 0, 1])
+    assert [place.tolist() for place in ours.value_indices(a)[1]] == [[0, 2]]
+    assert [place.tolist() for place in cp.unravel_index(a, 3)] == [[1, 0, 1]]
+
+
+# --- conventions of CuPy --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["erosion", "dilation", "opening", "closing"])
+def test_a_structure_may_be_its_shape(cp: Any, ours: Any, name: str) -> None:
+    """SciPy takes the shape for the structure itself, and says nothing where it has one axis."""
+    function, wanted = getattr(ours, f"binary_{name}"), getattr(theirs, f"binary_{name}")
+    line, image = LABELS[0] > 0, LABELS > 1
+    for host, structure, shape in (
+        (line, (3,), (3,)),
+        (line, 3, (3,)),
+        (image, 2, (2, 2)),
+        (image, (1, 3), (1, 3)),
+    ):
+        made = function(cp.asarray(host), structure)
+        np.testing.assert_array_equal(made.get(), wanted(host, np.ones(shape)))
+        made = function(cp.asarray(host), structure=structure)
+        np.testing.assert_array_equal(made.get(), wanted(host, np.ones(shape)))
+    made = function(cp.asarray(image), 3, axes=(1,))
+    np.testing.assert_array_equal(made.get(), wanted(image, np.ones((1, 3))))
+
+
+def test_an_image_in_texture_memory(cp: Any, ours: Any) -> None:
+    host, matrix = HOST.astype("f4"), np.asarray([[1, 0, 0.25], [0, 1, -0.5], [0, 0, 1]], "f4")
+    a, of = cp.asarray(host), cp.asarray(matrix)
+    for order, mode, textures in ((0, "nearest", "nearest"), (1, "constant", "grid-constant")):
+        made = ours.affine_transform(a, of, order=order, mode=mode, texture_memory=True)
+        wanted = theirs.affine_transform(host, matrix, order=order, mode=textures)
+        assert made.dtype == np.float32
+        np.testing.assert_allclose(made.get(), wanted)
+    out = cp.zeros((5, 6), "f4")
+    assert ours.affine_transform(a, of, output=out, order=1, texture_memory=True) is out
+    assert float(abs(out).sum()) > 0
+    for wrong in (
+        lambda: ours.affine_transform(a.astype("f8"), of, texture_memory=True).get(),
+        lambda: ours.affine_transform(a, of[:2], texture_memory=True).get(),
+        lambda: ours.affine_transform(a, of, mode="mirror", texture_memory=True).get(),
+        lambda: ours.affine_transform(a, of, output="f8", texture_memory=True).get(),
+        lambda: ours.affine_transform(a[0], cp.eye(2, dtype="f4"), texture_memory=True).get(),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011 - the kind is CuPy's, the words are ours
+            wrong()
+
+
 @pytest.mark.parametrize("ignore_value", [None, 0, 3])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_places_of_each_value(cp: Any, ours: Any, ignore_value: Any, adaptive: bool) -> None:
