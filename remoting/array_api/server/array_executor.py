@@ -73,13 +73,15 @@ _LATER = (
     *("ndarray.field", "ndarray.mdspan", "sparse."),
 )
 
-_OF_OBJECTS = ("sparse.",)
+_LATEST = ("interpolate.",)
+
+_OF_OBJECTS = ("sparse.", "interpolate.")
 """Operations whose answers may name objects by handles: their client gives them a class."""
 
 
-def in_order(name: str) -> tuple[bool, str]:
+def in_order(name: str) -> tuple[int, str]:
     """Return the key by which operations are numbered: those that came later have later numbers."""
-    return name.startswith(_LATER), name
+    return 2 if name.startswith(_LATEST) else int(name.startswith(_LATER)), name
 
 
 class Client(Protocol):
