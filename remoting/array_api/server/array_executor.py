@@ -40,7 +40,7 @@ from gpupool.remoting.array_api.server.array_results import (
     describe_error,
     same_layout,
 )
-from gpupool.remoting.array_api.server.element_types import told
+from gpupool.remoting.array_api.server.element_types import need_sendable, told
 from gpupool.remoting.array_api.server.shared_memory import check_piece
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
@@ -66,7 +66,6 @@ _VIEWS = frozenset(
     }
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
-
 
 _LATER = (
     *("cuda.cufft_version", "fft.cache.", "fft.callbacks", "fft.several", "fft.with_callbacks"),
@@ -447,6 +446,7 @@ class Executor:
             if value.strides != meta.strides and not same_layout(value, meta):
                 value = self._conformed(name, value, meta)
         elif number == array_wire.META_UNKNOWN:
+            need_sendable(value.dtype)
             looks = [told(value.dtype), list(value.shape), list(value.strides)]
             self.described.append([handle, *looks])
         elif number != array_wire.META_OBJECT:
