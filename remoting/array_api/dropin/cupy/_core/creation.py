@@ -304,15 +304,24 @@ def indices(dimensions: Any, dtype: Any = int) -> Any:
 
 
 def _window(name: str) -> Any:
-    def function(M: int, *rest: float) -> Any:
-        length = max(int(M), 0)
-        return make.forward(name, (length, *rest), {}, fresh(np.dtype(np.float64), (length,)))
+    def function(M: int) -> Any:
+        return _windowed(name, M)
 
     return function
+
+
+def _windowed(name: str, M: int, *rest: float) -> Any:
+    length = max(int(M), 0)
+    return make.forward(name, (length, *rest), {}, fresh(np.dtype(np.float64), (length,)))
+
+
+def kaiser(M: int, beta: float) -> Any:
+    """Return the Kaiser window of a shape."""
+    return _windowed("kaiser", M, float(beta))
 
 
 CREATION: dict[str, Any] = {
     **make.public(globals()),
     **{name: _triangle(name) for name in ("tril", "triu")},
-    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
+    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning")},
 }
