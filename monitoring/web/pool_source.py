@@ -71,8 +71,12 @@ class PoolSource(Protocol):
         """Return the latest administrative acts."""
         ...
 
-    async def policy(self) -> m.PolicyIs:
-        """Return the policy in force."""
+    async def policy(self, version: int = 0) -> m.PolicyIs:
+        """Return a version of the policy; 0 stands for the one in force."""
+        ...
+
+    async def policy_history(self) -> Sequence[m.PolicyIs]:
+        """Return the versions of the policy that are kept, without their texts."""
         ...
 
     async def operate(self, order: m.Order) -> str:
@@ -150,9 +154,13 @@ class ClientSource:
         """Ask a server."""
         return await self._pool.audit()
 
-    async def policy(self) -> m.PolicyIs:
+    async def policy(self, version: int = 0) -> m.PolicyIs:
         """Ask a server."""
-        return await self._pool.policy()
+        return await self._pool.policy(version)
+
+    async def policy_history(self) -> Sequence[m.PolicyIs]:
+        """Ask a server."""
+        return await self._pool.policy_history()
 
     async def operate(self, order: m.Order) -> str:
         """Order it as ``gpupool kill`` and ``gpupool drain`` do."""

@@ -32,6 +32,7 @@ PAGES = {
     "leases?show=over": "released",
     "waiting": "in the order of service",
     "usage": "GPU-hours",
+    "usage?cost=1": "Cost, EUR",
     "health": "Checks",
     "events": "Events",
     "events?show=audit": "every administrative act",
@@ -182,15 +183,17 @@ def test_a_page_whose_program_ends_looks_old(browser: Any, served: Served) -> No
     assert "gpupool web does not answer" in visit.page.inner_text(".lost")
 
 
-def test_hostile_names_are_texts(browser: Any) -> None:
+@pytest.mark.parametrize("width", [360, 1280])
+def test_hostile_names_are_texts(browser: Any, width: int) -> None:
     served = Served("--servers", "4", "--gpus", "2", "--leases", "8", "--hostile")
     try:
-        visit = Visit(browser, served)
+        visit = Visit(browser, served, viewport={"width": width, "height": 900})
         served.say("drain 1")
         for path in PAGES:
             visit.open(path)
             visit.page.wait_for_timeout(150)
             assert visit.page.locator("main img").count() == 0, path
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
         visit.open("leases")
         assert "<script>alert(2)</script>" in visit.page.inner_text("main")
         visit.check()

@@ -1,7 +1,7 @@
 """What the page's API tells of usage and of the pool's day, and orders for one GPU, in memory."""
 
 import pytest
-from tests.fake_web_pool import FakePool
+from tests.fake_web_pool import START_MS, FakePool
 from tests.web_visitor import Page
 
 from gpupool.pool.history_query import HistoryQuery
@@ -54,6 +54,26 @@ async def test_usage_says_what_was_busy_idle_and_wasted(page: Page) -> None:
     text = (await page.client.get("/api/v1/usage?by=user&since=0&format=csv")).text
     grace = next(line for line in text.splitlines() if line.startswith("grace,"))
     assert grace.split(",")[7] == "0.1"
+
+
+async def test_usage_says_what_it_cost_where_that_is_asked(page: Page) -> None:
+    assert "cost" not in (await page.get("usage?by=user&since=0"))["total"]
+    report = await page.get("usage?by=user&since=0&cost=1")
+    assert report["currency"] == "EUR", "that of the newest policy"
+    # Half a GPU each, at 1 and, for the last 2.4 hours, at 2.50; leases that run cost more.
+    changed, hour = START_MS - 8_640_000, 3_600_000
+    ended = 0.0
+    for each in (await page.get("records?since=0"))["records"]:
+        if each["user"] == "ada" and each["freed"]:
+            begin, end = each["granted"], each["freed"]
+            ended += 0.5 * max(0, min(changed, end) - begin) / hour
+            ended += 0.5 * max(0, end - max(changed, begin)) / hour * 2.5
+    ada = next(row for row in report["rows"] if row["key"] == "ada")
+    assert ada["cost"] >= ended > 0 and ada["wasted_cost"] == 0
+    assert ada["unpriced_gpu_hours"] == 0
+    assert report["total"]["cost"] >= ada["cost"]
+    text = (await page.client.get("/api/v1/usage?by=user&since=0&cost=1&format=csv")).text
+    assert text.splitlines()[0].endswith(",cost [EUR],wasted [EUR],without a price [GPU h]")
 
 
 async def test_a_lease_is_told_with_what_samples_say_of_it(page: Page) -> None:
