@@ -34,7 +34,11 @@ from gpupool.monitoring.health.alert_rules import (
     is_silenced,
     wasteful_classes,
 )
-from gpupool.monitoring.health.alert_settings import AlertSettings, read_settings
+from gpupool.monitoring.health.alert_settings import (
+    AlertSettings,
+    read_settings,
+    require_readable,
+)
 from gpupool.monitoring.health.pool_health import merged
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.history_query import EVERYBODY, HistoryQuery
@@ -191,12 +195,13 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     try:
         settings = read_settings(path)
+        require_readable(settings, os.geteuid())
         confine(settings)
         credentials = load_credentials(Path(settings.credentials))
         gate = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
         trio.run(Sender(settings, credentials, gate).run)
     except GpupoolError as error:
-        _say(str(error))
+        _say(f"{error}; {error.hint}" if error.hint else str(error))
         sys.exit(1)
 
 

@@ -1,7 +1,8 @@
 """The file ``alerts.toml``: whom alerts are sent to. Secrets stand in files of their own."""
 
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
@@ -51,6 +52,27 @@ class AlertSettings:
         secrets = [each.secret_file for each in self.webhooks]
         secrets += [each.password_file for each in self.emails]
         return tuple(name for name in (str(self.path), self.credentials, *secrets) if name)
+
+
+def may_read(path: str) -> bool:
+    """Say whether a file is there and this process's user can read it."""
+    return os.access(path, os.R_OK)
+
+
+def require_readable(
+    settings: AlertSettings, user: int, may_read: Callable[[str], bool] = may_read
+) -> None:
+    """Refuse files that the server's user cannot read: root made them, and the server is not root.
+
+    Raises:
+        UsageError: for the first of them; it names the command that helps.
+    """
+    for path in settings.files():
+        if not may_read(path):
+            raise UsageError(
+                f"alerts cannot be sent: {path} is not there, or not for this server's user {user}",
+                hint=f"chown {user} {path}, and let that user into the folders above it",
+            )
 
 
 def find_settings(state_dir: Path, system: Path = SYSTEM_FOLDER) -> Path | None:

@@ -18,7 +18,7 @@ def command() -> None:
     alerts to webhooks and by mail. "gpupool alerts test" tries the file:
 
     \b
-      credentials = "/etc/gpupool/viewer.json"  # gpupool token create --viewer --user alerts
+      credentials = "/etc/gpupool/viewer.json"  # of a viewer: see below
       [[webhook]]
       url = "https://alerts.example.org/gpupool"
       secret_file = "/etc/gpupool/webhook.secret"     # optional
@@ -28,6 +28,12 @@ def command() -> None:
       to = ["ops@example.org"]
       user = "gpupool"                                # optional, with password_file
       password_file = "/etc/gpupool/smtp.password"
+
+    \b
+      gpupool token create --viewer --user alerts
+      gpupool login --credentials /etc/gpupool/viewer.json TOKEN
+
+    The user that the server runs as must be able to read all of these files.
     """
 
 

@@ -33,6 +33,7 @@ from gpupool.monitoring.health.alert_settings import (
     Webhook,
     find_settings,
     read_settings,
+    require_readable,
 )
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import UsageError
@@ -221,6 +222,17 @@ def settings_of(tmp_path: Path, text: str) -> Any:
     path = tmp_path / "alerts.toml"
     path.write_text(text)
     return read_settings(path)
+
+
+def test_files_that_the_servers_user_cannot_read_are_named(tmp_path: Path) -> None:
+    """As of a token that root made for a server, which runs as a user of its own."""
+    settings = settings_of(tmp_path, GOOD)
+    require_readable(settings, 51999, lambda path: True)
+    with pytest.raises(UsageError, match=r"viewer\.json is not there, or .* user 51999") as raised:
+        require_readable(settings, 51999, lambda path: "viewer" not in path)
+    assert raised.value.hint.startswith("chown 51999 /etc/gpupool/viewer.json")
+    with pytest.raises(UsageError, match="/etc/gpupool/secret is not there"):
+        require_readable(settings, 51999, lambda path: "secret" not in path)
 
 
 def test_settings_are_read_and_found(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_times_between_events_and_copies_ahead(option: str, library: Path, tmp_p
         assert natively(control, [str(path), IMAGE]) == "results right\n"
     sent = Counter(NAMES[one.op] for one in tapped(program, library, tmp_path / "door"))
     assert sent["QUERY_EVENT"] == sent["QUERY_STREAM"] == 0
+    assert ROUNDS // 2 <= sent["SYNC_DEVICE"] <= ROUNDS  # of 203 waits
     if option == "--old":
         assert sent["END_EVENT"] == sent["AWAIT_STREAM"] == 0
         assert sent["SYNC_EVENT"] >= ROUNDS

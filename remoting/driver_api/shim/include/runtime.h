@@ -37,6 +37,7 @@ int gp_context_of_stream(void *stream, void **context);
 int gp_await_event(void *event);
 void gp_note_idle(struct gp_handle *stream, uint64_t before);  // all that it had got at that position is over
 void gp_note_device_idle(int device, uint64_t before);
+bool gp_is_device_idle(int device);  // as far as is known here
 // The time between two events if it is known, whose handles are checked.
 bool gp_known_elapsed(float *elapsed, const void *start, const void *end);
 // Whether a stream has at most copies to do of which nothing here can show whether they are over; note

@@ -89,8 +89,10 @@ static int synchronize(void *context) {
     int device = known->handle.device;
     GP_ROUTE(device);
     uint64_t before = gp_position(), last = gp_host_last();
-    GP_CHECK(gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(device)));
-    gp_note_device_idle(device, before);
+    if (!gp_is_device_idle(device)) {
+        GP_CHECK(gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(device)));
+        gp_note_device_idle(device, before);
+    }
     gp_host_told_all(last);
     return GP_SUCCESS;
 }

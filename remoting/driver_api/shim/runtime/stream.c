@@ -15,11 +15,16 @@ static void note_over(struct gp_handle *stream, uint64_t position) {
 // The same of all streams of a device.
 static uint64_t device_clean[GP_DEVICES_MAX], device_place[GP_DEVICES_MAX];
 
+static bool is_clean(const uint64_t *clean, uint64_t position) {
+    return position != 0 && position == __atomic_load_n(clean, __ATOMIC_RELAXED) && !gp_is_lost();
+}
+
 static bool is_known_idle(const struct gp_handle *stream) {
     uint64_t position = gp_position();
-    return position != 0 && (position == __atomic_load_n(&stream->clean, __ATOMIC_RELAXED) ||
-                             position == __atomic_load_n(&device_clean[stream->device], __ATOMIC_RELAXED));
+    return is_clean(&stream->clean, position) || is_clean(&device_clean[stream->device], position);
 }
+
+bool gp_is_device_idle(int device) { return is_clean(&device_clean[device], gp_position()); }
 
 void gp_note_device_idle(int device, uint64_t before) {
     __atomic_store_n(&device_place[device], before, __ATOMIC_RELAXED);

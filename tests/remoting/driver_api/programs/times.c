@@ -117,6 +117,18 @@ static void copies_now(void *stream, uint64_t memory) {
     }
 }
 
+// As programs poll that wait for a kernel's result in mapped memory: each wait would compare all of it.
+static void idle(void *stream, uint64_t memory) {
+    for (int round = 0; round < ROUNDS; round++) {
+        add_one(memory, 1, stream);
+        for (int at = 0; at < 20; at++) {
+            CHECK(cuCtxSynchronize());
+            CHECK(cuStreamQuery(stream));
+            CHECK(cuStreamQuery(NULL));
+        }
+    }
+}
+
 int main(int count, char **arguments) {
     void *module, *stream, *other;
     uint64_t memory, copy;
@@ -134,6 +146,7 @@ int main(int count, char **arguments) {
     copies(NULL, stream, memory, copy);
     copies_now(stream, memory);
     mapped(stream, other, memory, copy);
+    idle(stream, memory);
     puts("results right");
     return 0;
 }
