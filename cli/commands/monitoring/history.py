@@ -74,9 +74,8 @@ def command(
     r"""Chart what servers have measured of GPUs, themselves, leases, users and clients.
 
     A GPU is SERVER:NUMBER or the beginning of its id; "lease:", "user:", "client:", "gpu:" or
-    "server:" before a name says which one is meant; a client is USER@HOST. Each server keeps its
-    own figures, and is asked for them; one that does not answer is named. Users see the leases of
-    their own, operators everybody's.
+    "server:" before a name says which is meant; a client is USER@HOST. Each server keeps its own
+    figures; one that does not answer is named. Users see their own leases, operators everybody's.
 
     \b
     Examples:
