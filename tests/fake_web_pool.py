@@ -50,7 +50,7 @@ POLICIES = (
     m.PolicyIs(4, "ada", Milliseconds(START_MS - 8_640_000), b""),
     m.PolicyIs(3, "ada", Milliseconds(START_MS - 864_000_000), b""),
 )
-LONG = f"\N{HEBREW LETTER ALEF}\N{ARABIC LETTER BEH}\N{RIGHT-TO-LEFT MARK} {'W' * 150}"
+LONG = f"\N{HEBREW LETTER ALEF}\N{ARABIC LETTER BEH}\N{RIGHT-TO-LEFT MARK} {'W' * 120}"
 HOSTILE = f"<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script> {LONG}"
 """HTML, words from right to left, and a word that is longer than any column."""
 
@@ -325,7 +325,7 @@ class FakePool:
             events=tuple(
                 Event(
                     Milliseconds(START_MS - (60 - n) * 47_000),
-                    ("lease-granted", "lease-ended", "joined")[n % 3],
+                    ("granted", "ended", "joined")[n % 3],
                     HOSTILE if self.hostile and n == 59 else f"{0x1000 + n * 37:04x}",
                     (f"2 GPUs to {USERS[n % 8]}", "released by its client", "with 8 GPUs")[n % 3],
                 )

@@ -16,6 +16,7 @@ const PAGES = [
   ["events", "Events and audit", "events", "Past"],
   ["health", "Health", "health", "Pool"],
   ["users", "Users and classes", "users", "Pool"],
+  ["clients", "Clients", "servers", "Pool"],
   ["about", "About", "about", "Pool"],
 ];
 const root = document.getElementById("app");

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+from tests.fake_web_pool import HOSTILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -40,6 +41,8 @@ PAGES = {
     "history?span=24h&of=node-1": "Busy",
     "users": "Users with leases",
     "users/ada": "GPUs held",
+    "clients": "ada@desk",
+    "clients/ada%40desk": "GPUs held",
     "about": "Keys",
 }
 STALE_S = 6.0
@@ -189,7 +192,7 @@ def test_hostile_names_are_texts(browser: Any, width: int) -> None:
     try:
         visit = Visit(browser, served, viewport={"width": width, "height": 900})
         served.say("drain 1")
-        for path in PAGES:
+        for path in (*PAGES, f"clients/{quote(HOSTILE, safe='')}"):
             visit.open(path)
             visit.page.wait_for_timeout(150)
             assert visit.page.locator("main img").count() == 0, path
@@ -200,6 +203,22 @@ def test_hostile_names_are_texts(browser: Any, width: int) -> None:
         visit.check()
     finally:
         served.end()
+
+
+def test_an_event_leads_to_its_lease_whose_charts_are_there(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("events?q=released")
+    visit.page.click("main tbody a >> nth=-1")
+    visit.page.wait_for_selector("h2 >> text=Traffic to the GPUs")
+    assert "/leases/" in visit.page.url
+    visit.page.wait_for_selector("main >> text=Where")
+    visit.open("clients")
+    visit.page.click("main tbody >> text=ada@desk")
+    visit.page.wait_for_selector("h2 >> text=Traffic from the GPUs")
+    visit.page.wait_for_selector("h2 >> text=Wire")
+    visit.open("gpus/node-1/1")
+    visit.page.wait_for_selector("h2 >> text=Tensor")
+    visit.check()
 
 
 def test_a_hidden_page_asks_nothing(browser: Any, served: Served) -> None:

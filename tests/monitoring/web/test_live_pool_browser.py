@@ -26,7 +26,7 @@ REASON = f"{HOSTILE.replace(MARK, '')}</td><script>alert(2)</script>"
 PAGES = (
     *("", "servers", "servers/a", "servers/b", "servers/c", "gpus", "gpus/a/0", "gpus/b/0"),
     *("leases", "leases?show=over", "waiting", "history", "usage", "events", "events?show=audit"),
-    *("health", "users", "about"),
+    *("health", "users", "clients", "about"),
 )
 
 

@@ -82,6 +82,14 @@ async def test_a_lease_is_told_with_what_samples_say_of_it(page: Page) -> None:
     assert any("busy" in line for line in told["lines"])
 
 
+async def test_a_clients_charts_are_the_sums_of_its_leases(page: Page) -> None:
+    times = "since=1795360000000&until=1795370400000"
+    told = await page.get(f"history?of=client:ada@desk&metric=bytes-in&{times}")
+    assert (told["title"], told["unit"]) == ("client ada@desk", "MiB/s")
+    assert {"busy", "memory", "bytes-out", "waits", "rtt", "wire"} <= set(told["metrics"])
+    assert told["lines"][0]["title"] == "client ada@desk on node-0" and told["lines"][0]["t"]
+
+
 async def test_the_pools_day_comes_from_the_history_and_is_asked_once_a_minute(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 // Reports of usage: the sums of "gpupool usage" with its options in the address; it prints well.
 
 import { known, number, percent } from "../format.js";
-import { bar, choice, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
+import { bar, choice, clientLink, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
 import { ask, changed } from "../store.js";
 import { missing } from "./leases.js";
 
@@ -37,7 +37,7 @@ export function enter() {
   return () => void load();
 }
 
-const LINKS = { user: userLink, lease: leaseLink, server: serverLink };
+const LINKS = { user: userLink, client: clientLink, lease: leaseLink, server: serverLink };
 
 const UNKNOWN = html`<span class="faint">unknown</span>`;
 const COVERAGE_LOW = 0.9;
