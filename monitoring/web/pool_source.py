@@ -23,6 +23,8 @@ from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
 
 INTERVAL_S = 1.0
+QUESTIONS_MAX = 2
+"""Questions about usage and history at a time: a server refuses a third of one connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class ClientSource:
         self._latest: Snapshot | None = None
         self._user, self._operator = pool.user(), pool.is_operator()
         self._arrived = trio.Event()
+        self._asking = trio.CapacityLimiter(QUESTIONS_MAX)
 
     async def run(self) -> None:
         """Take the updates of one subscription for all viewers, until cancelled."""
@@ -143,12 +146,14 @@ class ClientSource:
         )
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
-        """Ask all servers."""
-        return await self._pool.usage(query)
+        """Ask all servers, after the questions that are under way."""
+        async with self._asking:
+            return await self._pool.usage(query)
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Ask these servers, or all."""
-        return await self._pool.history(query, servers)
+        """Ask these servers, or all, after the questions that are under way."""
+        async with self._asking:
+            return await self._pool.history(query, servers)
 
     async def audit(self) -> m.AuditNow:
         """Ask a server."""

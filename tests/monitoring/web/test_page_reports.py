@@ -1,11 +1,62 @@
 """What the page's API tells of usage and of the pool's day, and orders for one GPU, in memory."""
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
 import pytest
+import trio
+import trio.testing
 from tests.fake_web_pool import START_MS, FakePool
 from tests.web_visitor import Page
 
+from gpupool.monitoring.web.pool_source import ClientSource
 from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.record_query import RecordQuery
+from gpupool.remoting.client.history_answers import HistoryAnswer
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.admin_service import USAGE_COUNT_MAX
+
+
+class SlowPool(FakePool):
+    """A pool that counts the questions that are under way; each takes a second."""
+
+    asked = most = 0
+
+    async def usage(self, query: RecordQuery) -> UsageAnswer:
+        """Answer a second later."""
+        async with self._asked():
+            return await super().usage(query)
+
+    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+        """Answer a second later."""
+        async with self._asked():
+            return await super().history(query, servers)
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncGenerator[None]:
+        self.asked += 1
+        self.most = max(self.most, self.asked)
+        await trio.sleep(1)
+        yield
+        self.asked -= 1
+
+
+async def test_a_page_asks_no_more_at_a_time_than_a_server_answers_of_one_connection(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    slow = SlowPool(servers=2, gpus=1, leases=1)
+    source = ClientSource(cast("Pool", slow))
+    records, samples = RecordQuery(by="user"), HistoryQuery("sums", "user")
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(source.usage, records)
+            nursery.start_soon(source.history, samples)
+    assert slow.most == USAGE_COUNT_MAX, "more are refused, fewer take longer"
+    assert trio.current_time() == 8 / USAGE_COUNT_MAX
 
 
 @pytest.fixture
