@@ -195,7 +195,8 @@ $(VENV)/installed-browser: $(VENV)/installed-dev
 	@touch $@
 
 # What needs Chromium, and what needs Prometheus; axe-core judges each page.
-BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py
+BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py \
+  tests/monitoring/web/test_live_pool_browser.py
 PROMETHEUS_TESTS := tests/monitoring/http/test_observer_https.py tests/monitoring/health/test_alerts.py \
   tests/monitoring/test_metrics.py
 
