@@ -13,12 +13,6 @@ CLIENT_TESTS := tests/pool tests/cli/test_keys.py tests/cli/test_output.py \
   tests/cli/test_screen.py tests/cli/test_settings.py tests/cli/test_values.py tests/test_docs.py \
   tests/remoting/control/test_control_codecs.py tests/remoting/control/test_allocation_transcripts.py
 
-# Clients of CUDA, at whose other end is the test suite's driver without a GPU.
-WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
-  'nvidia-cuda-nvrtc==13.5.*' 'nvidia-nvjitlink==13.5.*' 'nvidia-cuda-runtime==13.5.*' \
-  nvidia-cuda-runtime-cu12 nvidia-cuda-runtime-cu11 nvidia-nccl-cu13==2.28.9 \
-  'nvidia-cuda-profiler-api==13.5.*'
-
 .DEFAULT_GOAL := help
 .PHONY: help install demo test tests slow-tests sanitized-tests client-tests coverage fuzz wheels test-wheels \
   check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests
@@ -57,12 +51,16 @@ $(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
 	@touch $@
 
 # With LOCKED=1, as in CI, the versions are those of requirements/, and pip compares their hashes.
-# pysyncobj has no wheel.
+# pysyncobj has no wheel. It and gpupool are built by what build.txt names, which is installed first:
+# pip would get others for a build apart, and compares no hashes of them.
 LOCKED ?=
+APART := $(if $(LOCKED),--no-build-isolation)
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
 	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  --only-binary :all: --no-binary pysyncobj --requirement requirements/dev.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[dev]'
+	  --only-binary :all: --requirement requirements/build.txt)
+	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --only-binary :all: --no-binary pysyncobj $(APART) --use-pep517 --requirement requirements/dev.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 $(APART) -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
 install: $(VENV)/installed
@@ -181,6 +179,10 @@ lock:
 	$(LOCK) --extra dev --extra browser --constraint requirements/dev.txt \
 	  --output-file requirements/browser.txt
 	$(subst pyproject.toml,requirements/release.in,$(LOCK)) --output-file requirements/release.txt
+	$(subst pyproject.toml,requirements/build.in,$(LOCK)) --constraint requirements/dev.txt \
+	  --output-file requirements/build.txt
+	$(subst pyproject.toml,requirements/wheels.in,$(LOCK)) --constraint requirements/server.txt \
+	  --output-file requirements/wheels.txt
 	$(subst pyproject.toml,--group pyproject.toml:docs,$(LOCK)) --output-file requirements/docs.txt
 
 web-vendor: $(BIN)/python
@@ -188,12 +190,13 @@ web-vendor: $(BIN)/python
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
 	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  --only-binary :all: --no-binary pysyncobj --requirement requirements/browser.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,browser]'
+	  --only-binary :all: --no-binary pysyncobj $(APART) --use-pep517 --requirement requirements/browser.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 $(APART) -e '.[dev,browser]'
 	@touch $@
 
 # What needs Chromium, and what needs Prometheus; axe-core judges each page.
-BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py
+BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_server_page_browser.py \
+  tests/monitoring/web/test_live_pool_browser.py
 PROMETHEUS_TESTS := tests/monitoring/http/test_observer_https.py tests/monitoring/health/test_alerts.py \
   tests/monitoring/test_metrics.py
 
@@ -208,10 +211,10 @@ test-monitoring: $(VENV)/installed-browser
 	$(BIN)/pytest -q -m 'slow or not slow' -rs -k 'prom or panel or answers_again' $(PROMETHEUS_TESTS)
 	GPUPOOL_AXE=$(abspath $(VENV))/axe.min.js $(BIN)/pytest -q -m slow -rs $(BROWSER_TESTS)
 
-$(VENV)/wheels/installed: $(BIN)/python Makefile
+$(VENV)/wheels/installed: $(BIN)/python requirements/wheels.txt
 	$(PYTHON) -m venv $(VENV)/wheels
 	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(WHEELS) cbor2 cryptography trio
+	  --require-hashes --only-binary :all: --requirement requirements/wheels.txt
 	@touch $@
 
 wheels: $(VENV)/wheels/installed

@@ -70,6 +70,7 @@ from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.table_comparison import ApplyError, TableComparison
 from gpupool.consensus.voter_changes import VoterChanges
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.formats import OutdatedError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome, RaftHealth, Randomness, Role, StateMachine
 
@@ -454,23 +455,22 @@ class RaftNode:
     def apply(self, index: int, command: bytes) -> Plain:
         """Apply one committed command.
 
-        A command that cannot be read, or that the table's rules refuse by an error, must not stop
-        the log (finding L3): the entry gets an error as its result, the same on every server. Any
-        other error may be this server's alone, and going on would make its table another one.
+        A command that cannot be read, or that the rules refuse by an error, gets an error as its
+        result on every server (finding L3). Another error may be this server's alone: it stops.
 
         Raises:
-            ApplyError: then. The entry is in the log, and is applied when the server starts again.
+            ApplyError, OutdatedError: then. The entry is in the log, and applied at the next start.
         """
         try:
-            result = self._machine.apply(index, closed_cbor.decode_command(command))
+            result: Plain = self._machine.apply(index, closed_cbor.decode_command(command))
+        except OutdatedError:
+            raise
         except Exception as error:
             own = error.__cause__ if isinstance(error, RemoteProtocolError) else None
-            if isinstance(error, GpupoolError) and not isinstance(own, _OWN_FAULTS):
-                _log.warning("entry %d could not be applied: %s", index, error)
-                refused: Plain = {"error": type(error).__name__}
-                result = refused
-            else:
+            if not isinstance(error, GpupoolError) or isinstance(own, _OWN_FAULTS):
                 raise ApplyError(index, own or error) from error
+            _log.warning("entry %d could not be applied: %s", index, error)
+            result = {"error": type(error).__name__}
         self._comparison.applied(index, command, result)
         return result
 

@@ -21,9 +21,10 @@ EVERYBODY = "*"
 class HistoryQuery:
     """Which figures are wanted: of moments from ``since`` to before ``until``, the pool's time."""
 
-    of: str  # pool, server, gpu, lease, user, or sums
+    of: str  # pool, server, gpu, lease, user, client, or sums
     metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``
-    #: A GPU's id, a lease's number or a user's name; of sums: a lease's, ``EVERYBODY``, or empty.
+    #: A GPU's id, a lease's number, the name of a user or client; of sums: a lease's number,
+    #: ``EVERYBODY``, or empty.
     name: str = ""
     since: Milliseconds = Milliseconds(0)
     until: Milliseconds = Milliseconds(0)

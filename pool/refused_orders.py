@@ -9,7 +9,7 @@ from gpupool.pool.model.commands import NAMES, Command, EndLease
 from gpupool.pool.model.formats import SINCE
 from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.results import RefusalKind, Result
-from gpupool.pool.model.state import Lease, PoolState
+from gpupool.pool.model.state import Lease, PoolState, ServerStatus
 from gpupool.pool.model.suspension import MoveLease, ResumeLease, SuspendLease, SuspensionState
 from gpupool.pool.transitions.lease_suspensions import resume_refusal
 
@@ -24,14 +24,15 @@ GPUS_HINT = '"gpupool gpus" shows the GPUs by number and id, and what is free on
 
 
 def check_known_to_all(state: PoolState, command: Command) -> None:
-    """Refuse what a server of the pool is too old for.
+    """Refuse what a server of the pool is too old for, if it has ever been up.
 
     Raises:
         NotNowError: when there is such a server.
     """
     name = NAMES[type(command)]
     since = SINCE.get(name, 0)
-    old = sorted(each.name for each in state.servers.values() if each.formats < since)
+    been_up = [s for s in state.servers.values() if s.status is not ServerStatus.JOINED]
+    old = sorted(each.name for each in been_up if each.formats < since)
     if old:
         verb, _, noun = name.partition("-")
         raise NotNowError(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.errors import DeniedError
@@ -45,7 +45,14 @@ MODELS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB")
 SIZES = (141 * GIB, 80 * GIB)
 USERS = ("ada", "grace", "linus", "barbara", "edsger", "katherine", "alan", "radia")
 PROGRAMS = ("train.py", "finetune.py --lora", "sweep.py", "serve.py", "notebook", "simulate")
-HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"
+PRICES = '[prices]\ncurrency = "EUR"\n"*H200*" = 2.50\n'
+POLICIES = (
+    m.PolicyIs(4, "ada", Milliseconds(START_MS - 8_640_000), b""),
+    m.PolicyIs(3, "ada", Milliseconds(START_MS - 864_000_000), b""),
+)
+LONG = f"\N{HEBREW LETTER ALEF}\N{ARABIC LETTER BEH}\N{RIGHT-TO-LEFT MARK} {'W' * 120}"
+HOSTILE = f"<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script> {LONG}"
+"""HTML, words from right to left, and a word that is longer than any column."""
 
 
 @dataclass(eq=False)
@@ -318,7 +325,7 @@ class FakePool:
             events=tuple(
                 Event(
                     Milliseconds(START_MS - (60 - n) * 47_000),
-                    ("lease-granted", "lease-ended", "joined")[n % 3],
+                    ("granted", "ended", "joined")[n % 3],
                     HOSTILE if self.hostile and n == 59 else f"{0x1000 + n * 37:04x}",
                     (f"2 GPUs to {USERS[n % 8]}", "released by its client", "with 8 GPUs")[n % 3],
                 )
@@ -424,12 +431,17 @@ class FakePool:
         )
         return m.AuditNow(acts, len(acts))
 
-    async def policy(self) -> m.PolicyIs:
-        """Return a policy."""
+    async def policy(self, version: int = 0) -> m.PolicyIs:
+        """Return one of two policies; the older one had other prices and no currency."""
         from gpupool.pool.transitions.policy_versions import pack_text
 
-        text = "[defaults]\nmax_gpus = 4\n\n[class.students]\nmax_gpus = 2\n"
-        return m.PolicyIs(4, "ada", Milliseconds(START_MS - 8_640_000), pack_text(text))
+        text = "[defaults]\nmax_gpus = 4\n\n[class.students]\nmax_gpus = 2\n\n"
+        prices = '[prices]\n"*H200*" = 1\n' if version == 3 else PRICES
+        return replace(POLICIES[-1 if version == 3 else 0], packed=pack_text(text + prices))
+
+    async def policy_history(self) -> Sequence[m.PolicyIs]:
+        """Return both, the newer one first."""
+        return POLICIES
 
     async def operate(self, order: m.Order) -> str:
         """Do it."""

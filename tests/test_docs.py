@@ -45,13 +45,16 @@ def test_readme_names_the_two_commands_and_files_that_exist() -> None:
         assert (ROOT / path).exists(), f"README links to {path}"
 
 
-def test_every_test_that_the_security_page_names_exists() -> None:
-    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "least"), [("docs/security.md", 40), ("tests/attacks/README.md", 30)]
+)
+def test_every_test_that_a_page_about_attacks_names_exists(page: str, least: int) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
     sources = "\n".join(path.read_text(encoding="utf-8") for path in files.values())
     known = {*files, *re.findall(r"^ *(?:async )?def (test_\w+)", sources, re.MULTILINE)}
     named = set(re.findall(r"\btest_\w+(?:\.py)?", text))
-    assert len(named) > 40
+    assert len(named) > least
     assert named <= known, named - known
 
 

@@ -11,7 +11,14 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-TOOLS = (ROOT / "requirements" / "release.in").read_text(encoding="utf-8")
+
+
+def listed(name: str) -> list[str]:
+    """Return what a list that no table of pyproject.toml holds asks for."""
+    text = (ROOT / "requirements" / f"{name}.in").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
 ASKED: dict[str, list[str]] = {
     "server": PROJECT["project"]["dependencies"],
     "dev": [
@@ -20,7 +27,9 @@ ASKED: dict[str, list[str]] = {
     ],
     "browser": PROJECT["project"]["optional-dependencies"]["browser"],
     "docs": PROJECT["dependency-groups"]["docs"],
-    "release": [line for line in TOOLS.splitlines() if not line.startswith("#")],
+    "release": listed("release"),
+    "build": [*PROJECT["build-system"]["requires"], *listed("build")],
+    "wheels": listed("wheels"),
 }
 
 

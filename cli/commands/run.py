@@ -212,10 +212,13 @@ def marked_shell(shell: str) -> Generator[tuple[list[str], dict[str, str]]]:
 
 
 @click.command()
-@click.option("--missing", is_flag=True, help="List names of CuPy that the drop-in lacks.")
+@click.option("--missing", is_flag=True, help="List what CuPy has and the drop-in lacks.")
 @json_option
 def door(missing: bool, as_json: bool) -> None:
-    """Show the folder of the drop-in cupy, or with --missing the names that it lacks."""
+    """Show the folder of the drop-in cupy, or with --missing what it lacks of CuPy.
+
+    These are names, and after them modules, parameters of functions and types of ufuncs.
+    """
     folder = dropin_dir()
     if not (folder / "cupy").is_dir():
         raise GpupoolError("this installation has no drop-in cupy", why=f"no {folder / 'cupy'}")
@@ -225,19 +228,19 @@ def door(missing: bool, as_json: bool) -> None:
         else:
             click.echo(folder)
         return
-    names = _missing_names()
+    names, gaps = _lacking()
     if as_json:
-        print_json(missing=names)
+        print_json(missing=names, gaps=gaps)
         return
-    for name in names:
+    for name in (*names, *gaps):
         click.echo(name)
 
 
-def _missing_names() -> list[str]:
-    from gpupool.remoting.array_api.surface import missing
+def _lacking() -> tuple[list[str], list[str]]:
+    from gpupool.remoting.array_api import surface
 
     try:
-        return missing()
+        return surface.missing(), surface.gaps()
     except subprocess.CalledProcessError as error:
         why = str(error.stderr).strip().rpartition("\n")[2]
         raise GpupoolError("the drop-in cupy cannot be imported", why=why) from error

@@ -9,7 +9,7 @@ import trio
 from gpupool.pool.history_query import HistoryQuery, SampleSum
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import LeaseRecord
-from gpupool.pool.record_query import FAR, RecordQuery, Runs, samples_of
+from gpupool.pool.record_query import RecordQuery, Runs, samples_of
 from gpupool.pool.view import PoolView
 
 if TYPE_CHECKING:
@@ -37,30 +37,11 @@ async def ask_costs(pool: "Pool", query: RecordQuery, found: FoundUsage) -> Foun
     Raises:
         GpupoolError: when no server answers.
     """
-    from gpupool.monitoring.accounting import Range
-    from gpupool.monitoring.costs import costs_of
-    from gpupool.monitoring.usage_report import live_records
-    from gpupool.pool.policy.prices import prices_of
-    from gpupool.pool.transitions.policy_versions import unpack_text
+    from gpupool.monitoring.cost_asking import with_costs
 
-    view = await pool.view()
-    within = Range(query.since, query.until)
-    records = list[LeaseRecord]()
-    if view.record_count:
-        answer = await pool.usage(replace(query, by="", through=view.record_count))
-        records = answer.records
-    live, user = live_records(view)[0], pool.user()
-    records += [each for each in live if pool.is_operator() or each.user == user]
-    versions = sorted(await pool.policy_history(), key=lambda each: each.at)
-    ends = [*(each.at for each in versions[1:]), FAR]
-    timeline = [
-        (each.at, prices_of(unpack_text((await pool.policy(each.version)).packed)))
-        for each, end in zip(versions, ends, strict=False)  # a pool may have no policy at all
-        if end > query.since and each.at < query.until
-    ]
     assert found.report is not None  # one lease has no rows
-    report = replace(found.report, costs=costs_of(records, query.by, within, timeline))
-    return replace(found, report=report)
+    view = await pool.view()
+    return replace(found, report=await with_costs(pool, view, query, found.report))
 
 
 async def ask_usage(pool: "Pool", query: RecordQuery) -> FoundUsage:

@@ -55,6 +55,9 @@ NAMED = {"user": "user", "class": "user_class", "department": "department"} | {
 }
 """Columns of a lease's names, by what a key is called."""
 
+SEVERAL = ("user", "client")
+"""What may be asked for by a name that several leases have; columns of these names."""
+
 NAMES_AT_A_TIME = 500
 PACKED_SCHEMA = 2
 
@@ -114,7 +117,8 @@ class _Reader:
         if query.of == "sums":
             page = self._sums(query, since, until)
         else:
-            found = METRICS.get("lease" if query.of == "user" else query.of, {}).get(query.metric)
+            kind = "lease" if query.of in SEVERAL else query.of
+            found = METRICS.get(kind, {}).get(query.metric)
             if found is None and query.of == "server":
                 found = METRICS["gpu"].get(query.metric)
             if found is None:
@@ -304,7 +308,7 @@ def _chosen(query: HistoryQuery, table: Table) -> tuple[str, tuple[str | int, ..
     if table is not LEASE:
         return "", ()
     own, values = ("AND user = ?", (query.user,)) if query.user else ("", ())
-    by = "id = ?" if query.of == "lease" else "user = ?"
+    by = f"{query.of if query.of in SEVERAL else 'id'} = ?"
     name: str | int = query.name
     if query.of == "lease":
         name = int(query.name) if query.name.isdecimal() and len(query.name) < 19 else -1

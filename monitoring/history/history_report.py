@@ -75,7 +75,7 @@ def find_subject(text: str, view: Places) -> Subject | None:
     A beginning such as ``lease:`` says which; a GPU is SERVER:NUMBER, or the beginning of its id.
     """
     kind, _, rest = text.partition(":")
-    if kind in ("server", "gpu", "lease", "user") and rest:
+    if kind in _OF and rest:
         return _OF[kind](rest, view)
     if text == "pool":
         return Subject("pool", "", "pool")
@@ -125,12 +125,16 @@ def _user(text: str, _view: Places) -> Subject:
     return Subject("user", text, f"user {text}")
 
 
-_OF = {"server": _server, "gpu": _gpu, "lease": _lease, "user": _user}
+def _client(text: str, _view: Places) -> Subject:
+    return Subject("client", text, f"client {text}")
+
+
+_OF = {"server": _server, "gpu": _gpu, "lease": _lease, "user": _user, "client": _client}
 
 
 def metrics_of(of: str) -> dict[str, Metric]:
     """Return the metrics of a kind of subject, by name."""
-    kinds = {"server": ("gpu", "server"), "user": ("lease",)}.get(of, (of,))
+    kinds = {"server": ("gpu", "server"), "user": ("lease",), "client": ("lease",)}.get(of, (of,))
     return {name: metric for kind in kinds for name, (_, metric) in METRICS[kind].items()}
 
 
@@ -151,7 +155,7 @@ def lines_of(
             name = names.get(server, server)
             label = labels.get((server, GpuId(series.key)), "")
             title = " ".join(word for word in (name, label) if word)
-            if subject.of in ("lease", "user"):
+            if subject.of in ("lease", "user", "client"):
                 title = f"{subject.title} on {name}"
             elif subject.of == "pool":
                 title = f"pool, by {name}"

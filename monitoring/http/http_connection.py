@@ -14,6 +14,8 @@ from urllib.parse import unquote
 import h11
 import trio
 
+from gpupool.remoting.transport.failures import within
+
 Message = MutableMapping[str, Any]
 Application = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
@@ -82,23 +84,21 @@ class _Connection:
                 request = await self._request(wait_s)
                 if request is None:
                     return
-                with trio.fail_after(REQUEST_S):
-                    body = await self._body()
+                body = await within(REQUEST_S, self._body)
             except _TooLarge:
                 await self._refuse(413)
                 return
             except h11.RemoteProtocolError as error:
                 await self._refuse(error.error_status_hint)
                 return
-            with trio.fail_after(ANSWER_S):
-                await self._answer(request, body)
+            await within(ANSWER_S, self._answer, request, body)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
             wait_s = IDLE_S
 
     async def _request(self, wait_s: float) -> h11.Request | None:
-        with trio.fail_after(wait_s) as deadline:
+        with trio.move_on_after(wait_s) as limit:
             while True:
                 event = self._http.next_event()
                 if isinstance(event, h11.Request):
@@ -110,9 +110,10 @@ class _Connection:
                 data = bytes(await self._stream.receive_some(READ_SIZE))
                 # The first byte of a request starts its time; more of them do not lengthen it.
                 if wait_s > REQUEST_S:
-                    deadline.deadline = trio.current_time() + REQUEST_S
+                    limit.deadline = trio.current_time() + REQUEST_S
                     wait_s = REQUEST_S
                 self._http.receive_data(data)
+        raise trio.TooSlowError
 
     async def _body(self) -> bytes:
         parts: list[bytes] = []

@@ -32,6 +32,8 @@ from gpupool.monitoring.metrics import Own, read
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
+from gpupool.remoting.transport.failures import within
+from gpupool.remoting.transport.freed_memory import free_tls
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -191,17 +193,17 @@ class HttpDoor:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         try:
-            with trio.fail_after(HANDSHAKE_S):
-                await tls.do_handshake()
+            await within(HANDSHAKE_S, tls.do_handshake)
+            from gpupool.monitoring.http.http_connection import serve_http
+
+            if self._application is None:
+                self._build()
+            assert self._application is not None
+            await serve_http(tls, self._application, client=client, number=number)
         except (trio.BrokenResourceError, trio.TooSlowError):
             await trio.aclose_forcefully(stream)
-            return
-        from gpupool.monitoring.http.http_connection import serve_http
-
-        if self._application is None:
-            self._build()
-        assert self._application is not None
-        await serve_http(tls, self._application, client=client, number=number)
+        finally:
+            free_tls(tls)
 
     async def _tell_end(self, number: int) -> None:
         """Tell the server, however slow it is; it sees by itself that this process ends."""

@@ -12,7 +12,8 @@ from gpupool.pool.view import visible
 POINTS_MAX = 700
 """Of one series: about as many as a chart has pixels to show."""
 
-SUBJECT_LENGTH_MAX = 200
+SUBJECT_LENGTH_MAX = 208
+"""The longest name of a client, with the word before it."""
 
 
 async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, object]:

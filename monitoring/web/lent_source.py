@@ -112,9 +112,13 @@ class LentSource:
         """Ask a server."""
         return await self._connected().audit()
 
-    async def policy(self) -> m.PolicyIs:
+    async def policy(self, version: int = 0) -> m.PolicyIs:
         """Ask a server."""
-        return await self._connected().policy()
+        return await self._connected().policy(version)
+
+    async def policy_history(self) -> Sequence[m.PolicyIs]:
+        """Ask a server."""
+        return await self._connected().policy_history()
 
     async def operate(self, order: m.Order) -> str:
         """Give an order with the rights of the token."""

@@ -286,7 +286,7 @@ class Api:
 
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params
-        answer = await ask_report(source, query_of(asked))
+        answer = await ask_report(source, query_of(asked), cost=asked.get("cost") == "1")
         if asked.get("format") == "csv":
             headers = {
                 "content-disposition": 'attachment; filename="gpupool-usage.csv"',

@@ -31,7 +31,7 @@ HEADERS_OF_PAGES = {
 }
 PAGES = (
     *("", "servers", "gpus", "leases", "waiting", "users", "usage", "health", "events"),
-    *("history", "about"),
+    *("history", "clients", "about"),
 )
 
 

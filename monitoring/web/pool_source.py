@@ -23,6 +23,8 @@ from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
 
 INTERVAL_S = 1.0
+QUESTIONS_MAX = 2
+"""Questions about usage and history at a time: a server refuses a third of one connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,12 @@ class PoolSource(Protocol):
         """Return the latest administrative acts."""
         ...
 
-    async def policy(self) -> m.PolicyIs:
-        """Return the policy in force."""
+    async def policy(self, version: int = 0) -> m.PolicyIs:
+        """Return a version of the policy; 0 stands for the one in force."""
+        ...
+
+    async def policy_history(self) -> Sequence[m.PolicyIs]:
+        """Return the versions of the policy that are kept, without their texts."""
         ...
 
     async def operate(self, order: m.Order) -> str:
@@ -88,6 +94,7 @@ class ClientSource:
         self._latest: Snapshot | None = None
         self._user, self._operator = pool.user(), pool.is_operator()
         self._arrived = trio.Event()
+        self._asking = trio.CapacityLimiter(QUESTIONS_MAX)
 
     async def run(self) -> None:
         """Take the updates of one subscription for all viewers, until cancelled."""
@@ -139,20 +146,26 @@ class ClientSource:
         )
 
     async def usage(self, query: RecordQuery) -> UsageAnswer:
-        """Ask all servers."""
-        return await self._pool.usage(query)
+        """Ask all servers, after the questions that are under way."""
+        async with self._asking:
+            return await self._pool.usage(query)
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
-        """Ask these servers, or all."""
-        return await self._pool.history(query, servers)
+        """Ask these servers, or all, after the questions that are under way."""
+        async with self._asking:
+            return await self._pool.history(query, servers)
 
     async def audit(self) -> m.AuditNow:
         """Ask a server."""
         return await self._pool.audit()
 
-    async def policy(self) -> m.PolicyIs:
+    async def policy(self, version: int = 0) -> m.PolicyIs:
         """Ask a server."""
-        return await self._pool.policy()
+        return await self._pool.policy(version)
+
+    async def policy_history(self) -> Sequence[m.PolicyIs]:
+        """Ask a server."""
+        return await self._pool.policy_history()
 
     async def operate(self, order: m.Order) -> str:
         """Order it as ``gpupool kill`` and ``gpupool drain`` do."""

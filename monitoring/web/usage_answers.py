@@ -7,6 +7,7 @@ from functools import reduce
 import trio
 
 from gpupool.monitoring.accounting import Range, total
+from gpupool.monitoring.cost_asking import with_costs
 from gpupool.monitoring.history.sample_figures import figures_of, lease_lines
 from gpupool.monitoring.usage_report import (
     LIVE,
@@ -47,11 +48,13 @@ def query_of(asked: Mapping[str, str]) -> RecordQuery:
     return RecordQuery(since=Milliseconds(since), until=Milliseconds(until), by=by)
 
 
-async def ask_report(source: PoolSource, query: RecordQuery) -> dict[str, object]:
-    """Return sums by a key, with what is missing."""
+async def ask_report(source: PoolSource, query: RecordQuery, *, cost: bool) -> dict[str, object]:
+    """Return sums by a key, with what is missing, and what they cost if that is asked."""
     view = _view(source)
     answer, measured = await _ask_both(source, view, query)
     report = pool_report(view, answer, query, _viewer(source), _sums(measured))
+    if cost:
+        report = await with_costs(source, view, query, report)
     return {**as_plain(report), **_missing(view, answer, measured), "csv": as_csv(report)}
 
 

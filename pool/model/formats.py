@@ -13,12 +13,22 @@ What has come with a version is used from then on:
 - Frames and messages of a kind that the other side does not know are dropped there.
 
 Once the last server is upgraded, none can go back: the table may have what it cannot read.
+
+A server that was admitted and has never been up has no say: its program may never start. The others
+go on without it, so it may turn out to be too old for them. Three things keep it from misreading
+their log: they do not link to it (``can_link``), the table refuses its ``ServerUp``, and the server
+stops by itself when its table says that the pool has a newer version (``PoolMachine``).
 """
 
 from collections.abc import Mapping
 
+from gpupool.pool.errors import GpupoolError
+
 VERSION = 7
 """Of this program. It grows by one with a release that changes any of the above."""
+
+REFUSES_OLDER_SINCE = 7
+"""The version of a pool from which on it takes in no server that is older than itself."""
 
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""
@@ -37,9 +47,26 @@ SINCE: Mapping[str, int] = {
 """The version with which each command came, by its name; all others are older than versions."""
 
 
-def can_link(other: int) -> bool:
-    """Return whether a server links to one of the version ``other``."""
-    return abs(other - VERSION) <= 1
+class OutdatedError(GpupoolError):
+    """A server's program cannot read what its pool says by now; the server stops."""
+
+    code = "outdated"
+
+    def __init__(self, agreed: int, own: int) -> None:
+        super().__init__(
+            "this server's gpupool is older than its pool",
+            why=f"all servers of the pool have version {agreed} of the formats, and this one reads "
+            f"up to {own}",
+            hint="install the gpupool that the other servers have, and start this server again",
+        )
+
+
+def can_link(other: int, agreed: int) -> bool:
+    """Return whether a server links to one of the version ``other``.
+
+    ``agreed`` is ``PoolState.formats``, which the other one must be able to read.
+    """
+    return abs(other - VERSION) <= 1 and (other >= agreed or agreed < REFUSES_OLDER_SINCE)
 
 
 def objection(command: str, formats: int) -> str:

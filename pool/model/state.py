@@ -476,8 +476,9 @@ class PoolState:
         return tuple(s.id for s in self.servers.values() if s.voter)
 
     def formats(self) -> int:
-        """Return the version of the formats that all servers know (``model.formats``)."""
-        return min((s.formats for s in self.servers.values()), default=BEFORE_VERSIONS)
+        """Return the version that all know that have ever been up (``model.formats``)."""
+        been_up = (s for s in self.servers.values() if s.status is not ServerStatus.JOINED)
+        return min((server.formats for server in been_up), default=BEFORE_VERSIONS)
 
     def witnesses(self) -> tuple[ServerId, ...]:
         """Return the servers that vote without a GPU of their own, and lead as stopgaps only."""

@@ -22,6 +22,7 @@ from gpupool.pool.model.commands import (
     ServerUp,
     wrap,
 )
+from gpupool.pool.model.formats import REFUSES_OLDER_SINCE
 from gpupool.pool.model.ids import GpuId, Plain, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
@@ -155,6 +156,11 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         return state, refuse(RefusalKind.DENIED, "this server is not a member of the pool")
     if command.incarnation < server.incarnation:
         return state, refuse(RefusalKind.CONFLICT, "a later incarnation of this server is known")
+    agreed = state.formats()
+    if command.formats < agreed and agreed >= REFUSES_OLDER_SINCE:
+        why = f"the servers of this pool have agreed on version {agreed} of the formats"
+        text = f"{why}, and this one has {command.formats}: upgrade its gpupool"
+        return state, refuse(RefusalKind.DENIED, text)
     if len(command.gpus) > GPU_COUNT_MAX:
         return state, refuse(RefusalKind.DENIED, f"a server has at most {GPU_COUNT_MAX} GPUs")
     if command.accounts:

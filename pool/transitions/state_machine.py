@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.codec import CodecError, decode, encode
-from gpupool.pool.model.commands import unwrap
+from gpupool.pool.model.commands import RemoveServer, ServerUp, unwrap
+from gpupool.pool.model.formats import VERSION, OutdatedError
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field, PieceDecoder, fields_of
 from gpupool.pool.model.results import RefusalKind, refuse
@@ -30,7 +31,7 @@ class PoolMachine:
     on any thread takes ``state`` once and holds one consistent picture. ``on_acts`` is called on
     that thread too, with every administrative act since the last call, in order; ``on_records``
     with every record of a lease, ``on_events`` with the events of each command. ``sampler`` checks
-    the invariants of a running server's table.
+    the invariants of a running server's table. ``version`` is that of this program's formats.
     """
 
     state: PoolState
@@ -40,8 +41,10 @@ class PoolMachine:
     on_events: Callable[[tuple[Event, ...]], None] | None = None
     sampler: InvariantSampler | None = None
     hash_every_ms: int = HASH_EVERY_MS
+    version: int = VERSION
     _reported_count: int = 0
     _record_count: int = 0
+    _is_outdated: bool = False
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -49,11 +52,17 @@ class PoolMachine:
         return self.sampler.found if self.sampler is not None else ()
 
     def formats(self) -> int:
-        """Return the version of the formats that all servers know."""
+        """Return the version of the formats that all servers know that have ever been up."""
         return self.state.formats()
 
     def apply(self, index: int, command: Plain) -> Plain:
-        """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
+        """Apply one committed envelope; an undecodable one is a refusal on every server alike.
+
+        Raises:
+            OutdatedError: when the servers have agreed on a version that this one cannot read.
+        """
+        if self._is_outdated:
+            raise OutdatedError(self.state.formats(), self.version)
         try:
             before = self.state.events
             envelope = unwrap(command)
@@ -62,6 +71,10 @@ class PoolMachine:
             result = refuse(RefusalKind.INVALID, str(error))
         else:
             self.state, result = apply(self.state, index, envelope)
+            if isinstance(envelope.command, ServerUp | RemoveServer):
+                # The next entry may need the newer version. This one does not, and tells a server
+                # that it was removed.
+                self._is_outdated = self.state.formats() > self.version
             if self.on_events is not None and self.state.events is not before:
                 self.on_events(_events_since(self.state.events, before))
         if self.sampler is not None:
@@ -74,7 +87,12 @@ class PoolMachine:
         return encode(self.state)
 
     def restore(self, snapshot: Plain) -> None:
-        """Replace the table. Raises ``CodecError`` when the snapshot is not one of ours."""
+        """Replace the table.
+
+        Raises:
+            CodecError: when the snapshot is not one of ours.
+            OutdatedError: as ``adopt``.
+        """
         self.adopt(decode(PoolState, snapshot))
 
     def snapshot_fields(self) -> list[Field]:
@@ -98,7 +116,13 @@ class PoolMachine:
         return PieceDecoder(PoolState)
 
     def adopt(self, state: PoolState) -> None:
-        """Replace the table by one that was restored."""
+        """Replace the table by one that was restored.
+
+        Raises:
+            OutdatedError: when it is of servers that agreed on a version which this cannot read.
+        """
+        if state.formats() > self.version:
+            raise OutdatedError(state.formats(), self.version)
         self.state = state
         self._notify()
 

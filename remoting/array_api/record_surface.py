@@ -1,11 +1,20 @@
-"""Records the public names of an installed CuPy, for ``gpupool door --missing``.
+"""Records the public surface of an installed CuPy, for ``gpupool door --missing``.
 
 Run it where the real CuPy is installed (no GPU is needed): ``python record_surface.py >
-surface_names.py``. Names only; nothing of CuPy's code is stored.
+surface_names.py``, and the same with ``--parameters > surface_parameters.txt``. These have names,
+parameters and types only; nothing of CuPy's code is stored.
+
+Lines of parameters
+    ``cupy.sum a axis dtype``, with ``*`` and ``**`` for any others; ``cupy.add : ??->? bb->b`` are
+    the types of a ufunc; ``= cupyx.jit`` is a module.
 """
 
 import importlib
+import inspect
+import pkgutil
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 _SCIPY = (
@@ -50,18 +59,84 @@ CLASSES = (
 _NOISE = {"annotations", "numpy", "np", "warnings", "contextlib", "os", "sys", "cupy", "functools"}
 
 
-def names_of(path: str) -> list[str]:
-    """Return the public names of one module or class, by its dotted path; [] if it is absent."""
-    module, _, rest = path, "", ""
+_NOT_CALLED = ("ufunc",)  # a class whose objects only CuPy makes
+
+
+def _found(path: str) -> Any:
     try:
-        found: Any = importlib.import_module(module)
+        return importlib.import_module(path)
     except ImportError:
         module, _, rest = path.rpartition(".")
         try:
-            found = getattr(importlib.import_module(module), rest, None)
+            return getattr(importlib.import_module(module), rest, None)
         except ImportError:
-            return []
+            return None
+
+
+def names_of(path: str) -> list[str]:
+    """Return the public names of one module or class, by its dotted path; [] if it is absent."""
+    found = _found(path)
+    if found is None:
+        return []
     return sorted(name for name in dir(found) if not name.startswith("_") and name not in _NOISE)
+
+
+def parameters_of(value: Any, name: str) -> list[str] | None:
+    """Return how a callable names its parameters; None if it says nothing of them.
+
+    ``:`` and types stand for a ufunc, ``*`` and ``**`` for any further arguments.
+    """
+    if not callable(value) or name in _NOT_CALLED:
+        return None
+    if type(value).__name__ == "ufunc":
+        kinds: Any = value
+        return [":", *kinds.types]
+    try:
+        parameters = list(inspect.signature(value).parameters.values())
+    except (TypeError, ValueError):
+        # Compiled functions have their signature in the first line of their text.
+        first = (getattr(value, "__doc__", None) or "").split("\n")[0]
+        match = re.search(rf"\b{re.escape(name)}\((.*?)\)( ->.*)?$", first)
+        if match is None:
+            return None
+        words = [re.split(r"[=:]", part)[0].split() for part in match[1].split(",")]
+        named = [re.sub(r"(\*+).*", r"\1", each[-1]) for each in words if each]
+        return [each for each in named if each not in ("self", "cls", "/")]
+    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    named = [marks.get(each.kind, each.name) for each in parameters]
+    return [each for each in named if each != "self"]
+
+
+def surface_of(paths: tuple[str, ...]) -> Iterator[str]:
+    """Yield a line for each callable of modules and classes."""
+    for path in paths:
+        found = _found(path)
+        for name in names_of(path) if found is not None else ():
+            parameters = parameters_of(getattr(found, name, None), name)
+            if parameters is not None:
+                yield " ".join([f"{path}.{name}", *parameters])
+
+
+def modules() -> Iterator[str]:
+    """Yield the dotted names of all public modules of CuPy."""
+    for package in ("cupy", "cupyx"):
+        found = importlib.import_module(package)
+        for each in pkgutil.walk_packages(
+            found.__path__, package + ".", onerror=lambda _name: None
+        ):
+            if not any(part.startswith("_") for part in each.name.split(".")):
+                yield each.name
+
+
+def print_parameters() -> None:
+    """Print ``surface_parameters.txt``."""
+    version = importlib.import_module("cupy").__version__
+    out = sys.stdout
+    out.write(f"# Parameters of CuPy {version}; made by record_surface.py, not by hand.\n")
+    for name in sorted(set(modules())):
+        out.write(f"= {name}\n")
+    for line in surface_of((*MODULES, *CLASSES)):
+        out.write(line + "\n")
 
 
 def main() -> None:
@@ -83,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_parameters() if "--parameters" in sys.argv else main()

@@ -16,6 +16,7 @@ from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
+from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
 from gpupool.remoting.devices.sparse import emulated_sparse
 
@@ -86,7 +87,9 @@ def _is_mask(item: Any) -> bool:
 
 def _setitem(a: Array, index: Any, value: Any) -> None:
     if isinstance(index, tuple):
-        a[_wrapped(a, index)] = _cast(value, a.dtype)
+        # The ellipsis makes an element an array without axes, which takes one of axes of length 1.
+        more = () if any(item is Ellipsis for item in index) else (...,)
+        a[(*_wrapped(a, index), *more)] = _cast(value, a.dtype)
     elif isinstance(index, np.ndarray):
         a[_wrapped(a, (index,))] = _cast(value, a.dtype)
     else:
@@ -114,6 +117,7 @@ def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 _BY_FIELDS: dict[str, Operation] = {"equal": operator.eq, "not_equal": operator.ne}
+_BOOL = np.dtype(np.bool_)
 _COMPARE = frozenset(("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"))
 
 
@@ -137,7 +141,7 @@ def _ufunc(name: str) -> Operation:
     def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
         if _where is not None:
             kwargs["where"] = _where
-        if name in _BY_FIELDS and args[0].dtype.char == "V":
+        if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
             # NumPy's ufuncs do not take structures, its operators do.
             return np.asarray(_BY_FIELDS[name](*args))
         if name in _COMPARE and any(_is_truth(arg) for arg in args):
@@ -397,6 +401,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= plans.operations(lambda: backend.current)
     table |= random_operations() | emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
+    table |= emulated_interpolators(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},

@@ -104,7 +104,90 @@ def _triangular(function: Operation) -> Operation:
     return call
 
 
+FILTER_MAX = 1 << 40
+"""Elements along an axis of a filter."""
+
+
+def _of_size(function: Operation) -> Operation:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        size = kwargs.get("size", args[1] if len(args) > 1 else None)
+        # SciPy makes room for a line of it without a look whether its bytes still fit 64 bits, and
+        # writes behind that room.
+        if size is not None and (np.abs(np.asarray(size, np.float64)) > FILTER_MAX).any():
+            raise ValueError(f"{function.__name__}: no array is as large as this filter")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _structured(function: Operation) -> Operation:
+    """Let the structure be its shape: SciPy takes the shape for the elements."""
+
+    def call(image: Any, structure: Any = None, *args: Any, **kwargs: Any) -> Any:
+        axes = kwargs.get("axes")
+        ndim = image.ndim if axes is None else np.size(axes)
+        if isinstance(structure, int):
+            structure = (structure,) * ndim
+        if type(structure) in (tuple, list):
+            structure = np.ones(tuple(structure), bool)
+        return function(image, structure, *args, **kwargs)
+
+    return call
+
+
+_SIZED = """black_tophat grey_closing grey_dilation grey_erosion grey_opening maximum_filter
+maximum_filter1d minimum_filter minimum_filter1d morphological_gradient morphological_laplace
+uniform_filter uniform_filter1d white_tophat"""
+
+
+def _affine(function: Operation) -> Operation:
+    def call(
+        *args: Any, texture_memory: bool = False, float64_coords: bool = False, **kwargs: Any
+    ) -> Any:
+        del float64_coords  # SciPy's always are
+        return (_in_texture if texture_memory else function)(*args, **kwargs)
+
+    def _in_texture(
+        image: Any,
+        matrix: Any,
+        offset: Any = 0.0,
+        output_shape: Any = None,
+        output: Any = None,
+        order: int = 3,
+        mode: str = "constant",
+        cval: Any = 0.0,
+        prefilter: bool = True,
+    ) -> Any:
+        del offset, prefilter  # CuPy leaves them out
+        if image.ndim not in (2, 3) or image.dtype != np.float32:
+            raise ValueError("texture memory has arrays of float32 with 2 or 3 axes")
+        if matrix.shape != (image.ndim + 1, image.ndim + 1):
+            raise ValueError("the matrix must have shape (ndim + 1, ndim + 1)")
+        if mode not in ("constant", "nearest"):
+            raise ValueError(f"texture memory has the modes constant and nearest, not {mode}")
+        shape = image.shape if output_shape is None else tuple(output_shape)
+        if output is None:
+            output = np.float32
+        elif type(output) is np.ndarray:
+            if output.shape != shape:
+                raise ValueError("output shapes do not match")
+        elif isinstance(output, str) or np.dtype(output) != np.float32:
+            raise ValueError("the output must be an array or float32")
+        # A texture is interpolated beyond its border.
+        how = {"order": min(order, 1), "mode": "grid-constant" if mode == "constant" else mode}
+        made = function(image, matrix, output_shape=shape, output=output, cval=cval, **how)
+        return output if made is None else made
+
+    return call
+
+
 _ADAPTERS = {
+    **{f"scipy.ndimage.{name}": _of_size for name in _SIZED.split()},
+    **{
+        f"scipy.ndimage.binary_{name}": _structured
+        for name in ("erosion", "dilation", "opening", "closing")
+    },
+    "scipy.ndimage.affine_transform": _affine,
     "scipy.ndimage.distance_transform_edt": _edt,
     "scipy.linalg.solve_triangular": _triangular,
 }

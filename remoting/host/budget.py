@@ -31,6 +31,10 @@ class _Share:
     reserved: int = 0
     charged: int = 0
     pledged: int = 0  # of shared memory, the bytes that the driver counts as this worker's
+    peak: int = 0  # the most of those two since the last reading began
+
+    def note_peak(self) -> None:
+        self.peak = max(self.peak, self.reserved + self.pledged)
 
 
 @dataclass(slots=True)
@@ -120,6 +124,7 @@ class Budget:
         if book.used[gpu] + size > book.partitions[gpu]:
             return False
         share.reserved += size
+        share.note_peak()
         book.used[gpu] += size
         return True
 
@@ -228,6 +233,18 @@ class Budget:
         share = book.shares.get((worker, gpu)) or _Share()
         return share.reserved + share.pledged, share.charged
 
+    def begin_reading(self) -> None:
+        """Have ``peak`` begin anew: the driver is asked from now on how much each worker has."""
+        for book in self._leases.values():
+            for share in book.shares.values():
+                share.peak = share.reserved + share.pledged
+
+    def peak(self, worker: WorkerKey, gpu: GpuId) -> int:
+        """Return the most bytes that ``held`` had as reserved since the last ``begin_reading``."""
+        lease = self._lease_of.get(worker)
+        share = self._leases[lease].shares.get((worker, gpu)) if lease is not None else None
+        return share.peak if share is not None else 0
+
     def shared(self, lease: LeaseId) -> int:
         """Return how much is charged to ``lease`` under tokens: how many of them."""
         book = self._leases.get(lease)
@@ -270,7 +287,9 @@ class Budget:
     @staticmethod
     def _attribute(book: _LeaseBook, common: _Common, size: int) -> None:
         for worker in common.having():
-            book.shares.setdefault((worker, common.gpu), _Share()).pledged += size
+            share = book.shares.setdefault((worker, common.gpu), _Share())
+            share.pledged += size
+            share.note_peak()
 
     def _share(self, worker: WorkerKey, gpu: GpuId, size: int) -> tuple[_LeaseBook, _Share]:
         lease = self._lease_of.get(worker)

@@ -61,13 +61,9 @@ class MemoryWatchdog:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            before = {
-                (worker.number, gpu): self._budget.held(worker.number, gpu)[0]
-                for worker in self._workers.values()
-                for gpu in worker.real
-            }
+            self._budget.begin_reading()
             await self._inventory.sample(self.own_use)
-            self._reconcile(before)
+            self._reconcile()
             self._watch_host_memory()
             await trio.sleep(self._limits.sample_interval_s)
 
@@ -105,11 +101,12 @@ class MemoryWatchdog:
         away = sum(self._budget.usage(lease, gpu) for lease in self._suspended())
         return self._budget.used_on(gpu) - away
 
-    def _reconcile(self, before: Mapping[tuple[int, GpuId], int]) -> None:
+    def _reconcile(self) -> None:
         """Charge the memory beyond the reservations; kill workers far over the partition.
 
-        What was freed while NVML was read is reserved in ``before``, as it was until then. A charge
-        never shrinks, so what is there for a moment must not be taken for overhead.
+        NVML may have been read at any time since the reading began, so the most that was reserved
+        meanwhile counts. A charge never shrinks, so what is there for a moment must not be taken
+        for overhead.
         """
         over: dict[tuple[LeaseId, GpuId], list[tuple[int, WorkerHandle]]] = {}
         found: dict[tuple[LeaseId, GpuId], int] = {}
@@ -122,8 +119,8 @@ class MemoryWatchdog:
                 used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
                 if used is None:
                     continue
-                reserved, charged = self._budget.held(worker.number, gpu)
-                reserved = max(reserved, before.get((worker.number, gpu), 0))
+                _, charged = self._budget.held(worker.number, gpu)
+                reserved = self._budget.peak(worker.number, gpu)
                 if used - reserved > charged:
                     self._budget.charge(worker.number, gpu, used - reserved)
                 key = (worker.lease, gpu)

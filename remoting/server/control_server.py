@@ -62,7 +62,7 @@ from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.authority.certificate_renewal import Renewal, ServerCertificates
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
@@ -228,8 +228,9 @@ class ControlServer:
         self._links.sign_certificate = self.ca_key.sign_for
         self._links.take_next = self._exchange.take_next
         self._links.next_kept = self._exchange.next_kept
+        self._links.agreed = self._machine.formats
         self._exchange.changed = self._ca_changed
-        self._machine.on_apply = self._wake_up
+        self._machine.on_apply = lambda: self._wake.set()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -258,9 +259,6 @@ class ControlServer:
 
     # --- the beat --------------------------------------------------------------------------------
 
-    def _wake_up(self) -> None:
-        self._wake.set()
-
     async def _tick(self) -> None:
         """Run the controller's timers, and the consequences of each change of the table."""
         followed: object = None
@@ -271,6 +269,7 @@ class ControlServer:
             if followed is not state.servers:
                 followed = state.servers
                 self._follow(tuple(state.servers), state.voters())
+                self._links.drop_outdated()
             self._do(self.controller.poll())
             if followed_ca is not state.authorities and self._nursery is not None:
                 followed_ca = state.authorities
@@ -393,8 +392,7 @@ class ControlServer:
         try:
             result = await self._ask_records(action.query)
         except GpupoolError as error:
-            self._do(self.controller.usage_answered(action.number, error))
-            return
+            result = error
         self._do(self.controller.usage_answered(action.number, result))
 
     async def _run_view(self, action: MakeView) -> None:
@@ -457,9 +455,12 @@ class ControlServer:
                 with served.scope:
                     self._served[number] = served
                     self._do(self.controller.opened(number))
+                    # A stranger has one task, and an end of his costs no group of errors.
+                    limit_s = self._settings.unauthenticated_timeout_s
+                    first = await within(limit_s, connection.receive)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write, connection, queue, nursery.cancel_scope)
-                        await self._read(number, connection, proven)
+                        await self._read(number, connection, first, proven)
                         nursery.cancel_scope.cancel()
         except* GONE as group:
             reason = explain(group)
@@ -470,10 +471,12 @@ class ControlServer:
             self._rate_limited_log.say(f"lost {who}: {reason}")
 
     async def _read(
-        self, number: int, connection: MessageStream, proven: Callable[[], None]
+        self,
+        number: int,
+        connection: MessageStream,
+        received: tuple[int, m.Message] | None,
+        proven: Callable[[], None],
     ) -> None:
-        with trio.fail_after(self._settings.unauthenticated_timeout_s):
-            received = await connection.receive()
         is_first = True
         while received is not None:
             call, message = received

@@ -47,7 +47,7 @@ class ServerSettings:
     #: that belongs to it.
     handshakes_per_s: float = 150.0
 
-    #: TLS of unknown addresses that have proven nothing: each takes 50 to 150 KiB. When there is
+    #: TLS of unknown addresses that have proven nothing: each takes up to 64 KiB. When there is
     #: more, the oldest one of the busiest address goes; the next ones wait without TLS.
     unauthenticated_tls_count_max: int = 128
 

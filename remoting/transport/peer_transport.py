@@ -62,6 +62,7 @@ GREETING = struct.Struct(">HQ")  # ``formats.VERSION``, wall clock in millisecon
 KEY_SIZE_MAX = 4096
 CERTIFICATE_SIZE_MAX = 8192
 LONG_S = 3600.0
+CLOSED = "closed by the peer"
 
 Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
 
@@ -74,6 +75,7 @@ class _Peer:
     changed: trio.Event = field(default_factory=trio.Event)
     failure: str = ""  # the last one that was logged
     other_version: int = VERSION  # of its links, if that was logged
+    newer: int = VERSION  # the version with which it has hung up on this server, if that was logged
 
 
 class PeerTransport:
@@ -130,6 +132,8 @@ class PeerTransport:
         """Keeps the next CA that a peer sent, and returns its SHA-256, or nothing."""
         self.next_kept: Callable[[ServerId, bytes], None] = lambda _peer, _sha256: None
         """Takes note that a peer keeps the next CA."""
+        self.agreed: Callable[[], int] = lambda: 0
+        """Returns the version that the pool has agreed on (``PoolState.formats``)."""
         self.removed_by: set[ServerId] = set()
         """Servers that hung up on this one because it was removed from the pool."""
 
@@ -260,6 +264,12 @@ class PeerTransport:
         """Say that the next CA's key is on our disk."""
         return self._put(peer, Kind.NEXT_KEY_KEPT, sha256)
 
+    def drop_outdated(self) -> None:
+        """End the links to servers that are older than the pool is by now."""
+        for link in [each for each in self._links.values() if each.version < VERSION]:
+            if not can_link(link.version, self.agreed()):
+                self._drop(link)
+
     def drop_strangers(self, ca_pem: bytes) -> None:
         """End the links whose other end has shown a certificate of no CA of the bundle."""
         for link in list(self._links.values()):
@@ -322,7 +332,7 @@ class PeerTransport:
 
     async def _converse(self, link: PeerLink) -> None:
         """Greet, then carry frames both ways until the connection ends or is replaced."""
-        reason = "closed by the peer"
+        reason = CLOSED
         wall = GREETING.pack(VERSION, self._clock.wall_ms())
         link.put(frame_bytes(Kind.GREETING, wall, size_max=GREETING.size))
         try:
@@ -340,6 +350,8 @@ class PeerTransport:
             await trio.aclose_forcefully(link.stream)
             if link.greeted:
                 self._log.info("link to server %s is down: %s", link.peer, reason)
+                if reason == CLOSED:
+                    self._note_newer(link)
             else:
                 self._log.debug("no link to server %s: %s", link.peer, reason)
 
@@ -365,6 +377,15 @@ class PeerTransport:
             self._tell_change(link.peer)
             if self._events is not None:
                 self._events.disconnected(link.peer)
+
+    def _note_newer(self, link: PeerLink) -> None:
+        """Say once that a newer server hangs up: its pool may have left this version behind."""
+        peer = self._peers.get(link.peer)
+        if peer is None or link.version <= max(VERSION, peer.newer):
+            return
+        peer.newer = link.version
+        what = f"server {link.peer} hung up; it has version {link.version} of the formats"
+        self._log.warning("%s, this server %d: upgrade it if that goes on", what, VERSION)
 
     def _tell_change(self, peer: ServerId) -> None:
         if (state := self._peers.get(peer)) is not None:
@@ -440,9 +461,13 @@ class PeerTransport:
             raise RemoteProtocolError("a peer did not greet")
         version, _wall_ms = GREETING.unpack(body)
         link.version = version
-        if not can_link(version):
+        agreed = self.agreed()
+        if not can_link(version, agreed):
             what = f"server {link.peer} has another version of gpupool"
-            why = f"it has version {version} of the formats, this server {VERSION}"
+            who = f"this server {VERSION}"
+            if VERSION - version == 1:
+                who = f"and the servers of the pool have agreed on {agreed}"
+            why = f"it has version {version} of the formats, {who}"
             if (peer := self._peers.get(link.peer)) is not None and peer.other_version != version:
                 peer.other_version = version
                 self._log.warning("%s: %s; upgrade the older one", what, why)

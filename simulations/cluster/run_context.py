@@ -37,6 +37,7 @@ from gpupool.simulations.checkers.safety_checkers import (
 )
 from gpupool.simulations.checkers.service_checkers import MessageSizes, OneServes, RevokedUnserved
 from gpupool.simulations.checkers.time_checker import TableTime
+from gpupool.simulations.checkers.version_checker import VersionsAgree
 from gpupool.simulations.cluster.shared_tables import SharedTables
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
@@ -81,6 +82,7 @@ class Checkers:
         self.senders = OneSender(failures)
         self.preemption = PreemptionHolds(failures, in_force)
         self.suspended = SuspendedGoOn(failures, in_force)
+        self.versions = VersionsAgree(failures)
 
 
 @dataclass(slots=True)
@@ -146,6 +148,7 @@ class Environment:
         self.checkers.unserved.applied(envelope, now)
         self.checkers.drains.applied(envelope, before, state)
         self.checkers.preemption.applied(envelope, before, state)
+        self.checkers.versions.applied(before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""

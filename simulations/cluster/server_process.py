@@ -12,6 +12,7 @@ from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.consensus.table_comparison import DivergedError
 from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.pool.model.formats import OutdatedError, can_link
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId, TokenId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
@@ -149,6 +150,7 @@ class ServerProcess(Process):
             identify=environment.identify,
             is_removed=lambda peer: peer in self.table.state.removed,
             trusts=self.ca.trusts,
+            understands=self._understands,
             clock=machine.clock,
             sends=self._sends,
         )
@@ -194,7 +196,11 @@ class ServerProcess(Process):
             self.table,
             self_id=self.server,
             incarnation=machine.incarnation,
-            software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
+            software=Software(
+                address=f"{machine.name}:7470",
+                labels=(("rack", machine.rack),),
+                formats=machine.formats,
+            ),
             ca_pem=lambda: b"".join(self.ca.files.trusted),
             signer=self.ca.signer,
             has_keys=self.ca.has_keys,
@@ -215,7 +221,7 @@ class ServerProcess(Process):
         """Do something that may end this process."""
         try:
             action()
-        except StorageError as error:
+        except (StorageError, OutdatedError) as error:
             self._died(self, f"stops: {error}")
         except DivergedError as error:
             if not self.table.is_flipped:
@@ -249,6 +255,12 @@ class ServerProcess(Process):
             self.after(POLL_DELAY_S, self._table_changed)
 
     # --- consensus --------------------------------------------------------------------------------
+
+    def _understands(self, peer: ServerId) -> bool:
+        """Return whether a server's program reads what this one may send, as its greeting says."""
+        name = self._environment.locate(peer)
+        machine = self._environment.find(name) if name is not None else None
+        return machine is None or can_link(machine.formats, self.table.formats())
 
     def propose(self, command: Plain, timeout_s: float, decided: Callable[[Outcome], None]) -> None:
         """Submit a command, as the real server does, with the checkers watching."""
@@ -284,6 +296,8 @@ class ServerProcess(Process):
                 lambda _now: replicated_log.node.reconcile_voters(voters, stopgaps=witnesses)
             )
         if known:
+            assert self.links is not None
+            self.links.drop_outdated()
             self.ca.follow()
         self._poll()
 

@@ -51,6 +51,7 @@ class SimulatedTransport:
         identify: Callable[[str], ServerId | None],
         is_removed: Callable[[ServerId], bool],
         trusts: Callable[[str], bool] = lambda _machine: True,
+        understands: Callable[[ServerId], bool] = lambda _peer: True,
         clock: Clock,
         sends: Callable[[bytes], None] = lambda _frame: None,
     ) -> None:
@@ -63,6 +64,7 @@ class SimulatedTransport:
         self._identify = identify
         self._is_removed = is_removed
         self._trusts = trusts
+        self._understands = understands
         self._clock = clock
         self._link_clocks: dict[ServerId, LinkClock] = {}
         self._steps = WallSteps(clock)
@@ -100,11 +102,19 @@ class SimulatedTransport:
         peer = self._identify(machine)
         if peer is None or (self._is_removed(peer) and peer not in self._peers):
             return None
-        return _PeerEnd(self, peer) if self._trusts(machine) else None
+        fits = self._trusts(machine) and self._understands(peer)
+        return _PeerEnd(self, peer) if fits else None
 
     def drop_all(self) -> None:
         """End every link; they come up again between servers that trust each other."""
         for peer, end in list(self._links.items()):
+            end.close()
+            self.lost(peer, end)
+
+    def drop_outdated(self) -> None:
+        """End the links to servers that are older than the pool is by now."""
+        for peer in [each for each in self._links if not self._understands(each)]:
+            end = self._links[peer]
             end.close()
             self.lost(peer, end)
 
@@ -129,6 +139,10 @@ class SimulatedTransport:
         if machine is None or self._identify(machine) != peer:
             # While the attempt was held up the machine has become another server, which cannot
             # prove that it is the former one.
+            end.close()
+            self.lost(peer, None)
+            return
+        if not self._understands(peer):
             end.close()
             self.lost(peer, None)
             return
@@ -204,7 +218,8 @@ class SimulatedTransport:
             return
         machine = self._locate(peer)
         # The process that answers must prove that it is the wanted peer.
-        if machine is None or self._identify(machine) != peer:
+        known = machine is not None and self._identify(machine) == peer
+        if machine is None or not known or not self._understands(peer):
             self.lost(peer, None)
             return
         self._dialling.add(peer)

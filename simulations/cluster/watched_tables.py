@@ -6,6 +6,7 @@ Steps that several servers compute are shared: see ``shared_tables``.
 from dataclasses import replace
 
 from gpupool.pool.model.codec import encode
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Field
 from gpupool.pool.model.state import Act, PoolState, with_changes
@@ -19,9 +20,11 @@ class WatchedMachine(PoolMachine):
     """The real state machine, with the checkers watching."""
 
     def __init__(self, environment: Environment, server: str) -> None:
-        hash_s = environment.options.hash_s
+        hash_s, machine = environment.options.hash_s, environment.find(server)
         super().__init__(
-            environment.empty, hash_every_ms=int(1000 * hash_s) if hash_s else _NEVER_MS
+            environment.empty,
+            hash_every_ms=int(1000 * hash_s) if hash_s else _NEVER_MS,
+            version=machine.formats if machine is not None else VERSION,
         )
         self._flipped: Act | None = None  # as it was
         self._environment = environment
@@ -31,12 +34,14 @@ class WatchedMachine(PoolMachine):
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply a command, and let the checkers compare."""
         tables, before = self._environment.tables, self.state
-        known = tables.step(before, index, command)
+        # Another program computes for itself: it may have to stop where others go on.
+        known = tables.step(before, index, command) if self.version == VERSION else None
         if known is not None:
             self.state, result = known.after, known.result
         else:
             result = super().apply(index, command)
         checkers, after = self._environment.checkers, self._right(self.state)
+        checkers.versions.read(self._server, self.version, before)
         if checkers.logs.applied(self._server, index, command, result, after):
             self._environment.applied(index, command, result, self._right(before), after)
         if known is None and self._flipped is None:

@@ -11,6 +11,7 @@ from random import Random
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.simulations.kernel.ca_files import CaFiles
@@ -77,6 +78,8 @@ class Machine:
         self.disk = SimulatedDisk(random)
         self.authorities = CaFiles()
         self.incarnation = Incarnation(0)
+        self.formats = VERSION
+        """The version of its server's program."""
         self.process: Process | None = None
         self.workers: list[Worker] = []
         self.kill_s = kill_s

@@ -181,6 +181,13 @@ def install(cupy: Any) -> None:
     for name in ("fft", "fftpack", "interpolate", "linalg", "ndimage", "special", "stats"):
         # A module with a path may have private ones below it.
         importlib.import_module(f"cupyx.scipy.{name}").__path__ = []
+    # Names of kernels and their lowest degrees, by which tests of `RBFInterpolator` are made.
+    radial: Any = importlib.import_module("cupyx.scipy.interpolate._rbfinterp")
+    degrees = {"multiquadric": 0, "linear": 0, "thin_plate_spline": 1, "cubic": 1, "quintic": 2}
+    radial._NAME_TO_MIN_DEGREE = degrees
+    radial._SCALE_INVARIANT = {"linear", "thin_plate_spline", "cubic", "quintic"}
+    radial._AVAILABLE = {"gaussian", "inverse_multiquadric", "inverse_quadratic"}
+    radial._AVAILABLE |= radial._SCALE_INVARIANT | set(degrees)
     gufuncs: Any = importlib.import_module("cupy._core._gufuncs")
     gufuncs._GUFunc = cupyx.GeneralizedUFunc
     # Public names whose tests look for them in private modules.

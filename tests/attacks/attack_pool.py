@@ -261,11 +261,18 @@ def usage(servers: Servers) -> tuple[float, int, int]:
 
 def family(proc: Path) -> list[Path]:
     """Return a server's processes: itself, and its descendants that are no workers."""
-    with contextlib.suppress(OSError):
-        if b"worker_main" not in (proc / "cmdline").read_bytes():
-            children = (proc / "task" / proc.name / "children").read_text().split()
-            return [proc, *(each for pid in children for each in family(proc.parent / pid))]
-    return []
+    try:
+        if b"worker_main" in (proc / "cmdline").read_bytes():
+            return []
+    except OSError:  # it has ended
+        return []
+    found = [proc]
+    # Each thread has the children that it started; the observer is another thread's.
+    for path in proc.glob("task/*/children"):
+        with contextlib.suppress(OSError):
+            for pid in path.read_text().split():
+                found += family(proc.parent / pid)
+    return found
 
 
 # --- strangers ------------------------------------------------------------------------------------

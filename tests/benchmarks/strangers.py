@@ -6,11 +6,14 @@ For each kind and count a new server (`gpupool join --emulate 1:1G`) is started.
 loopback addresses then hold that many connections for ``--seconds``; one that is closed is opened
 again. Memory is the growth of the server's peak of resident memory, by the connections that were
 held at once; processor time is the server's, without what it takes in peace, by the connections
-that were opened. Eight logins are tried meanwhile. `tests/attacks` has what users of a pool notice.
+that were opened. A server's observer and its other processes count as the server. Eight logins are
+tried meanwhile. `tests/attacks` has what users of a pool notice.
 """
 
 import argparse
+import http.client
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -35,7 +38,8 @@ from gpupool.remoting.client.pool_client import connect_pool
 
 LOGINS = 8
 SETTLE_S = 2.0
-FLOODS = 500, 10_000
+FLOODS = 128, 500, 10_000
+"""So many have TLS at once; more than those; and a flood."""
 
 
 def greeting(ports: list[int], seconds: float, count: int) -> int:
@@ -93,6 +97,16 @@ def whole_usage(pids: Iterable[int]) -> Usage:
     return Usage(*(sum(figures) for figures in zip(*map(astuple, found), strict=True)))
 
 
+def browse(port: int) -> None:
+    """Ask once, so that what the observer loads for its first client is not a stranger's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context)
+    connection.request("GET", "/healthz")
+    connection.getresponse().read()
+    connection.close()
+
+
 async def log_in(credentials: Credentials, seconds: float) -> list[float]:
     """Try the logins, spread over the time; return the seconds of those that worked."""
     times: list[float] = []
@@ -119,6 +133,7 @@ async def measure(folder: Path, kind: str, count: int, seconds: float, results: 
         ((name, process),) = servers.processes.items()
         # The observer has the TLS and the requests of strangers who speak HTTPS.
         pids = [int(each.name) for each in attack_pool.family(Path("/proc") / str(process.pid))]
+        await trio.to_thread.run_sync(browse, servers.ports[name])
         quiet = whole_usage(pids).cpu_s
         await trio.sleep(SETTLE_S)
         for pid in pids:

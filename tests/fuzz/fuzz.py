@@ -1,4 +1,4 @@
-"""Fuzz what the shim and the NVML library read, under AddressSanitizer and UBSan.
+"""Fuzz what the shim, NVML and the worker's launcher read, under AddressSanitizer and UBSan.
 
     python tests/fuzz/fuzz.py [--runs N] [--only TARGET] [--folder FOLDER]
 
@@ -24,12 +24,15 @@ from tests import objects as objects_cache  # noqa: E402
 
 DOOR = HERE.parents[1] / "remoting" / "driver_api"
 SHIM = DOOR / "shim"
+NATIVE = DOOR / "native"
+HEADERS = (SHIM / "include", SHIM, NATIVE, HERE)
 CHECKS = "undefined,float-cast-overflow,float-divide-by-zero"
 FLAGS = (
-    *("-std=gnu11", "-fno-omit-frame-pointer", f"-I{SHIM / 'include'}", f"-I{SHIM}", f"-I{HERE}"),
+    *("-std=gnu11", "-fno-omit-frame-pointer", *(f"-I{folder}" for folder in HEADERS)),
     f"-fno-sanitize-recover={CHECKS}",
 )
-SILENT = ("-Wl,--wrap=gp_start_thread", "-Wl,--wrap=gp_say")
+SILENT = ("gp_start_thread", "gp_say")
+"""Functions that targets with the shim have in place of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +42,33 @@ class Target:
     name: str
     share: float
     length: int  # of an input, at most
-    without: tuple[str, ...] = ()  # of the shim, which the target has in its own place
-    shim: bool = True
+    without: tuple[str, ...] = ()  # of the folder, which the target has in its own place
+    folder: Path | None = SHIM
+    wraps: tuple[str, ...] = SILENT  # functions that the target has in place of others
 
     def sources(self) -> list[Path]:
         """Return the files that it is made of."""
         own = [HERE / f"{self.name}_target.c"]
-        if not self.shim:
+        if self.folder is None:
             return [*own, SHIM / "base" / "json.c"]
-        shim = sorted(SHIM.rglob("*.c"))
-        return [*own, HERE / "silent.c", *(path for path in shim if path.name not in self.without)]
+        if self.wraps == SILENT:
+            own.append(HERE / "silent.c")
+        files = sorted(self.folder.rglob("*.c"))
+        return own + [path for path in files if path.name not in self.without]
 
 
 TARGETS = (
-    Target("json", 0.2, 600, shim=False),
-    Target("nvml", 0.1, 2000, shim=False),
+    Target("json", 0.1, 600, folder=None, wraps=()),
+    Target("nvml", 0.1, 2000, folder=None, wraps=()),
     Target("agent", 0.1, 2000, ("tls.c", "link.c")),
-    Target("answers", 0.3, 2000, ("tls.c",)),
+    Target("answers", 0.2, 2000, ("tls.c",)),
     Target("hello", 0.1, 8000, ("tls.c", "snapshot.c")),
     Target("calls", 0.1, 1000, ("tls.c", "link.c")),
     Target("order", 0.1, 200, ("tls.c",)),
+    Target(
+        *("launcher", 0.2, 2000, ("turns.c", "lanes.c", "start.c"), NATIVE),
+        wraps=("clock_gettime", "poll"),
+    ),
 )
 
 
@@ -85,11 +95,9 @@ def build(target: Target, folder: Path, compiler: str, kind: str) -> Path:
             if kind or source.name.endswith("_target.c"):  # targets include files of the library
                 subprocess.run([*words, "-o", str(object_file), str(source)], check=True)
             else:
-                objects_cache.compiled(
-                    words, source, object_file, (SHIM / "include", source.parent, HERE)
-                )
+                objects_cache.compiled(words, source, object_file, (*HEADERS, source.parent))
         objects.append(str(object_file))
-    link = SILENT if target.shim else ()
+    link = [f"-Wl,--wrap={name}" for name in target.wraps]
     command = [compiler, sanitize, *link, "-o", str(made), *objects, "-pthread", "-ldl"]
     subprocess.run(command, check=True)
     return made

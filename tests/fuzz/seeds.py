@@ -3,7 +3,7 @@
 import json
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpupool.remoting.driver_api.schema import table
@@ -47,6 +47,7 @@ def of(target: str) -> list[bytes]:
             "hello": _hellos,
             "calls": _calls,
             "order": _orders,
+            "launcher": _frames,
         }[target]()
     )
 
@@ -163,6 +164,61 @@ def _host_graphs() -> Iterator[bytes]:
         + ended
         + b"".join(read([node(2 * at, 4, child=2 * at + 1)], []) for at in range(300, 3300))
     )
+
+
+def _record(kind: int, form: int, words: Sequence[int]) -> bytes:
+    """Return a record of the launcher's target: a word is a byte, or eight behind 255."""
+    packed = [
+        struct.pack("<B", one) if one < 255 else struct.pack("<BQ", 255, one) for one in words
+    ]
+    return bytes((kind, form, len(words))) + b"".join(packed)
+
+
+def _frames() -> Iterator[bytes]:
+    """Yield workers that know objects of each kind, and frames of each record in several forms."""
+    known = b"".join(bytes((0, kind, number)) for kind in range(6) for number in (1, 2, 3, 4))
+    launch, node = [1, 1, 1, 1, 0, 8], [1, 1, 8, *(0, 0, 1), *[0] * 7, 1, *[0] * 21, 5]
+    many = [[1, 1], [1, 1, 0], [1, 2, 3], [1, 1, 1, 1], [0, 64, 1, 7], [1, 1 << 40, 1]]
+    own: dict[int, list[list[int]]] = {
+        0: [[*launch, 9], launch, [4, 1, 1, 1, 0, 32, 1, 2, 3, 4]],
+        1: [[*launch, 1, *[0] * 9, 9], [*launch, 2, *[0] * 18, 9], [*launch, 33], [*launch, 1]],
+        2: [[1, 8, 1, 7], [1, 17, 1, 7, 7, 7], [1, 1 << 63, 1, 7]],
+        3: [[0, 4096, 1, 7], [0, 4097, 1, 7]],
+        6: [node, [*node[:2], 9, *node[3:]], node[:-1]],
+        12: [[20, 0], [21, 1], [22, 4], [1, 0]],
+        13: [[20], [1]],
+    }
+    run = b"\6"
+    for kind in range(19):
+        for words in own.get(kind, many):
+            one, asked = _record(kind, 0, words), _record(kind, 1, words)
+            for form in (0, 2, 16, 18):
+                yield bytes((form,)) + known + run + b"\2" + one * 2 + asked + bytes(4) + b"\2\3"
+            together = _record(kind, 2, words) + _record(kind, 8, words)
+            yield b"\x10" + known + run + b"\1" + together + bytes(40) + b"\4\x0c\x14\x1c"
+    # Events that are made, used and ended; host functions, lost and called; more downloads than
+    # there is room for; and a driver without some calls.
+    made = _record(12, 0, [20, 0]) + _record(4, 0, [20, 1, 0]) + _record(17, 1, [1, 20, 1])
+    event = run + b"\3" + made + _record(13, 0, [20]) + bytes(9)
+    host = run + b"\2" + _record(8, 0, [1, 9, 0]) * 3 + bytes(5)
+    full = run + b"\7" + _record(3, 0, [0, 64, 1, 7]) * 8 + bytes(18)
+    called = b"\x1c\0\0"
+    yield b"\0" + known + event * 2
+    yield b"\0" + known + host + b"\x0c" + called * 2 + b"\4" + called + b"\4"
+    yield b"\0" + known + host + called * 2 + b"\x0c\4" + called
+    streams = b"".join(bytes((0, 0, number)) for number in range(1, 70))
+    yield b"\0" + streams + run + b"\0" + _record(15, 1, [1, 0]) + bytes(200)
+    yield b"\0" + known + run + b"\0\1\x20\7\xa0" + bytes((*launch, 34)) + bytes(9)
+    numbers = [*range(20, 140), *range(20, 140, 3)]
+    some = [
+        _record(12 + (at >= 120), 0, [number, 0][: 1 + (at < 120)])
+        for at, number in enumerate(numbers)
+    ]
+    frames = [b"".join(some[at : at + 8]) for at in range(0, len(some), 8)]
+    yield b"\0" + b"".join(run + b"\7" + frame + bytes(10) for frame in frames)
+    yield b"\x10" + known + full * 9 + b"\2\xf0\xaf\0\2\3\2"
+    for absent in range(21):
+        yield b"\x11" + struct.pack("<I", 1 << absent) + known + full + event + host
 
 
 def _orders() -> Iterator[bytes]:

@@ -94,6 +94,16 @@ def test_a_user_has_the_sum_of_their_leases(folder: Path) -> None:
     assert rtt[1] / rtt[2] == 120
 
 
+def test_a_client_has_the_sum_of_its_leases_whoever_they_are_of(folder: Path) -> None:
+    """All three leases are of one machine."""
+    whole = ask(folder, "client", "busy", 0, 60, name="ada@laptop").series[0].points[0]
+    one = ask(folder, "lease", "busy", 0, 60, name="4").series[0].points[0]
+    assert (whole[1], whole[2]) == (3 * one[1], one[2])
+    seen = ask(folder, "client", "busy", 0, 60, name="ada@laptop", user="ada").series[0].points[0]
+    assert seen[1] == one[1], "a user is told of their own leases there"
+    assert ask(folder, "client", "busy", 0, 60, name="ada").series == ()
+
+
 def test_a_lease_waits_for_the_network_as_often_as_for_results(folder: Path) -> None:
     [waits] = ask(folder, "lease", "waits", 10, 20, name="4").series[0].points
     [wire] = ask(folder, "lease", "wire", 10, 20, name="4").series[0].points

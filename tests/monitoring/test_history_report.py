@@ -50,6 +50,8 @@ VIEW: Any = SimpleNamespace(
         ("gpu:GPU-", None),  # of more than one
         ("server:nobody", None),
         ("eve", Subject("user", "eve", "user eve")),
+        ("client:ada@laptop", Subject("client", "ada@laptop", "client ada@laptop")),
+        ("client:", Subject("user", "client:", "user client:")),
     ],
 )
 def test_a_word_means_one_thing(text: str, found: Subject | None) -> None:

@@ -71,11 +71,11 @@ def command(
     strict: bool,
     as_json: bool,
 ) -> None:
-    r"""Chart what servers have measured of GPUs, themselves, leases and users.
+    r"""Chart what servers have measured of GPUs, themselves, leases, users and clients.
 
-    A GPU is SERVER:NUMBER or the beginning of its id; "lease:", "user:", "gpu:" or "server:" before
-    a name says which one is meant. Each server keeps its own figures, and is asked for them; one
-    that does not answer is named. Users see the leases of their own, operators everybody's.
+    A GPU is SERVER:NUMBER or the beginning of its id; "lease:", "user:", "client:", "gpu:" or
+    "server:" before a name says which is meant; a client is USER@HOST. Each server keeps its own
+    figures; one that does not answer is named. Users see their own leases, operators everybody's.
 
     \b
     Examples:

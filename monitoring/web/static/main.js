@@ -1,6 +1,6 @@
 // The frame around all pages: navigation, health, theme, time zone, keys; and the router.
 
-import { age, changed, enter, isOld, listen, login, pool, poolNow, start, store, table, want } from "./store.js";
+import { age, changed, enter, isOld, isReady, listen, login, pool, poolNow, start, store, table, want } from "./store.js";
 import { clock, duration, toggleZone, zone } from "./format.js";
 import { announce, html, icon, nothing, render } from "./parts.js";
 
@@ -16,6 +16,7 @@ const PAGES = [
   ["events", "Events and audit", "events", "Past"],
   ["health", "Health", "health", "Pool"],
   ["users", "Users and classes", "users", "Pool"],
+  ["clients", "Clients", "servers", "Pool"],
   ["about", "About", "about", "Pool"],
 ];
 const root = document.getElementById("app");
@@ -139,7 +140,7 @@ function draw() {
         ${side()}
         <div>
           ${topBar()} ${lost()}
-          <main id="main" tabindex="-1">${store.live.v && current.page ? current.page.view(current.rest) : nothing}</main>
+          <main id="main" tabindex="-1">${isReady() && current.page ? current.page.view(current.rest) : nothing}</main>
         </div>
       </div>
       <div class="toast" id="toast" role="status"></div>

@@ -140,6 +140,7 @@ export const path = (...words) => `/${words.map(encodeURIComponent).join("/")}`;
 export const serverLink = (name) => html`<a class="name" href=${path("servers", name)}>${name}</a>`;
 export const gpuLink = (server, index) => html`<a href=${path("gpus", server, index)}>${server} / GPU ${index}</a>`;
 export const leaseLink = (id) => html`<a class="mono" href=${path("leases", id)}>${id}</a>`;
+export const clientLink = (name) => (name ? html`<a href=${path("clients", name)}>${name}</a>` : NONE);
 export const userLink = (name) => html`<a href=${path("users", name)}>${name}</a>`;
 
 // --- tables ----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ let wanted = ["live"];
 let extra = null; // what the page on screen asks for besides
 let timer = 0;
 let running = false;
+let again = false; // the page on screen has changed meanwhile
 
 export function listen(listener) {
   listeners.add(listener);
@@ -179,6 +180,7 @@ async function poll() {
 
 async function loop() {
   clearTimeout(timer);
+  again = running;
   if (running || document.hidden) return;
   running = true;
   const started = performance.now();
@@ -192,7 +194,7 @@ async function loop() {
   running = false;
   changed();
   const interval = table("servers").n > MANY_SERVERS ? 2000 : 1000;
-  timer = setTimeout(loop, Math.max(200, interval - (performance.now() - started)));
+  timer = setTimeout(loop, again ? 0 : Math.max(200, interval - (performance.now() - started)));
 }
 
 /** Say which documents the page on screen needs, and what it asks for besides. */
@@ -201,6 +203,9 @@ export function want(documents, besides) {
   extra = besides || null;
   loop();
 }
+
+/** Whether all documents are there that the page on screen needs; nothing is said of what is not. */
+export const isReady = () => wanted.every((name) => store[name].v);
 
 export function start() {
   document.addEventListener("visibilitychange", loop);

@@ -40,7 +40,7 @@ from gpupool.remoting.array_api.server.array_results import (
     describe_error,
     same_layout,
 )
-from gpupool.remoting.array_api.server.element_types import told
+from gpupool.remoting.array_api.server.element_types import need_sendable, told
 from gpupool.remoting.array_api.server.shared_memory import check_piece
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
@@ -67,19 +67,20 @@ _VIEWS = frozenset(
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
 
-
 _LATER = (
     *("cuda.cufft_version", "fft.cache.", "fft.callbacks", "fft.several", "fft.with_callbacks"),
     *("ndarray.field", "ndarray.mdspan", "sparse."),
 )
 
-_OF_OBJECTS = ("sparse.",)
+_LATEST = ("interpolate.",)
+
+_OF_OBJECTS = ("sparse.", "interpolate.")
 """Operations whose answers may name objects by handles: their client gives them a class."""
 
 
-def in_order(name: str) -> tuple[bool, str]:
+def in_order(name: str) -> tuple[int, str]:
     """Return the key by which operations are numbered: those that came later have later numbers."""
-    return name.startswith(_LATER), name
+    return 2 if name.startswith(_LATEST) else int(name.startswith(_LATER)), name
 
 
 class Client(Protocol):
@@ -445,6 +446,7 @@ class Executor:
             if value.strides != meta.strides and not same_layout(value, meta):
                 value = self._conformed(name, value, meta)
         elif number == array_wire.META_UNKNOWN:
+            need_sendable(value.dtype)
             looks = [told(value.dtype), list(value.shape), list(value.strides)]
             self.described.append([handle, *looks])
         elif number != array_wire.META_OBJECT:

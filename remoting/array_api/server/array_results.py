@@ -9,7 +9,7 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.array_api.server.element_types import dtype_of, told
+from gpupool.remoting.array_api.server.element_types import dtype_of, is_sendable, told
 from gpupool.remoting.devices.base import Backend
 
 ANSWER_OBJECTS_MAX = 64
@@ -163,7 +163,7 @@ class Answer:
     def _encode(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str, bytes):
             return value
-        if self._backend.is_array(value) and not value.dtype.hasobject:
+        if self._backend.is_array(value) and is_sendable(value.dtype):
             handle = self._keep(value)
             strides = list(value.strides)
             device = self._backend.device_of(value)

@@ -45,6 +45,19 @@ def _refused(value: Any) -> RemoteProtocolError:
     return RemoteProtocolError("malformed message", why=f"dtype {str(value)[:60]}")
 
 
+def is_sendable(dtype: np.dtype[Any]) -> bool:
+    """Say whether an array of a type may be described to a client, which ends at another."""
+    if dtype.str in DTYPES:
+        return True
+    return dtype.char in "VmM" and dtype.isnative and not dtype.hasobject
+
+
+def need_sendable(dtype: np.dtype[Any]) -> None:
+    """Raise TypeError for a type that may not be described to a client."""
+    if not is_sendable(dtype):
+        raise TypeError(f"it gave elements of type {dtype}, which no GPU has")
+
+
 def told(dtype: np.dtype[Any]) -> Any:
     """Return what a client is told of a type."""
     if dtype.names is None:

@@ -71,6 +71,12 @@ static bool add(const struct launcher *launcher, struct downloads *downloads, co
     return true;
 }
 
+// All that a download takes until it is sent.
+static bool has_calls(const struct driver *driver) {
+    return driver->copy_out != NULL && driver->record != NULL && driver->query_event != NULL &&
+           driver->synchronize_event != NULL;
+}
+
 bool issue_download(const struct launcher *launcher, const unsigned char *at, struct head head, int *status) {
     struct downloads *downloads = launcher->downloads;
     struct shared *shared = launcher->shared;
@@ -79,7 +85,7 @@ bool issue_download(const struct launcher *launcher, const unsigned char *at, st
     if (downloads == NULL || shared == NULL || !launcher->plain || launcher->device != downloads->device) {
         return false;
     }
-    if (head.size - sizeof head < sizeof words || launcher->driver.copy_out == NULL) return false;
+    if (head.size - sizeof head < sizeof words || !has_calls(&launcher->driver)) return false;
     memcpy(words, at, sizeof words);
     if (words[1] == 0 || words[1] > SLOT_SIZE || shared->capturing) return false;
     if (__atomic_load_n(&shared->large, __ATOMIC_ACQUIRE) != 0) return false;

@@ -15,7 +15,8 @@ from typing import Any, cast
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.server.listener.router import Opening, Route, ToControl, ToServer, free
+from gpupool.remoting.server.listener.router import Opening, Route, ToControl, ToServer
+from gpupool.remoting.transport.freed_memory import free_tls
 from gpupool.remoting.transport.pki import TlsContexts
 
 RECEIVE_SIZE = 16_384
@@ -95,7 +96,7 @@ class Handshake:
 
     def free(self) -> None:
         """Free the memory of TLS now."""
-        free(self.stream)
+        free_tls(self.stream)
         vars(self).clear()
 
     def _step(self) -> ssl.SSLError | None:

@@ -186,16 +186,20 @@ class Lobby:
         while True:
             await self._has_openings.wait()
             self._has_openings = trio.Event()
-            guests, self._openings = self._openings, []
-            jobs = [(guest.sock, guest.opening, guest.in_thread) for guest in guests]
-            begin = partial(begin_all, jobs, Contexts.now(self._router.contexts))
-            try:
-                found = await trio.to_thread.run_sync(begin, self._router.check, limiter=limiter)
-            except trio.Cancelled:
-                self._openings += guests  # whose sockets are closed with the others
-                raise
-            for guest, begun in zip(guests, found, strict=True):
-                self._answered(guest, begun)
+            await self._begin_some(limiter)
+
+    async def _begin_some(self, limiter: trio.CapacityLimiter) -> None:
+        """Begin those that are there; nothing of theirs is kept until the next ones come."""
+        guests, self._openings = self._openings, []
+        jobs = [(guest.sock, guest.opening, guest.in_thread) for guest in guests]
+        begin = partial(begin_all, jobs, Contexts.now(self._router.contexts))
+        try:
+            found = await trio.to_thread.run_sync(begin, self._router.check, limiter=limiter)
+        except trio.Cancelled:
+            self._openings += guests  # whose sockets are closed with the others
+            raise
+        for guest, begun in zip(guests, found, strict=True):
+            self._answered(guest, begun)
 
     def _answered(self, guest: _Guest, begun: Begun) -> None:
         guest.handshake, guest.in_thread = begun.handshake, b""

@@ -31,7 +31,8 @@ from gpupool.remoting.transport.client_tls import (
     SERVER_SUFFIX,
     SESSION_SUFFIX,
 )
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
+from gpupool.remoting.transport.freed_memory import free_tls
 from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import TlsContexts
@@ -361,7 +362,7 @@ class Router:
                 try:
                     await self._serve_client(tls, who, lambda: self.limits.prove(place))
                 finally:
-                    free(tls)
+                    free_tls(tls)
             case ToServer(_, newest):
                 tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
                 tls = await _shake_hands(admitted, self.contexts.peer_server(newest=newest))
@@ -436,21 +437,11 @@ async def _shake_hands(admitted: Admitted, context: ssl.SSLContext) -> TlsStream
         admitted.stream, context, server_side=True, https_compatible=True
     )
     try:
-        with trio.fail_at(admitted.deadline):
-            await tls.do_handshake()
+        await within(max(0.0, admitted.deadline - trio.current_time()), tls.do_handshake)
     except BaseException:
-        free(tls)
+        free_tls(tls)
         raise
     return tls
-
-
-def free(tls: TlsStream) -> None:
-    """Free the memory of a TLS connection that has ended.
-
-    trio's stream refers to itself. Without this, 50 KiB would wait for the garbage collector, and
-    those of a flood with them.
-    """
-    vars(tls).clear()
 
 
 def caller(address: object) -> str:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+from tests.fake_web_pool import HOSTILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,6 +33,7 @@ PAGES = {
     "leases?show=over": "released",
     "waiting": "in the order of service",
     "usage": "GPU-hours",
+    "usage?cost=1": "Cost, EUR",
     "health": "Checks",
     "events": "Events",
     "events?show=audit": "every administrative act",
@@ -39,6 +41,8 @@ PAGES = {
     "history?span=24h&of=node-1": "Busy",
     "users": "Users with leases",
     "users/ada": "GPUs held",
+    "clients": "ada@desk",
+    "clients/ada%40desk": "GPUs held",
     "about": "Keys",
 }
 STALE_S = 6.0
@@ -182,21 +186,39 @@ def test_a_page_whose_program_ends_looks_old(browser: Any, served: Served) -> No
     assert "gpupool web does not answer" in visit.page.inner_text(".lost")
 
 
-def test_hostile_names_are_texts(browser: Any) -> None:
+@pytest.mark.parametrize("width", [360, 1280])
+def test_hostile_names_are_texts(browser: Any, width: int) -> None:
     served = Served("--servers", "4", "--gpus", "2", "--leases", "8", "--hostile")
     try:
-        visit = Visit(browser, served)
+        visit = Visit(browser, served, viewport={"width": width, "height": 900})
         served.say("drain 1")
-        for path in PAGES:
+        for path in (*PAGES, f"clients/{quote(HOSTILE, safe='')}"):
             visit.open(path)
             visit.page.wait_for_timeout(150)
             assert visit.page.locator("main img").count() == 0, path
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
         visit.open("leases")
         visit.page.locator("main", has_text="<script>alert(2)</script>").wait_for()
         assert visit.page.locator("main img, main script").count() == 0
         visit.check()
     finally:
         served.end()
+
+
+def test_an_event_leads_to_its_lease_whose_charts_are_there(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("events?q=released")
+    visit.page.click("main tbody a >> nth=-1")
+    visit.page.wait_for_selector("h2 >> text=Traffic to the GPUs")
+    assert "/leases/" in visit.page.url
+    visit.page.wait_for_selector("main >> text=Where")
+    visit.open("clients")
+    visit.page.click("main tbody >> text=ada@desk")
+    visit.page.wait_for_selector("h2 >> text=Traffic from the GPUs")
+    visit.page.wait_for_selector("h2 >> text=Wire")
+    visit.open("gpus/node-1/1")
+    visit.page.wait_for_selector("h2 >> text=Tensor")
+    visit.check()
 
 
 def test_a_hidden_page_asks_nothing(browser: Any, served: Served) -> None:

@@ -1,11 +1,62 @@
 """What the page's API tells of usage and of the pool's day, and orders for one GPU, in memory."""
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
 import pytest
-from tests.fake_web_pool import FakePool
+import trio
+import trio.testing
+from tests.fake_web_pool import START_MS, FakePool
 from tests.web_visitor import Page
 
+from gpupool.monitoring.web.pool_source import ClientSource
 from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.record_query import RecordQuery
+from gpupool.remoting.client.history_answers import HistoryAnswer
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.admin_service import USAGE_COUNT_MAX
+
+
+class SlowPool(FakePool):
+    """A pool that counts the questions that are under way; each takes a second."""
+
+    asked = most = 0
+
+    async def usage(self, query: RecordQuery) -> UsageAnswer:
+        """Answer a second later."""
+        async with self._asked():
+            return await super().usage(query)
+
+    async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
+        """Answer a second later."""
+        async with self._asked():
+            return await super().history(query, servers)
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncGenerator[None]:
+        self.asked += 1
+        self.most = max(self.most, self.asked)
+        await trio.sleep(1)
+        yield
+        self.asked -= 1
+
+
+async def test_a_page_asks_no_more_at_a_time_than_a_server_answers_of_one_connection(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    slow = SlowPool(servers=2, gpus=1, leases=1)
+    source = ClientSource(cast("Pool", slow))
+    records, samples = RecordQuery(by="user"), HistoryQuery("sums", "user")
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(source.usage, records)
+            nursery.start_soon(source.history, samples)
+    assert slow.most == USAGE_COUNT_MAX, "more are refused, fewer take longer"
+    assert trio.current_time() == 8 / USAGE_COUNT_MAX
 
 
 @pytest.fixture
@@ -56,10 +107,38 @@ async def test_usage_says_what_was_busy_idle_and_wasted(page: Page) -> None:
     assert grace.split(",")[7] == "0.1"
 
 
+async def test_usage_says_what_it_cost_where_that_is_asked(page: Page) -> None:
+    assert "cost" not in (await page.get("usage?by=user&since=0"))["total"]
+    report = await page.get("usage?by=user&since=0&cost=1")
+    assert report["currency"] == "EUR", "that of the newest policy"
+    # Half a GPU each, at 1 and, for the last 2.4 hours, at 2.50; leases that run cost more.
+    changed, hour = START_MS - 8_640_000, 3_600_000
+    ended = 0.0
+    for each in (await page.get("records?since=0"))["records"]:
+        if each["user"] == "ada" and each["freed"]:
+            begin, end = each["granted"], each["freed"]
+            ended += 0.5 * max(0, min(changed, end) - begin) / hour
+            ended += 0.5 * max(0, end - max(changed, begin)) / hour * 2.5
+    ada = next(row for row in report["rows"] if row["key"] == "ada")
+    assert ada["cost"] >= ended > 0 and ada["wasted_cost"] == 0
+    assert ada["unpriced_gpu_hours"] == 0
+    assert report["total"]["cost"] >= ada["cost"]
+    text = (await page.client.get("/api/v1/usage?by=user&since=0&cost=1&format=csv")).text
+    assert text.splitlines()[0].endswith(",cost [EUR],wasted [EUR],without a price [GPU h]")
+
+
 async def test_a_lease_is_told_with_what_samples_say_of_it(page: Page) -> None:
     told = await page.get("lease/100")
     assert told["total"]["coverage"] > 0
     assert any("busy" in line for line in told["lines"])
+
+
+async def test_a_clients_charts_are_the_sums_of_its_leases(page: Page) -> None:
+    times = "since=1795360000000&until=1795370400000"
+    told = await page.get(f"history?of=client:ada@desk&metric=bytes-in&{times}")
+    assert (told["title"], told["unit"]) == ("client ada@desk", "MiB/s")
+    assert {"busy", "memory", "bytes-out", "waits", "rtt", "wire"} <= set(told["metrics"])
+    assert told["lines"][0]["title"] == "client ada@desk on node-0" and told["lines"][0]["t"]
 
 
 async def test_the_pools_day_comes_from_the_history_and_is_asked_once_a_minute(

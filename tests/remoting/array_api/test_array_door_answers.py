@@ -128,3 +128,14 @@ def test_what_has_no_form_is_refused_and_nothing_is_kept() -> None:
         assert kept == {}
     value = object()
     assert encoded(value, objects=True) == (["o", 0], {7: value})
+
+
+@pytest.mark.parametrize("name", ["uniform_filter", "maximum_filter1d", "white_tophat"])
+@pytest.mark.parametrize("size", [(1 << 63) - 1, 1 << 62, -(1 << 62), [3, 1 << 61]])
+def test_a_filter_that_no_memory_holds_is_refused(name: str, size: Any) -> None:
+    """SciPy wrote behind its memory, which ended the worker by SIGSEGV."""
+    function = BACKEND.operations()[f"cupyx.scipy.ndimage.{name}"]
+    with pytest.raises(ValueError, match="no array is as large as this filter"):
+        function(np.ones((4, 4)), size)
+    assert function(np.ones((4, 4)), 3).shape == (4, 4)
+    assert function(np.ones((4, 4)), size=3).shape == (4, 4)

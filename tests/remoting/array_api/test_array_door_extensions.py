@@ -214,3 +214,12 @@ def test_an_output_without_a_keyword_is_written(cp: Any) -> None:
     assert ndimage.label(a > 0.5, None, labels) == count
     assert ndimage.label(a > 0.5, output=labels) == count
     np.testing.assert_array_equal(cp.asnumpy(labels), wanted)
+
+
+def test_elements_of_a_type_that_no_gpu_has_are_an_error_of_the_call(cp: Any) -> None:
+    """The client ended the session at the description of such an array."""
+    ndimage = of(cp, "scipy.ndimage")
+    for call in (lambda: ndimage.laplace(None), lambda: ndimage.iterate_structure("", 1)):
+        with pytest.raises(TypeError, match="elements of type"):
+            cp.asnumpy(call())
+    assert cp.ones(2).tolist() == [1, 1]

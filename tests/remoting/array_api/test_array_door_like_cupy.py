@@ -336,3 +336,18 @@ def test_what_the_suite_showed_of_files_and_statistics(cp: Any, tmp_path: Any) -
         cp.cov(a.astype(float), ddof=3)
     with pytest.raises(ValueError, match="2-dimensional"):
         cp.linalg.matrix_transpose(cp.arange(3))
+
+
+def test_an_element_takes_an_array_of_one_element(cp: Any) -> None:
+    a = cp.zeros((2, 3))
+    a[0, 1] = cp.full(1, 4.0)
+    a[1, -1] = cp.full((1, 1), 5.0)
+    assert a.tolist() == [[0, 4, 0], [0, 0, 5]]
+
+
+def test_a_range_takes_numbers_on_the_device(cp: Any) -> None:
+    made = cp.arange(cp.prod(cp.asarray([2, 3])))
+    assert (made.dtype, made.tolist()) == (np.int64, [0, 1, 2, 3, 4, 5])
+    # CuPy takes such a number for an integer, whatever its type is.
+    assert cp.arange(cp.asarray(2.5)).tolist() == [0, 1, 2]
+    assert cp.arange(cp.asarray(0.5), 3.0).tolist() == [0.5, 1.5, 2.5]

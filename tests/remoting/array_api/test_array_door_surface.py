@@ -11,7 +11,7 @@ import door_kit
 import numpy as np
 import pytest
 
-from gpupool.remoting.array_api import surface
+from gpupool.remoting.array_api import record_surface, surface
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.devices.emulated_operations import operations
 
@@ -161,13 +161,62 @@ def test_every_operation_of_a_worker_is_asked_for_by_the_dropin() -> None:
 
 def test_missing_names_are_listed_and_not_there(cp: Any) -> None:
     missing = surface.missing()
-    assert "cupy.vectorize" in missing
+    assert "cupy.disp" in missing
     assert "cupy.add" not in missing
-    assert not hasattr(cp, "vectorize")
+    assert not hasattr(cp, "disp")
     assert not hasattr(cp, "insert")  # NumPy has it, CuPy has not
     top = [name for name in missing if name.count(".") == 1 and name.startswith("cupy.")]
     assert len(top) < 40
     assert missing == sorted(set(missing))
+
+
+def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
+    gaps = surface.gaps()
+    assert gaps == sorted(set(gaps))
+    assert "cupyx.jit (module)" in gaps
+    assert "cupy.linalg (module)" not in gaps
+    lacking = [each for each in gaps if not each.endswith("(module)")]
+    # Memory that only CuPy makes, and what cupyx.scipy.sparse keeps of SciPy's printing.
+    assert lacking == [
+        "cupy.cuda.Memory (parameter size)",
+        "cupy.cuda.MemoryAsyncPool (parameter pool_handles)",
+        "cupy.cuda.MemoryPointer (parameter mem)",
+        "cupy.cuda.PinnedMemoryPool (parameter allocator)",
+        "cupyx.scipy.sparse.linalg.SuperLU (parameter obj)",
+        "cupyx.scipy.sparse.spmatrix (parameter maxprint)",
+    ]
+    assert cp.kaiser(5, beta=2.0).shape == (5,)
+    with pytest.raises(TypeError):
+        cp.bartlett(5, 2.0)
+
+
+def test_a_lacking_keyword_or_type_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = ["= cupy.cuda", "cupy.sum a axis dtype keepdims", "cupy.add : dd->d", "cupy.cos **"]
+    monkeypatch.setattr(surface, "_ask", lambda *_args: offered)
+    gaps = surface.gaps()
+    assert "cupy.sum (parameter out)" in gaps
+    assert "cupy.sum (parameter axis)" not in gaps
+    assert "cupy.add (type ff->f)" in gaps
+    assert "cupy.cuda (module)" not in gaps
+    assert not any(each.startswith("cupy.cos ") for each in gaps)
+
+
+def test_signatures_are_read_from_functions_and_from_their_text() -> None:
+    class Compiled:
+        __doc__ = "Compiled.sum(self, axis=None, str order: str = 'C', *shape, **rest) -> array"
+
+        def __call__(self) -> None: ...
+
+        @property
+        def __signature__(self) -> None:
+            raise ValueError("no signature")
+
+    found = record_surface.parameters_of(Compiled(), "sum")
+    assert found == ["axis", "order", "*", "**"]
+    assert record_surface.parameters_of(lambda a, *rest, key=1, **more: a, "f") == [
+        *("a", "*", "key", "**")
+    ]
+    assert record_surface.parameters_of(3, "three") is None
 
 
 def test_helpers_without_a_device(cp: Any, tmp_path: Any) -> None:

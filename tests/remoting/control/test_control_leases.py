@@ -16,6 +16,7 @@ from gpupool.pool.errors import (
     UnreachableError,
 )
 from gpupool.pool.model import commands
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Incarnation, RequestId
 from gpupool.pool.model.state import Placement, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
@@ -491,7 +492,10 @@ async def test_a_server_stops_when_the_pool_knows_a_later_start_of_it(
             copy = cluster.state.servers[cluster.nodes[1].id]
             gpus = tuple(copy.gpus.values())
             later = Incarnation(2)
-            cluster.commit(commands.ServerUp(copy.id, later, "elsewhere:7470", "", "", "", gpus))
+            address = "elsewhere:7470"
+            cluster.commit(
+                commands.ServerUp(copy.id, later, address, "", "", "", gpus, formats=VERSION)
+            )
             await trio.sleep(5)
 
     with pytest.raises(BaseExceptionGroup) as raised:

@@ -340,6 +340,69 @@ async def test_servers_link_to_the_versions_beside_their_own(
     assert (network.links[A].connected() == (B,)) is (version > 0), "only newer servers may"
 
 
+async def test_an_older_server_is_told_apart_once_the_pool_has_left_it_behind(
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A member that has never been up has no say in the version, and may come up too old."""
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A), (A, C), (C, A), (B, C), (C, B)}
+    await network.start(nursery, A, B, C)
+    links, agreed = network.links[A], VERSION - 1
+    links.agreed = lambda: agreed
+    far_ends: list[trio.abc.Stream] = []
+    for peer, version in ((B, VERSION - 1), (C, VERSION)):
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(links.accept, far, peer)
+        await near.send_all(struct.pack(">IBHQ", 10, 1, version, 0))
+        far_ends.append(near)
+    await trio.sleep(1)
+    links.drop_outdated()
+    assert set(links.connected()) == {B, C}, "the pool is still being upgraded"
+    agreed = VERSION
+    links.drop_outdated()
+    await trio.sleep(1)
+    assert links.connected() == (C,)
+    for _ in range(3):
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(links.accept, far, B)
+        await near.send_all(struct.pack(">IBHQ", 10, 1, VERSION - 1, 0))
+        await trio.sleep(1)
+        assert links.connected() == (C,)
+    assert links.other_versions() == {B: VERSION - 1}
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said == [
+        f"server {B} has another version of gpupool: it has version {VERSION - 1} of the formats, "
+        f"and the servers of the pool have agreed on {VERSION}; upgrade the older one"
+    ]
+
+
+async def test_a_server_that_newer_ones_leave_behind_says_so_once(
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    for version in (VERSION, VERSION + 1, VERSION + 1):
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(network.links[A].accept, far, B)
+        await near.send_all(struct.pack(">IBHQ", 10, 1, version, 0))
+        await trio.sleep(1)
+        assert network.links[A].connected() == (B,)
+        await near.aclose()
+        await trio.sleep(1)
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said == [
+        f"server {B} hung up; it has version {VERSION + 1} of the formats, this server {VERSION}: "
+        "upgrade it if that goes on"
+    ]
+
+
 async def test_only_linked_servers_that_can_are_asked_to_measure(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:

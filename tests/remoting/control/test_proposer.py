@@ -10,7 +10,7 @@ from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import NAMES, Tick, unwrap
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.results import RefusalKind, Result, refuse
-from gpupool.pool.model.state import PoolState, Server
+from gpupool.pool.model.state import PoolState, Server, ServerStatus
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import (
@@ -197,7 +197,9 @@ def test_a_command_waits_for_the_oldest_server(monkeypatch: pytest.MonkeyPatch) 
     assert decision.result.why == "it needs version 7 on all servers, and the oldest has 5"
     assert not decision.uncertain
 
-    old, new = (Server(ServerId(name), name, "h:1", voter=True) for name in "ab")
+    old, new = (
+        Server(ServerId(name), name, "h:1", voter=True, status=ServerStatus.UP) for name in "ab"
+    )
     for versions, version in (((7, 6), 6), ((7, 7), 7)):
         servers = (replace(s, formats=v) for s, v in zip((old, new), versions, strict=True))
         bench.state = replace(

@@ -18,7 +18,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode, map_types
 from gpupool.pool.model.formats import VERSION, objection
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Request, Server, TokenKind
+from gpupool.pool.model.state import PoolState, Request, Server, ServerStatus, TokenKind
 from gpupool.pool.view import PoolView
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
@@ -171,7 +171,9 @@ SUSPENSION = (
 def table_of(formats: int) -> PoolState:
     """Return a pool of two servers, of which the older one knows ``formats``."""
     servers = {
-        ServerId(name): Server(ServerId(name), name, f"{name}:1", voter=True, formats=each)
+        ServerId(name): Server(
+            ServerId(name), name, f"{name}:1", voter=True, status=ServerStatus.UP, formats=each
+        )
         for name, each in (("new", VERSION), ("old", formats))
     }
     return PoolState(servers=PersistentMap(servers))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.simulations.mutations import broken_promises, broken_suspensions
+from tests.simulations.mutations import broken_promises, broken_suspensions, broken_versions
 from tests.simulations.mutations.mutation import Mutation, short
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -208,6 +208,20 @@ NEWER = (
         "a suspended lease ends before it has been suspended for too long",
         broken_suspensions.away_for_a_moment,
         tune=_preempting,
+    ),
+    Mutation(
+        "older-reads-on",
+        "version-known",
+        "a server reads the log of a pool that its program is too old for",
+        broken_versions.older_goes_on,
+        tune=short(4.0, 1.0),
+    ),
+    Mutation(
+        "older-let-in",
+        "version-stays",
+        "a pool takes in a server that is older than what its servers have agreed on",
+        broken_versions.older_let_in,
+        tune=short(4.0, 1.0),
     ),
 )
 """Broken builds of the mechanisms that came after the audit of November 2026."""

@@ -1,7 +1,7 @@
 // What happened, and who administered what.
 
 import { full, plural } from "../format.js";
-import { choice, dataTable, filterField, html, none, nothing, panel, params, setParams, userLink } from "../parts.js";
+import { choice, dataTable, filterField, html, leaseLink, none, nothing, panel, params, serverLink, setParams, userLink } from "../parts.js";
 import { ask, rows } from "../store.js";
 
 const audit = { next: 0, data: null, error: "" };
@@ -19,14 +19,23 @@ async function load() {
 
 export const enter = () => () => void load();
 
+const OF_LEASES = new Set(["granted", "ended", "notice", "moving", "suspending", "suspended", "resuming", "resumed"]);
+
+/** What an event is of, as a link where the pool has a page of it. */
+function subject(event, servers) {
+  if (OF_LEASES.has(event.kind) && /^[0-9a-f]+$/.test(event.subject)) return leaseLink(event.subject);
+  return servers.has(event.subject) ? serverLink(event.subject) : html`<b>${event.subject || "–"}</b>`;
+}
+
 export function view() {
+  const servers = new Set(rows("servers").map((each) => each.name));
   const acts = params().get("show") === "audit";
   const list = acts ? (audit.data ? audit.data.acts : []) : rows("events");
   const columns = [
     { key: "at", title: "When", cell: (e) => html`<time class="nowrap">${full(e.at)}</time>`, sort: (e) => e.at },
     acts && { key: "by", title: "Who", cell: (e) => userLink(e.by), sort: (e) => e.by },
     { key: "kind", title: "What", cell: (e) => html`<span class="tag">${e.kind}</span>`, sort: (e) => e.kind },
-    { key: "subject", title: "Of what", cell: (e) => html`<b>${e.subject || "–"}</b>`, sort: (e) => e.subject },
+    { key: "subject", title: "Of what", cell: (e) => subject(e, servers), sort: (e) => e.subject },
     { key: "text", title: "Details", cell: (e) => e.text },
   ];
   const empty = acts && !audit.data && !audit.error ? none("Asking the servers…") : none(audit.error || "Nothing has happened yet.");

@@ -3,13 +3,17 @@
 import { chart } from "../chart.js";
 import { bytes, full, known, number, plural, since, size } from "../format.js";
 import { bar, dataTable, facts, filterField, html, none, nothing, pairs, panel, serverLink, state } from "../parts.js";
+import { day } from "../kept.js";
 import { drain, mayDrain, undrain } from "../orders.js";
+import { missing } from "./leases.js";
 import { recent } from "../recent.js";
 import { ask, poolNow, rows } from "../store.js";
 import { gpuColumns, leaseColumns, leasesOn } from "./servers.js";
 
 export let needs = [];
 let charts = null;
+const METRICS = ["busy", "memory", "sm", "tensor", "temperature", "power"];
+let past = { key: "", follow: null };
 const detail = { key: "", data: null };
 
 export function enter([name, index]) {
@@ -17,11 +21,13 @@ export function enter([name, index]) {
   if (!name) return null;
   const key = `${name}/${index}`;
   charts = null;
+  if (past.key !== key) past = { key, follow: day(`${name}:${index}`, METRICS) };
   detail.key = key;
   detail.data = null;
   return async () => {
     const server = rows("servers").find((each) => each.name === name);
     if (!server) return;
+    void past.follow();
     charts = charts || recent({ server: server.name, gpu: index, metrics: "busy,granted,temperature,power" });
     await charts();
     const { data } = await ask(`server/${encodeURIComponent(server.name)}`);
@@ -100,6 +106,8 @@ function one(name, index) {
         ...Object.entries(measured.throttled_s || {}).map(([reason, s]) => [`Throttled, ${reason.replaceAll("_", " ")}`, `${number(s, 1)} s`]),
       ].filter(Boolean)) : none("Asking…"), { width: "w6" })}
     </div>
+    ${missing(past.follow.data)}
+    <div class="grid">${past.follow.charts()}</div>
     ${panel("Leases", dataTable("Leases on this GPU", leases, leaseColumns("Memory here"), { sort: "since", empty: none("Nobody has a lease here.") }), { flush: true })}`;
 }
 

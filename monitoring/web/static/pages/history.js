@@ -5,18 +5,15 @@
 
 import { chart } from "../chart.js";
 import { timeZone } from "../format.js";
+import { kept, spoken, title } from "../kept.js";
 import { choice, html, none, panel, params, setParams } from "../parts.js";
-import { ask, changed, poolNow, rows } from "../store.js";
+import { ask, changed, rows } from "../store.js";
 import { missing } from "./leases.js";
 
 const LIVE = [["busy", "Busy", "%"], ["granted", "Granted", "%"], ["temperature", "Temperature", "°C"], ["power", "Power", "W"]];
 const SPANS = [["live", "Live", 0], ["1h", "1 h", 1], ["6h", "6 h", 6], ["24h", "24 h", 24], ["7d", "7 days", 168], ["30d", "30 days", 720], ["2y", "2 years", 17544]];
 const SERIES_MAX = 8;
-const WORDS = { sm: "SM activity", rtt: "Round trip", "host-memory": "Memory of the host", cpu: "Processors", lag: "Event loop late by", "link-rtt": "Round trip of links" };
 const shown = { next: 0, key: "", panels: [], metrics: [], silent: {}, problems: [], error: "" };
-
-const title = (metric) => WORDS[metric] || metric[0].toUpperCase() + metric.slice(1).replaceAll("-", " ");
-const spoken = (name) => name.replace("/", " / GPU ");
 
 function chosen() {
   const asked = params();
@@ -24,28 +21,6 @@ function chosen() {
   const of = (asked.get("of") || "pool").split(",").filter(Boolean).slice(0, SERIES_MAX);
   const metrics = (asked.get("m") || "").split(",").filter(Boolean).slice(0, 6);
   return { span, of, metrics, key: `${span[0]} ${of} ${metrics}` };
-}
-
-/** Lines with times of their own on one axis; where a line has no point there is a gap. */
-function joined(lines) {
-  const times = new Set();
-  for (const line of lines) {
-    line.t.forEach((t, i) => {
-      times.add(t);
-      if (i + 1 < line.t.length && line.t[i + 1] - t > 1.6 * line.step) times.add(t + line.step);
-    });
-  }
-  const axis = [...times].sort((a, b) => a - b);
-  const at = new Map(axis.map((t, i) => [t, i]));
-  const series = lines.map((line, i) => {
-    const values = new Array(axis.length).fill(lines.length > 1 ? undefined : null);
-    line.t.forEach((t, k) => {
-      values[at.get(t)] = line.values[k];
-      if (k + 1 < line.t.length && line.t[k + 1] - t > 1.6 * line.step) values[at.get(t + line.step)] = null;
-    });
-    return { label: line.title, values, tone: i, fill: lines.length === 1 };
-  });
-  return { t: axis.map((t) => t * 1000), series };
 }
 
 async function live(of, metrics) {
@@ -74,31 +49,6 @@ async function live(of, metrics) {
   };
 }
 
-async function kept(of, metrics, hours) {
-  const until = Math.floor(poolNow() / 10000) * 10000;
-  const since = until - hours * 3600000;
-  const result = { metrics: [], silent: {}, problems: [], panels: [] };
-  for (const metric of metrics.length ? metrics : [of.length === 1 && of[0] === "pool" ? "granted" : "busy"]) {
-    const lines = [];
-    let unit = "";
-    for (const name of of) {
-      try {
-        const { data } = await ask(`history?${new URLSearchParams({ of: name.replace("/", ":"), metric, since, until })}`);
-        lines.push(...data.lines);
-        unit = data.unit;
-        result.metrics = [...new Set([...result.metrics, ...data.metrics])];
-        Object.assign(result.silent, data.silent);
-        result.problems.push(...data.problems);
-      } catch (error) {
-        result.problems.push([`${spoken(name)}: ${error.what}`, error.hint && `there is ${error.hint}`].filter(Boolean).join("; "));
-      }
-    }
-    result.panels.push({ metric, unit, max: 0, ...joined(lines.slice(0, 16)) });
-  }
-  result.problems = [...new Set(result.problems)];
-  return result;
-}
-
 async function load() {
   const { span, of, metrics, key } = chosen();
   if (shown.key === key && performance.now() < shown.next) return;
@@ -106,7 +56,7 @@ async function load() {
   shown.key = key;
   shown.next = performance.now() + (span[2] ? 30000 : 5000);
   if (first) shown.panels = [];
-  const found = span[2] ? await kept(of, metrics, span[2]) : await live(of, metrics);
+  const found = span[2] ? await kept(of, metrics.length ? metrics : [of.length === 1 && of[0] === "pool" ? "granted" : "busy"], span[2]) : await live(of, metrics);
   if (shown.key === key) Object.assign(shown, found);
   changed();
 }

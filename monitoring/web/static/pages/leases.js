@@ -1,7 +1,8 @@
 // Leases, held and over, and one lease with its traffic and its end.
 
 import { bytes, duration, full, known, micros, number, percent, plural, rate, since, size, when } from "../format.js";
-import { bar, choice, dataTable, facts, filterField, gpuLink, html, leaseLink, none, nothing, pairs, panel, params, serverLink, setParams, state, userLink } from "../parts.js";
+import { bar, choice, clientLink, dataTable, facts, filterField, gpuLink, html, leaseLink, none, nothing, pairs, panel, params, serverLink, setParams, state, userLink } from "../parts.js";
+import { day } from "../kept.js";
 import { endLease, mayEnd } from "../orders.js";
 import { ask, rows } from "../store.js";
 
@@ -9,12 +10,19 @@ export const needs = ["work"];
 const LATENCY_BOUND = 0.2;
 const TITLE_WIDTH = 12; // of a line of "gpupool usage --lease"
 const past = { next: 0, data: null, error: "" };
+const METRICS = ["busy", "memory", "bytes-in", "bytes-out", "waits", "rtt"];
+let charts = { id: "", follow: null };
 const records = { id: "", data: null, error: "", next: 0 };
 
 export function enter([id]) {
   if (id) {
     if (records.id !== id) Object.assign(records, { id, data: null, error: "", next: 0 });
-    return () => void fetchOne(id);
+    if (charts.id !== id) charts = { id, follow: day(`lease:${id}`, METRICS) };
+    const { follow } = charts;
+    return () => {
+      void fetchOne(id);
+      void follow();
+    };
   }
   return () => void (params().get("show") === "over" && fetchPast());
 }
@@ -145,8 +153,9 @@ function one(id) {
         ])
       : nothing}
     ${told && told.lines.length ? panel("Use", pairs(told.lines.map((line) => [line.slice(0, TITLE_WIDTH).trim(), line.slice(TITLE_WIDTH)])), { aside: "by what samples have seen, with advice" }) : nothing}
-    ${words.map((text) => html`<p class="notice">${text}</p>`)} ${missing(told)}
-    <div class="grid">
+    ${words.map((text) => html`<p class="notice">${text}</p>`)} ${missing(told)} ${missing(charts.follow.data)}
+    <div class="grid">${charts.follow.charts()}
+      
       ${panel("Where", lease
         ? dataTable("GPUs of this lease", lease.parts.map(([at, index, memory]) => ({ name: servers[at] ? servers[at].name : "–", index, memory, stale: servers[at] && servers[at].stale })), [
             { key: "gpu", title: "GPU", cell: (p) => gpuLink(p.name, p.index) },
@@ -159,7 +168,7 @@ function one(id) {
             { key: "share", title: "Share", num: true, cell: (p) => percent(100 * p.share) },
           ]), { width: "w6", flush: true })}
       ${panel("Facts", pairs([
-        ["User", userLink(shown.user)], ["Class", shown.class], ["Department", shown.department], ["Client", shown.client], ["Program", shown.program],
+        ["User", userLink(shown.user)], ["Class", shown.class], ["Department", shown.department], ["Client", clientLink(shown.client)], ["Program", shown.program],
         first && ["Requested", full(first.requested)], ["Granted", full(shown.granted)], ended && ["Ended", full(first.ended)], ended && ["Why", first.reason],
         lease && lease.transport && ["Transport", lease.transport], lease && known(lease.exec) && ["Mean time of a waited call", micros(lease.exec)],
         ...hours,

@@ -1,7 +1,7 @@
 // Reports of usage: the sums of "gpupool usage" with its options in the address; it prints well.
 
 import { known, number, percent } from "../format.js";
-import { bar, choice, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
+import { bar, choice, clientLink, dataTable, facts, html, none, nothing, panel, params, setParams, userLink, leaseLink, serverLink } from "../parts.js";
 import { ask, changed } from "../store.js";
 import { missing } from "./leases.js";
 
@@ -14,7 +14,8 @@ function query() {
   const span = SPANS.find(([name]) => name === asked.get("span")) || SPANS[2];
   const by = KEYS.find(([name]) => name === asked.get("by")) || KEYS[0];
   const minute = Math.floor(Date.now() / 60000) * 60000;
-  return { span: span[0], by: by[0], title: by[1], text: `by=${by[0]}&since=${minute - span[2] * 86400000}`, key: `${by[0]} ${span[0]}` };
+  const cost = asked.get("cost") === "1";
+  return { span: span[0], by: by[0], title: by[1], cost, text: `by=${by[0]}&since=${minute - span[2] * 86400000}${cost ? "&cost=1" : ""}`, key: `${by[0]} ${span[0]} ${cost}` };
 }
 
 async function load() {
@@ -36,7 +37,7 @@ export function enter() {
   return () => void load();
 }
 
-const LINKS = { user: userLink, lease: leaseLink, server: serverLink };
+const LINKS = { user: userLink, client: clientLink, lease: leaseLink, server: serverLink };
 
 const UNKNOWN = html`<span class="faint">unknown</span>`;
 const COVERAGE_LOW = 0.9;
@@ -48,6 +49,9 @@ const seen = (r) => (known(r.coverage) && r.coverage < COVERAGE_LOW ? html`<span
 function table(data, by, title) {
   const most = Math.max(1e-9, ...data.rows.map((row) => row.gpu_hours));
   const all = data.total.gpu_hours || 1;
+  const priced = known(data.total.cost);
+  const money = data.currency ? `, ${data.currency}` : "";
+  const amount = (value) => (known(value) ? number(value, 2) : UNKNOWN);
   return dataTable(`Usage by ${title}`, data.rows, [
     { key: "key", title, cell: (r) => (r.key ? (LINKS[by] ? LINKS[by](r.key) : r.key) : html`<span class="faint">none</span>`), sort: (r) => r.key, total: () => "All" },
     { key: "bar", title: html`<span class="away">Share as a bar</span>`, cell: (r) => bar([[(100 * r.gpu_hours) / most, "a"]]), narrow: true },
@@ -57,6 +61,9 @@ function table(data, by, title) {
     { key: "busy", title: "Busy hours", num: true, cell: (r) => (known(r.busy_gpu_hours) ? number(r.busy_gpu_hours, 2) : UNKNOWN), sort: (r) => r.busy_gpu_hours, total: (t) => (known(t.busy_gpu_hours) ? number(t.busy_gpu_hours, 2) : UNKNOWN), narrow: true },
     { key: "idle", title: "Idle", num: true, cell: (r) => share(r.idle_share), sort: (r) => r.idle_share, total: (t) => share(t.idle_share), narrow: true },
     { key: "wasted", title: "Wasted hours", num: true, cell: (r) => (known(r.wasted_gpu_hours) ? number(r.wasted_gpu_hours, 2) : UNKNOWN), sort: (r) => r.wasted_gpu_hours, total: (t) => (known(t.wasted_gpu_hours) ? number(t.wasted_gpu_hours, 2) : UNKNOWN) },
+    priced && { key: "cost", title: `Cost${money}`, num: true, cell: (r) => amount(r.cost), sort: (r) => r.cost, total: (t) => amount(t.cost) },
+    priced && { key: "lost", title: `Wasted${money}`, num: true, cell: (r) => amount(r.wasted_cost), sort: (r) => r.wasted_cost, total: (t) => amount(t.wasted_cost) },
+    priced && data.total.unpriced_gpu_hours > 0 && { key: "unpriced", title: "Hours without a price", num: true, cell: (r) => amount(r.unpriced_gpu_hours), sort: (r) => r.unpriced_gpu_hours, total: (t) => amount(t.unpriced_gpu_hours), narrow: true },
     { key: "seen", title: "Seen", num: true, cell: seen, sort: (r) => r.coverage, total: seen, narrow: true },
     { key: "leases", title: "Leases", num: true, cell: (r) => number(r.leases), sort: (r) => r.leases, total: (t) => number(t.leases) },
     { key: "wait", title: "Mean wait", num: true, cell: (r) => `${number(r.leases ? r.wait_s / r.leases : 0, 1)} s`, sort: (r) => (r.leases ? r.wait_s / r.leases : 0), narrow: true },
@@ -65,12 +72,13 @@ function table(data, by, title) {
 }
 
 export function view() {
-  const { span, by, title, text } = query();
+  const { span, by, title, cost, text } = query();
   if (report.query !== query().key) queueMicrotask(load);
   const { data, error } = report;
   return html`<div class="filters">
       ${choice("Time", SPANS.map(([name, words]) => [name, words]), span, (value) => setParams({ span: value === "30d" ? "" : value, page: "" }, { push: true }))}
       ${choice("Sum by", KEYS, by, (value) => setParams({ by: value === "user" ? "" : value, sort: "", page: "" }, { push: true }))}
+      ${choice("Figures", [["", "Hours"], ["1", "With cost"]], cost ? "1" : "", (value) => setParams({ cost: value, page: "" }, { push: true }))}
       <span class="right"><a class="button" href="/api/v1/usage?format=csv&${text}" download>CSV</a><button type="button" @click=${() => print()}>Print</button></span>
     </div>
     ${error ? html`<p class="notice fail">${error}</p>` : nothing} ${missing(data)}
@@ -79,6 +87,7 @@ export function view() {
           ["GPU-hours", number(data.total.gpu_hours, 1), "", "share of GPUs times time: what nobody else could have"],
           ["GiB-hours", number(data.total.gib_hours, 0)],
           known(data.total.wasted_gpu_hours) && ["Wasted", number(data.total.wasted_gpu_hours, 1), "GPU-hours", `${percent(100 * data.total.idle_share)} of what samples have seen, ${percent(100 * data.total.coverage)} of all`],
+          known(data.total.cost) && ["Cost", number(data.total.cost, 2), data.currency, data.total.unpriced_gpu_hours > 0 ? `${number(data.total.unpriced_gpu_hours, 2)} GPU-hours have no price` : "by the prices of the policy then in force"],
           ["Leases", number(data.total.leases)],
           ["Mean wait", number(data.total.leases ? data.total.wait_s / data.total.leases : 0, 1), "s", `longest ${number(data.total.wait_max_s, 1)} s`],
         ])}

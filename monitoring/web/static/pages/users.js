@@ -33,14 +33,14 @@ async function load() {
   }
 }
 
-function capacities() {
+export function capacities() {
   const found = new Map();
   for (const gpu of rows("gpus")) found.set(`${gpu.server}/${gpu.index}`, gpu.capacity);
   return found;
 }
 
 /** GPUs that leases have, as shares of their memory. */
-function share(leases, capacity) {
+export function share(leases, capacity) {
   return sum(leases.flatMap((lease) => lease.parts.map(([at, index, memory]) => memory / (capacity.get(`${at}/${index}`) || Infinity))));
 }
 

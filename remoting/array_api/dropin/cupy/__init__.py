@@ -40,6 +40,7 @@ from cupy._core.host import HOST as _HOST
 from cupy._core.kernels.fusion import FUSION as _FUSION
 from cupy._core.kernels.raw_kernels import RAW_KERNELS as _RAW_KERNELS
 from cupy._core.kernels.typed_kernels import TYPED_KERNELS as _TYPED_KERNELS
+from cupy._core.kernels.vectorize import VECTORIZE as _VECTORIZE
 from cupy._core.poly import POLY as _POLY
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
@@ -171,7 +172,8 @@ def _fill(names: dict[str, _Any]) -> None:
     for name in dir(exceptions):
         if not name.startswith("_"):
             names[name] = getattr(exceptions, name)
-    for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, _RAW_KERNELS, _TYPED_KERNELS, _FUSION):
+    kernels = (_RAW_KERNELS, _TYPED_KERNELS, _FUSION, _VECTORIZE)
+    for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, *kernels):
         names.update(table)
     for name, source in _ALIASES.items():
         names[name] = names[source]

@@ -280,6 +280,7 @@ class ndarray(Operators, Methods, Remote):
         return pickle.dumps(self, -1)
 
     def __bool__(self) -> bool:
+        state.check_scalar()
         if self._known is None or self._known.size == 1:
             host = transfers.download(self)
             if host.size == 1:
@@ -299,12 +300,15 @@ class ndarray(Operators, Methods, Remote):
         )
 
     def __int__(self) -> int:
+        state.check_scalar()
         return int(transfers.download(self))
 
     def __float__(self) -> float:
+        state.check_scalar()
         return float(transfers.download(self))
 
     def __complex__(self) -> complex:
+        state.check_scalar()
         return complex(transfers.download(self))
 
     def __bytes__(self) -> bytes:

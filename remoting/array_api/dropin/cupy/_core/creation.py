@@ -143,12 +143,21 @@ def identity(n: int, dtype: Any = float) -> Any:
 
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
     """Return evenly spaced values within an interval."""
+    first: Any
     first, last = (0, start) if stop is None else (start, stop)
     step = 1 if step is None else step
     if dtype is None:
-        given = [np.asarray(value).dtype for value in (first, last, step)]
+        # A number on the device counts as an integer in CuPy, whatever its type is.
+        on_device = [arguments.is_array(value) for value in (first, last, step)]
+        given = [
+            np.dtype(np.int64) if there else np.asarray(value).dtype
+            for value, there in zip((first, last, step), on_device)
+        ]
         dtype = np.result_type(*given)
     kind = arguments.dtype_of(dtype)
+    first, last, step = (
+        value.item() if arguments.is_array(value) else value for value in (first, last, step)
+    )
     length = math.ceil((last - first) / step)
     if length < 0 or length != length:
         length = 0
@@ -161,6 +170,8 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
         return transfers.upload(host)
     if kind.kind not in "iufc":
         raise ValueError("no fill-function for data-type.")
+    if kind.kind in "iu":
+        first, step = int(first), int(step)
     return make.forward("door.arange", (first, length, step, kind), {}, fresh(kind, (length,)))
 
 
@@ -293,15 +304,24 @@ def indices(dimensions: Any, dtype: Any = int) -> Any:
 
 
 def _window(name: str) -> Any:
-    def function(M: int, *rest: float) -> Any:
-        length = max(int(M), 0)
-        return make.forward(name, (length, *rest), {}, fresh(np.dtype(np.float64), (length,)))
+    def function(M: int) -> Any:
+        return _windowed(name, M)
 
     return function
+
+
+def _windowed(name: str, M: int, *rest: float) -> Any:
+    length = max(int(M), 0)
+    return make.forward(name, (length, *rest), {}, fresh(np.dtype(np.float64), (length,)))
+
+
+def kaiser(M: int, beta: float) -> Any:
+    """Return the Kaiser window of a shape."""
+    return _windowed("kaiser", M, float(beta))
 
 
 CREATION: dict[str, Any] = {
     **make.public(globals()),
     **{name: _triangle(name) for name in ("tril", "triu")},
-    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
+    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning")},
 }

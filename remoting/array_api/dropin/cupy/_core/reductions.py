@@ -9,7 +9,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import need
-from cupy._door.calls import Plan
+from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
@@ -20,6 +20,9 @@ _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
 _POINTS_MAX = 64
 """Of a quantile's list that travels as it is. A longer one is uploaded."""
+
+_BY_METHOD = frozenset(("max", "mean", "min", "prod", "std", "sum", "var"))
+"""Functions of which CuPy does not check that they get an array of a device."""
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
 
@@ -80,6 +83,12 @@ def reduce(
     **extra: Any,
 ) -> Any:
     """Send one reduction."""
+    if name in _BY_METHOD and not isinstance(a, Remote):
+        # CuPy asks any object for its method of this name, so that one function takes both kinds.
+        method = getattr(a, name, None)
+        if method is not None:
+            typed = {} if name in ("max", "min") else {"dtype": dtype}
+            return method(axis=axis, out=out, keepdims=keepdims, **typed, **extra)
     array = need(a)
     meta: Meta = array._meta
     if axis is not None and type(axis) is not int:

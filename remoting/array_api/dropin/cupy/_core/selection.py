@@ -197,6 +197,8 @@ def unravel_index(indices: Any, dims: Any, order: str | None = "C") -> Any:
             f"indices of {array.dtype!r} cannot be cast to int64 according to the rule 'same_kind'"
         )
     shape = arguments.shape_of(dims)
+    if len(shape) == 1:  # a tuple of one, which is no one array
+        return tuple(make.ask("unravel_index", array, shape, order))
     metas = tuple(fresh(_INT64, array.shape) for _ in shape)
     return make.forward_many("unravel_index", (array, shape, order), {}, metas)
 

@@ -35,7 +35,7 @@ trapezoid trim_zeros ufunc.at ufunc.reduceat union1d unique unpackbits unravel_i
 vander
 """
 _NAMES = frozenset(_TEXT.split())
-_PREFIXES = ("cupyx.", "fft.", "kernel.", "linalg.")
+_PREFIXES = ("cupyx.", "fft.", "interpolate.", "kernel.", "linalg.")
 
 # CuPy itself waits for the device here, because the elements decide whether there is an error.
 _BY_ELEMENTS = frozenset(

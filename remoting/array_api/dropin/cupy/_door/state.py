@@ -17,6 +17,8 @@ class _Local(threading.local):
     context: Context = DEFAULT
     may_wait: bool = True
     """What `cupyx.allow_synchronize` says of this thread."""
+    fuses: bool = False
+    """Whether this thread runs a function that was given to `fuse`."""
 
     def __init__(self) -> None:
         # The current stream of each device that has another than its default one.
@@ -58,6 +60,12 @@ def waits() -> None:
     """Raise where `cupyx.allow_synchronize` forbids that this thread waits for a device."""
     if not local.may_wait:
         hooks["refuse_to_wait"]()
+
+
+def check_scalar() -> None:
+    """Raise where CuPy's fusion would: it has no element of an array that it only traces."""
+    if local.fuses:
+        raise TypeError("Cannot convert to Python scalar in cupy.fuse")
 
 
 def reset() -> None:

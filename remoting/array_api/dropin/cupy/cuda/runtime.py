@@ -50,10 +50,10 @@ def getDeviceProperties(device: int) -> dict[str, Any]:
     return found
 
 
-def deviceGetAttribute(attribute: int, device: int) -> int:
+def deviceGetAttribute(attrib: int, device: int) -> int:
     """Return one attribute of a device by CUDA's number of it."""
     with _device.Device(device):
-        return pool.current().ask("cuda.attribute", (int(attribute),))
+        return pool.current().ask("cuda.attribute", (int(attrib),))
 
 
 def deviceGetPCIBusId(device: int) -> str:
@@ -61,18 +61,18 @@ def deviceGetPCIBusId(device: int) -> str:
     return _device.Device(device).pci_bus_id
 
 
-def deviceGetByPCIBusId(bus_id: str) -> int:
+def deviceGetByPCIBusId(pci_bus_id: str) -> int:
     """Return the device with a bus address."""
-    return _device.from_pci_bus_id(bus_id).id
+    return _device.from_pci_bus_id(pci_bus_id).id
 
 
-def deviceCanAccessPeer(device: int, peer: int) -> int:
+def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
     """Say whether two devices are of one server; others have no access, but can be copied from."""
     found = pool.devices()
-    return int(device != peer and found[device] is found[peer])
+    return int(device != peerDevice and found[device] is found[peerDevice])
 
 
-def deviceEnablePeerAccess(peer: int) -> None:
+def deviceEnablePeerAccess(peerDevice: int) -> None:
     """Do nothing: the worker has access to all devices that it has."""
 
 

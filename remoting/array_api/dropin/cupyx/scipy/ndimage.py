@@ -1,6 +1,12 @@
 """Filters, morphology, measurements and interpolation of images."""
 
 from cupyx import _extensions
+from cupyx._image_filters import generic_filter as generic_filter
+from cupyx._image_filters import generic_filter1d as generic_filter1d
+from cupyx._image_filters import generic_gradient_magnitude as generic_gradient_magnitude
+from cupyx._image_filters import generic_laplace as generic_laplace
+from cupyx._image_labels import labeled_comprehension as labeled_comprehension
+from cupyx._image_labels import value_indices as value_indices
 
 _extensions.fill(
     globals(),

@@ -1,13 +1,17 @@
 """`fuse`: a function of arrays runs as it is, one operation after another.
 
 CuPy makes one kernel of such a function, which is faster and computes the same. Here the worker
-gets the operations one by one, and none of them waits.
+gets the operations one by one, and none of them waits. As in CuPy, such a function must not look
+at an element of a device's array: a branch would be taken once for all calls there.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+from cupy._core.dispatch.arguments import is_array
+from cupy._door import state
 
 
 class Fusion:
@@ -22,8 +26,18 @@ class Fusion:
         return f"<Fusion name={self.name}>"
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function."""
-        return self.func(*args)
+        """Call the function.
+
+        Raises:
+            TypeError: it makes a Python number of a device's array, to branch by it for example.
+        """
+        if state.local.fuses or not any(is_array(arg) for arg in args):
+            return self.func(*args)
+        state.local.fuses = True
+        try:
+            return self.func(*args)
+        finally:
+            state.local.fuses = False
 
     def clear_cache(self) -> None:
         """Do nothing: no kernel is kept."""

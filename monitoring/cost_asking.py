@@ -1,0 +1,49 @@
+"""Asking a pool what leases cost, for the command line and the page: records and old policies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gpupool.monitoring.accounting import Range
+from gpupool.monitoring.costs import costs_of
+from gpupool.monitoring.usage_report import Report, live_records
+from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.policy.prices import prices_of
+from gpupool.pool.record_query import FAR, RecordQuery
+from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.view import PoolView
+from gpupool.remoting.client.usage_query import UsageAnswer
+from gpupool.remoting.protocol import messages as m
+
+
+class Asked(Protocol):
+    """What is asked: a client's ``Pool``, or the page's source of data."""
+
+    def user(self) -> str: ...  # noqa: D102
+    def is_operator(self) -> bool: ...  # noqa: D102
+    async def usage(self, query: RecordQuery) -> UsageAnswer: ...  # noqa: D102
+    async def policy(self, version: int = 0) -> m.PolicyIs: ...  # noqa: D102
+    async def policy_history(self) -> Sequence[m.PolicyIs]: ...  # noqa: D102
+
+
+async def with_costs(pool: Asked, view: PoolView, query: RecordQuery, report: Report) -> Report:
+    """Return a report with the costs of its rows, by the policies that were in force.
+
+    Raises:
+        GpupoolError: when no server answers.
+    """
+    within = Range(query.since, query.until)
+    records = list[LeaseRecord]()
+    if view.record_count:
+        answer = await pool.usage(replace(query, by="", through=view.record_count))
+        records += answer.records
+    live, user = live_records(view)[0], pool.user()
+    records += [each for each in live if pool.is_operator() or each.user == user]
+    versions = sorted(await pool.policy_history(), key=lambda each: each.at)
+    ends = [*(each.at for each in versions[1:]), FAR]
+    timeline = [
+        (each.at, prices_of(unpack_text((await pool.policy(each.version)).packed)))
+        for each, end in zip(versions, ends, strict=False)  # a pool may have no policy at all
+        if end > query.since and each.at < query.until
+    ]
+    return replace(report, costs=costs_of(records, query.by, within, timeline))

@@ -1,0 +1,156 @@
+"""Which version a pool speaks, and what becomes of a server whose program is older than that."""
+
+from dataclasses import replace
+
+import pytest
+from tests.pool.policy_kit import A, B, Pool
+
+from gpupool.pool.errors import NotNowError
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import encode
+from gpupool.pool.model.formats import VERSION, OutdatedError, can_link
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
+from gpupool.pool.model.suspension import SuspendLease
+from gpupool.pool.refused_orders import check_known_to_all
+
+NEW = ServerId("d" * 12)
+SUSPEND = SuspendLease(LeaseId(1), "", "boss")
+
+
+def up(server: ServerId, formats: int, incarnation: int = 2) -> c.ServerUp:
+    address = f"{server[0]}:7470"
+    return c.ServerUp(server, Incarnation(incarnation), address, "9", "", "", (), formats=formats)
+
+
+def pool_with_new(formats: int = VERSION) -> Pool:
+    """Return a pool of two servers of a version, and a third that was admitted only."""
+    pool = Pool()
+    for server in (A, B):
+        assert pool.do(up(server, formats)).ok
+    expires = Milliseconds(pool.now_ms + 3_600_000)
+    token = TokenId("adm")
+    assert pool.do(c.CreateToken(token, TokenKind.SERVER, "s", bytes(32), expires, "root")).ok
+    assert pool.do(c.JoinServer(NEW, "d", "d:7470", False, token)).ok
+    assert pool.state.servers[NEW].status is ServerStatus.JOINED
+    return pool
+
+
+def test_a_member_that_has_never_been_up_holds_nobody_back() -> None:
+    pool = pool_with_new()
+    assert pool.state.formats() == VERSION
+    check_known_to_all(pool.state, SUSPEND)
+    assert pool.do(up(NEW, VERSION, 1)).ok
+    assert pool.state.formats() == VERSION
+
+
+def test_a_member_that_was_up_and_is_down_still_counts() -> None:
+    pool = Pool()
+    assert pool.do(up(A, VERSION)).ok
+    assert pool.do(up(B, 6)).ok
+    assert pool.do(c.ServerContact(B, Incarnation(2), reachable=False)).ok
+    assert pool.state.formats() == 6
+    with pytest.raises(NotNowError) as refused:
+        check_known_to_all(pool.state, SUSPEND)
+    error = refused.value
+    assert (error.what, error.why, error.hint) == (
+        "this pool cannot suspend a lease yet",
+        "b has an older gpupool",
+        "upgrade these servers first",
+    )
+
+
+def test_a_pool_without_a_server_that_was_up_speaks_the_oldest_version() -> None:
+    assert PoolState().formats() == 5
+
+
+def test_a_member_that_comes_up_too_old_is_told_to_upgrade() -> None:
+    pool = pool_with_new()
+    before = pool.state.servers
+    refused = pool.do(up(NEW, VERSION - 1, 1))
+    assert (refused.ok, refused.why) == (
+        False,
+        f"the servers of this pool have agreed on version {VERSION} of the formats, and this one "
+        f"has {VERSION - 1}: upgrade its gpupool",
+    )
+    assert pool.state.servers is before
+    assert pool.do(up(NEW, VERSION, 1)).ok
+
+
+def test_a_server_cannot_go_back_once_all_were_upgraded() -> None:
+    pool = pool_with_new()
+    assert not pool.do(up(A, VERSION - 1, 3)).ok
+    assert pool.state.servers[A].incarnation == Incarnation(2)
+    assert pool.state.formats() == VERSION
+
+
+def test_servers_of_a_pool_that_has_not_agreed_on_it_yet_go_back() -> None:
+    pool = pool_with_new(formats=6)
+    assert pool.do(up(A, VERSION, 3)).ok
+    assert pool.state.formats() == 6
+    assert pool.do(up(A, 6, 4)).ok
+    assert pool.do(up(A, 5, 5)).ok, "version 6 does not know this rule"
+    assert pool.state.formats() == 5
+
+
+def test_a_server_that_is_older_than_the_pool_stops_before_it_misreads_anything() -> None:
+    """Whichever server reads the log with an older program, whenever: the log says so by itself."""
+    pool = pool_with_new()
+    assert pool.do(up(A, VERSION + 1, 3)).ok, "the others are older"
+    assert pool.do(up(B, VERSION + 1, 3)).ok
+    before = pool.state
+    with pytest.raises(OutdatedError) as stopped:
+        pool.do(c.Tick())
+    assert pool.state is before
+    error = stopped.value
+    assert (error.what, error.why, error.hint) == (
+        "this server's gpupool is older than its pool",
+        f"all servers of the pool have version {VERSION + 1} of the formats, and this one reads "
+        f"up to {VERSION}",
+        "install the gpupool that the other servers have, and start this server again",
+    )
+
+
+def test_a_server_that_was_removed_because_it_was_the_oldest_reads_that() -> None:
+    pool = pool_with_new()
+    assert pool.do(up(A, VERSION + 1, 3)).ok
+    assert pool.do(c.RemoveServer(NEW, "root")).ok
+    assert pool.do(c.RemoveServer(B, "root")).ok
+    assert B in pool.state.removed
+    with pytest.raises(OutdatedError):
+        pool.do(c.Tick())
+
+
+def test_a_table_of_a_newer_pool_is_not_taken_over() -> None:
+    pool, other = pool_with_new(), Pool()
+    servers = {
+        key: replace(each, formats=VERSION + 1) if key != NEW else each
+        for key, each in pool.state.servers.items()
+    }
+    newer = replace(pool.state, servers=type(pool.state.servers)(servers))
+    before = other.state
+    with pytest.raises(OutdatedError):
+        other.machine.adopt(newer)
+    with pytest.raises(OutdatedError):
+        other.machine.restore(encode(newer))
+    assert other.state is before
+    other.machine.adopt(pool.state)
+    assert other.state is pool.state
+
+
+@pytest.mark.parametrize(
+    ("other", "agreed", "links"),
+    [
+        (VERSION, 0, True),
+        (VERSION, VERSION, True),
+        (VERSION + 1, VERSION, True),
+        (VERSION - 1, VERSION - 1, True),
+        (VERSION - 1, VERSION, False),
+        (VERSION + 2, VERSION, False),
+        (VERSION - 2, 0, False),
+    ],
+)
+def test_servers_link_to_those_that_can_read_what_the_pool_says(
+    other: int, agreed: int, links: bool
+) -> None:
+    assert can_link(other, agreed) is links

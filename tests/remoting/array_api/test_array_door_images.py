@@ -1,0 +1,277 @@
+"""Functions of `cupyx.scipy.ndimage` that take a function or a kernel, beside SciPy's."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import importlib
+import inspect
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+theirs: Any = pytest.importorskip("scipy.ndimage")
+
+HOST = np.random.RandomState(5).rand(5, 6)
+LABELS = np.random.RandomState(6).randint(0, 5, (5, 6))
+MODES = ["reflect", "constant", "nearest", "mirror", "wrap"]
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a compiler"
+)
+_MEAN = """extern "C" __global__ void mean(const double *x, int n, double *y) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) { sum += x[i] * (i + 1); }
+  y[0] = sum / n;
+}"""
+_SHIFT = """extern "C" __global__
+void shift(double *in, ptrdiff_t n, double *out, ptrdiff_t m) {
+  for (int i = 0; i < m; ++i) { out[i] = in[i] - in[n - 1]; }
+}"""
+
+
+@pytest.fixture
+def ours(cp: Any) -> Any:
+    del cp
+    return importlib.import_module("cupyx.scipy.ndimage")
+
+
+def mean(window: Any) -> Any:
+    return (window * (np.arange(len(window)) + 1)).sum() / len(window)
+
+
+def raw(cp: Any) -> Any:
+    return cp.RawKernel(_MEAN, "mean")
+
+
+# --- generic filters ------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", MODES)
+def test_a_raw_kernel_is_applied_to_each_window(cp: Any, ours: Any, mode: str) -> None:
+    footprint = np.asarray([[0, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]], bool)
+    for keywords in (
+        {"size": 3, "cval": 2.5},
+        {"size": (9, 2), "origin": (-2, 0), "cval": -1},
+        {"footprint": footprint, "origin": (1, -1)},
+    ):
+        wanted = theirs.generic_filter(HOST, mean, mode=mode, **keywords)
+        made = ours.generic_filter(cp.asarray(HOST), raw(cp), mode=mode, **keywords)
+        np.testing.assert_allclose(made.get(), wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i8", "f4", "f8"])
+def test_a_reduction_is_applied_to_each_window(cp: Any, ours: Any, dtype: str) -> None:
+    kernel = cp.ReductionKernel(
+        "T x", "U y", "_raw_x[_in_ind.size() / 2] >= x", "a + b", "y = a", "0", "rank", "int"
+    )
+    host = (HOST * 9).astype(dtype)
+    wanted = theirs.generic_filter(
+        host, lambda x: (x[len(x) // 2] >= x).sum(), (3, 4), output=np.float64
+    )
+    made = ours.generic_filter(cp.asarray(host), kernel, (3, 4), output=np.float64)
+    assert made.dtype == np.float64
+    np.testing.assert_array_equal(made.get(), wanted)
+
+
+@needs_compiler
+def test_a_generic_filter_may_write_its_input_and_filters_only_some_axes(
+    cp: Any, ours: Any
+) -> None:
+    kernel = cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
+    a = cp.asarray(HOST)
+    assert ours.generic_filter(a, kernel, 3, output=a) is a
+    np.testing.assert_allclose(a.get(), theirs.generic_filter(HOST, np.sum, 3))
+    a = cp.asarray(HOST)
+    made = ours.generic_filter(a, kernel, (3,), axes=-1, mode="mirror", origin=1)
+    wanted = theirs.generic_filter(HOST, np.sum, (1, 3), mode="mirror", origin=(0, 1))
+    np.testing.assert_allclose(made.get(), wanted)
+    into = cp.zeros((5, 6), np.uint8)
+    assert ours.generic_filter(a * -3, kernel, 3, output=into) is into
+    np.testing.assert_array_equal(
+        into.get(), theirs.generic_filter(HOST * -3, np.sum, 3, output="B")
+    )
+    assert ours.generic_filter(cp.zeros((0, 3)), kernel, 3).shape == (0, 3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", MODES)
+def test_a_raw_kernel_is_applied_to_each_line(cp: Any, ours: Any, mode: str) -> None:
+    def shift(source: Any, target: Any) -> None:
+        target[:] = source[: target.size] - source[-1]
+
+    kernel = cp.RawKernel(_SHIFT, "shift")
+    for axis, size, origin in ((-1, 3, 0), (0, 8, 2), (1, 13, -3)):
+        keywords: Any = {"axis": axis, "mode": mode, "cval": 1.5, "origin": origin}
+        wanted = theirs.generic_filter1d(HOST, shift, size, **keywords)
+        made = ours.generic_filter1d(cp.asarray(HOST), kernel, size, **keywords)
+        np.testing.assert_allclose(made.get(), wanted)
+    into = cp.zeros((5, 6), "i4", order="F")
+    a = cp.asarray(HOST * 9)
+    assert ours.generic_filter1d(a, kernel, 3, output=into) is into
+    wanted = theirs.generic_filter1d(HOST * 9, shift, 3, output="i4")
+    np.testing.assert_array_equal(into.get(), wanted)
+
+
+def test_a_generic_filter_refuses_what_cupy_refuses(cp: Any, ours: Any) -> None:
+    a, kernel = cp.asarray(HOST), raw(cp)
+    element = cp.ElementwiseKernel("T x", "T y", "y = x", "same")
+    two = cp.ReductionKernel("T x, T z", "T y", "x * z", "a + b", "y = a", "0", "two")
+    for error, match, call in (
+        (TypeError, "bad function type", lambda: ours.generic_filter(a, np.mean, 3)),
+        (TypeError, "only ReductionKernel", lambda: ours.generic_filter(a, element, 3)),
+        (TypeError, "1 input and output", lambda: ours.generic_filter(a, two, 3)),
+        (TypeError, "Complex", lambda: ours.generic_filter(a * 1j, kernel, 3)),
+        (RuntimeError, "no footprint", lambda: ours.generic_filter(a, kernel)),
+        (RuntimeError, "length equal", lambda: ours.generic_filter(a, kernel, (3, 3, 3))),
+        (RuntimeError, "shape", lambda: ours.generic_filter(a, kernel, footprint=np.ones(3))),
+        (ValueError, "all-zero", lambda: ours.generic_filter(a, kernel, footprint=[[0]])),
+        (ValueError, "origin", lambda: ours.generic_filter(a, kernel, 3, origin=2)),
+        (RuntimeError, "boundary", lambda: ours.generic_filter(a, kernel, 3, mode="odd")),
+        (RuntimeError, "shape", lambda: ours.generic_filter(a, kernel, 3, output=cp.ones(2))),
+        (TypeError, "extra_arg", lambda: ours.generic_filter(a, kernel, 3, extra_arguments=(1,))),
+        (TypeError, "bad function type", lambda: ours.generic_filter1d(a, np.sum, 3)),
+        (TypeError, "Complex", lambda: ours.generic_filter1d(a * 1j, kernel, 3)),
+        (RuntimeError, "filter size", lambda: ours.generic_filter1d(a, kernel, 0)),
+    ):
+        with pytest.raises(error, match=match):
+            call()
+    with pytest.raises(cp.exceptions.AxisError):
+        ours.generic_filter1d(a, kernel, 3, axis=2)
+
+
+# --- functions of the program ---------------------------------------------------------------------
+
+
+def test_filters_call_the_derivative_of_the_program(cp: Any, ours: Any) -> None:
+    for call in (
+        lambda m, x: m.generic_laplace(x, derivative(m), mode="wrap", extra_arguments=(2,)),
+        lambda m, x: m.generic_gradient_magnitude(x, derivative(m), extra_keywords={"scale": 3}),
+        lambda m, x: m.generic_laplace(x.astype("f4"), derivative(m), "f8"),
+        lambda m, x: m.generic_gradient_magnitude(x, derivative(m), axes=(1,)),
+        lambda m, x: m.generic_laplace(x, derivative(m), mode=("wrap", "mirror")),
+    ):
+        np.testing.assert_allclose(call(ours, cp.asarray(HOST)).get(), call(theirs, HOST))
+    out = cp.zeros((5, 6))
+    assert ours.generic_laplace(cp.asarray(HOST), derivative(ours), out) is out
+    with pytest.raises(RuntimeError, match="length"):
+        ours.generic_laplace(cp.asarray(HOST), derivative(ours), mode=("wrap",))
+    with pytest.raises(ValueError, match="unique"):
+        ours.generic_laplace(cp.asarray(HOST), derivative(ours), axes=(0, 0))
+
+
+def derivative(module: Any) -> Any:
+    def compute(image: Any, axis: Any, output: Any, mode: Any, cval: Any, scale: Any = 1) -> Any:
+        return module.correlate1d(image, [scale, -2, 1], axis, output, mode, cval)
+
+    return compute
+
+
+@pytest.mark.parametrize("index", [None, 2, [1, 3], [4, 9, 1]])
+@pytest.mark.parametrize("pass_positions", [False, True])
+def test_a_function_is_called_for_each_label(
+    cp: Any, ours: Any, index: Any, pass_positions: bool
+) -> None:
+    def total(x: Any, positions: Any = None) -> Any:
+        return x.sum() if positions is None else (x * positions).sum()
+
+    rest = (total, np.float64, -1.0, pass_positions)
+    made = ours.labeled_comprehension(cp.asarray(HOST), cp.asarray(LABELS), index, *rest)
+    wanted = theirs.labeled_comprehension(HOST, LABELS, index, *rest)
+    np.testing.assert_allclose(cp.asnumpy(made), wanted)
+
+
+def test_labels_without_a_form_are_refused(cp: Any, ours: Any) -> None:
+    a, labels = cp.asarray(HOST), cp.asarray(LABELS.astype("i1"))
+    call = ours.labeled_comprehension
+    assert float(call(a, None, None, lambda x: x.max(), float, None)) == HOST.max()
+    assert np.isnan(call(a, labels, [9], lambda x: x.max(), float, None).get()).all()
+    shapes = call(a, labels, [1, 9], lambda x: x.size, object, None)
+    assert shapes == [int((LABELS == 1).sum()), None]
+    with pytest.raises(ValueError, match="without defined labels"):
+        call(a, None, 1, lambda x: x, float, None)
+    with pytest.raises(ValueError, match="same shape"):
+        call(a, labels[:2], 1, lambda x: x, float, None)
+    with pytest.raises(ValueError, match="one axis"):
+        call(a, labels, [[1, 2]], lambda x: x.max(), float, None)
+    with pytest.raises(ValueError, match="loss of precision"):
+        call(a, labels, [300], lambda x: x, float, None)
+
+
+def test_values_on_one_axis_have_one_index(cp: Any, ours: Any) -> None:
+    a = cp.asarray([1, 0, 1])
+    assert [place.tolist() for place in ours.value_indices(a)[1]] == [[0, 2]]
+    assert [place.tolist() for place in cp.unravel_index(a, 3)] == [[1, 0, 1]]
+
+
+# --- conventions of CuPy --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["erosion", "dilation", "opening", "closing"])
+def test_a_structure_may_be_its_shape(cp: Any, ours: Any, name: str) -> None:
+    """SciPy takes the shape for the structure itself, and says nothing where it has one axis."""
+    function, wanted = getattr(ours, f"binary_{name}"), getattr(theirs, f"binary_{name}")
+    line, image = LABELS[0] > 0, LABELS > 1
+    for host, structure, shape in (
+        (line, (3,), (3,)),
+        (line, 3, (3,)),
+        (image, 2, (2, 2)),
+        (image, (1, 3), (1, 3)),
+    ):
+        made = function(cp.asarray(host), structure)
+        np.testing.assert_array_equal(made.get(), wanted(host, np.ones(shape)))
+        made = function(cp.asarray(host), structure=structure)
+        np.testing.assert_array_equal(made.get(), wanted(host, np.ones(shape)))
+    made = function(cp.asarray(image), 3, axes=(1,))
+    np.testing.assert_array_equal(made.get(), wanted(image, np.ones((1, 3))))
+
+
+def test_an_image_in_texture_memory(cp: Any, ours: Any) -> None:
+    host, matrix = HOST.astype("f4"), np.asarray([[1, 0, 0.25], [0, 1, -0.5], [0, 0, 1]], "f4")
+    a, of = cp.asarray(host), cp.asarray(matrix)
+    for order, mode, textures in ((0, "nearest", "nearest"), (1, "constant", "grid-constant")):
+        made = ours.affine_transform(a, of, order=order, mode=mode, texture_memory=True)
+        wanted = theirs.affine_transform(host, matrix, order=order, mode=textures)
+        assert made.dtype == np.float32
+        np.testing.assert_allclose(made.get(), wanted)
+    out = cp.zeros((5, 6), "f4")
+    assert ours.affine_transform(a, of, output=out, order=1, texture_memory=True) is out
+    assert float(abs(out).sum()) > 0
+    for wrong in (
+        lambda: ours.affine_transform(a.astype("f8"), of, texture_memory=True).get(),
+        lambda: ours.affine_transform(a, of[:2], texture_memory=True).get(),
+        lambda: ours.affine_transform(a, of, mode="mirror", texture_memory=True).get(),
+        lambda: ours.affine_transform(a, of, output="f8", texture_memory=True).get(),
+        lambda: ours.affine_transform(a[0], cp.eye(2, dtype="f4"), texture_memory=True).get(),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011 - the kind is CuPy's, the words are ours
+            wrong()
+
+
+@pytest.mark.parametrize("ignore_value", [None, 0, 3])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_places_of_each_value(cp: Any, ours: Any, ignore_value: Any, adaptive: bool) -> None:
+    made = ours.value_indices(
+        cp.asarray(LABELS), ignore_value=ignore_value, adaptive_index_dtype=adaptive
+    )
+    wanted = theirs.value_indices(LABELS, ignore_value=ignore_value)
+    assert list(made) == sorted(wanted)
+    for value, places in wanted.items():
+        assert [place.tolist() for place in made[value]] == [place.tolist() for place in places]
+        assert made[value][0].dtype == (np.int8 if adaptive else np.int64)
+    assert ours.value_indices(cp.zeros((0,), int)) == {}
+    with pytest.raises(ValueError, match="integer array"):
+        ours.value_indices(cp.ones(3))
+    with pytest.raises(ValueError, match="negative"):
+        ours.value_indices(cp.asarray([-1, 2]))
+
+
+@pytest.mark.parametrize("name", ["generic_laplace", "labeled_comprehension", "value_indices"])
+def test_parameters_have_the_names_and_places_of_scipy(ours: Any, name: str) -> None:
+    made = list(inspect.signature(getattr(ours, name)).parameters)
+    assert [each for each in made if each != "adaptive_index_dtype"] == list(
+        inspect.signature(getattr(theirs, name)).parameters
+    )

@@ -1,0 +1,225 @@
+"""Interpolators of `cupyx.scipy.interpolate`: objects of the worker, beside SciPy's."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import copy
+import importlib
+import inspect
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+
+from gpupool.remoting.array_api import surface
+from gpupool.remoting.devices.emulated import EmulatedBackend
+from gpupool.remoting.devices.interpolation import interpolator_names as names
+
+theirs: Any = pytest.importorskip("scipy.interpolate")
+
+X = np.asarray([0.0, 0.7, 1.5, 2.2, 3.4, 4.0, 5.1, 6.0])
+Y = np.column_stack([np.sin(X), X**2])
+AT = np.linspace(0.2, 5.8, 7)
+KNOTS = np.asarray([0.0, 0, 0, 0, 2, 3, 5, 6, 6, 6, 6])
+POINTS = np.random.RandomState(2).rand(30, 2)
+INNER = np.asarray([[0.4, 0.5], [0.6, 0.45]])
+GRID = (np.arange(4.0), np.arange(5.0))
+VALUES = np.random.RandomState(3).rand(4, 5)
+
+CALLS: dict[str, Any] = {
+    "barycentric": lambda m, of: m.BarycentricInterpolator(of(X), of(Y))(of(AT)),
+    "krogh": lambda m, of: m.KroghInterpolator(of(X), of(Y))(of(AT)),
+    "krogh derivatives": lambda m, of: m.KroghInterpolator(of(X), of(Y)).derivatives(of(AT), 3),
+    "krogh derivative": lambda m, of: m.KroghInterpolator(of(X), of(Y)).derivative(of(AT), 2),
+    "line": lambda m, of: m.interp1d(of(X), of(Y), axis=0)(of(AT)),
+    "nearest": lambda m, of: m.interp1d(of(X), of(Y.T), "nearest")(of(AT)),
+    "quadratic": lambda m, of: m.interp1d(of(X), of(Y), "quadratic", axis=0)(of(AT)),
+    "beyond": lambda m, of: m.interp1d(of(X), of(X), fill_value="extrapolate")(of(AT + 3)),
+    "cubic": lambda m, of: m.CubicSpline(of(X), of(Y), bc_type="natural")(of(AT)),
+    "clamped": lambda m, of: m.CubicSpline(of(X), of(X), bc_type=((1, 0.5), (2, 0.0)))(of(AT), 1),
+    "integral": lambda m, of: m.CubicSpline(of(X), of(Y)).integrate(0.5, 3),
+    "derivative": lambda m, of: m.CubicSpline(of(X), of(Y)).derivative()(of(AT)),
+    "roots": lambda m, of: m.CubicSpline(of(X), of(np.sin(X))).roots(),
+    "solution": lambda m, of: m.PchipInterpolator(of(X), of(X**2)).solve(2.0),
+    "coefficients": lambda m, of: m.PchipInterpolator(of(X), of(Y)).c,
+    "akima": lambda m, of: m.Akima1DInterpolator(of(X), of(Y))(of(AT)),
+    "hermite": lambda m, of: m.CubicHermiteSpline(of(X), of(Y), of(Y * 0))(of(AT)),
+    "bernstein": lambda m, of: m.BPoly(of(Y[:6].reshape(3, 2, 2)), of(X[:3]))(of(AT / 5)),
+    "by derivatives": lambda m, of: m.BPoly.from_derivatives(of(X), of(Y[:, None]))(of(AT)),
+    "power": lambda m, of: (
+        m.PPoly.from_bernstein_basis(m.BPoly(of(Y[:4].reshape(2, 2, 2)), of(X[:3]))).c
+    ),
+    "back": lambda m, of: m.BPoly.from_power_basis(m.CubicSpline(of(X), of(Y))).c,
+    "of a spline": lambda m, of: m.PPoly.from_spline(m.make_interp_spline(of(X), of(X**3)))(of(AT)),
+    "two variables": lambda m, of: m.NdPPoly(
+        of(np.arange(12.0).reshape(2, 3, 2, 1)), (of(X[:3]), of(X[:2]))
+    )(of(INNER)),
+    "over one": lambda m, of: m.NdPPoly(
+        of(np.arange(12.0).reshape(2, 3, 2, 1)), (of(X[:3]), of(X[:2]))
+    ).integrate_1d(0, 1, 0)(of(INNER[0])),
+    "spline": lambda m, of: m.BSpline(of(KNOTS), of(X[:7]), 3)(of(AT), 1),
+    "antiderivative": lambda m, of: m.BSpline(of(KNOTS), of(X[:7]), 3).antiderivative()(of(AT)),
+    "of knots": lambda m, of: m.BSpline(of(KNOTS), of(X[:7]), 3).integrate(1, 4),
+    "element": lambda m, of: m.BSpline.basis_element(of(X[:4]))(of(AT)),
+    "fast": lambda m, of: m.BSpline.construct_fast(of(KNOTS), of(X[:7]), 3)(of(AT)),
+    "design": lambda m, of: m.BSpline.design_matrix(of(AT), of(KNOTS), 3).toarray(),
+    "through": lambda m, of: m.make_interp_spline(of(X), of(Y), 5)(of(AT)),
+    "near": lambda m, of: m.make_lsq_spline(of(X), of(Y), of(KNOTS[[0, 1, 2, 3, 5, 7, 8, 9, 10]]))(
+        of(AT)
+    ),
+    "of a triple": lambda m, of: m.splder(m.make_interp_spline(of(X), of(Y)), 2)(of(AT)),
+    "smooth": lambda m, of: m.UnivariateSpline(of(X), of(np.sin(X)), s=0.1)(of(AT)),
+    "smooth derivative": lambda m, of: m.UnivariateSpline(of(X), of(X), k=2).derivative()(of(AT)),
+    "smooth integral": lambda m, of: m.InterpolatedUnivariateSpline(of(X), of(X)).integral(1, 2),
+    "smooth knots": lambda m, of: m.LSQUnivariateSpline(of(X), of(X**2), of(X[3:5])).get_knots(),
+    "triangles": lambda m, of: m.LinearNDInterpolator(of(POINTS), of(POINTS[:, 0]))(of(INNER)),
+    "cubic triangles": lambda m, of: m.CloughTocher2DInterpolator(of(POINTS), of(POINTS[:, 1]))(
+        of(INNER)
+    ),
+    "nearest point": lambda m, of: m.NearestNDInterpolator(of(POINTS), of(POINTS))(of(INNER)),
+    "radial": lambda m, of: m.RBFInterpolator(of(POINTS), of(POINTS[:, 0]), kernel="linear")(
+        of(INNER)
+    ),
+    "grid": lambda m, of: m.RegularGridInterpolator(tuple(map(of, GRID)), of(VALUES))(of(INNER)),
+    "nearest in a grid": lambda m, of: m.RegularGridInterpolator(tuple(map(of, GRID)), of(VALUES))(
+        of(INNER), method="nearest"
+    ),
+    "product": lambda m, of: m.NdBSpline((of(KNOTS), of(KNOTS)), of(np.eye(7)), 3)(of(INNER)),
+}
+
+
+@pytest.fixture
+def ours(cp: Any) -> Any:
+    del cp
+    return importlib.import_module("cupyx.scipy.interpolate")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interpolator_gives_what_scipy_gives(cp: Any, ours: Any, name: str) -> None:
+    made, wanted = CALLS[name](ours, cp.asarray), CALLS[name](theirs, lambda value: value)
+    assert isinstance(made, cp.ndarray)
+    np.testing.assert_allclose(made.get(), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_an_interpolator_changes_and_has_attributes(cp: Any, ours: Any) -> None:
+    made = ours.BarycentricInterpolator(X[:4])
+    made.set_yi(cp.asarray(X[:4] ** 3))
+    made.add_xi(cp.asarray(X[4:6]), X[4:6] ** 3)
+    np.testing.assert_allclose(made(AT).get(), AT**3, rtol=1e-9)
+    line = ours.interp1d(X, X, bounds_error=False)
+    assert np.isnan(line([9.0]).get()).all()
+    line.fill_value = "extrapolate"
+    np.testing.assert_allclose(line([9.0]).get(), [9.0])
+    spline = ours.BSpline(KNOTS, X[:7], 3)
+    assert (spline.k, spline.axis, spline.extrapolate) == (3, 0, True)
+    assert [type(each) for each in spline.tck] == [cp.ndarray, cp.ndarray, int]
+    spline.c[...] = 1
+    np.testing.assert_allclose(spline(AT).get(), 1)
+    spline.c = cp.full(7, 2.0)
+    np.testing.assert_allclose(spline(AT).get(), 2)
+    spline.extrapolate = False
+    assert np.isnan(float(spline(7.0)))
+    for wrong in (cp.ones(3), cp.ones(7, "f4"), 1.0):
+        with pytest.raises(TypeError, match="shape"):
+            spline.c = wrong
+    with pytest.raises(AttributeError, match="cannot be set"):
+        spline.t = cp.ones(11)
+    with pytest.raises(AttributeError, match="no attribute"):
+        spline.nothing  # noqa: B018 - the look is the test
+
+
+def test_results_have_the_classes_of_cupy(cp: Any, ours: Any) -> None:
+    cubic = ours.CubicSpline(cp.asarray(X), Y)
+    assert isinstance(cubic, ours.PPoly)
+    assert isinstance(cubic.derivative(), ours.PPoly)
+    assert type(ours.make_interp_spline(X, Y)) is ours.BSpline
+    assert ours.pchip is ours.PchipInterpolator
+    smooth = ours.UnivariateSpline(X, X, s=0)
+    assert type(smooth) is ours.InterpolatedUnivariateSpline
+    triple = ours.splantider((KNOTS, np.pad(X[:7], (0, 4)), 3))
+    assert [type(each) for each in triple] == [cp.ndarray, cp.ndarray, int]
+    listed = ours.pchip_interpolate(X, X**2, AT, der=[0, 1])
+    assert len(listed) == 2
+    np.testing.assert_allclose(listed[1].get(), theirs.pchip_interpolate(X, X**2, AT, der=1))
+
+    class Own(ours.CubicSpline):
+        kept = 3
+
+    assert type(Own(X, Y)) is Own
+    with pytest.warns(UserWarning, match="degree"):
+        ours.RBFInterpolator(POINTS, POINTS, kernel="cubic", degree=0)
+
+
+def test_what_is_wrong_is_an_error_of_its_call(cp: Any, ours: Any) -> None:
+    for error, call in (
+        (ValueError, lambda: ours.CubicSpline(X[::-1], X)),
+        (ValueError, lambda: ours.BSpline(KNOTS, X[:3], 3)),
+        (TypeError, lambda: ours.CubicSpline(X, X, method="own")),
+        (TypeError, lambda: ours.Akima1DInterpolator(X, X, method="makima")),
+        (NotImplementedError, lambda: ours.Akima1DInterpolator(X, X).extend(X, X)),
+        (NotImplementedError, lambda: ours.PPoly.construct_fast(Y, X, axis=1)),
+        (ValueError, lambda: ours.interp1d(X, X)(9.0)),
+        (ValueError, lambda: ours.RegularGridInterpolator(GRID, VALUES)([[9.0, 0.0]])),
+        (TypeError, lambda: ours.CubicSpline(X, X).__reduce_ex__(2)),
+        (TypeError, lambda: copy.copy(ours.CubicSpline(X, X))),
+        (TypeError, lambda: copy.deepcopy(ours.CubicSpline(X, X))),
+    ):
+        with pytest.raises(error):
+            call()
+    assert float(cp.ones(1)[0]) == 1, "the session lives"
+
+
+def test_calls_do_not_wait_and_dropped_objects_are_freed(cp: Any, ours: Any) -> None:
+    session = cp._door.pool.current()
+    cubic, at = ours.CubicSpline(X, np.repeat(Y, 200, axis=1)), cp.asarray(AT)
+    cubic(at)
+    asked: list[str] = []
+    begin = session.begin
+    session.begin = lambda name, *args, **kwargs: asked.append(name) or begin(name, *args, **kwargs)
+    try:
+        values = [cubic(at) for _ in range(5)]
+    finally:
+        del session.begin
+    assert asked == []
+    assert values[4].shape == (7, 400)
+    pool = cp.get_default_memory_pool()
+    before = pool.used_bytes()
+    del cubic, values
+    session.synchronize()
+    assert pool.used_bytes() < before - 3 * 7 * 400 * 8
+
+
+def test_the_worker_takes_interpolators_alone() -> None:
+    devices = door_kit.emulated(1, door_kit.MIB)
+    backend = EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB]))
+    table = {
+        name: function
+        for name, function in backend.operations().items()
+        if name.startswith("interpolate.")
+    }
+    spline = theirs.BSpline(KNOTS, X[:7], 3)
+    assert table["interpolate.call"](spline, 1.0).shape == ()
+    for name, function in table.items():
+        if name.split(".")[1] in (*names.METHODS, "get"):
+            for wrong in (X, None, 3, "text", [spline], type(spline), len):
+                with pytest.raises(TypeError, match="no interpolator"):
+                    function(wrong)
+    with pytest.raises(AttributeError):
+        table["interpolate.solve"](spline)
+    with pytest.raises(AttributeError):
+        table["interpolate.set.fill_value"](spline, 1)
+    many = np.zeros((1 << 10, 2))
+    with pytest.raises(MemoryError):
+        table["interpolate.new.RBFInterpolator"](many, many)
+
+
+def test_classes_and_parameters_are_those_of_cupy(cp: Any, ours: Any) -> None:
+    del cp
+    missing = [name for name in surface.missing() if name.startswith("cupyx.scipy.interpolate")]
+    assert missing == []
+    for name in names.CLASSES:
+        made = list(inspect.signature(getattr(ours, name)).parameters)
+        known = list(inspect.signature(getattr(theirs, name)).parameters)
+        assert set(made) <= set(known), name
