@@ -52,6 +52,8 @@ PROGRAMS = ROOT / "tests" / "gpu" / "cuda_programs"
 SIDES = ("native", "Lupine", "gpupool")
 BUILD_S = 300.0
 START_S = 20.0
+ANSWER_S = 45.0
+"""For one answer: some programs hang."""
 LEAST_S = 12.0
 """What a row needs, at least; without as much, it is left out."""
 
@@ -118,8 +120,8 @@ def driver() -> str:
     return next(line.split(maxsplit=5)[5] for line in lines if "libcuda.so" in line)
 
 
-def built(source: Path, folder: Path, nghttp2: Path | None) -> Path:
-    """Build Lupine's server and library, and return where they are.
+def built(source: Path, folder: Path, nghttp2: Path | None) -> None:
+    """Build Lupine's server and library in a folder.
 
     Raises:
         SystemExit: with the last lines of what was said, when that fails.
@@ -140,7 +142,6 @@ def built(source: Path, folder: Path, nghttp2: Path | None) -> Path:
         )  # fmt: skip
         if done.returncode:
             raise SystemExit("Lupine was not built:\n" + "\n".join(done.stdout.splitlines()[-30:]))
-    return folder
 
 
 def revision(source: Path) -> str:
@@ -283,10 +284,13 @@ class Bench:
         subprocess.run(command, check=True)
         self.calls = compile_program(PROGRAMS / "calls.cu", folder, shared=False)
         self._proxies: list[subprocess.Popen[str]] = []
-        place = options.build or folder / "lupine"
-        self.lupine = LupineServer(
-            built(options.lupine, place, options.nghttp2), folder / "lupine.log"
-        )
+        place: Path = options.build or folder / "lupine"
+        built(options.lupine, place, options.nghttp2)
+        self.lupine = LupineServer(place, folder / "lupine.log")
+        self.pool: RealPool | None = None
+
+    def start(self) -> None:
+        """Start the servers of both."""
         self.lupine.need()
         self.pool = self._pool()
 
@@ -330,6 +334,7 @@ class Bench:
             "workloads": [sys.executable, str(PROGRAMS / "workloads.py")],
         }[program]
         port = self.through(self.lupine.port)
+        assert self.pool is not None
         sides = {
             "native": (command, dict(os.environ)),
             "Lupine": (command, self.lupine.environment(port)),
@@ -351,16 +356,26 @@ class Bench:
                         print(f"{row.name}: no time left", flush=True)
                         continue
                     self.lupine.need()
-                    turns = take_turns(row.name, players, self.options.rounds, self.left)
+                    turns = take_turns(
+                        row.name, players, self.options.rounds, self.left, limit_s=ANSWER_S
+                    )
                     self.found.append(found := Found.of(row, turns))
                     print(row.name, found.figures, flush=True)
             finally:
                 for player in players:
                     player.stop()
 
+    def show_logs(self) -> None:
+        """Print what was said where a side failed."""
+        if any(isinstance(value, str) for each in self.found for value in each.figures.values()):
+            for log in sorted(self.folder.glob("*.log")):
+                if text := log.read_text(errors="replace").strip():
+                    print(f"{log.name}:", *text.splitlines()[-6:], sep="\n    ", file=sys.stderr)
+
     def stop(self) -> None:
         """End everything."""
-        self.pool.stop()
+        if self.pool is not None:
+            self.pool.stop()
         self.lupine.stop()
         for proxy in self._proxies:
             proxy.kill()
@@ -406,12 +421,14 @@ def main() -> int:
             "rounds": options.rounds,
         }
         try:
+            bench.start()
             about["pingpong_us"] = bench.ping_us()
             bench.run([row for row in ROWS if not wanted or row.name in wanted])
         finally:
             bench.stop()
             print(", ".join(f"{key} {value}" for key, value in about.items()))
             print(*lines(bench.found), sep="\n")
+            bench.show_logs()
             results = Results.of("lupine.py", options)
             for each in bench.found:
                 each.add_to(results)

@@ -21,7 +21,7 @@ ROUND_S = 0.25
 """How long a round is meant to take."""
 STEPS_MAX = 2000
 LIMIT_S = 100.0
-"""For one answer."""
+"""For one answer, unless it is said otherwise."""
 END_S = 5.0
 OFF = 0.02
 """How far a result may be off the native one, of it."""
@@ -165,6 +165,7 @@ def take_turns(
     left: Callable[[], float],
     *,
     at_once: bool = True,
+    limit_s: float = LIMIT_S,
 ) -> Turns:
     """Let players make a workload and play it in turns.
 
@@ -174,9 +175,10 @@ def take_turns(
         rounds: how many each plays.
         left: seconds that are left for all of it.
         at_once: whether they may make it side by side.
+        limit_s: for one answer.
     """
     makers = [
-        threading.Thread(target=each.make, args=(workload, min(LIMIT_S, left())))
+        threading.Thread(target=each.make, args=(workload, min(limit_s, left())))
         for each in players
     ]
     for maker in makers:
@@ -190,7 +192,7 @@ def take_turns(
         for player in players[:: 1 if number % 2 else -1]:
             if player.failed or left() < END_S:
                 continue
-            took = player.play(workload, min(LIMIT_S, left()))
+            took = player.play(workload, min(limit_s, left()))
             if not player.failed:
                 turns.times.setdefault(player.name, []).append(took)
     expected = players[0].value
