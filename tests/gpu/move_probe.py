@@ -27,7 +27,7 @@ from gpupool.remoting.host.isolation import worker_mounts
 UID = 52001
 STEPS = 400
 BUDGET = [190.0]
-KINDS: tuple[tuple[str, dict[str, object]], ...] = (
+KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     *(("graph", {}), ("pinned", {}), ("launches", {"mib": 16}), ("vmm", {"export": 1})),
     *(("registered", {"path": "/dev/shm/move-probe"}), ("plain", {"pieces": 100})),
     *(("managed", {}), ("ipc_export", {})),
