@@ -14,7 +14,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -270,8 +270,20 @@ class WorkerKeeper:
         """
         stopped = [self._of(number) for number in request.stopped]
         saved = [self._of(number) for number in request.saved]
-        moved = kept_workers.resume(stopped, saved, request.size)
-        if not moved.problem:
+        moves = {GpuId(old): GpuId(new) for old, new in request.moves.items()}
+        # A worker sees its own GPUs alone, and the driver opens the new ones from inside of it.
+        try:
+            for worker in saved if moves else ():
+                self._confinement.widen(worker.process.pid, worker.holds, moves.values())
+        except OSError as error:
+            self._leave(saved, moves.values(), moves)
+            why = f"the other GPU's device file cannot be put into a worker's /dev: {error}"
+            return keeper_messages.Moved(why, unmoved=True)
+        moved = kept_workers.resume(stopped, saved, request.size, request.moves)
+        if moved.unmoved:
+            self._leave(saved, moves.values(), moves)
+        elif not moved.problem:
+            self._leave(saved, moves, moves.values())
             self._bound(stopped + saved, request.memory_after)
         return moved
 
@@ -330,6 +342,17 @@ class WorkerKeeper:
             self._groups.close()
 
     # --- parts ----------------------------------------------------------------------------------
+
+    def _leave(
+        self, workers: Sequence[KeptWorker], gpus: Collection[GpuId], kept: Collection[GpuId]
+    ) -> None:
+        """Take the nodes of GPUs that workers have no more out of their ``/dev``."""
+        for worker in workers:
+            try:
+                self._confinement.leave(worker.process.pid, worker.holds, gpus, kept)
+            except OSError as error:
+                if worker.process.returncode is None:
+                    self._log(f"{worker.label}: it sees a GPU that it has no more: {error}")
 
     def _bound(self, workers: Sequence[KeptWorker], memory: int) -> None:
         """Bound the memory of a lease's workers anew."""

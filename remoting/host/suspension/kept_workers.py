@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -58,14 +58,24 @@ def suspend(stop: Sequence[Kept], save: Sequence[Kept], size: int) -> keeper_mes
     return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle))
 
 
-def resume(stopped: Sequence[Kept], saved: Sequence[Kept], size: int) -> keeper_messages.Moved:
-    """Let suspended workers go on: first all have their memory again, then all run."""
+def resume(
+    stopped: Sequence[Kept], saved: Sequence[Kept], size: int, moves: Mapping[str, str]
+) -> keeper_messages.Moved:
+    """Let suspended workers go on: first all have their memory again, then all run.
+
+    Args:
+        stopped: those that were only stopped.
+        saved: those that had memory on real GPUs.
+        size: bytes of that, about.
+        moves: where each real GPU's part of them goes; empty: where it was.
+    """
     if saved:
         numbers = {worker.process.pid: worker.number for worker in saved}
-        outcome = checkpointer.resume(list(numbers), size, _making(saved))
+        outcome = checkpointer.resume(list(numbers), size, _making(saved), moves)
         if outcome.problem:
             lost = tuple(numbers[pid] for pid in outcome.lost)
-            return keeper_messages.Moved(_problem(saved, outcome.problem), lost)
+            problem = _problem(saved, outcome.problem)
+            return keeper_messages.Moved(problem, lost, unmoved=outcome.unmoved)
     for worker in stopped:
         worker.process.send_signal(signal.SIGCONT)
     return keeper_messages.Moved()
