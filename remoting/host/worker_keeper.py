@@ -271,6 +271,9 @@ class WorkerKeeper:
         stopped = [self._of(number) for number in request.stopped]
         saved = [self._of(number) for number in request.saved]
         moves = {GpuId(old): GpuId(new) for old, new in request.moves.items()}
+        tried = {GpuId(new) for each in saved for new in each.saved_on.values()} - {
+            GpuId(old) for each in saved for old in each.saved_on
+        }
         # A worker sees its own GPUs alone, and the driver opens the new ones from inside of it.
         try:
             for worker in saved if moves else ():
@@ -281,9 +284,10 @@ class WorkerKeeper:
             return keeper_messages.Moved(why, unmoved=True)
         moved = kept_workers.resume(stopped, saved, request.size, request.moves)
         if moved.unmoved:
-            self._leave(saved, moves.values(), moves)
+            # One that would come back there sees both until it has gone back.
+            self._leave([each for each in saved if not each.saved_on], moves.values(), moves)
         elif not moved.problem:
-            self._leave(saved, moves, moves.values())
+            self._leave(saved, {*moves, *tried} - {*moves.values()}, moves.values())
             self._bound(stopped + saved, request.memory_after)
         return moved
 

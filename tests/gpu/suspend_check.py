@@ -6,7 +6,8 @@
 they print must be that of an undisturbed run. ``speed``: bytes a second out and back, natively
 and through a pool. ``preempt``: an interactive lease takes the GPU from a training one. ``move``
 (only when named; two GPUs): GPT-2 and CuPy by the CUDA door are moved five times between two GPUs
-in mid-run; every value must be that of an undisturbed run on one. It uses ``gpupool suspend``; with ``--direct``, or where there is no such command, what the host calls.
+in mid-run; every value must be that of an undisturbed run on one. It uses ``gpupool suspend``;
+with ``--direct``, or where there is no such command, what the host calls.
 The exit status is the number of cases that failed.
 """
 

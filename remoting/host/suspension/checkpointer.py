@@ -33,6 +33,13 @@ DEATH_GRACE_S = 2.0
 """A call for a process that has died meanwhile gets so much longer to notice it."""
 
 NO_MOVES: Mapping[str, str] = MappingProxyType({})
+NOT_MOVED: Mapping[int, Mapping[str, str]] = MappingProxyType({})
+
+_PAIRS = (
+    driver_calls.PAIRS_AS_GIVEN,
+    driver_calls.PAIRS_FOR_NAMED,
+    driver_calls.PAIRS_FOR_ALL,
+)
 
 _POLL_S = 0.1
 _INVALID, _OUT_OF_MEMORY, _NOT_INITIALIZED, _OPERATING_SYSTEM, _NOT_READY = 1, 2, 3, 304, 600
@@ -193,7 +200,8 @@ class Outcome:
     problem: str = ""  # why it was not done; empty: it was
     lost: tuple[int, ...] = ()  # processes that neither run nor can be resumed
     idle: tuple[int, ...] = ()  # processes that do not use CUDA yet
-    unmoved: bool = False  # the driver does not restore them on those GPUs; they are as they were
+    unmoved: bool = False  # the driver does not restore one of them on those GPUs
+    moved: tuple[int, ...] = ()  # then: those that would, and now come back there if not said else
 
 
 def suspend(
@@ -236,7 +244,7 @@ def resume(
     processes: Sequence[int],
     size: int,
     make: Callable[[], Calls] = CallProcess,
-    moves: Mapping[str, str] = NO_MOVES,
+    moves: Mapping[int, Mapping[str, str]] = NOT_MOVED,
 ) -> Outcome:
     """Restore all of some processes, and let none of them go on before all are restored.
 
@@ -248,7 +256,7 @@ def resume(
         processes: their ids.
         size: bytes that they have had on GPUs, about.
         make: starts what calls the driver.
-        moves: where what they had on their GPUs goes, for each of these; empty: where it was.
+        moves: for each process where what it had on its GPUs goes; nothing: where it was.
     """
     calls: Calls | None = None
     lost: list[int] = []
@@ -263,7 +271,7 @@ def resume(
         restored += [each for each, state in states.items() if state is State.LOCKED]
         for process, state in states.items():
             if state is State.CHECKPOINTED:
-                _restore(calls, process, size, lost, moves)
+                _restore(calls, process, size, lost, moves.get(process, NO_MOVES))
                 restored.append(process)
         for process, state in states.items():
             if state in (State.CHECKPOINTED, State.LOCKED):
@@ -280,14 +288,15 @@ def resume(
 
 
 def _let_go_again(calls: Calls, processes: Sequence[int], size: int, problem: str) -> Outcome:
-    """Take off the new GPUs what is there: all of a lease's processes go back to the old ones."""
+    """Take off the new GPUs what is there, so that nothing is on any; the old ones come later."""
     lost: list[int] = []
     for process in processes:
         try:
             _do(calls, driver_calls.CHECKPOINT, process, 0, _time_for(size))
         except CheckpointError:
             lost.append(process)
-    return Outcome(problem, tuple(lost), unmoved=True)
+    moved = tuple(process for process in processes if process not in lost)
+    return Outcome(problem, tuple(lost), unmoved=True, moved=moved)
 
 
 def undo(
@@ -351,8 +360,9 @@ def _restore(
 ) -> None:
     result = _INVALID
     # The driver wants pairs for the GPUs that the process could see when it was checkpointed: its
-    # own ones in a /dev of its own, and else all. It refuses the wrong ones within milliseconds.
-    for which in (driver_calls.PAIRS_AS_GIVEN, driver_calls.PAIRS_FOR_ALL)[: 2 if moves else 1]:
+    # own ones in a /dev of its own, after an attempt the new ones, too, and else all. It refuses
+    # the wrong ones within milliseconds.
+    for which in _PAIRS[: len(_PAIRS) if moves else 1]:
         if result == _INVALID:
             result, _ = calls.call(driver_calls.RESTORE, process, which, _time_for(size), moves)
     if result == driver_calls.SUCCESS:

@@ -17,8 +17,9 @@ GET_STATE, LOCK, CHECKPOINT, RESTORE, UNLOCK = "GetState", "Lock", "Checkpoint",
 SUCCESS, NOT_SUPPORTED, NO_SUCH_FUNCTION = 0, 801, -1
 """Results: two of CUDA's, and that the library does not have the function."""
 
-PAIRS_AS_GIVEN, PAIRS_FOR_ALL = 0, 1
-"""Numbers for a restoration: pairs for the GPUs that are named, or for all of this machine."""
+PAIRS_AS_GIVEN, PAIRS_FOR_NAMED, PAIRS_FOR_ALL = 0, 1, 2
+"""Numbers for a restoration: the pairs that are given, or those that also bring every other GPU
+somewhere, of those that they name, or of this machine."""
 
 _UUID_SIZE = 16
 _PR_SET_PDEATHSIG = 1
@@ -70,7 +71,11 @@ def call(
         return int(function(ctypes.c_int(process), ctypes.byref(state))), state.value
     if name == RESTORE and moves and library is not None:
         named = {_uuid_bytes(old): _uuid_bytes(new) for old, new in moves.items()}
-        every = _uuids(library) if number == PAIRS_FOR_ALL else ()
+        every: Sequence[bytes] = ()
+        if number == PAIRS_FOR_NAMED:
+            every = sorted({*named, *named.values()})
+        elif number == PAIRS_FOR_ALL:
+            every = _uuids(library)
         pairs = b"".join(old + new for old, new in permutation(named, every).items())
         buffer = ctypes.create_string_buffer(pairs, len(pairs))
         count = len(pairs) // (2 * _UUID_SIZE)

@@ -22,6 +22,9 @@ _POLL_S = 0.001
 class Kept(Protocol):
     """What is needed of a worker."""
 
+    saved_on: Mapping[str, str]
+    """Where it would be restored, by its GPUs, after a move that was not done; empty: there."""
+
     @property
     def number(self) -> int:
         """Return its number."""
@@ -71,7 +74,13 @@ def resume(
     """
     if saved:
         numbers = {worker.process.pid: worker.number for worker in saved}
-        outcome = checkpointer.resume(list(numbers), size, _making(saved), moves)
+        pairs = {worker.process.pid: _pairs(worker.saved_on, moves) for worker in saved}
+        outcome = checkpointer.resume(list(numbers), size, _making(saved), pairs)
+        for worker in saved:
+            if worker.process.pid in outcome.moved:
+                worker.saved_on = dict(moves)
+            elif not outcome.problem:
+                worker.saved_on = {}
         if outcome.problem:
             lost = tuple(numbers[pid] for pid in outcome.lost)
             problem = _problem(saved, outcome.problem)
@@ -79,6 +88,13 @@ def resume(
     for worker in stopped:
         worker.process.send_signal(signal.SIGCONT)
     return keeper_messages.Moved()
+
+
+def _pairs(saved_on: Mapping[str, str], moves: Mapping[str, str]) -> dict[str, str]:
+    """Return where what a worker had goes from where the driver would bring it back to."""
+    every = {*saved_on, *moves}
+    pairs = {saved_on.get(gpu, gpu): moves.get(gpu, gpu) for gpu in every}
+    return pairs if any(old != new for old, new in pairs.items()) else {}
 
 
 def _making(workers: Sequence[Kept]) -> partial[checkpointer.CallProcess]:

@@ -192,7 +192,7 @@ def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
     pool: FakeGpuPool, control: Control
 ) -> None:
     program, lines = start(pool)
-    control.set_fault("cuCheckpointProcessRestore", 1, times=2)
+    control.set_fault("cuCheckpointProcessRestore", 1, times=3)
     done = pool.command("move", pool.lease(), "--to", "1")
     assert done.returncode != 0
     assert "does not restore it on the other GPU" in done.stderr, done.stderr + pool.logs()

@@ -155,16 +155,17 @@ def test_a_machine_without_a_driver_says_so(
 
 
 MOVES = {"GPU-1": "GPU-2"}
+BOTH = {1: MOVES, 2: MOVES}
 
 
-@pytest.mark.parametrize("wants", [0, 1])
+@pytest.mark.parametrize("wants", [0, 1, 2])
 def test_processes_are_restored_on_other_gpus_with_the_pairs_that_the_driver_wants(
     wants: int,
 ) -> None:
     driver = Driver(1, 2)
     driver.wants = wants
     assert checkpointer.suspend([1, 2], 0, driver.make) == Outcome()
-    assert checkpointer.resume([1, 2], 0, driver.make, MOVES) == Outcome()
+    assert checkpointer.resume([1, 2], 0, driver.make, BOTH) == Outcome()
     assert driver.states == {1: RUNNING, 2: RUNNING}
     tried = [(process, number, MOVES) for process in (1, 2) for number in range(wants + 1)]
     assert driver.asked == tried
@@ -174,10 +175,10 @@ def test_what_does_not_come_up_elsewhere_can_all_go_back() -> None:
     driver = Driver(1, 2)
     assert checkpointer.suspend([1, 2], 0, driver.make) == Outcome()
     driver.fails["Restore", 2] = 1
-    found = checkpointer.resume([1, 2], 0, driver.make, MOVES)
+    found = checkpointer.resume([1, 2], 0, driver.make, BOTH)
     assert found.unmoved
     assert "does not restore it on the other GPU" in found.problem
-    assert found.lost == ()
+    assert (found.lost, found.moved) == ((), (1,))
     assert driver.states == {1: CHECKPOINTED, 2: CHECKPOINTED}
     driver.fails.clear()
     assert checkpointer.resume([1, 2], 0, driver.make) == Outcome()
@@ -188,7 +189,7 @@ def test_what_finds_no_room_elsewhere_is_lost() -> None:
     driver = Driver(1)
     assert checkpointer.suspend([1], 0, driver.make) == Outcome()
     driver.fails["Restore", 1] = 2
-    found = checkpointer.resume([1], 0, driver.make, MOVES)
+    found = checkpointer.resume([1], 0, driver.make, BOTH)
     assert (found.lost, found.unmoved) == ((1,), False)
 
 
