@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId
-from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
+from gpupool.remoting.host import host_memory, kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.isolation.users import LeaseUsers, UidPool, remove_shared_memory
@@ -271,6 +271,11 @@ class WorkerKeeper:
         stopped = [self._of(number) for number in request.stopped]
         saved = [self._of(number) for number in request.saved]
         moves = {GpuId(old): GpuId(new) for old, new in request.moves.items()}
+        if moves and any(host_memory.maps(each.process.pid, "/libnccl.so") for each in saved):
+            why = (
+                "one of its processes uses NCCL, whose connections know the GPU that they began on"
+            )
+            return keeper_messages.Moved(why, unmoved=True)
         tried = {GpuId(new) for each in saved for new in each.saved_on.values()} - {
             GpuId(old) for each in saved for old in each.saved_on
         }
