@@ -6,7 +6,16 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.results import COLUMNS, ROOT, Results, Row, add_options, append, read
+from tests.benchmarks.results import (
+    COLUMNS,
+    ROOT,
+    Results,
+    Row,
+    add_options,
+    append,
+    commit,
+    read,
+)
 
 FILES = sorted((ROOT / "docs" / "results").glob("*.csv"))
 ROW = Row("2026-11-22", "abc", "a, b", "x.py", 'case "1"', "p50", "", "1.5", "ms", "", "")
@@ -86,3 +95,8 @@ def test_figures_in_the_documents_can_be_plotted(path: Path) -> None:
         assert all(map(math.isfinite, figures)), row
         if row.date:
             datetime.date.fromisoformat(row.date)
+
+
+def test_a_machine_without_git_knows_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert commit() == ""

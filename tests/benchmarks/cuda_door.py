@@ -9,6 +9,8 @@ Needs a real GPU, nvcc, PyTorch, torchvision and transformers. Remote means ``gp
 seven rounds (five of starts and launches, 2,001 of latencies), in which native and remote processes
 take turns. The delay is our own proxy's (``peer.c``), half of it each way. The exit status is the
 number of budgets missed.
+
+``cuda_workloads.py`` has thirty workloads, with delays that you name and with TLS.
 """
 
 import argparse

@@ -1,47 +1,85 @@
-"""Workloads of PyTorch and JAX behind the CUDA door, native beside remote in one run, in turns.
+"""Thirty workloads of PyTorch, JAX and CuPy behind the CUDA door, native beside remote, in turns.
 
-    python tests/benchmarks/cuda_workloads.py [--only jax_jit,timed] [--before FOLDER] [--rounds 3]
-        [--delay-us 300] [--trace FOLDER] [--budget 390]
+    python tests/benchmarks/cuda_workloads.py [--only jax_jit,timed] [--rounds 5]
+        [--delay-us 0,300,2000,10000] [--tls] [--before FOLDER] [--trace FOLDER] [--budget 390]
+        [--json FILE] [--csv FILE]
 
-Needs a real GPU, PyTorch with torchvision, and JAX. Remote means one worker over TCP on loopback
-(``loopback.py``), which is what a user on a fast network gets without TLS; then the same with a
-delay from our own proxy (``peer.c``). ``--before`` names a checkout of another commit, whose
-library and worker take turns as well: ``git archive --prefix=before/ COMMIT | tar x`` makes one.
-``--trace`` runs each workload once more and writes down which records its steps sent. The last
-lines are a table of throughput, in percent of native.
+Needs a real GPU, PyTorch with torchvision, transformers, JAX and CuPy; a workload that lacks one of
+them fails alone. Weights are random, so nothing is fetched. Remote means one worker over TCP on
+loopback (``loopback.py``), and the same with each delay, which our own proxy (``peer.c``) adds to
+each round trip. ``--tls`` plays all of it a second time, encrypted; large copies go by one
+connection then, where a pool's go by several. ``--before`` names a checkout of another commit,
+whose library and worker take turns as well: ``git archive --prefix=before/ COMMIT | tar x`` makes
+one. ``--trace`` runs each workload once more and writes down which records its steps sent.
+
+The last lines are a table of throughput, in percent of native, each a median of the rounds; below
+its bar, a figure has a ``!``. The exit status is 1 when a workload failed, gave another result than
+the native one, had no time, or missed a bar.
 """
 
 import argparse
 import collections
+import json
 import os
-import queue
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
+from players import LIMIT_S, Player, Turns, take_turns  # noqa: E402
+from results import Results, add_options  # noqa: E402
+
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC, records_of  # noqa: E402
 from gpupool.remoting.driver_api.schema import table  # noqa: E402
 from gpupool.remoting.driver_api.schema.layout import FRAME  # noqa: E402
 from gpupool.remoting.driver_api.schema.records import NUMBERS  # noqa: E402
 
+LOOPBACK = ROOT / "tests" / "remoting" / "driver_api" / "loopback.py"
 PROGRAM = ROOT / "tests" / "gpu" / "cuda_programs" / "workloads.py"
 WORKLOADS = {
     "jax": ["jax_jit", "jax_fed", "jax_eager"],
     "torch": [
-        *("lstm", "timed", "small_copies", "masks", "state_dict", "churn"),
-        *("rl_loop", "infer", "gpt2_train", "waits", "launches"),
+        *("rl_loop", "infer", "gpt2_train", "lstm", "timed", "small_copies", "masks", "state_dict"),
+        *("churn", "unique", "resnet_train", "unet", "gpt2_generate", "compiled", "waits"),
+        *("launches", "graph_served", "graph_replay", "pinned_copies", "streams", "dataloader"),
+        *("state_save", "solve", "eigh", "svd", "resnet_train32"),
     ],
+    "cupy": ["cupy_kernels"],
 }
-ROUND_S = 0.25
-LIMIT_S = 100.0
+"""By the processes that play them, the most telling first."""
+ALONE = {*WORKLOADS["jax"], *WORKLOADS["cupy"], "compiled"}
+"""Those that compile: by one process after another, which measure kernels or share a cache."""
+BARS: dict[str, tuple[float, ...]] = {
+    "jax_jit": (95, 90, 75),
+    "jax_fed": (90, 80, 60),
+    "jax_eager": (75, 40),
+    "lstm": (97, 95, 95),
+    "timed": (60, 20),
+    "small_copies": (90, 80, 70),
+    "masks": (75, 25),
+    "unique": (75, 25),
+    "state_dict": (80, 70, 60),
+    "churn": (85, 80, 75),
+    "rl_loop": (95, 45, 15),
+    "infer": (98, 90),
+    "gpt2_train": (98, 98, 97),
+    "gpt2_generate": (98, 85),
+    "resnet_train": (98, 98, 97),
+    "resnet_train32": (98, 98, 97),
+    "compiled": (98, 98),
+    "unet": (98, 98),
+}
+"""Percent of native, for each delay of ``BAR_DELAYS`` that has one."""
+BAR_DELAYS: tuple[int, ...] = (0, 300, 2000)
+LEAST_S = 15.0
+"""What a workload needs, at least; without as much, it is left out."""
 TRACES_MAX = 6
 TRACE_LINES = 200
 """Of the records of one step."""
@@ -51,68 +89,53 @@ NAMES = {number: name for name, number in NUMBERS.items()} | {
 }
 
 
-class Player:
-    """A process of ``workloads.py``, natively or behind a door."""
+@dataclass(frozen=True)
+class Mode:
+    """How a program runs: behind the door of which checkout, with what delay, encrypted or not."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
-        self.name = name
-        self.log = log
-        self.times: dict[str, list[float]] = {}
-        self.failed = ""
-        self.steps = 1
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=env,
-            )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+    root: str
+    delay_us: int
+    is_tls: bool = False
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
+    @property
+    def says(self) -> str:
+        """Return what a row of figures says of it."""
+        delay = f", {self.delay_us} us added" if self.delay_us else ""
+        return delay + (", TLS" if self.is_tls else "")
 
-    def ask(self, line: str, limit: float) -> str:
-        """Return the answer to a line, or what went wrong."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-            return self._lines.get(timeout=max(limit, 1)).strip() or "FAILED: it ended"
-        except (OSError, queue.Empty):
-            return "FAILED: no answer"
+    @property
+    def name(self) -> str:
+        """Return the heading of its column."""
+        delay = f"+{self.delay_us}" if self.delay_us else ""
+        return f"{'tls' if self.is_tls else self.root}{delay}"
 
-    def make(self, workload: str, limit: float) -> None:
-        """Have a workload made, and find out how many steps a round takes."""
-        self.failed = ""
-        said = self.ask(f"make {workload}", limit)
-        if said.startswith("READY"):
-            self.value = float(said.split()[1])
-            said = self.ask(f"play {workload} 2", limit)
-        if not said.startswith("MS"):
-            self.failed = said
-            return
-        self.steps = max(1, min(500, round(ROUND_S * 1e3 / float(said.split()[1]))))
 
-    def play(self, workload: str, limit: float) -> None:
-        """Run one round."""
-        said = self.ask(f"play {workload} {self.steps}", limit)
-        if said.startswith("MS"):
-            self.times.setdefault(workload, []).append(float(said.split()[1]))
-        else:
-            self.failed = said
+@dataclass(frozen=True)
+class Result:
+    """One line of the table."""
 
-    def stop(self) -> None:
-        """End the process, and what it started."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.close()
-            self.process.wait(10)
-        except (OSError, subprocess.TimeoutExpired):
-            self.process.kill()
-            self.process.wait()
+    workload: str
+    native_ms: float | None
+    percent: dict[str, float]
+    """Of native throughput, by mode."""
+    missed: tuple[str, ...]
+    """Modes below their bars."""
+
+    @classmethod
+    def of(cls, turns: Turns, modes: Sequence[Mode]) -> "Result":
+        """Return the line of what was played."""
+        native = turns.median("native")
+        percent: dict[str, float] = {}
+        missed: list[str] = []
+        for mode in modes:
+            ms = turns.median(mode.name)
+            if native is None or ms is None:
+                continue
+            percent[mode.name] = native / ms * 100
+            bar = bar_of(turns.workload, mode.delay_us)
+            if mode.root == "now" and bar is not None and percent[mode.name] < bar:
+                missed.append(mode.name)
+        return cls(turns.workload, native, percent, tuple(missed))
 
 
 class Bench:
@@ -126,26 +149,28 @@ class Bench:
         subprocess.run(
             ["gcc", "-O2", "-pthread", "-o", str(self.peer), str(HERE / "peer.c")], check=True
         )
-        self.plain_us = self.pings("tcp").get("tcp_pingpong_us", 0.0)
-        self.delayed_us = 0.0
-        if options.delay_us:
-            found = self.pings("proxied", str(options.delay_us))
-            self.delayed_us = found.get("proxied_pingpong_us", 0.0)
-        self.roots = {"after": ROOT}
+        delays: list[int] = options.delay_us
+        self.pings_us = {
+            delay: self.ping_us("proxied", str(delay)) if delay else self.ping_us("tcp")
+            for delay in sorted({0, *delays})
+        }
+        self.roots = {"now": ROOT}
         if options.before:
             self.roots["before"] = Path(options.before).resolve()
         for root in self.roots.values():
             words = [sys.executable, "-m", "gpupool.remoting.driver_api.build"]
             subprocess.run(words, env=self.environment(root), check=True, capture_output=True)
-        self.medians: dict[str, dict[str, float]] = {}
+        self.modes = [Mode(root, delay) for root in self.roots for delay in delays]
+        self.modes += [Mode("now", delay, is_tls=True) for delay in delays if options.tls]
+        self.turns: list[Turns] = []
         self.notes: list[str] = []
 
-    def pings(self, *kind: str) -> dict[str, float]:
-        """Return what plain sockets do on this machine."""
+    def ping_us(self, *kind: str) -> float:
+        """Return what a round trip between plain sockets takes on this machine."""
         words = [str(self.peer), "measure", *kind]
         said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
         rows = [line.split() for line in said.splitlines()]
-        return {row[1]: float(row[2]) for row in rows if row[0] == "RESULT"}
+        return next(float(row[2]) for row in rows if row[1].endswith("pingpong_us"))
 
     def environment(self, root: Path) -> dict[str, str]:
         """Return the environment for a checkout's own code, with the packages of this one."""
@@ -158,89 +183,54 @@ class Bench:
             "JAX_PLATFORMS": "cuda",  # else it goes on without a GPU
         }
 
-    def player(self, name: str, root: Path | None, *options: str) -> Player:
-        """Start a player behind the door of a checkout, or natively."""
+    def player(self, name: str, mode: Mode | None, *options: str) -> Player:
+        """Return a player behind the door of a checkout, or natively."""
         command = [sys.executable, str(PROGRAM)]
-        if root is None:
-            return Player(name, command, self.environment(ROOT), self.folder / f"{name}.log")
-        loopback = ROOT / "tests" / "remoting" / "driver_api" / "loopback.py"
+        log = self.folder / f"{name}.log"
+        if mode is None:
+            return Player(name, command, self.environment(ROOT), log)
+        root = self.roots[mode.root]
         library = root / "remoting" / "driver_api" / "library"
-        words = [sys.executable, str(loopback), "--library", str(library), "--tcp"]
-        words += ["--root", str(root)]
-        words += ["--memory", str(100 << 30), *options, "--", *command]
-        return Player(name, words, self.environment(root), self.folder / f"{name}.log")
-
-    def players(self) -> list[Player]:
-        """Start one of each mode."""
-        made = [self.player("native", None)]
-        far = ["--peer", str(self.peer), "--delay-us", str(self.options.delay_us)]
-        for name, root in self.roots.items():
-            made.append(self.player(name, root))
-            if self.options.delay_us:
-                made.append(self.player(f"{name}+", root, *far))
-        return made
+        words = [sys.executable, str(LOOPBACK), "--library", str(library), "--tcp"]
+        words += ["--root", str(root), "--memory", str(100 << 30), *options]
+        words += ["--tls"] if mode.is_tls else []
+        if mode.delay_us:
+            words += ["--peer", str(self.peer), "--delay-us", str(mode.delay_us)]
+        return Player(name, [*words, "--", *command], self.environment(root), log)
 
     def left(self) -> float:
         """Return how many seconds are left."""
         return self.end - time.monotonic()
 
-    def run(self, workloads: list[str], *, at_once: bool) -> None:
-        """Play workloads, each in all modes in turns; ``at_once``: prepare in all at a time."""
-        players = self.players()
+    def run(self, workloads: list[str]) -> None:
+        """Play workloads of one kind, each in all modes in turns."""
+        players = [self.player("native", None)]
+        players += [self.player(mode.name, mode) for mode in self.modes]
         try:
             for workload in workloads:
-                if self.left() < 15:
+                if self.left() < LEAST_S:
                     self.notes.append(f"{workload}: no time left")
                     continue
-                self.measure(workload, players, at_once=at_once)
+                turns = take_turns(
+                    workload, players, self.options.rounds, self.left,
+                    at_once=workload not in ALONE,
+                )  # fmt: skip
+                self.turns.append(turns)
+                self.notes += [f"{workload} {name}: {why}" for name, why in turns.failures.items()]
+                shown = (
+                    f"{name} {' '.join(f'{ms:.3f}' for ms in times)}"
+                    for name, times in turns.times.items()
+                )
+                print(f"{workload}: {'  '.join(shown)}", flush=True)
         finally:
             for player in players:
                 player.stop()
-
-    def measure(self, workload: str, players: list[Player], *, at_once: bool) -> None:
-        """Play one workload in all modes."""
-        makers: list[threading.Thread] = []
-        for player in players:
-            limit = min(LIMIT_S, self.left())
-            maker = threading.Thread(target=player.make, args=(workload, limit))
-            maker.start()
-            makers.append(maker)
-            if not at_once:
-                maker.join()
-        for maker in makers:
-            maker.join()
-        for number in range(self.options.rounds):
-            for player in players[:: 1 if number % 2 else -1]:
-                if not player.failed and self.left() > 5:
-                    player.play(workload, min(LIMIT_S, self.left()))
-        found = self.medians[workload] = {
-            player.name: statistics.median(player.times[workload])
-            for player in players
-            if player.times.get(workload)
-        }
-        line = "  ".join(
-            f"{player.name} {' '.join(f'{ms:.3f}' for ms in player.times.get(workload, []))}"
-            for player in players
-        )
-        print(f"{workload}: {line}", flush=True)
-        values = {player.name: player.value for player in players if not player.failed}
-        for player in players:
-            if player.failed:
-                self.notes.append(f"{workload} {player.name}: {player.failed}")
-            elif "native" in values:
-                expected = values["native"]
-                if abs(player.value - expected) > 0.02 * abs(expected) + 1e-6:
-                    self.notes.append(
-                        f"{workload} {player.name}: gives {player.value:g}, not {expected:g}"
-                    )
-        if not found:
-            self.notes.append(f"{workload}: nothing measured")
 
     def trace(self, workload: str, folder: Path, steps: int = 20) -> None:
         """Write down which records a workload's steps send."""
         tap = self.folder / f"tap-{workload}"
         tap.mkdir()
-        player = self.player(f"trace-{workload}", ROOT, "--tap", str(tap))
+        player = self.player(f"trace-{workload}", Mode("now", 0), "--tap", str(tap))
         try:
             player.make(workload, min(LIMIT_S, self.left()))
             if player.failed:
@@ -264,30 +254,51 @@ class Bench:
             (folder / f"{workload}.txt").write_text("\n".join(lines) + "\n")
         print(f"trace {workload}, a step: {shown}", flush=True)
 
+    def rows(self) -> list[Result]:
+        """Return what was measured, in the order of the table."""
+        return [Result.of(turns, self.modes) for turns in self.turns]
+
     def show(self) -> None:
         """Print the table."""
         for note in self.notes:
             print("note:", note)
-        modes = [
-            name + delayed for name in self.roots for delayed in ("", "+")[: 1 + bool(self.delayed)]
-        ]
-        print(f"{'workload':14}{'native ms':>11}" + "".join(f"{mode:>10}" for mode in modes))
-        for workload, found in self.medians.items():
-            native = found.get("native")
-            cells = [
-                f"{native / found[mode] * 100:8.0f} %" if native and mode in found else f"{'-':>10}"
-                for mode in modes
-            ]
-            print(f"{workload:14}{native or 0:11.3f}" + "".join(cells))
-        print(f"% of native throughput; +: {self.options.delay_us} us added to each round trip")
-        print(
-            f"ping-pong of plain sockets: {self.plain_us} us; with the delay {self.delayed_us} us"
-        )
+        for line in table_lines(self.rows(), self.modes):
+            print(line)
+        pings = ", ".join(f"{delay} us: {found:.1f} us" for delay, found in self.pings_us.items())
+        print(f"% of native throughput; ping-pong of plain sockets by delay, {pings}")
 
-    @property
-    def delayed(self) -> bool:
-        """Return whether there are modes with a delay."""
-        return bool(self.options.delay_us)
+
+def add_rows(rows: Sequence[Result], modes: Sequence[Mode], results: Results) -> None:
+    """Append figures to a file, but for those of another commit."""
+    for row in rows:
+        for mode in modes:
+            if mode.root == "now" and mode.name in row.percent:
+                bar = bar_of(row.workload, mode.delay_us)
+                budget = "" if bar is None else f"{bar:.0f} %"
+                case, percent = row.workload + mode.says, row.percent[mode.name]
+                results.add(case, "of native", percent, "%", budget=budget)
+
+
+def bar_of(workload: str, delay_us: int) -> float | None:
+    """Return the percent that a workload is to reach with a delay; None without such a bar."""
+    bars = dict(zip(BAR_DELAYS, BARS.get(workload, ()), strict=False))
+    return bars.get(delay_us)
+
+
+def table_lines(results: Sequence[Result], modes: Sequence[Mode]) -> list[str]:
+    """Return the table, with bars behind the figures that have one."""
+    heads = "".join(f" {mode.name} |" for mode in modes)
+    lines = [f"| workload | native, ms |{heads}", "| --- |" + " --- |" * (len(modes) + 1)]
+    for result in results:
+        native = "-" if result.native_ms is None else f"{result.native_ms:.3f}"
+        line = f"| {result.workload} | {native} |"
+        for mode in modes:
+            percent, bar = result.percent.get(mode.name), bar_of(result.workload, mode.delay_us)
+            cell = "-" if percent is None else f"{percent:.0f}"
+            cell += "" if bar is None else f" of {bar:.0f}"
+            line += f" {cell}{'!' * (mode.name in result.missed)} |"
+        lines.append(line)
+    return lines
 
 
 def names_in(data: bytes) -> list[str]:
@@ -308,35 +319,66 @@ def names_in(data: bytes) -> list[str]:
     return names
 
 
+def chosen(only: str) -> dict[str, list[str]]:
+    """Return the workloads that ``--only`` names, by the processes that play them; all, if none.
+
+    Raises:
+        ValueError: when there is no such workload.
+    """
+    wanted = {name for name in only.split(",") if name}
+    if unknown := wanted - {name for names in WORKLOADS.values() for name in names}:
+        raise ValueError(f"no such workload: {', '.join(sorted(unknown))}")
+    return {
+        kind: [name for name in names if not wanted or name in wanted]
+        for kind, names in WORKLOADS.items()
+    }
+
+
+def delays(text: str) -> list[int]:
+    """Return the delays of a list with commas."""
+    return [int(word) for word in text.split(",")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="workloads, with commas between")
     parser.add_argument("--before", default="", help="a checkout of another commit")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--delay-us", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--delay-us", type=delays, default=[0, 300], help="with commas between")
+    parser.add_argument("--tls", action="store_true", help="encrypted as well")
     parser.add_argument("--trace", default="", help="a folder for the records that were sent")
     parser.add_argument("--budget", type=float, default=390, help="seconds for all of it")
+    parser.add_argument("--json", type=Path)
+    add_options(parser)
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else [*WORKLOADS["jax"], *WORKLOADS["torch"]]
+    try:
+        wanted = chosen(options.only)
+    except ValueError as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory(prefix="gpupool-bench-") as name:
         bench = Bench(Path(name), options)
         try:
-            for kind, names in WORKLOADS.items():
-                chosen = [workload for workload in names if workload in wanted]
-                if chosen:
-                    # XLA measures kernels to choose among them, so it is alone then.
-                    bench.run(chosen, at_once=kind == "torch")
-            for workload in wanted if options.trace else ():
+            for names in wanted.values():
+                if names:
+                    bench.run(names)
+            for workload in (w for names in wanted.values() for w in names if options.trace):
                 if bench.left() > 25:
                     Path(options.trace).mkdir(parents=True, exist_ok=True)
                     bench.trace(workload, Path(options.trace))
         finally:
             bench.show()
+            add_rows(bench.rows(), bench.modes, Results.of("cuda_workloads.py", options))
+            if options.json:
+                found = {"pings_us": bench.pings_us, "notes": bench.notes}
+                rows = [asdict(row) for row in bench.rows()]
+                turns = [asdict(turns) for turns in bench.turns]
+                text = json.dumps(found | {"rows": rows, "turns": turns}, indent=1)
+                options.json.write_text(text + "\n")
             for log in sorted(Path(name).glob("*.log")):
                 text = log.read_text()
                 if bench.notes and text.strip():
                     print(f"{log.name}:", *text.splitlines()[-4:], sep="\n    ", file=sys.stderr)
-    return bool(bench.notes)
+    return bool(bench.notes) or any(row.missed for row in bench.rows())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 //
 //     peer measure unix|tcp            RESULT lines: 256 MiB each way, ping-pong of 4 bytes
 //     peer measure proxied MICROSECONDS   the ping-pong through the proxy
-//     peer proxy PORT MICROSECONDS     prints its own port; passes one connection on to PORT
+//     peer proxy PORT MICROSECONDS     prints its own port; passes connections on to PORT
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -182,19 +182,41 @@ static void start(struct direction *d, int from, int to, int delay_us, pthread_t
 static void pass_both_ways(int near, int far, int delay_us) {
     prepare(near);
     prepare(far);
-    static struct direction there, back;
+    struct direction there, back;
     pthread_t threads[2];
     start(&there, near, far, delay_us / 2, &threads[0]);
     start(&back, far, near, delay_us / 2, &threads[1]);
     for (int at = 0; at < 2; at++) pthread_join(threads[at], NULL);
+    free(there.chunks);
+    free(back.chunks);
+    close(near);
+    close(far);
+}
+
+struct pair {
+    int near, target, delay_us;
+};
+
+static void *pass_pair(void *argument) {
+    struct pair pair = *(struct pair *)argument;
+    free(argument);
+    pass_both_ways(pair.near, connect_tcp(pair.target), pair.delay_us);
+    return NULL;
 }
 
 static void proxy(int target, int delay_us) {
     int port, listener = listen_tcp(&port);
     printf("%d\n", port);
     fflush(stdout);
-    int near = accept(listener, NULL, NULL);
-    pass_both_ways(near, connect_tcp(target), delay_us);
+    for (;;) {
+        struct pair *pair = malloc(sizeof *pair);
+        pthread_t thread;
+        need(pair != NULL, "malloc");
+        *pair = (struct pair){accept(listener, NULL, NULL), target, delay_us};
+        need(pair->near >= 0, "accept");
+        need(pthread_create(&thread, NULL, pass_pair, pair) == 0, "thread");
+        pthread_detach(thread);
+    }
 }
 
 // What a ping-pong takes through the proxy, between ends that are awake.

@@ -133,9 +133,12 @@ def commit() -> str:
     """Return the short hash of what is checked out, with ``+`` if it was changed; or nothing."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+        except OSError:  # a copy on a machine without git
+            return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
     found = git("rev-parse", "--short", "HEAD")

@@ -572,12 +572,20 @@ EXPORT int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliw
     return SUCCESS;
 }
 
-// Processes of this lease, by their numbers on this machine; what each of them holds is not known.
+// Processes of this lease, by their numbers on this machine.
 struct process {
     unsigned pid;
     uint64_t memory;
     unsigned instance, compute_instance;
 };
+
+// What each process holds is known where it is the only one; otherwise NVML_VALUE_NOT_AVAILABLE, of which
+// PyTorch's error for full memory makes 17179869184 GiB.
+static uint64_t memory_of_each(const struct device *device) {
+    uint64_t left, total;
+    memory_of(device, &left, &total);
+    return process_count == 1 ? total - left : UINT64_MAX;
+}
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, unsigned *count,
                                                    struct process *found) {
@@ -587,7 +595,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, 
     if (room < process_count) return INSUFFICIENT_SIZE;
     if (process_count > 0 && found == NULL) return INVALID_ARGUMENT;
     for (unsigned at = 0; at < process_count; at++) {
-        found[at] = (struct process){processes[at], UINT64_MAX, UINT32_MAX, UINT32_MAX};
+        found[at] = (struct process){processes[at], memory_of_each(device), UINT32_MAX, UINT32_MAX};
     }
     return SUCCESS;
 }
@@ -605,7 +613,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses(const struct device *device, uns
     if (process_count > 0 && found == NULL) return INVALID_ARGUMENT;
     for (unsigned at = 0; at < process_count; at++) {
         found[at][0] = processes[at];
-        found[at][1] = UINT64_MAX;
+        found[at][1] = memory_of_each(device);
     }
     return SUCCESS;
 }

@@ -64,11 +64,24 @@ def wanted(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset(PROPERTIES) - frozenset(words)
 
 
-def nccl_ports(environment: Mapping[str, str]) -> tuple[int, ...]:
+def kernel_ports() -> tuple[int, int] | None:
+    """Return the first and the last port that the kernel chooses, or nothing if it does not say."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        return int(first), int(last)
+    except (OSError, ValueError):
+        return None
+
+
+def nccl_ports(
+    environment: Mapping[str, str], chosen: tuple[int, int] | None = None
+) -> tuple[int, ...]:
     """Return the first and the last TCP port for leases over several servers, or nothing.
 
+    ``chosen`` are ``kernel_ports()``: NCCL listens on ports that the kernel chooses.
+
     Raises:
-        UsageError: when the environment has something else there.
+        UsageError: when the environment has something else there, or lacks some of those ports.
     """
     text = environment.get(PORTS_VARIABLE, "").strip()
     if not text:
@@ -78,6 +91,13 @@ def nccl_ports(environment: Mapping[str, str]) -> tuple[int, ...]:
     if len(ports) != 2 or not LOWEST_PORT <= ports[0] <= ports[1] <= HIGHEST_PORT:
         hint = f"such as 32768-60999, between {LOWEST_PORT} and {HIGHEST_PORT}"
         raise UsageError(f"{PORTS_VARIABLE} is {text!r}", hint=hint)
+    if chosen is not None and not ports[0] <= chosen[0] <= chosen[1] <= ports[1]:
+        first_chosen, last_chosen = chosen
+        raise UsageError(
+            f"{PORTS_VARIABLE} is {text!r}, on which NCCL cannot listen",
+            why=f"the kernel chooses ports for it, which are {first_chosen} to {last_chosen}",
+            hint=f"set {PORTS_VARIABLE}={first_chosen}-{last_chosen}",
+        )
     return tuple(ports)
 
 

@@ -2,10 +2,10 @@
 
     python tests/remoting/driver_api/loopback.py --library DIR [--driver DIR] [--tcp] -- PROGRAM...
 
-A worker process is started for each process of the program that asks for a session. ``--driver``
-is put on the workers' loader path: a folder with a fake libcuda.so.1; ``--bindings`` on their
-PYTHONPATH. Everything runs on this machine; the program gets the shim of ``--library`` through
-LD_LIBRARY_PATH.
+A worker process is started for each process of the program that asks for a session; with ``--tls``
+it encrypts, by a certificate of its own, as real ones do for other machines. ``--driver`` is put on
+the workers' loader path: a folder with a fake libcuda.so.1; ``--bindings`` on their PYTHONPATH.
+Everything runs on this machine; the program gets the shim of ``--library`` through LD_LIBRARY_PATH.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,15 @@ def uuid_of(place: int, ordinal: int) -> str:
     return f"GPU-fa4e0000-0000-4000-8000-00000000{place:02x}{ordinal:02x}"
 
 
+def certified() -> tuple[ssl.SSLContext, str]:
+    """Return a worker's own certificate, and the hash by which clients know it."""
+    from gpupool.remoting.worker.certificate import worker_context
+
+    with tempfile.TemporaryDirectory(prefix="gpupool-") as name:
+        context, digest = worker_context(Path(name))
+    return context, digest.hex()
+
+
 def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
@@ -68,7 +78,8 @@ def run_worker(arguments: argparse.Namespace) -> None:
     from gpupool.remoting.driver_api.executor.serve import serve
     from gpupool.remoting.driver_api.schema.records import BASE_RECORDS
     from gpupool.remoting.protocol import handshake
-    from gpupool.remoting.transport.session_stream import PlainStream
+    from gpupool.remoting.transport.data_connection import read_exactly
+    from gpupool.remoting.transport.session_stream import PlainStream, TlsStream
 
     if arguments.old:
         contexts.RECORDS = contexts.RECORDS[:BASE_RECORDS]
@@ -85,7 +96,8 @@ def run_worker(arguments: argparse.Namespace) -> None:
     for ordinal in reversed(range(arguments.devices)):
         runtime.setDevice(ordinal)
         runtime.free(0)
-    sys.stdout.write("warm\n")
+    context, digest = certified() if arguments.tls else (None, "")
+    sys.stdout.write(f"warm {digest}\n")
     sys.stdout.flush()
     connected = threading.Event()
 
@@ -101,12 +113,16 @@ def run_worker(arguments: argparse.Namespace) -> None:
         sys.stderr.write(f"worker {arguments.place}: connected\n")
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    hello = sock.recv(handshake.CLIENT_HELLO_SIZE, socket.MSG_WAITALL)
-    client_nonce = handshake.parse_client_hello(hello, session)
-    server_nonce = os.urandom(handshake.NONCE_SIZE)
-    sock.sendall(handshake.server_proof(ticket, client_nonce, server_nonce))
-    proof = sock.recv(handshake.PROOF_SIZE, socket.MSG_WAITALL)
-    handshake.check_client_proof(ticket, client_nonce, server_nonce, proof)
+    if context is not None:
+        sock = context.wrap_socket(sock, server_side=True)
+        handshake.check_ticket(ticket, read_exactly(sock, handshake.TICKET_SIZE))
+    else:
+        hello = sock.recv(handshake.CLIENT_HELLO_SIZE, socket.MSG_WAITALL)
+        client_nonce = handshake.parse_client_hello(hello, session)
+        server_nonce = os.urandom(handshake.NONCE_SIZE)
+        sock.sendall(handshake.server_proof(ticket, client_nonce, server_nonce))
+        proof = sock.recv(handshake.PROOF_SIZE, socket.MSG_WAITALL)
+        handshake.check_client_proof(ticket, client_nonce, server_nonce, proof)
     sock.sendall(handshake.ACCEPTED)
     memory = arguments.memory
     specs = [
@@ -120,7 +136,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
         if arguments.verbose:
             sys.stderr.write(f"worker: {text}\n")
 
-    stream: Stream = PlainStream(sock)
+    stream: Stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
     budget: Budget = CountingBudget(memory)
     if arguments.share:
         budget = SharingBudget(budget, Path(arguments.share))
@@ -266,6 +282,7 @@ class LoopbackAgent:
             *(["--count", self.arguments.count] if self.arguments.count else []),
             *(["--old"] if self.arguments.old else []),
             *(["--no-launcher"] if self.arguments.no_launcher else []),
+            *(["--tls"] if self.arguments.tls else []),
             *("--lie", str(self.arguments.lie)),
         ]
         worker = subprocess.Popen(
@@ -282,7 +299,8 @@ class LoopbackAgent:
         worker.stdin.flush()
         listener.close()
         assert worker.stdout is not None
-        if worker.stdout.readline() != "warm\n":
+        said, _, digest = worker.stdout.readline().strip().partition(" ")
+        if said != "warm":
             raise RuntimeError("the worker did not start")
         return {
             "server": f"loopback{place}",
@@ -291,7 +309,8 @@ class LoopbackAgent:
             "unix": path,
             "session": session,
             "ticket": ticket,
-            "encryption": "off",
+            "encryption": "tls" if self.arguments.tls else "off",
+            "certificate_sha256": digest,
             "devices": [{"uuid": uuid_of(place, at)} for at in range(self.arguments.devices)],
         }
 
@@ -331,6 +350,7 @@ def main() -> int:
     parser.add_argument("--servers", type=int, default=1, help="of the lease")
     parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--tls", action="store_true", help="with --tcp")
     parser.add_argument("--no-launcher", action="store_true", help="launch by Python alone")
     parser.add_argument("--tap", default="", help="a folder for the bytes that workers receive")
     parser.add_argument("--count", default="", help="a file for what the worker did in Python")

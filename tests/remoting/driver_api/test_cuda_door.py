@@ -121,13 +121,12 @@ def right(done: subprocess.CompletedProcess[str]) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("option", ["", "--tcp", "--no-launcher"])
-def test_a_c_program(option: str, library: Path, everything: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["", "--tcp", "--tcp --tls", "--no-launcher"])
+def test_a_c_program(options: str, library: Path, everything: Path, tmp_path: Path) -> None:
     """Memory, copies, streams, events, launches, graphs, the budget and a sticky error."""
     image = str(KERNELS / "test_kernels.sm_90.cubin")
-    options = [option] if option else []
     with Control(tmp_path) as control:
-        done = run(library, control, [str(everything), image], *options)
+        done = run(library, control, [str(everything), image], *options.split())
         assert done.stdout == "results right\n", done.stderr
         assert done.returncode == 0
         assert done.stderr == ""

@@ -244,7 +244,7 @@ def test_all_threads_of_a_program_get_the_error_and_so_does_what_they_call_then(
 
 
 NVML = """
-import ctypes, os
+import ctypes, os, time
 import pynvml as n
 n.nvmlInit()
 d = n.nvmlDeviceGetHandleByIndex(0)
@@ -276,8 +276,12 @@ assert cuda.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)) == 0
 memory = n.nvmlDeviceGetMemoryInfo(d, version=n.nvmlMemory_v2)
 assert (memory.total, memory.free) == (total.value, left.value), memory
 assert memory.used >= 1 << 30
-(process,) = (n.nvmlDeviceGetComputeRunningProcesses_v3(d),)
-print([p.pid == os.getpid() for p in process] or "later")
+end = time.monotonic() + 20
+while not (processes := n.nvmlDeviceGetComputeRunningProcesses_v3(d)):
+    assert time.monotonic() < end
+    time.sleep(0.05)
+(process,) = processes
+assert (process.pid, process.usedGpuMemory) == (os.getpid(), memory.used), process
 n.nvmlShutdown()
 """
 

@@ -176,6 +176,17 @@ def test_ports_for_nccl_are_checked() -> None:
             confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": text})
 
 
+@pytest.mark.parametrize("text", ["21000-21200", "33000-60999", "32768-60998"])
+def test_ports_on_which_nccl_cannot_listen_are_refused(text: str) -> None:
+    """With others NCCL said "unhandled system error", and nothing else, on two H100s."""
+    with pytest.raises(UsageError) as refused:
+        confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": text}, (32768, 60999))
+    assert "set GPUPOOL_NCCL_PORTS=32768-60999" in refused.value.hint
+    for wide in ("32768-60999", "2000-65535"):
+        assert confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": wide}, (32768, 60999))
+    assert confinement.kernel_ports() is not None
+
+
 @with_filter
 @pytest.mark.parametrize(
     "family", ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET", "AF_VSOCK", "AF_ALG"]
