@@ -250,7 +250,8 @@ def part_kinds() -> None:
         if "path" in options:
             Path(str(options["path"])).write_bytes(b"\1" * (64 << 20))
         try:
-            with process(kind, None, **{"mib": 64} | options) as lines:
+            words: dict[str, Any] = {"mib": 64} | options
+            with process(kind, None, **words) as lines:
                 pid = lines.process.pid
                 say(kind, "| before", lines.ask("sum"))
                 for moves in ({FIRST: OTHER}, {OTHER: FIRST}):

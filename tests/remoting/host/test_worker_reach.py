@@ -24,6 +24,7 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
 from gpupool.remoting.devices.nvml import mig_nodes
+from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
 from gpupool.remoting.host.isolation import confinement, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
@@ -422,6 +423,12 @@ async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
         assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
         refuses = True
         keeper.resume(replace(request, moves={third: first, second: second}))
+        with Path("/proc/self/maps").open() as own:
+            library = next(line.split()[-1] for line in own if ".so" in line)
+        assert host_memory.maps(os.getpid(), Path(library).name)
+        patch.setattr(host_memory, "maps", lambda *of: of == (kept.process.pid, "/libnccl.so"))
+        found = keeper.resume(replace(request, moves={third: first, second: second}))
+        assert (found.unmoved, "NCCL" in found.problem) == (True, True)
     assert seen == [list(nodes), list(nodes)]
     assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
 
