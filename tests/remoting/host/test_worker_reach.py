@@ -416,6 +416,9 @@ async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
         seen.append([node for node in nodes if Path(f"{root}{node}").exists()])
         return keeper_messages.Moved("no", unmoved=True) if refuses else keeper_messages.Moved()
 
+    def maps_nccl(process: int, part: str) -> bool:
+        return (process, part) == (kept.process.pid, "/libnccl.so")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_workers, "resume", resume)
         request = keeper_messages.ResumeWorkers((), (worker.number,), 0, GIB)
@@ -425,7 +428,7 @@ async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
         keeper.resume(replace(request, moves={third: first, second: second}))
         assert host_memory.maps(os.getpid(), "/libc.so")
         assert not host_memory.maps(os.getpid(), "/libnccl.so")
-        patch.setattr(host_memory, "maps", lambda *of: of == (kept.process.pid, "/libnccl.so"))
+        patch.setattr(host_memory, "maps", maps_nccl)
         found = keeper.resume(replace(request, moves={third: first, second: second}))
         assert (found.unmoved, "NCCL" in found.problem) == (True, True)
     assert seen == [list(nodes), list(nodes)]
