@@ -12,6 +12,7 @@ class SuspensionPhase(Enum):
     SUSPENDED = "suspended"  # all its workers have let go of the GPUs' memory
     RESUMING = "resuming"
     REFUSED = "refused"  # it runs on: it could not be suspended
+    STRANDED = "stranded"  # it has nothing on a GPU, and cannot go on with those it was moved to
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +22,4 @@ class HostSuspension:
     number: int  # of the latest order that the host has taken; earlier ones count no more
     phase: SuspensionPhase
     bytes: int = 0  # of this server's memory that what was on its GPUs takes
-    reason: str = ""  # why it was refused, or is not resumed yet
+    reason: str = ""  # why it was refused, is not resumed yet, or is stranded

@@ -33,7 +33,7 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.giving_way import away_too_long, window_reason, window_suspensions
 from gpupool.pool.scheduling.preemption import due_preemptions
-from gpupool.pool.transitions.lease_suspensions import resume_refusal
+from gpupool.pool.transitions.lease_suspensions import resume_refusal, way_back_refusal
 
 UNREACHABLE_AFTER_S = 10.0
 """Without contact for so long, a server's GPUs are not grantable (design section 3)."""
@@ -225,12 +225,14 @@ def plan_suspensions(
     for lease in state.leases.at(self_id).values():
         told = hosted.get(lease.id)
         if lease.held and (lease.suspension is not None or told is not None):
-            _plan_lease(plan, lease, told, self_id, incarnation, worker_count.get(lease.id, 0))
+            count = worker_count.get(lease.id, 0)
+            _plan_lease(plan, state, lease, told, self_id, incarnation, count)
     return plan
 
 
 def _plan_lease(
     plan: SuspensionPlan,
+    state: PoolState,
     lease: Lease,
     told: HostSuspension | None,
     self_id: ServerId,
@@ -249,6 +251,9 @@ def _plan_lease(
         if self_id in suspension.confirmed:
             return
         moves = {each.gpu: each.to for each in suspension.moves if each.server == self_id}
+        if moves and told is not None and phase is SuspensionPhase.STRANDED:
+            plan.propose.append(_back_from_move(state, lease, told, key))
+            return
         if moves:
             plan.moves[lease.id] = moves
         # Told before it is confirmed: a host that has not begun to suspend it must not begin now.
@@ -264,6 +269,19 @@ def _plan_lease(
     elif phase is not SuspensionPhase.SUSPENDED and worker_count:
         # Fencing: its memory may be another's by now.
         plan.kill.append(lease.id)
+
+
+def _back_from_move(
+    state: PoolState,
+    lease: Lease,
+    told: HostSuspension,
+    key: tuple[LeaseId, ServerId, Incarnation],
+) -> Command:
+    """Return what to propose of a lease that cannot go on with the GPUs that it was moved to."""
+    no_room = way_back_refusal(state, lease)
+    if no_room is None:
+        return RefuseSuspension(*key, told.number, told.reason)
+    return EndLease(lease.id, f"it could not be moved: {told.reason}; and {no_room.why}")
 
 
 def _host_says(

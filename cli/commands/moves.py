@@ -45,8 +45,9 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
       gpupool move 7f3a --to gpu-a        # any other GPU of its server with room
 
     Users move their own leases, operators any. The lease is suspended and resumed. When it cannot
-    have the GPUs by then, it goes on where it was. To another server no lease is moved, and none
-    while it is suspended. Programs on real GPUs are not moved yet.
+    have the GPUs by then, or the NVIDIA driver refuses, it goes on where it was. The other GPUs are
+    of the same model. A program that uses NCCL or managed memory, or whose processes share GPU
+    memory, is not moved. To another server no lease is moved, and none while it is suspended.
     """
 
     async def order() -> None:

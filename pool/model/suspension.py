@@ -111,7 +111,11 @@ class ConfirmSuspended:
 
 @dataclass(frozen=True, slots=True)
 class RefuseSuspension:
-    """Instead of the second step: a server cannot suspend this lease, so all go on."""
+    """Instead of the second step: a server cannot suspend this lease, so all go on.
+
+    Instead of the last step of a move: its server cannot bring it back on the new GPUs. Then it
+    goes on with its old ones, if nobody has them.
+    """
 
     lease: LeaseId
     server: ServerId

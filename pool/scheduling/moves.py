@@ -1,8 +1,7 @@
 """Where a lease can be moved: other GPUs of the same server, of the same model, with room.
 
-A worker's state lives in the process of its server, so no lease is moved to another server. Only
-emulated GPUs are left and taken: a driver restores a process on another GPU, but nobody has seen it
-do so with a worker whose own ``/dev`` lacks that GPU. MIG instances are not suspended at all.
+A worker's state lives in the process of its server, so no lease is moved to another server. MIG
+instances are not suspended at all.
 """
 
 from collections.abc import Sequence
@@ -86,8 +85,6 @@ def _fixed(server: Server, leaving: Sequence[Partition]) -> str:
         what = f"GPU {gpu.index} of {server.name}"
         if gpu.parent is not None:
             return f"{what} is a MIG instance, and programs on one cannot be suspended"
-        if not gpu.emulated:
-            return f"{what} is a real one, and programs are moved between emulated GPUs only"
     return ""
 
 
@@ -139,8 +136,8 @@ def _unlike(gpu: Gpu, other: Gpu) -> str:
     """Return how another GPU differs from the one that a lease leaves."""
     if other.parent is not None:
         return "is a MIG instance"
-    if not other.emulated:
-        return "is a real one"
+    if other.emulated != gpu.emulated:
+        return f"is {'an emulated' if other.emulated else 'a real'} one"
     if (other.name, other.capacity) != (gpu.name, gpu.capacity):
         return f"is another model than GPU {gpu.index}"
     return ""

@@ -14,6 +14,7 @@ from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import (
     ConfirmResumed,
     ConfirmSuspended,
+    GpuMove,
     MoveLease,
     RefuseSuspension,
     ResumeLease,
@@ -136,7 +137,9 @@ def _arrive(state: PoolState, lease: Lease) -> Step:
 
 
 def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
-    """Have all servers of a lease go on, because one of them could not suspend it."""
+    """Have all servers of a lease go on, because one of them could not suspend or move it."""
+    if _is_arriving(state.leases.get(command.lease)):
+        return _go_back(state, command)
     lease = _of_server(state, command, S.SUSPENDING)
     if isinstance(lease, Result):
         return state, lease
@@ -146,6 +149,61 @@ def refuse_suspension(state: PoolState, command: RefuseSuspension) -> Step:
     suspension = replace(_suspension(lease), state=S.RESUMING, confirmed=(), bytes=0, moves=())
     lease = with_changes(lease, suspension=suspension, history=history)
     return _put(state, lease, "not-suspended", reason), Result(ok=True)
+
+
+def _go_back(state: PoolState, command: RefuseSuspension) -> Step:
+    """Have a lease that was moved go on with its old GPUs: its server cannot use the new ones.
+
+    Its workers have nothing on any GPU, so the new ones are given back in the step that takes the
+    old ones again.
+    """
+    lease = _of_server(state, command, S.RESUMING)
+    if isinstance(lease, Result):
+        return state, lease
+    if command.server not in {each.server for each in _suspension(lease).moves}:
+        return state, refuse(RefusalKind.CONFLICT, "it is moved on another server")
+    refusal = way_back_refusal(state, lease)
+    if refusal is not None:
+        return state, refusal
+    there = _before_move(lease)
+    reason = command.reason[:TEXT_LENGTH_MAX] or "its server could not"
+    suspension = replace(_suspension(lease), moves=())
+    history = lease.history or SuspensionHistory()
+    history = replace(history, refusal=SuspendRefusal(reason, state.now))
+    changed = with_changes(there, suspension=suspension, history=history)
+    state = charge(state, lease.partitions, sign=-1)
+    state = _recount(charge(state, there.partitions, sign=1), lease, changed)
+    return _put(state, changed, "not-moved", reason), Result(ok=True)
+
+
+def way_back_refusal(state: PoolState, lease: Lease) -> Result | None:
+    """Return why a lease that was moved, and is not there yet, cannot have its old GPUs again.
+
+    A drain of an old GPU does not keep it from going back.
+    """
+    if not _is_arriving(lease):
+        return refuse(RefusalKind.CONFLICT, "it is not being moved")
+    state = charge(state, lease.partitions, sign=-1)
+    for part in _before_move(lease).partitions:
+        server = state.servers.get(part.server)
+        gpu = server.gpus.get(part.gpu) if server is not None else None
+        if server is None or gpu is None:
+            return refuse(RefusalKind.BUSY, "one of its old GPUs is not in the pool now")
+        # A drained one has no free memory to grant, but what was given back a moment ago.
+        if gpu.memory_total - gpu.memory_reserved - gpu.memory_granted < part.memory:
+            return refuse(RefusalKind.BUSY, f"GPU {gpu.index} of {server.name} is taken by now")
+    return None
+
+
+def _is_arriving(lease: Lease | None) -> bool:
+    """Return whether a lease has the GPUs that it is moved to, and its workers do not run yet."""
+    found = lease.suspension if lease is not None else None
+    return found is not None and found.state is S.RESUMING and bool(found.moves)
+
+
+def _before_move(lease: Lease) -> Lease:
+    moves = _suspension(lease).moves
+    return moved(lease, [GpuMove(each.server, each.to, each.gpu) for each in moves])
 
 
 # --- resuming -------------------------------------------------------------------------------------

@@ -66,3 +66,11 @@ def allowance(machine: int, partition: int, gpus: int, floor: int) -> int:
         floor: bytes that even the smallest partition may have.
     """
     return max(floor, machine * partition // max(gpus, 1))
+
+
+def maps(process: int, part: str) -> bool:
+    """Return whether a process has mapped a file whose path has ``part``; not if nobody knows."""
+    try:
+        return part in Path(f"/proc/{process}/maps").read_text()
+    except OSError:
+        return False

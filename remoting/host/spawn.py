@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gpupool
@@ -59,6 +59,8 @@ class KeptWorker:
     assigned: bool = False
     user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
     group: WorkerGroup | None = None  # of control, with all that it starts
+    #: Where its GPU memory would be restored, by its GPUs, after a move that was not done.
+    saved_on: Mapping[str, str] = field(default_factory=dict[str, str])
     user_name: str = ""  # whose lease it is, once it may have that user's kernels
 
     @property

@@ -14,13 +14,13 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId
-from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
+from gpupool.remoting.host import host_memory, kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.isolation.users import LeaseUsers, UidPool, remove_shared_memory
@@ -270,8 +270,29 @@ class WorkerKeeper:
         """
         stopped = [self._of(number) for number in request.stopped]
         saved = [self._of(number) for number in request.saved]
-        moved = kept_workers.resume(stopped, saved, request.size)
-        if not moved.problem:
+        moves = {GpuId(old): GpuId(new) for old, new in request.moves.items()}
+        if moves and any(host_memory.maps(each.process.pid, "/libnccl.so") for each in saved):
+            why = (
+                "one of its processes uses NCCL, whose connections know the GPU that they began on"
+            )
+            return keeper_messages.Moved(why, unmoved=True)
+        tried = {GpuId(new) for each in saved for new in each.saved_on.values()} - {
+            GpuId(old) for each in saved for old in each.saved_on
+        }
+        # A worker sees its own GPUs alone, and the driver opens the new ones from inside of it.
+        try:
+            for worker in saved if moves else ():
+                self._confinement.widen(worker.process.pid, worker.holds, moves.values())
+        except OSError as error:
+            self._leave(saved, moves.values(), moves)
+            why = f"the other GPU's device file cannot be put into a worker's /dev: {error}"
+            return keeper_messages.Moved(why, unmoved=True)
+        moved = kept_workers.resume(stopped, saved, request.size, request.moves)
+        if moved.unmoved:
+            # One that would come back there sees both until it has gone back.
+            self._leave([each for each in saved if not each.saved_on], moves.values(), moves)
+        elif not moved.problem:
+            self._leave(saved, {*moves, *tried} - {*moves.values()}, moves.values())
             self._bound(stopped + saved, request.memory_after)
         return moved
 
@@ -330,6 +351,17 @@ class WorkerKeeper:
             self._groups.close()
 
     # --- parts ----------------------------------------------------------------------------------
+
+    def _leave(
+        self, workers: Sequence[KeptWorker], gpus: Collection[GpuId], kept: Collection[GpuId]
+    ) -> None:
+        """Take the nodes of GPUs that workers have no more out of their ``/dev``."""
+        for worker in workers:
+            try:
+                self._confinement.leave(worker.process.pid, worker.holds, gpus, kept)
+            except OSError as error:
+                if worker.process.returncode is None:
+                    self._log(f"{worker.label}: it sees a GPU that it has no more: {error}")
 
     def _bound(self, workers: Sequence[KeptWorker], memory: int) -> None:
         """Bound the memory of a lease's workers anew."""

@@ -110,6 +110,8 @@ class ResumeWorkers:
     saved: tuple[int, ...]
     size: int  # bytes that go back to GPUs, about
     memory_after: int  # bytes of this machine's memory that the lease may have then
+    #: Where each real GPU's part of them goes; empty: where it was.
+    moves: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class Moved:
     problem: str = ""  # why it was not done; empty: it was
     lost: tuple[int, ...] = ()  # workers that can neither run nor be resumed
     stopped: tuple[int, ...] = ()  # workers that turned out to have nothing on a GPU
+    unmoved: bool = False  # they can be resumed on the GPUs that they were on, not on the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Suspend and resume programs on a pool of this machine with its real GPU; root, one H200.
 
-    python tests/gpu/suspend_check.py [--budget SECONDS] [--only same,speed,preempt] [--direct]
+    python tests/gpu/suspend_check.py [--budget SECONDS] [--only NAMES] [--direct]
 
 ``same``: ResNet-50, GPT-2, JAX and CuPy are each suspended five times in mid-run; every value that
 they print must be that of an undisturbed run. ``speed``: bytes a second out and back, natively
-and through a pool. ``preempt``: an interactive lease takes the GPU from a training one. It uses
-``gpupool suspend``; with ``--direct``, or where there is no such command, what the host calls.
+and through a pool. ``preempt``: an interactive lease takes the GPU from a training one. ``move``
+(only when named; two GPUs): GPT-2 and CuPy by the CUDA door are moved five times between two GPUs
+in mid-run; every value must be that of an undisturbed run on one. It uses ``gpupool suspend``;
+with ``--direct``, or where there is no such command, what the host calls.
 The exit status is the number of cases that failed.
 """
 
@@ -258,6 +260,66 @@ def same(pool: RealPool, suspender: Suspender, steps: int, kinds: tuple[str, ...
     return len(set(failed))
 
 
+MOVED = ("gpt2", "cupy")
+
+
+def gpus_of(worker: int) -> dict[str, int]:
+    """Return the bytes that a process has on each GPU, as NVML says."""
+    fields = "--query-compute-apps=pid,gpu_uuid,used_memory"
+    command = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [line.split(", ") for line in text.splitlines() if line.startswith(f"{worker},")]
+    return {uuid: int(size) * MIB for _, uuid, size in rows if int(size) > 0}
+
+
+def move(pool: RealPool, suspender: Suspender, steps: int) -> int:
+    """Move programs between two GPUs in mid-run, and compare them with undisturbed ones."""
+    failed = 0
+    for kind in MOVED:
+        native = start(kind, [sys.executable, PROGRAM, kind, ENDLESS], dict(os.environ))
+        options = ["-p", "0.4", "--door", "cuda"]
+        before = set(gpu_memory())
+        running = start(kind, run_words([PROGRAM, kind, ENDLESS], *options), pool.env)
+        try:
+            worker = suspender.new_worker(before | {native.process.pid})
+            lease = suspender.latest_lease()
+            for turn in range(TIMES):
+                if not running.wait_steps(steps, 60):
+                    raise RuntimeError(f"it does not run (turn {turn})")
+                here = gpus_of(worker)
+                leases = json.loads(pool.command("gpus", "--json").stdout)
+                began = time.monotonic()
+                to = str(1 - index_of(leases, next(iter(here))))
+                done = pool.command("move", lease, "--to", to)
+                took = time.monotonic() - began
+                there = gpus_of(worker)
+                if done.returncode or not there or here.keys() & there.keys():
+                    raise RuntimeError(f"{here} to {there}: {done.stderr.strip()}")
+                size = sum(there.values())
+                say(kind, f"{size / 1e9:.2f} GB to GPU {to} in {took:.2f} s", done.stderr.strip())
+            running.wait_steps(steps, 60)
+        except Exception as error:  # noqa: BLE001 - one case, and the other goes on
+            failed += 1
+            say(kind, "FAILED:", error, *running.other[-8:])
+        found = list(running.lines)
+        native.wait_steps(max(0, len(found) - len(native.lines)), 60)
+        expected = native.lines[: len(found)]
+        alike = expected == found and len(found) > (TIMES + 1) * steps
+        at = first_other(expected, found)
+        say(kind, f"moved: {len(found)} steps, {'identical' if alike else f'DIFFERS at {at}'}")
+        failed += not alike
+        for each in (native, running):
+            each.process.kill()
+    return failed
+
+
+def index_of(view: object, uuid: str) -> int:
+    """Return the number of a GPU in what ``gpupool gpus --json`` says."""
+    text = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    assert uuid in json.dumps(view), f"{uuid} is not in the pool"
+    return next(i for i, line in enumerate(text.splitlines()) if uuid in line)
+
+
 def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
     """Measure a training of 20 GiB, natively and behind the CUDA door."""
     failed = 0
@@ -368,6 +430,7 @@ def main() -> int:
         suspender = Suspender(pool, direct=arguments.direct)
         parts: dict[str, Callable[[], int]] = {
             "same": lambda: same(pool, suspender, arguments.steps),
+            "move": lambda: move(pool, suspender, arguments.steps),
             "speed": lambda: speed(pool, suspender, arguments.ballast),
             "preempt": lambda: preempt(pool, arguments.ballast - MODEL_GIB),
         }

@@ -1,10 +1,12 @@
 """A process that uses CUDA in one way, for ``suspend_probe.py`` to suspend; needs libcuda alone.
 
 Usage: python tests/gpu/suspend_target.py KIND [NAME=VALUE ...]. It prints ``ready``, then answers
-each line of its input: ``sum`` by what its memory holds, ``more`` by that of a new allocation.
+each line of its input: ``sum`` by what its memory holds, ``more`` by that of a new allocation,
+``who`` by the devices that CUDA has for it.
 """
 
 import ctypes
+import hashlib
 import importlib
 import mmap
 import os
@@ -262,6 +264,63 @@ class Target:
 
         return look
 
+    def training(self) -> Callable[[], object]:
+        """Train a small model for some steps; the answer has all losses and weights in it."""
+        torch: Any = importlib.import_module("torch")
+        device = torch.device("cuda", 0)
+        torch.manual_seed(0)
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+        model = torch.nn.Sequential(
+            *(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3)),
+            *(torch.nn.AvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(1568, 10)),
+        ).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batch, labels = (
+            torch.randn(64, 3, 32, 32).to(device),
+            torch.randint(0, 10, (64,)).to(device),
+        )
+        ballast = torch.full((self.size,), 3, dtype=torch.uint8, device=device)
+        pinned, side = torch.empty(1 << 20).pin_memory(), torch.cuda.Stream()
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(512, 512, device=device) / 512
+        float((x @ x).sum())  # what cuBLAS makes at first cannot be captured
+        with torch.cuda.graph(graph):
+            x.copy_(torch.tanh(x @ x) + 0.001)
+        seen = hashlib.sha256()
+        done = [0]
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            loss = torch.nn.functional.cross_entropy(model(batch), labels)
+            loss.backward()
+            optimizer.step()
+            graph.replay()
+            ended.record()
+            value = float(loss)
+            with torch.cuda.stream(side):
+                total = float(pinned.fill_(value).to(device, non_blocking=True).sum())
+            assert began.elapsed_time(ended) >= 0
+            seen.update(f"{value.hex()} {total.hex()} {float(x[3, 5]).hex()}".encode())
+
+        def run() -> None:
+            for _ in range(int(self.options.get("steps", "400"))):
+                step()
+                done[0] += 1
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+
+        def look() -> object:
+            thread.join()
+            for each in model.parameters():
+                seen.update(each.detach().cpu().numpy().tobytes())
+            return [done[0], int(ballast[:: 1 << 20].sum(dtype=torch.int64)), seen.hexdigest()[:24]]
+
+        return look
+
     def nccl(self) -> Callable[[], object]:
         torch: Any = importlib.import_module("torch")
         distributed: Any = importlib.import_module("torch.distributed")
@@ -279,6 +338,21 @@ class Target:
             return float(data[5])
 
         return look
+
+
+def devices(driver: Driver) -> list[object]:
+    """Return each device's identity and place, and the free memory of the current one."""
+    found: list[object] = []
+    count = ctypes.c_int()
+    driver("cuDeviceGetCount", ctypes.byref(count))
+    for ordinal in range(count.value):
+        uuid, bus = ctypes.create_string_buffer(16), ctypes.create_string_buffer(32)
+        driver("cuDeviceGetUuid_v2", uuid, ordinal)
+        driver("cuDeviceGetPCIBusId", bus, 32, ordinal)
+        found.append((ordinal, uuid.raw.hex()[-8:], bus.value.decode()))
+    free, whole = ctypes.c_size_t(), ctypes.c_size_t()
+    driver("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(whole))
+    return [*found, f"{free.value // MIB} MiB free"]
 
 
 def confine(uid: int) -> None:
@@ -339,6 +413,8 @@ def prefault(count: int, least: int = 32 * MIB) -> None:
 def main() -> None:
     kind, *texts = sys.argv[1:]
     options = dict(text.split("=", 1) for text in texts)
+    if kind == "training":
+        importlib.import_module("torch")  # reads much that a confined process cannot
     if options.get("confined"):
         confine(int(options["uid"]))
     elif "uid" in options:
@@ -349,6 +425,9 @@ def main() -> None:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     if options.get("tracer"):
         ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1).value, 0, 0, 0)  # PR_SET_PTRACER
+    if options.get("waits"):
+        print("waits", os.getpid(), flush=True)
+        sys.stdin.readline()
     target = Target(options)
     look = getattr(target, kind)()
     if "prefault" in options:
@@ -357,7 +436,9 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            if line.strip() == "more":
+            if line.strip() == "who":
+                print(devices(target.driver), flush=True)
+            elif line.strip() == "more":
                 target.driver.allocate(16 * MIB)
                 print("more: fine", flush=True)
             else:

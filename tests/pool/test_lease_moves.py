@@ -165,6 +165,53 @@ def test_a_server_that_cannot_suspend_it_or_an_order_to_resume_ends_the_move() -
         assert pool.gpus(lease) == [gpu(0)]
 
 
+def stranded(pool: Moving, lease: LeaseId) -> c.Command:
+    """Return what a server proposes whose host cannot use the GPUs that a lease was moved to."""
+    plan = pool.plan(lease, phase=P.STRANDED)
+    assert (plan.resume, plan.moves) == ([], {}), "it has been told"
+    (command,) = plan.propose
+    return command
+
+
+def test_a_server_that_cannot_use_the_new_gpu_gets_the_old_one_back() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 60), (gpu(0, B), 20))
+    assert pool.move(lease, gpu(1)).ok
+    pool.let_go(lease, A, B)
+    assert (pool.granted(0), pool.granted(1)) == (0, 60)
+    number = pool.order_number(lease)
+    assert not pool.do(c.RefuseSuspension(lease, B, ONE, number, "not its business")).ok
+    assert pool.do(c.DrainGpu(A, gpu(0), "hot", "root")).ok, "nor does a drain keep it away"
+    usage = pool.state.usage["ada"]
+    command = stranded(pool, lease)
+    assert isinstance(command, c.RefuseSuspension)
+    assert pool.do(command).ok
+    assert not pool.do(command).ok, "once"
+    assert (pool.granted(0), pool.granted(1), pool.state.usage["ada"]) == (60, 0, usage)
+    assert (pool.phase(lease), pool.gpus(lease)) == (S.RESUMING, [gpu(0), gpu(0, B)])
+    plan = pool.plan(lease, phase=P.STRANDED)
+    assert (plan.resume, plan.moves, plan.propose) == ([(lease, number)], {}, [])
+    pool.go_on(lease, A, B)
+    history = pool.lease(lease).history
+    assert history is not None
+    assert history.refusal is not None
+    assert pool.state.events[-2].kind == "not-moved"
+
+
+def test_what_can_neither_go_on_nor_go_back_ends() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 60))
+    assert pool.move(lease, gpu(1)).ok
+    pool.let_go(lease)
+    refusal = stranded(pool, lease)
+    pool.hold((gpu(0), 60), user="bob")
+    assert pool.do(refusal).why == f"GPU 0 of {A[0]} is taken by now"
+    command = stranded(pool, lease)
+    assert isinstance(command, c.EndLease)
+    assert command.reason == "it could not be moved: ; and GPU 0 of a is taken by now"
+    assert pool.do(command).ok
+
+
 def test_the_host_is_told_where_until_it_has_said_that_workers_go_on() -> None:
     pool = Moving()
     lease = pool.hold((gpu(0), 60), (gpu(0, B), 60))
@@ -306,11 +353,14 @@ def test_full_neighbours_are_no_room_for_the_pool_to_choose() -> None:
     assert done.why == "no other GPU of a like GPU 0 has 40960 MiB free for it"
 
 
-def test_what_is_real_or_a_part_of_a_card_is_not_moved() -> None:
+def test_real_gpus_are_for_what_runs_on_real_ones_and_parts_of_a_card_for_nothing() -> None:
     pool = Moving(emulated=False)
     lease = pool.hold((gpu(0), 40))
-    why = "GPU 0 of a is a real one, and programs are moved between emulated GPUs only"
-    assert pool.move(lease).why == why
+    assert pool.move(lease, gpu(1)).ok
+    pool.let_go(lease)
+    assert pool.gpus(lease) == [gpu(1)]
+    other_gpu(pool, emulated=True)
+    assert pool.move(pool.hold((gpu(2), 40)), gpu(1)).why == "GPU 1 of a is an emulated one"
     pool = Moving()
     other_gpu(pool, parent=gpu(3))
     lease = pool.hold((gpu(1), 40))

@@ -182,6 +182,31 @@ class Confinement:
         every = {node for nodes in self.nodes.values() for node in nodes}
         worker_mounts.narrow(pid, sorted(every - own), memory)
 
+    def widen(self, pid: int, holds: Collection[str], gpus: Collection[GpuId]) -> None:
+        """Let a worker have GPUs besides: its lease is being moved to them. Blocks.
+
+        Raises:
+            OSError: when that cannot be done.
+        """
+        if "private-devices" in holds and self.nodes is not None:
+            worker_mounts.widen(pid, self._nodes_of(gpus))
+
+    def leave(
+        self, pid: int, holds: Collection[str], gpus: Collection[GpuId], kept: Collection[GpuId]
+    ) -> None:
+        """Take GPUs from a worker whose lease was moved, but not what others have, too. Blocks.
+
+        Raises:
+            OSError: when that cannot be done.
+        """
+        if "private-devices" in holds and self.nodes is not None:
+            gone = set(self._nodes_of(gpus)) - set(self._nodes_of(kept))
+            worker_mounts.narrow(pid, sorted(gone), None)
+
+    def _nodes_of(self, gpus: Collection[GpuId]) -> list[str]:
+        nodes = self.nodes or {}
+        return sorted({node for gpu in gpus for node in nodes.get(gpu, ())})
+
     def lacking(self, holds: Collection[str]) -> list[str]:
         """Return what does not confine a worker, and why not, for the log and ``doctor``."""
         denied = "this system does not let the server make one" if self.root else "that needs root"

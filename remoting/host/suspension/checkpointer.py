@@ -10,10 +10,11 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from gpupool.remoting.host.suspension import driver_calls
@@ -31,8 +32,17 @@ BYTES_PER_S = 128 << 20
 DEATH_GRACE_S = 2.0
 """A call for a process that has died meanwhile gets so much longer to notice it."""
 
+NO_MOVES: Mapping[str, str] = MappingProxyType({})
+NOT_MOVED: Mapping[int, Mapping[str, str]] = MappingProxyType({})
+
+_PAIRS = (
+    driver_calls.PAIRS_AS_GIVEN,
+    driver_calls.PAIRS_FOR_NAMED,
+    driver_calls.PAIRS_FOR_ALL,
+)
+
 _POLL_S = 0.1
-_NOT_INITIALIZED, _OUT_OF_MEMORY, _NOT_READY, _OPERATING_SYSTEM = 3, 2, 600, 304
+_INVALID, _OUT_OF_MEMORY, _NOT_INITIALIZED, _OPERATING_SYSTEM, _NOT_READY = 1, 2, 3, 304, 600
 
 
 class State(IntEnum):
@@ -52,6 +62,10 @@ class CheckpointError(Exception):
     """The driver does not suspend or resume a process; the text says why, for people."""
 
 
+class UnmovedError(CheckpointError):
+    """The driver does not restore a process on other GPUs, and has left it as it was."""
+
+
 class HangingError(CheckpointError):
     """The driver does not answer."""
 
@@ -59,7 +73,14 @@ class HangingError(CheckpointError):
 class Calls(Protocol):
     """Makes the driver's calls; a context manager."""
 
-    def call(self, name: str, process: int, number: int, timeout_s: float) -> tuple[int, int]:
+    def call(
+        self,
+        name: str,
+        process: int,
+        number: int,
+        timeout_s: float,
+        moves: Mapping[str, str] = NO_MOVES,
+    ) -> tuple[int, int]:
         """Return a function's result and value, or raise ``HangingError``."""
         ...
 
@@ -103,15 +124,31 @@ class CallProcess:
             self.close()
             raise CheckpointError(reason("cuInit", result))
 
-    def call(self, name: str, process: int, number: int, timeout_s: float) -> tuple[int, int]:
+    def call(
+        self,
+        name: str,
+        process: int,
+        number: int,
+        timeout_s: float,
+        moves: Mapping[str, str] = NO_MOVES,
+    ) -> tuple[int, int]:
         """Make one call; return its result and value.
+
+        Args:
+            name: the function.
+            process: an id.
+            number: milliseconds for a lock; how to complete the pairs of a restoration.
+            timeout_s: for the answer.
+            moves: of a restoration on other GPUs, by the GPUs' identifiers.
 
         Raises:
             HangingError: when there is no answer in time; ``close`` is all that may follow.
         """
         assert self._process.stdin is not None
         try:
-            os.write(self._process.stdin.fileno(), f"{name} {process} {number}\n".encode())
+            pairs = ",".join(f"{old}={new}" for old, new in moves.items())
+            line = f"{name} {process} {number} {pairs}\n"
+            os.write(self._process.stdin.fileno(), line.encode())
         except OSError as error:
             raise HangingError(f"the driver ended the process that called {name}") from error
         return self._answer(process, timeout_s)
@@ -163,6 +200,8 @@ class Outcome:
     problem: str = ""  # why it was not done; empty: it was
     lost: tuple[int, ...] = ()  # processes that neither run nor can be resumed
     idle: tuple[int, ...] = ()  # processes that do not use CUDA yet
+    unmoved: bool = False  # the driver does not restore one of them on those GPUs
+    moved: tuple[int, ...] = ()  # then: those that would, and now come back there if not said else
 
 
 def suspend(
@@ -201,37 +240,63 @@ def suspend(
     return Outcome(idle=tuple(idle))
 
 
-def resume(processes: Sequence[int], size: int, make: Callable[[], Calls] = CallProcess) -> Outcome:
+def resume(
+    processes: Sequence[int],
+    size: int,
+    make: Callable[[], Calls] = CallProcess,
+    moves: Mapping[int, Mapping[str, str]] = NOT_MOVED,
+) -> Outcome:
     """Restore all of some processes, and let none of them go on before all are restored.
 
     A call that gives no answer goes on in the process itself, so it can be tried again. What the
-    driver refuses to restore is lost: it refuses every later attempt as well, whatever changes.
+    driver refuses to restore on the GPUs that it was on is lost: it refuses every later attempt as
+    well, whatever changes. So is what finds no room. Other GPUs may be refused without harm.
 
     Args:
         processes: their ids.
         size: bytes that they have had on GPUs, about.
         make: starts what calls the driver.
+        moves: for each process where what it had on its GPUs goes; nothing: where it was.
     """
     calls: Calls | None = None
     lost: list[int] = []
+    restored: list[int] = []
     try:
         calls = make()
         states = {process: _state(calls, process) for process in processes}
         lost += [process for process, state in states.items() if state is State.FAILED]
         if lost:
             raise CheckpointError("the driver has lost their GPU memory")
+        # One that an attempt without an answer has restored must go back with the others.
+        restored += [each for each, state in states.items() if state is State.LOCKED]
         for process, state in states.items():
             if state is State.CHECKPOINTED:
-                _restore(calls, process, size, lost)
+                _restore(calls, process, size, lost, moves.get(process, NO_MOVES))
+                restored.append(process)
         for process, state in states.items():
             if state in (State.CHECKPOINTED, State.LOCKED):
                 _do(calls, driver_calls.UNLOCK, process, 0, CALL_TIMEOUT_S)
+    except UnmovedError as error:
+        assert calls is not None
+        return _let_go_again(calls, restored, size, str(error))
     except CheckpointError as error:
         return Outcome(str(error), tuple(lost))
     finally:
         if calls is not None:
             calls.close()
     return Outcome()
+
+
+def _let_go_again(calls: Calls, processes: Sequence[int], size: int, problem: str) -> Outcome:
+    """Take off the new GPUs what is there, so that nothing is on any; the old ones come later."""
+    lost: list[int] = []
+    for process in processes:
+        try:
+            _do(calls, driver_calls.CHECKPOINT, process, 0, _time_for(size))
+        except CheckpointError:
+            lost.append(process)
+    moved = tuple(process for process in processes if process not in lost)
+    return Outcome(problem, tuple(lost), unmoved=True, moved=moved)
 
 
 def undo(
@@ -290,11 +355,22 @@ def _state(calls: Calls, process: int) -> State:
     return State(value) if value in _STATES else State.FAILED
 
 
-def _restore(calls: Calls, process: int, size: int, lost: list[int]) -> None:
-    result, _ = calls.call(driver_calls.RESTORE, process, 0, _time_for(size))
-    if result != driver_calls.SUCCESS:
-        lost.append(process)
-        raise CheckpointError(reason(driver_calls.RESTORE, result))
+def _restore(
+    calls: Calls, process: int, size: int, lost: list[int], moves: Mapping[str, str]
+) -> None:
+    result = _INVALID
+    # The driver wants pairs for the GPUs that the process could see when it was checkpointed: its
+    # own ones in a /dev of its own, after an attempt the new ones, too, and else all. It refuses
+    # the wrong ones within milliseconds.
+    for which in _PAIRS[: len(_PAIRS) if moves else 1]:
+        if result == _INVALID:
+            result, _ = calls.call(driver_calls.RESTORE, process, which, _time_for(size), moves)
+    if result == driver_calls.SUCCESS:
+        return
+    if moves and result == _INVALID and _state(calls, process) is State.CHECKPOINTED:
+        raise UnmovedError("the server's NVIDIA driver does not restore it on the other GPU")
+    lost.append(process)
+    raise CheckpointError(reason(driver_calls.RESTORE, result))
 
 
 def _do(calls: Calls, name: str, process: int, number: int, timeout_s: float) -> None:

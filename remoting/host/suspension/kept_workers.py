@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,9 @@ _POLL_S = 0.001
 
 class Kept(Protocol):
     """What is needed of a worker."""
+
+    saved_on: Mapping[str, str]
+    """Where it would be restored, by its GPUs, after a move that was not done; empty: there."""
 
     @property
     def number(self) -> int:
@@ -58,17 +61,40 @@ def suspend(stop: Sequence[Kept], save: Sequence[Kept], size: int) -> keeper_mes
     return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle))
 
 
-def resume(stopped: Sequence[Kept], saved: Sequence[Kept], size: int) -> keeper_messages.Moved:
-    """Let suspended workers go on: first all have their memory again, then all run."""
+def resume(
+    stopped: Sequence[Kept], saved: Sequence[Kept], size: int, moves: Mapping[str, str]
+) -> keeper_messages.Moved:
+    """Let suspended workers go on: first all have their memory again, then all run.
+
+    Args:
+        stopped: those that were only stopped.
+        saved: those that had memory on real GPUs.
+        size: bytes of that, about.
+        moves: where each real GPU's part of them goes; empty: where it was.
+    """
     if saved:
         numbers = {worker.process.pid: worker.number for worker in saved}
-        outcome = checkpointer.resume(list(numbers), size, _making(saved))
+        pairs = {worker.process.pid: _pairs(worker.saved_on, moves) for worker in saved}
+        outcome = checkpointer.resume(list(numbers), size, _making(saved), pairs)
+        for worker in saved:
+            if worker.process.pid in outcome.moved:
+                worker.saved_on = dict(moves)
+            elif not outcome.problem:
+                worker.saved_on = {}
         if outcome.problem:
             lost = tuple(numbers[pid] for pid in outcome.lost)
-            return keeper_messages.Moved(_problem(saved, outcome.problem), lost)
+            problem = _problem(saved, outcome.problem)
+            return keeper_messages.Moved(problem, lost, unmoved=outcome.unmoved)
     for worker in stopped:
         worker.process.send_signal(signal.SIGCONT)
     return keeper_messages.Moved()
+
+
+def _pairs(saved_on: Mapping[str, str], moves: Mapping[str, str]) -> dict[str, str]:
+    """Return where what a worker had goes from where the driver would bring it back to."""
+    every = {*saved_on, *moves}
+    pairs = {saved_on.get(gpu, gpu): moves.get(gpu, gpu) for gpu in every}
+    return pairs if any(old != new for old, new in pairs.items()) else {}
 
 
 def _making(workers: Sequence[Kept]) -> partial[checkpointer.CallProcess]:

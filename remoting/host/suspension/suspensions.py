@@ -30,6 +30,9 @@ SETTLE_POLL_S = 0.02
 RESUME_TIMEOUT_S, RESUME_EVERY_S = 600.0, 0.5
 """Another's process may still hold memory of the GPU; after this time the lease's workers end."""
 
+MOVE_TIMEOUT_S = 30.0
+"""When the GPU that a lease was moved to has no room for so long, it goes back."""
+
 CALM_S = 30.0
 """After a resumption a worker's own memory may stay as large for so long."""
 
@@ -86,6 +89,9 @@ class _Order:
     room: int = 0  # bytes of this machine's memory that the lease may have besides
     reason: str = ""
     moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # of what is resumed
+    moved: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # counted, not done yet
+    tried: bool = False  # its keeper has been asked to resume it, and may have done so
+    goes_back: bool = False  # the table has given it the GPUs back that it was moved from
     driven: bool = False  # a task brings it about
     gone: bool = False  # the lease has ended
     stopped: tuple[int, ...] = ()  # numbers of workers that were only stopped
@@ -158,7 +164,11 @@ class Suspensions:
             order = self._orders[lease] = _Order(number, wanted)
             order.enter(P.RUNNING)
         elif (number, not wanted) <= (order.number, not order.wanted):
-            return  # A suspension and its end have one number, and the end is later.
+            # A suspension and its end have one number, and the end is later.
+            if order.phase is P.STRANDED and number == order.number and not moves:
+                order.goes_back = True
+                self._start(lease, order)
+            return
         order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.enter(P.RUNNING)
@@ -183,14 +193,16 @@ class Suspensions:
         """Return whether a lease does not run, or not for long: its program is not to blame."""
         order = self._orders.get(lease)
         return order is not None and (
-            order.phase in (P.SUSPENDING, P.SUSPENDED, P.RESUMING)
+            order.phase in (P.SUSPENDING, P.SUSPENDED, P.RESUMING, P.STRANDED)
             or (order.wanted and order.phase is P.RUNNING)
         )
 
     def away(self) -> frozenset[LeaseId]:
         """Return the leases that have nothing on the GPUs at the moment."""
         return frozenset(
-            lease for lease, order in self._orders.items() if order.phase is P.SUSPENDED
+            lease
+            for lease, order in self._orders.items()
+            if order.phase in (P.SUSPENDED, P.STRANDED)
         )
 
     def memory(self, lease: LeaseId) -> int:
@@ -231,6 +243,9 @@ class Suspensions:
                 if order.wanted and order.phase is P.RUNNING:
                     await self._suspend(lease, order)
                 elif not order.wanted and order.phase is P.SUSPENDED:
+                    await self._resume(lease, order)
+                elif order.phase is P.STRANDED and order.goes_back:
+                    self._return(lease, order)
                     await self._resume(lease, order)
                 else:
                     return
@@ -280,6 +295,7 @@ class Suspensions:
 
     async def _resume(self, lease: LeaseId, order: _Order) -> None:
         order.enter(P.RESUMING)
+        order.tried = False
         if order.moves:
             self._relocate(lease, order)
         deadline = trio.current_time() + RESUME_TIMEOUT_S
@@ -294,13 +310,17 @@ class Suspensions:
                 self._means.log(f"lease {lease:04x} is not resumed yet: {moved.problem}")
             order.reason = moved.problem
             late = trio.current_time() > deadline
+            if order.moved and moved.unmoved and not moved.lost:
+                self._means.log(f"lease {lease:04x} cannot go on elsewhere: {moved.problem}")
+                order.enter(P.STRANDED, moved.problem)
+                return
             # One that cannot go on would leave the others waiting for it.
             if late or moved.lost:
                 reason = f"it could not be resumed: {moved.problem}"
                 self._end((*order.saved, *order.stopped), reason)
                 break
             await trio.sleep(RESUME_EVERY_S)
-        order.bytes, order.stopped, order.saved = 0, (), ()
+        order.bytes, order.stopped, order.saved, order.moved = 0, (), (), NO_MOVES
         self._rest(lease, rests=False)
         order.enter(P.RUNNING)
         self._means.note_use(lease)
@@ -308,15 +328,27 @@ class Suspensions:
     def _relocate(self, lease: LeaseId, order: _Order) -> None:
         """Count what a lease has as being on other GPUs; the table has given it these."""
         moves, order.moves = order.moves, NO_MOVES
-        self._means.budget.move(lease, moves)
-        for worker in self._workers(lease):
-            worker.devices = tuple(moves.get(gpu, gpu) for gpu in worker.devices)
-        if self._means.arbiter is not None:
-            self._means.arbiter.move(lease, moves)
+        order.moved = moves
+        self._count_elsewhere(lease, moves)
         if self._openings is not None:
             self._openings.refuse_waiting(lease)
         goes = ", ".join(f"{gpu} to {other}" for gpu, other in moves.items())
         self._means.log(f"lease {lease:04x} goes on elsewhere: {goes}")
+
+    def _count_elsewhere(self, lease: LeaseId, moves: Mapping[GpuId, GpuId]) -> None:
+        self._means.budget.move(lease, moves)
+        for worker in self._workers(lease):
+            worker.devices = tuple(moves.get(gpu, gpu) for gpu in worker.devices)
+            worker.real = tuple(moves.get(gpu, gpu) for gpu in worker.real)
+        if self._means.arbiter is not None:
+            self._means.arbiter.move(lease, moves)
+
+    def _return(self, lease: LeaseId, order: _Order) -> None:
+        """Count what a lease has as being on the GPUs that it was moved from."""
+        back = {new: old for old, new in order.moved.items()}
+        order.moved, order.goes_back = NO_MOVES, False
+        self._count_elsewhere(lease, back)
+        self._means.log(f"lease {lease:04x} goes on where it was")
 
     def _say(self, lease: LeaseId, done: str, since: float) -> None:
         self._means.log(f"lease {lease:04x} {done} in {trio.current_time() - since:.1f} s")
@@ -328,18 +360,33 @@ class Suspensions:
 
     async def _try_resume(self, lease: LeaseId, order: _Order) -> keeper_messages.Moved:
         if problem := await self._no_room_on_gpus(lease, order):
-            return keeper_messages.Moved(problem)
-        there = {worker.number for worker in self._workers(lease)}
+            patient = trio.current_time() - order.since < MOVE_TIMEOUT_S
+            return keeper_messages.Moved(problem, unmoved=not patient and not order.tried)
+        workers = self._workers(lease)
+        there = {worker.number for worker in workers}
+        real = {gpu for worker in workers for gpu in worker.real}
+        idle = any(worker.real and worker.number in order.stopped for worker in workers)
+        if order.moved and idle:
+            why = (
+                "one of its processes has not begun to use its GPU, and would look for the old one"
+            )
+            return keeper_messages.Moved(why, unmoved=True)
+        old = {new: gpu for gpu, new in order.moved.items()}
         request = keeper_messages.ResumeWorkers(
             tuple(number for number in order.stopped if number in there),
             tuple(number for number in order.saved if number in there),
             order.bytes,
             self._means.allowance(lease),
+            {old.get(gpu, gpu): gpu for gpu in sorted(real)} if order.moved and real else {},
         )
         if not there:
             return keeper_messages.Moved()
         try:
-            return await self._means.keeper.resume(request)
+            # What gives no answer in time may be done later, on the new GPUs.
+            order.tried = True
+            moved = await self._means.keeper.resume(request)
+            order.tried = not moved.unmoved
+            return moved
         except (GpupoolError, OSError) as error:
             return keeper_messages.Moved(str(error))
 

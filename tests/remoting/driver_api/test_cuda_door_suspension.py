@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import CHECKPOINTED, Control
 from fake_pool import DEADLINE_S, FakeGpuPool
+from tests.pools import view_of
 
 from gpupool.remoting.driver_api import build
 
@@ -43,9 +44,9 @@ while True:
 
 
 @pytest.fixture
-def pool() -> Generator[FakeGpuPool]:
+def pool(request: pytest.FixtureRequest) -> Generator[FakeGpuPool]:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
-    found = FakeGpuPool(folder)
+    found = FakeGpuPool(folder, devices=getattr(request, "param", 1))
     build.ensure()
     yield found
     found.stop()
@@ -153,3 +154,56 @@ def test_a_worker_that_dies_while_it_is_suspended_is_said(
     pool.server.kill_workers()
     assert program.wait(DEADLINE_S) == 125
     pool.until(lambda: pool.leases() == [] and control.memory_used() == 0)
+
+
+GIB = 1 << 30
+MEMORY = 3 * GIB  # of PROGRAM
+
+
+def gpu_of(pool: FakeGpuPool) -> int:
+    """Return the number of the GPU that the pool has for its only lease."""
+    view = view_of(pool.env["GPUPOOL_CREDENTIALS"])
+    [part] = view["leases"][0]["partitions"]
+    return next(g["index"] for s in view["servers"] for g in s["gpus"] if g["id"] == part["gpu"])
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_a_program_is_moved_to_another_gpu_and_back_and_loses_nothing(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    program, lines = start(pool)
+    for turn, to in enumerate((1, 0, 1)):
+        done = pool.command("move", pool.lease(), "--to", str(to))
+        assert done.returncode == 0, done.stderr + pool.logs()
+        assert f"goes on with GPU {to} of a" in done.stderr
+        used = [control.memory_used(device) >= MEMORY for device in (0, 1)]
+        assert (used, gpu_of(pool)) == ([to == 0, to == 1], to)
+        for step in range(50 * turn + 2, 50 * turn + 52):
+            assert lines.readline() == f"{step}\n"
+    # What is new there is counted there, and the GPU that was left is another's.
+    code = PROGRAM.replace("while True", "while step < 3")
+    other = pool.command("run", "-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", code)
+    assert other.stdout == "1\n2\n3\n", other.stderr + pool.logs()
+    program.kill()
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    program, lines = start(pool)
+    control.set_fault("cuCheckpointProcessRestore", 1, times=3)
+    done = pool.command("move", pool.lease(), "--to", "1")
+    assert done.returncode != 0
+    assert "does not restore it on the other GPU" in done.stderr, done.stderr + pool.logs()
+    assert (gpu_of(pool), control.memory_used(0) >= MEMORY, control.memory_used(1)) == (0, True, 0)
+    for step in range(2, 52):
+        assert lines.readline() == f"{step}\n"
+    assert program.poll() is None
+    # Lost is only what the driver has lost, and it is said.
+    control.clear_faults()
+    control.set_fault("cuCheckpointProcessRestore", 2, times=1)
+    pool.command("move", pool.lease(), "--to", "1")
+    assert program.wait(DEADLINE_S) == 125
+    assert program.stderr is not None
+    assert "not enough memory" in program.stderr.read() + pool.logs()

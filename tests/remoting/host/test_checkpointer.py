@@ -1,11 +1,11 @@
 """Suspension by the driver's functions: all processes or none, and what is lost for good."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from gpupool.remoting.host.suspension import checkpointer
+from gpupool.remoting.host.suspension import checkpointer, driver_calls
 from gpupool.remoting.host.suspension.checkpointer import (
     CallProcess,
     CheckpointError,
@@ -32,12 +32,20 @@ class Driver:
         self.hangs: set[tuple[str, int]] = set()
         self.started = self.closed = 0
         self.done: list[tuple[str, int]] = []
+        self.wants = 0  # the number of pairs that are right: for some GPUs, or for all
+        self.asked: list[tuple[int, int, dict[str, str]]] = []
 
     def make(self) -> "Driver":
         self.started += 1
         return self
 
-    def call(self, name: str, process: int, number: int, timeout_s: float) -> tuple[int, int]:
+    def call(
+        self, name: str, process: int, number: int, timeout_s: float, moves: Mapping[str, str] = {}
+    ) -> tuple[int, int]:
+        if name == "Restore" and moves:
+            self.asked.append((process, number, dict(moves)))
+            if number != self.wants:
+                return 1, 0
         if (name, process) in self.hangs:
             self.hangs.discard((name, process))
             raise HangingError(f"the driver gave no answer within {timeout_s:.0f} s")
@@ -144,3 +152,52 @@ def test_a_machine_without_a_driver_says_so(
 ) -> None:
     with pytest.raises(CheckpointError, match="older than 570"):
         call_process(lambda _process: os.getpid() > 0)
+
+
+MOVES = {"GPU-1": "GPU-2"}
+BOTH = {1: MOVES, 2: MOVES}
+
+
+@pytest.mark.parametrize("wants", [0, 1, 2])
+def test_processes_are_restored_on_other_gpus_with_the_pairs_that_the_driver_wants(
+    wants: int,
+) -> None:
+    driver = Driver(1, 2)
+    driver.wants = wants
+    assert checkpointer.suspend([1, 2], 0, driver.make) == Outcome()
+    assert checkpointer.resume([1, 2], 0, driver.make, BOTH) == Outcome()
+    assert driver.states == {1: RUNNING, 2: RUNNING}
+    tried = [(process, number, MOVES) for process in (1, 2) for number in range(wants + 1)]
+    assert driver.asked == tried
+
+
+def test_what_does_not_come_up_elsewhere_can_all_go_back() -> None:
+    driver = Driver(1, 2)
+    assert checkpointer.suspend([1, 2], 0, driver.make) == Outcome()
+    driver.fails["Restore", 2] = 1
+    found = checkpointer.resume([1, 2], 0, driver.make, BOTH)
+    assert found.unmoved
+    assert "does not restore it on the other GPU" in found.problem
+    assert (found.lost, found.moved) == ((), (1,))
+    assert driver.states == {1: CHECKPOINTED, 2: CHECKPOINTED}
+    driver.fails.clear()
+    assert checkpointer.resume([1, 2], 0, driver.make) == Outcome()
+    assert driver.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_what_finds_no_room_elsewhere_is_lost() -> None:
+    driver = Driver(1)
+    assert checkpointer.suspend([1], 0, driver.make) == Outcome()
+    driver.fails["Restore", 1] = 2
+    found = checkpointer.resume([1], 0, driver.make, BOTH)
+    assert (found.lost, found.unmoved) == ((1,), False)
+
+
+def test_pairs_are_for_all_gpus_and_each_is_there_once() -> None:
+    a, b, c, d = (bytes([each]) for each in range(4))
+    every = (a, b, c, d)
+    assert driver_calls.permutation({a: b}, ()) == {a: b}
+    assert driver_calls.permutation({a: b}, every) == {a: b, b: a, c: c, d: d}
+    assert driver_calls.permutation({a: b, b: c}, every) == {a: b, b: c, c: a, d: d}
+    assert driver_calls.permutation({a: b, b: a}, every) == {a: b, b: a, c: c, d: d}
+    assert driver_calls.permutation({a: c, b: b}, every) == {a: c, b: b, c: a, d: d}

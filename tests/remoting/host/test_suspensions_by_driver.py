@@ -15,6 +15,7 @@ from fake_nvml import FakeNvml, device
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
+from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.state import Lease
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory
@@ -32,6 +33,7 @@ P = SuspensionPhase
 SOON_S = 20.0
 MIB = 1 << 20
 GPU = "GPU-fa4e0000-0000-4000-8000-000000000000"
+OTHER = GpuId("GPU-fa4e0000-0000-4000-8000-000000000001")
 CONTEXT = 512 * MIB  # as assumed while NVML names no process
 
 
@@ -44,7 +46,7 @@ def control(
     site.mkdir()
     with Control(tmp_path) as found:
         found.path.chmod(0o666)
-        values = found.environment(build(), memory=141 * GIB) | {"FAKE_CUDA_RECORD": ""}
+        values = found.environment(build(), devices=2, memory=141 * GIB) | {"FAKE_CUDA_RECORD": ""}
         settings = f"import os\nos.environ.update({values!r})\n"
         (site / "sitecustomize.py").write_text(settings)
         for name, value in values.items():
@@ -59,10 +61,11 @@ def control(
 
 @pytest.fixture
 async def start(make_host: MakeHost, control: Control) -> Callable[..., Any]:
-    """Start a host whose one GPU is that of ``control``."""
+    """Start a host whose GPUs are those of ``control``."""
 
     async def run(**limits: Any) -> HostKit:
-        nvml = FakeNvml(found=[replace(device(0), uuid=GPU)])
+        found = [replace(device(0), uuid=GPU), replace(device(1), uuid=OTHER)]
+        nvml = FakeNvml(found=found)
         kit = await make_host(
             Inventory.discover(SERVER, nvml),
             limits=HostLimits(**limits),
@@ -71,7 +74,7 @@ async def start(make_host: MakeHost, control: Control) -> Callable[..., Any]:
             landlock=False,
             own_uids=False,
         )
-        nvml.processes = lambda _uuid: {1: control.memory_used()}
+        nvml.processes = lambda uuid: {1: control.memory_used(int(uuid == OTHER))}
         return kit
 
     return run
@@ -139,6 +142,54 @@ async def test_memory_goes_to_another_and_comes_back_when_there_is_room(
         await reaches(kit, lease, P.RUNNING)
     assert await allocate(bare, GIB) == b"had"
     assert not worker.exited.is_set()
+
+
+async def test_a_lease_goes_on_with_another_gpu_or_back_where_it_was(
+    start: Callable[..., Any], control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = await start()
+    lease, gpu = kit.lease(memory=100 * GIB), GpuId(GPU)
+    first, worker = await kit.connect(lease)
+    second, _ = await kit.connect(lease)
+    assert [await allocate(each, 40 * GIB) for each in (first, second)] == [b"had", b"had"]
+    size = 80 * GIB + 2 * CONTEXT
+
+    async def move(number: int, old: GpuId, new: GpuId, phase: SuspensionPhase) -> HostSuspension:
+        kit.host.suspend(lease.id, number)
+        await reaches(kit, lease, P.SUSPENDED)
+        kit.host.resume(lease.id, number, {old: new})
+        return await reaches(kit, lease, phase)
+
+    def has(on: GpuId, off: GpuId) -> None:
+        assert (kit.host.budget.used_on(on), kit.host.budget.used_on(off)) == (size, 0)
+        used = [control.memory_used(int(each == OTHER)) for each in (on, off)]
+        assert used == [80 * GIB, 0]
+        assert (worker.devices, worker.real) == ((on,), (on,))
+
+    await move(1, gpu, OTHER, P.RUNNING)
+    has(OTHER, gpu)
+    assert [await each.ask(b"r") for each in (first, second)] == [b"right", b"right"]
+    # The second worker is refused; the first one, which is there already, goes back with it.
+    control.set_fault("cuCheckpointProcessRestore", 1, after=2, times=3)
+    found = await move(2, OTHER, gpu, P.STRANDED)
+    assert "does not restore it on the other GPU" in found.reason
+    assert control.memory_used(0) == control.memory_used(1) == 0
+    assert kit.host.budget.used_on(gpu) == size, "as the table has it"
+    kit.host.resume(lease.id, 2, {OTHER: gpu})  # as it says again and again
+    assert kit.host.suspensions()[lease.id].phase is P.STRANDED
+    kit.host.resume(lease.id, 2)
+    await reaches(kit, lease, P.RUNNING)
+    has(OTHER, gpu)
+    assert [await each.ask(b"r") for each in (first, second)] == [b"right", b"right"]
+    # What would find no room is not tried: the driver loses it.
+    monkeypatch.setattr(suspensions, "MOVE_TIMEOUT_S", 0.1)
+    other, _ = await kit.connect(kit.lease(0x7F3B, memory=100 * GIB))
+    assert await allocate(other, 90 * GIB) == b"had"
+    found = await move(3, OTHER, gpu, P.STRANDED)
+    assert found.reason.startswith(f"it needs 82944 MiB of GPU {GPU}, of which ")
+    kit.host.resume(lease.id, 3)
+    await reaches(kit, lease, P.RUNNING)
+    assert [await each.ask(b"r") for each in (first, second)] == [b"right", b"right"]
 
 
 async def test_what_cannot_be_suspended_runs_on(

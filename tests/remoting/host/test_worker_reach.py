@@ -24,9 +24,13 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
 from gpupool.remoting.devices.nvml import mig_nodes
+from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
 from gpupool.remoting.host.isolation import confinement, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
+from gpupool.remoting.host.keepers import OwnKeeper
+from gpupool.remoting.host.suspension import kept_workers
+from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.worker import sandbox, syscall_filter
 
 __all__ = ["stranger"]
@@ -391,6 +395,44 @@ async def test_a_worker_has_the_devices_of_its_lease_only(
     }
     # The machine's own are as they were.
     assert all(stat.S_ISCHR(os.stat(node).st_mode) for node in nodes)
+
+
+@as_root
+async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
+    make_host: MakeHost, nodes: tuple[str, ...]
+) -> None:
+    kit = await make_host(inventory_of(nodes))
+    client, worker = await kit.connect(kit.lease(gpus=2))
+    uses = [use(node) for node in nodes]
+    first, second, third = (gpu.id for gpu in emulated_gpus(SERVER, len(nodes), 8 * GIB))
+    assert isinstance(kit.host.keeper, OwnKeeper)
+    keeper, kept = kit.host.keeper.keeper, kit.kept(worker)
+    # One GPU stays; the driver looks for the others from inside of the worker.
+    seen: list[list[str]] = []
+    refuses = False
+
+    def resume(*_: object) -> keeper_messages.Moved:
+        root = Path(f"/proc/{kept.process.pid}/root")
+        seen.append([node for node in nodes if Path(f"{root}{node}").exists()])
+        return keeper_messages.Moved("no", unmoved=True) if refuses else keeper_messages.Moved()
+
+    def maps_nccl(process: int, part: str) -> bool:
+        return (process, part) == (kept.process.pid, "/libnccl.so")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_workers, "resume", resume)
+        request = keeper_messages.ResumeWorkers((), (worker.number,), 0, GIB)
+        keeper.resume(replace(request, moves={first: third, second: second}))
+        assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
+        refuses = True
+        keeper.resume(replace(request, moves={third: first, second: second}))
+        assert host_memory.maps(os.getpid(), "/libc.so")
+        assert not host_memory.maps(os.getpid(), "/libnccl.so")
+        patch.setattr(host_memory, "maps", maps_nccl)
+        found = keeper.resume(replace(request, moves={third: first, second: second}))
+        assert (found.unmoved, "NCCL" in found.problem) == (True, True)
+    assert seen == [list(nodes), list(nodes)]
+    assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
 
 
 @as_root

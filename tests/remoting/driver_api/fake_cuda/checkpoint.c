@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
+#include <string.h>
 #include <unistd.h>
 
 void wait_while_locked(void) {
@@ -51,16 +52,50 @@ API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *
     return enter(pid, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED);
 }
 
+static int device_of(const CUuuid *uuid) {
+    for (int dev = 0; dev < device_count; dev++)
+        if (memcmp(uuid, &devices[dev].uuid, sizeof *uuid) == 0)
+            return dev;
+    return -1;
+}
+
+/* Where each device goes: all of them once, as a driver wants it of a process that sees them all. */
+static bool pairs_read(const CUcheckpointRestoreArgs *args, int *goes) {
+    bool taken[DEVICES_MAX] = {false};
+    for (int dev = 0; dev < DEVICES_MAX; dev++)
+        goes[dev] = args != NULL && args->gpuPairsCount > 0 ? -1 : dev;
+    for (unsigned i = 0; args != NULL && i < args->gpuPairsCount; i++) {
+        int from = device_of(&args->gpuPairs[i].oldUuid), to = device_of(&args->gpuPairs[i].newUuid);
+        if (from < 0 || to < 0 || goes[from] >= 0 || taken[to])
+            return false;
+        goes[from] = to;
+        taken[to] = true;
+    }
+    for (int dev = 0; dev < device_count; dev++)
+        if (goes[dev] < 0)
+            return false;
+    return true;
+}
+
 API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) {
-    (void)args;
     ENTER();
     struct process_use *use = find(pid);
     if (use == NULL)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    for (int dev = 0; dev < device_count; dev++) {
-        size_t bytes = atomic_load(&use->used[devices[dev].ordinal]);
-        if (bytes > 0 && device_used(dev) + bytes > devices[dev].memory)
+    int goes[DEVICES_MAX];
+    if (!pairs_read(args, goes))
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t used[DEVICES_MAX] = {0};
+    for (int dev = 0; dev < device_count; dev++)
+        used[goes[dev]] = atomic_load(&use->used[dev]);
+    for (int dev = 0; dev < device_count; dev++)
+        if (used[dev] > 0 && device_used(dev) + used[dev] > devices[dev].memory)
             return CUDA_ERROR_OUT_OF_MEMORY;
+    for (int dev = 0; dev < device_count; dev++) {
+        atomic_store(&use->used[dev], used[dev]);
+        int place = atomic_load(&use->place[dev]);
+        if (place < device_count)
+            atomic_store(&use->place[dev], goes[place]);
     }
     return enter(pid, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED);
 }

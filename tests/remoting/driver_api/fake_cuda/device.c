@@ -140,11 +140,16 @@ static struct process_use *use_slot(void) {
         if (!dead || !atomic_compare_exchange_strong(&use->pid, &pid, (int32_t)getpid()))
             continue;
         for (int dev = 0; dev < DEVICES_MAX; dev++)
-            atomic_store(&use->used[dev], 0);
+            atomic_store(&use->used[dev], 0), atomic_store(&use->place[dev], dev);
         atomic_store(&use->state, CU_PROCESS_STATE_RUNNING);
         own_use = use;
     }
     return own_use;
+}
+
+int device_place(int dev) {
+    int ordinal = devices[dev].ordinal;
+    return own_use != NULL ? atomic_load(&own_use->place[ordinal]) : ordinal;
 }
 
 size_t device_used(int dev) {
@@ -155,7 +160,7 @@ size_t device_used(int dev) {
         if (pid == 0 || use == own_use ||
             atomic_load(&use->state) == CU_PROCESS_STATE_CHECKPOINTED || (kill(pid, 0) != 0 && errno == ESRCH))
             continue;
-        used += atomic_load(&use->used[devices[dev].ordinal]);
+        used += atomic_load(&use->used[device_place(dev)]);
     }
     return used;
 }
@@ -165,7 +170,7 @@ static pthread_mutex_t charge_lock = PTHREAD_MUTEX_INITIALIZER;
 static void use_publish(int dev) {
     struct process_use *use = shared_use ? use_slot() : NULL;
     if (use != NULL)
-        atomic_store(&use->used[devices[dev].ordinal], atomic_load(&devices[dev].used));
+        atomic_store(&use->used[device_place(dev)], atomic_load(&devices[dev].used));
 }
 
 CUresult device_charge(int dev, size_t bytes) {
@@ -232,6 +237,7 @@ API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) {
     REQUIRE(uuid != NULL);
     REQUIRE_DEVICE(dev);
     *uuid = devices[dev].uuid;
+    uuid->bytes[15] = (char)device_place(dev); /* its place on the bus stays the first one's */
     return CUDA_SUCCESS;
 }
 
@@ -240,6 +246,7 @@ API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) {
     REQUIRE(uuid != NULL);
     REQUIRE_DEVICE(dev);
     *uuid = devices[dev].uuid;
+    uuid->bytes[15] = (char)device_place(dev); /* its place on the bus stays the first one's */
     return CUDA_SUCCESS;
 }
 

@@ -48,6 +48,7 @@ struct process_use {
     _Atomic int32_t pid;
     _Atomic uint32_t state; /* of cuCheckpointProcessGetState */
     _Atomic uint64_t used[DEVICES_MAX];
+    _Atomic int32_t place[DEVICES_MAX]; /* the device that each of its devices is by now */
 };
 
 struct control {
@@ -146,6 +147,7 @@ void devices_open(void);
 int device_attribute(int dev, CUdevice_attribute attribute, int *value);
 size_t device_used(int dev); /* of all live processes that share the control file */
 CUresult device_charge(int dev, size_t bytes);
+int device_place(int dev); /* the ordinal of the device that a device is by now */
 void wait_while_locked(void); /* returns once this process is not suspended (checkpoint.c) */
 void device_refund(int dev, size_t bytes);
 
