@@ -14,11 +14,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
@@ -56,7 +58,12 @@ from gpupool.pool.record_query import RecordPage
 from gpupool.remoting.transport.freed_memory import give_back_memory
 from gpupool.remoting.worker import sandbox
 
+T = TypeVar("T")
+
 READ_SIZE = 64 * 1024
+PRIORITY = min(19, os.getpriority(os.PRIO_PROCESS, 0) + sandbox.NICE)
+"""Of each thread, relative to that of the server, which started this process."""
+
 READERS = 2
 """Questions that are answered at a time. The server bounds how many wait (``admin_service``)."""
 
@@ -66,6 +73,26 @@ SAMPLES_MAX = 600
 KEEP_EVERY_MS = 1000 * SLOT_S
 IMPORT_EVERY_S = 1.0
 """Without a word of the server, which says when there is something."""
+
+
+def give_way() -> None:
+    """Let this thread, and those that it starts, compute when nothing else of the server does.
+
+    Seeing must not slow doing down, however many strangers send requests. The observer gives way
+    once it can serve: on a busy machine, one that did so from its start answered first after seven
+    seconds, where it takes two.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
+
+
+async def _in_thread(job: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+    """Run a job on a thread that gives way from its first one on."""
+
+    def aside() -> T:
+        give_way()
+        return job()
+
+    return await trio.to_thread.run_sync(aside, limiter=limiter)
 
 
 class Observer:
@@ -80,7 +107,11 @@ class Observer:
     ) -> None:
         self._stream = stream
         self._folder = folder
-        self._door = HttpDoor(door, folder, ask=self._ask, say=_say) if door is not None else None
+        self._door = (
+            HttpDoor(door, folder, ask=self._ask, say=_say, ready=give_way)
+            if door is not None
+            else None
+        )
         self._nursery: trio.Nursery | None = None
         self._writer = RecordWriter(folder, _say, self._ended)
         self.sample: Sample | None = None
@@ -104,6 +135,8 @@ class Observer:
             nursery.start_soon(give_back_memory)
             if self._door is not None:
                 nursery.start_soon(self._door.run)
+            else:
+                give_way()
             reader = frame_reader()
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -172,14 +205,14 @@ class Observer:
         while True:
             self._sampled = trio.Event()
             samples, self._samples = self._samples, []
-            await trio.to_thread.run_sync(self._history.take, samples, limiter=self._keeping)
+            await _in_thread(partial(self._history.take, samples), limiter=self._keeping)
             await self._sampled.wait()
 
     async def _import(self) -> None:
         """Import what was written, whenever the server says so, on the one thread that writes."""
         while True:
             self._written = trio.Event()
-            await trio.to_thread.run_sync(self._writer.step, limiter=self._writing)
+            await _in_thread(self._writer.step, limiter=self._writing)
             self._has_accounts.set()
             with trio.move_on_after(IMPORT_EVERY_S):
                 await self._written.wait()
@@ -187,7 +220,7 @@ class Observer:
     async def _answer(self, asked: Asked) -> None:
         await self._has_accounts.wait()
         try:
-            page = await trio.to_thread.run_sync(
+            page = await _in_thread(
                 partial(answer, self._folder, asked.query, PAGE_SIZE_MAX), limiter=self._readers
             )
         except Exception as error:  # noqa: BLE001 - a question ends no observer
@@ -198,7 +231,7 @@ class Observer:
 
     async def _answer_history(self, asked: HistoryAsked) -> None:
         try:
-            page = await trio.to_thread.run_sync(
+            page = await _in_thread(
                 partial(read_history, self._folder, asked.query), limiter=self._readers
             )
         except Exception as error:  # noqa: BLE001 - a question ends no observer
@@ -233,7 +266,6 @@ def main(arguments: list[str]) -> None:
     """Run an observer on the socket and the folder that the command line names."""
     folder, door = Path(arguments[0]), int(arguments[2])
     settings = HistorySettings(*(int(each) for each in arguments[3:]))
-    os.nice(sandbox.NICE)  # seeing must not slow doing down, however many strangers send requests
     # A terminal and systemd send signals to all processes; the server decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -17,7 +17,7 @@ from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import SHORT_SIZE, TokenText, format_token
 
 TIMEOUT_S = 10.0
-STARTING_S, AGAIN_S = 15.0, 0.2
+STARTING_S, AGAIN_S = 30.0, 0.2
 """How long a page is asked again that hangs up: by a server that has just started."""
 
 ANSWER_MAX = 64 * 1024

@@ -56,14 +56,19 @@ class HttpDoor:
         *,
         ask: Callable[[TokenAsked], None],
         say: Callable[[str], None],
+        ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make it; ``door`` is the end of the socket pair for connections."""
+        """Make it; ``door`` is the end of the socket pair for connections.
+
+        ``ready`` is called once its first connection has had all that serves them imported.
+        """
         door.setblocking(False)
         self._door = door
         self._telling = trio.Lock()  # two tasks must not wait for one socket
         self._folder = folder
         self._ask = ask
         self._say = say
+        self._ready = ready
         self._sample: Sample | None = None
         self._sampled_at = float("-inf")
         self._found: Found | None = None
@@ -198,6 +203,7 @@ class HttpDoor:
 
             if self._application is None:
                 self._build()
+                self._ready()
             assert self._application is not None
             await serve_http(tls, self._application, client=client, number=number)
         except (trio.BrokenResourceError, trio.TooSlowError):

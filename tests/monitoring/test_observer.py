@@ -80,8 +80,10 @@ def test_it_imports_and_answers_and_ends_with_its_server(tmp_path: Path) -> None
             assert (list(page.records), page.problem) == (records, "")
             assert link.process is not None
             # Seeing must not slow doing down.
+            threads = [int(name) for name in os.listdir(f"/proc/{link.process.pid}/task")]
             own = os.getpriority(os.PRIO_PROCESS, 0)
-            assert os.getpriority(os.PRIO_PROCESS, link.process.pid) == min(19, own + NICE)
+            niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+            assert len(threads) > 1 and niceness == {min(19, own + NICE)}
             return link.process.pid
 
     pid = trio.run(main)

@@ -25,7 +25,7 @@ from gpupool.remoting.transport.pki import create_key_and_csr, validity_of
 RENEWED_BEFORE_MS = 30 * 86_400_000
 LOOKED_AT_EVERY_S = 60.0
 FILES_READ_EVERY_S = 5.0
-RETRIED_AFTER_MIN_S, RETRIED_AFTER_MAX_S = 0.25, 5.0
+RETRIED_AFTER_MIN_S, RETRIED_AFTER_MAX_S = 0.25, 1.0
 ANSWER_TIMEOUT_S = 5.0
 FILE_SIZE_MAX = 1 << 20
 
