@@ -85,16 +85,6 @@ def give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
 
 
-async def _in_thread(job: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
-    """Run a job on a thread that gives way from its first one on."""
-
-    def aside() -> T:
-        give_way()
-        return job()
-
-    return await trio.to_thread.run_sync(aside, limiter=limiter)
-
-
 class Observer:
     """All parts of one observer."""
 
@@ -104,9 +94,12 @@ class Observer:
         folder: Path,
         settings: HistorySettings | None = None,
         door: socket.socket | None = None,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make it; ``give_way`` is called by each thread that is to give way from then on."""
         self._stream = stream
         self._folder = folder
+        self._give_way = give_way
         self._door = (
             HttpDoor(door, folder, ask=self._ask, say=_say, ready=give_way)
             if door is not None
@@ -136,7 +129,7 @@ class Observer:
             if self._door is not None:
                 nursery.start_soon(self._door.run)
             else:
-                give_way()
+                self._give_way()
             reader = frame_reader()
             try:
                 while data := await self._stream.receive_some(READ_SIZE):
@@ -205,22 +198,31 @@ class Observer:
         while True:
             self._sampled = trio.Event()
             samples, self._samples = self._samples, []
-            await _in_thread(partial(self._history.take, samples), limiter=self._keeping)
+            await self._in_thread(partial(self._history.take, samples), limiter=self._keeping)
             await self._sampled.wait()
 
     async def _import(self) -> None:
         """Import what was written, whenever the server says so, on the one thread that writes."""
         while True:
             self._written = trio.Event()
-            await _in_thread(self._writer.step, limiter=self._writing)
+            await self._in_thread(self._writer.step, limiter=self._writing)
             self._has_accounts.set()
             with trio.move_on_after(IMPORT_EVERY_S):
                 await self._written.wait()
 
+    async def _in_thread(self, job: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+        """Run a job on a thread that gives way from its first one on."""
+
+        def aside() -> T:
+            self._give_way()
+            return job()
+
+        return await trio.to_thread.run_sync(aside, limiter=limiter)
+
     async def _answer(self, asked: Asked) -> None:
         await self._has_accounts.wait()
         try:
-            page = await _in_thread(
+            page = await self._in_thread(
                 partial(answer, self._folder, asked.query, PAGE_SIZE_MAX), limiter=self._readers
             )
         except Exception as error:  # noqa: BLE001 - a question ends no observer
@@ -231,7 +233,7 @@ class Observer:
 
     async def _answer_history(self, asked: HistoryAsked) -> None:
         try:
-            page = await _in_thread(
+            page = await self._in_thread(
                 partial(read_history, self._folder, asked.query), limiter=self._readers
             )
         except Exception as error:  # noqa: BLE001 - a question ends no observer
@@ -272,7 +274,8 @@ def main(arguments: list[str]) -> None:
     confine(folder, connects=door >= 0)
     line, *doors = (socket.socket(fileno=each) for each in (int(arguments[1]), door) if each >= 0)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
-    trio.run(Observer(stream, folder, settings, *doors).run)
+    observer = Observer(stream, folder, settings, *doors, give_way=give_way)
+    trio.run(observer.run)
 
 
 if __name__ == "__main__":
