@@ -79,8 +79,7 @@ def give_way() -> None:
     """Let this thread, and those that it starts, compute when nothing else of the server does.
 
     Seeing must not slow doing down, however many strangers send requests. The observer gives way
-    once it can serve: on a busy machine, one that did so from its start answered first after seven
-    seconds, where it takes two.
+    once it can serve, because what serves a page takes long to import at a low priority.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
 
