@@ -193,6 +193,7 @@ class Bench:
         library = root / "remoting" / "driver_api" / "library"
         words = [sys.executable, str(LOOPBACK), "--library", str(library), "--tcp"]
         words += ["--root", str(root), "--memory", str(100 << 30), *options]
+        words += ["--lanes"] if mode.root == "now" else []
         words += ["--tls"] if mode.is_tls else []
         if mode.delay_us:
             words += ["--peer", str(self.peer), "--delay-us", str(mode.delay_us)]

@@ -56,19 +56,17 @@ def uuid_of(place: int, ordinal: int) -> str:
     return f"GPU-fa4e0000-0000-4000-8000-00000000{place:02x}{ordinal:02x}"
 
 
-def certified() -> tuple[ssl.SSLContext, str]:
-    """Return a worker's own certificate, and the hash by which clients know it."""
-    from gpupool.remoting.worker.certificate import worker_context
-
-    with tempfile.TemporaryDirectory(prefix="gpupool-") as name:
-        context, digest = worker_context(Path(name))
-    return context, digest.hex()
-
-
 def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
-    from stand_ins import Counts, LinksInVain, LyingStream, SharingBudget, TappedStream
+    from stand_ins import (
+        Counts,
+        LaneListener,
+        LinksInVain,
+        LyingStream,
+        SharingBudget,
+        TappedStream,
+    )
 
     from gpupool.remoting.devices.base import Budget, DeviceSpec
     from gpupool.remoting.driver_api.executor import contexts
@@ -78,8 +76,11 @@ def run_worker(arguments: argparse.Namespace) -> None:
     from gpupool.remoting.driver_api.executor.serve import serve
     from gpupool.remoting.driver_api.schema.records import BASE_RECORDS
     from gpupool.remoting.protocol import handshake
-    from gpupool.remoting.transport.data_connection import read_exactly
+    from gpupool.remoting.protocol.worker_messages import Assign
     from gpupool.remoting.transport.session_stream import PlainStream, TlsStream
+    from gpupool.remoting.worker.certificate import worker_context
+    from gpupool.remoting.worker.client_handshake import accept_client
+    from gpupool.remoting.worker.peer_links import Links
 
     if arguments.old:
         contexts.RECORDS = contexts.RECORDS[:BASE_RECORDS]
@@ -96,8 +97,9 @@ def run_worker(arguments: argparse.Namespace) -> None:
     for ordinal in reversed(range(arguments.devices)):
         runtime.setDevice(ordinal)
         runtime.free(0)
-    context, digest = certified() if arguments.tls else (None, "")
-    sys.stdout.write(f"warm {digest}\n")
+    with tempfile.TemporaryDirectory(prefix="gpupool-") as name:
+        context, digest = worker_context(Path(name))
+    sys.stdout.write(f"warm {digest.hex()}\n")
     sys.stdout.flush()
     connected = threading.Event()
 
@@ -113,16 +115,9 @@ def run_worker(arguments: argparse.Namespace) -> None:
         sys.stderr.write(f"worker {arguments.place}: connected\n")
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if context is not None:
-        sock = context.wrap_socket(sock, server_side=True)
-        handshake.check_ticket(ticket, read_exactly(sock, handshake.TICKET_SIZE))
-    else:
-        hello = sock.recv(handshake.CLIENT_HELLO_SIZE, socket.MSG_WAITALL)
-        client_nonce = handshake.parse_client_hello(hello, session)
-        server_nonce = os.urandom(handshake.NONCE_SIZE)
-        sock.sendall(handshake.server_proof(ticket, client_nonce, server_nonce))
-        proof = sock.recv(handshake.PROOF_SIZE, socket.MSG_WAITALL)
-        handshake.check_client_proof(ticket, client_nonce, server_nonce, proof)
+    assign = Assign(0, session, ticket, "cuda", "", "", ())
+    sock = accept_client(sock, context, assign, plain=not arguments.tls)
+    sock.setblocking(True)
     sock.sendall(handshake.ACCEPTED)
     memory = arguments.memory
     specs = [
@@ -140,7 +135,9 @@ def run_worker(arguments: argparse.Namespace) -> None:
     budget: Budget = CountingBudget(memory)
     if arguments.share:
         budget = SharingBudget(budget, Path(arguments.share))
-    links = LinksInVain() if arguments.links else None
+    links: Links | None = LinksInVain() if arguments.links else None
+    if arguments.lanes:
+        links = LaneListener(listener, context, assign)
     if arguments.tap:
         stream = TappedStream(stream, Path(arguments.tap) / f"{arguments.place}-{os.getpid()}")
     if arguments.count:
@@ -278,6 +275,7 @@ class LoopbackAgent:
             *(["--verbose"] if self.arguments.verbose else []),
             *(["--share", self.arguments.share] if self.arguments.share else []),
             *(["--links"] if self.arguments.links else []),
+            *(["--lanes"] if self.arguments.lanes else []),
             *(["--tap", self.arguments.tap] if self.arguments.tap else []),
             *(["--count", self.arguments.count] if self.arguments.count else []),
             *(["--old"] if self.arguments.old else []),
@@ -357,6 +355,7 @@ def main() -> int:
     parser.add_argument("--share", default="", help="a folder for what processes share")
     parser.add_argument("--lie", type=int, default=-1, help="which false answers workers give")
     parser.add_argument("--links", action="store_true", help="between servers, which break")
+    parser.add_argument("--lanes", action="store_true", help="large copies by several connections")
     parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
     parser.add_argument("--delay-us", type=int, default=0, help="round trip that it adds")
     parser.add_argument("--old", action="store_true", help="workers know the first records only")

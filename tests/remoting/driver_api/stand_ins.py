@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,12 @@ from gpupool.remoting.driver_api.executor import executor
 from gpupool.remoting.driver_api.executor.reader import Stream
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import NUMBERS, Record
+from gpupool.remoting.protocol import handshake, worker_messages
+from gpupool.remoting.server.listener.router import ToSession, route
 from gpupool.remoting.transport.tally import Tally
-from gpupool.remoting.worker.peer_links import Peer, PeerLostError
+from gpupool.remoting.worker.certificate import WorkerContext
+from gpupool.remoting.worker.client_handshake import accept_client
+from gpupool.remoting.worker.peer_links import Peer, PeerLostError, TakeLane
 
 
 class TappedStream:
@@ -204,7 +210,9 @@ class LinksInVain:
     def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
         """Take the client's word for it."""
 
-    def expect_lanes(self, ids: object, take: object, encrypts: object) -> bool:
+    def expect_lanes(
+        self, ids: tuple[bytes, bytes], take: TakeLane, encrypts: Callable[[], bool]
+    ) -> bool:
         """Have no further connections."""
         return False
 
@@ -237,3 +245,44 @@ class LinksInVain:
 
     def close(self) -> None:
         """Do nothing: there is no link."""
+
+
+class LaneListener(LinksInVain):
+    """Takes the further connections of one session, as a server and its worker do together."""
+
+    OPENING_SIZE = 4096
+    """Of a ClientHello, at most."""
+
+    def __init__(
+        self, listener: socket.socket, context: WorkerContext, assign: worker_messages.Assign
+    ) -> None:
+        """Wait to be asked for connections to ``listener``."""
+        self._listener = listener
+        self._context = context
+        self._assign = assign
+
+    def expect_lanes(
+        self, ids: tuple[bytes, bytes], take: TakeLane, encrypts: Callable[[], bool]
+    ) -> bool:
+        """Take the connections in another thread."""
+        if not encrypts():
+            return False
+        threading.Thread(target=self._accept, args=(ids, take), daemon=True).start()
+        return True
+
+    def _accept(self, ids: tuple[bytes, bytes], take: TakeLane) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            opening, found = b"", None
+            while found is None and len(opening) < self.OPENING_SIZE:
+                opening = sock.recv(self.OPENING_SIZE, socket.MSG_PEEK)
+                found = route(opening)
+            assert isinstance(found, ToSession)
+            ticket = handshake.lane_ticket(self._assign.ticket, found.session)
+            identity: tuple[bytes, bytes] | None = self._context.identity
+            if opening[0] != handshake.TLS_FIRST_BYTE:
+                expected = replace(self._assign, session=found.session, ticket=ticket)
+                sock, identity = accept_client(sock, self._context, expected, plain=True), None
+            sock.setblocking(True)
+            take(ids.index(found.session), sock, identity, ticket)

@@ -136,6 +136,19 @@ def test_a_c_program(options: str, library: Path, everything: Path, tmp_path: Pa
         assert control.missing_calls() == 0
 
 
+@pytest.mark.parametrize("options", ["--tcp --lanes", "--tcp --tls --lanes"])
+def test_large_copies_by_several_connections_without_a_server(
+    options: str, library: Path, tmp_path: Path
+) -> None:
+    program = compiled("stripes", tmp_path, library)
+    more = {"GPUPOOL_LANES": "2"}
+    with Control(tmp_path) as control:
+        words = [str(program), "9", "2", "go"]
+        done = run(library, control, words, "--verbose", *options.split(), more=more)
+    assert done.stdout.endswith("results right\n"), done.stderr
+    assert "2 connections each way for large copies" in done.stderr
+
+
 @pytest.mark.parametrize("image", ["ptx", "fatbin", "zstd.fatbin", "lz4.fatbin"])
 def test_other_kinds_of_images(image: str, library: Path, everything: Path, tmp_path: Path) -> None:
     with Control(tmp_path) as control:
