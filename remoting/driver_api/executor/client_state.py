@@ -16,7 +16,8 @@ from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.executor.modules.function import Function
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
-from gpupool.remoting.driver_api.schema.layout import Record
+from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 from gpupool.remoting.driver_api.schema.methods import Methods
 from gpupool.remoting.worker import launch_gate
 
@@ -112,6 +113,7 @@ class Client:
         self.failed_launches: list[Callable[[int], None]] = []
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
+        self.awaited: int | None = None  # a stream that is waited for before anything else goes on
         if self.launcher is not None:
             self.launcher.keep("s", LEGACY_STREAM, 0)
             self.launcher.share(self.waiter.shared, getattr(session.stream, "descriptor", -1))
@@ -143,6 +145,38 @@ class Client:
             piece = scratch[: min(self.bulk, len(scratch))]
             self.session.reader.into(piece)
             self.bulk -= len(piece)
+
+    # --- the stream that is waited for ------------------------------------------------------------
+
+    def goes_on(self, op: int, start: int, size: int) -> bool:
+        """Say whether a record may be executed although the awaited stream has not ended.
+
+        More copies of pageable memory in that stream come behind those that it has, and what they
+        overwrite is theirs. So a row of copies waits once, and not once each.
+        """
+        if op == table.AWAIT_STREAM and size >= HEADER.size + WORDS[1].size:
+            (stream,) = WORDS[1].unpack_from(self.buffer, start + HEADER.size)
+        elif op == table.COPY_IN and size >= HEADER.size + WORDS[3].size:
+            _, _, stream = WORDS[3].unpack_from(self.buffer, start + HEADER.size)
+        else:
+            return False
+        return stream == self.awaited
+
+    def settle(self) -> None:
+        """Wait for the awaited stream; its failure is that of an earlier call."""
+        awaited, self.awaited = self.awaited, None
+        handle = None if awaited is None else self.streams.get(awaited)
+        if handle is None:
+            return
+        event = self.waiter.event(self.device)
+        try:
+            self.api.record(event, handle)
+            self.waiter.soon(event)  # awake for a moment, as the driver would not be
+            self.api.runtime.eventSynchronize(event)
+        except self.api.errors as error:
+            self.fail(table.AWAIT_STREAM, self.api.status_of(error))
+        finally:
+            self.waiter.give_event(self.device, event)
 
     # --- objects ----------------------------------------------------------------------------------
 

@@ -154,7 +154,10 @@ class Executor:
             op, flags, size = unpack(buffer, start)
             if size < least or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
-            if launcher is not None and op in (WAITED if flags & 1 else ISSUED):
+            if client.awaited is not None and not client.goes_on(op, start, size):
+                client.settle()
+            ready = client.awaited is None
+            if ready and launcher is not None and op in (WAITED if flags & 1 else ISSUED):
                 at = self._issue(launcher, start, end, alone=alone)
                 if at > start:
                     start = at

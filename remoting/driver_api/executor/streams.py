@@ -107,13 +107,9 @@ class Streams(HandlerGroup):
 
     def _await_stream(self, stream: int) -> None:
         """Execute nothing more until a stream has come here: the client takes it as over."""
-        event = self.waiter.event(self.client.device)
-        try:
-            self.api.record(event, self.streams[stream])
-            self.waiter.soon(event)  # awake for a moment, as the driver would not be
-            self.api.runtime.eventSynchronize(event)
-        finally:
-            self.waiter.give_event(self.client.device, event)
+        if stream not in self.streams:
+            raise CudaError(INVALID_HANDLE, "cuStreamSynchronize")
+        self.client.awaited = stream
 
     def _sync_device(self, device: int) -> None:
         if self.client.take_failure(self.client.request):

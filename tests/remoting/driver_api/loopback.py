@@ -99,7 +99,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
         runtime.free(0)
     with tempfile.TemporaryDirectory(prefix="gpupool-") as name:
         context, digest = worker_context(Path(name))
-    sys.stdout.write(f"warm {digest.hex()}\n")
+    sys.stdout.write(f"warm {digest.hex() if arguments.tls else ''}\n")
     sys.stdout.flush()
     connected = threading.Event()
 

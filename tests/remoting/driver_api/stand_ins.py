@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.remoting.devices.base import Budget
-from gpupool.remoting.driver_api.executor import executor
+from gpupool.remoting.driver_api.executor import client_state, executor
 from gpupool.remoting.driver_api.executor.reader import Stream
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.records import NUMBERS, Record
@@ -53,6 +53,7 @@ class Counts:
     """A stream whose end writes to a file how often the worker's Python did what.
 
     Received and sent: system calls, at least. Records, by their names: those that it executed.
+    Settled: waits for streams that the client takes as over.
     """
 
     def __init__(self, stream: Stream, path: Path) -> None:
@@ -79,6 +80,13 @@ class Counts:
             self.handlers[op] = counted
 
         executor.Executor._add = counting  # pyright: ignore[reportPrivateUsage]
+        settle = client_state.Client.settle
+
+        def settling(self: client_state.Client) -> None:
+            counts["settled"] += 1
+            settle(self)
+
+        client_state.Client.settle = settling
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Receive some bytes."""

@@ -1,5 +1,6 @@
 """What needs no round trip behind the door: it is the same as natively, and it is quick."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
 from golden import NAMES, Run, tapped
-from test_cuda_door import HERE, KERNELS, compiled, run
+from test_cuda_door import HERE, KERNELS, compiled, right, run
 from test_cuda_door_calls import natively
 
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC
@@ -44,6 +45,17 @@ def test_times_between_events_and_copies_ahead(option: str, library: Path, tmp_p
         assert ROUNDS <= sent["END_EVENT"] <= ROUNDS + 6
         assert sent["AWAIT_STREAM"] >= 2 * ROUNDS
         assert sent["cuEventElapsedTime"] <= 8
+
+
+def test_copies_in_a_row_are_waited_for_once(library: Path, tmp_path: Path) -> None:
+    """Before something else comes, which may be in another stream."""
+    path, rows, copies = tmp_path / "counts", 5, 20
+    program = [str(compiled("copies_ahead", tmp_path, library)), IMAGE]
+    with Control(tmp_path) as control:
+        right(run(library, control, program, "--count", str(path)))
+    counts = json.loads(path.read_text())
+    assert counts["AWAIT_STREAM"] == rows * copies
+    assert counts["settled"] == rows
 
 
 @pytest.mark.parametrize("wish", ["", pytest.param("wait", marks=pytest.mark.slow)])
