@@ -3,9 +3,9 @@
     python tests/gpu/confinement_check.py [--starts 4] [--turns 4]
 
 ``gpupool join`` is started so many times of each kind, one after the other, because a GPU is
-offered by one server at a time. The others have ``GPUPOOL_UNCONFINED`` with all properties. Programs
-come over the Unix socket. Prints medians and their ratio, confined to unconfined; exits with 1 if a
-program failed. What the servers say of their workers comes first.
+offered by one server at a time. The others have ``GPUPOOL_UNCONFINED`` with all properties.
+Programs come over the Unix socket. Prints medians and their ratio, confined to unconfined; exits
+with 1 if a program failed. What the servers say of their workers comes first.
 """
 
 import argparse
