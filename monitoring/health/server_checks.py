@@ -268,7 +268,8 @@ def workers(readings: Readings, past: Past) -> Iterator[Result]:
     if started is not None:
         above = sum(bound <= SPAWN_WARN_S for bound in HISTOGRAMS[name])
         if slow := sum(started.counts[above + 1 :]):
-            text = f"{slow} workers took more than 10 s to start in the last 10 minutes"
+            workers_say = "1 worker" if slow == 1 else f"{slow} workers"
+            text = f"{workers_say} took more than 10 s to start in the last 10 minutes"
             yield Result("worker-start", "", WARN, text, "is the machine overloaded?")
     moment = past.since(600.0, readings.now_s)
     if moment is not None:
