@@ -95,13 +95,21 @@ class Spinner:
 
     def until(self) -> float:
         """Return the time until which to wait awake, 0.0 if not at all."""
+        awake_s = self._awake_s()
+        return time.perf_counter() + awake_s if awake_s else 0.0
+
+    def awake_ns(self) -> int:
+        """Return for how many nanoseconds to wait awake, 0 if not at all."""
+        return int(self._awake_s() * 1e9)
+
+    def _awake_s(self) -> float:
         if not self.answered:
             return 0.0
         self.answered = False
         if self._pause:
             self._pause -= 1
             return 0.0
-        return time.perf_counter() + self._long_s
+        return self._long_s
 
     def in_vain(self) -> None:
         """Take note that nothing came in that time."""

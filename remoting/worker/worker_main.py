@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from gpupool.remoting.worker.certificate import WorkerContext
 
 Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Peers], None]
+AcceptTls = Callable[[socket.socket, tuple[bytes, bytes], bytes], SessionStream | None]
+"""A door's own end of TLS: the connection, the worker's identity, the ticket; None: it has none."""
+
+TLS_BEGINS = bytes([handshake.TLS_FIRST_BYTE])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -318,11 +322,11 @@ class Worker:
             if self._winner.locked():
                 self._accept_peer(sock, plain=plain)
                 return
-            proven = accept_client(sock, self._context, self._assign, plain=plain)
+            stream, sock = self._accept(sock, self._assign, plain=plain)
             if not self._winner.acquire(blocking=False):
                 raise AuthenticationError("data connection refused", why="there is one already")
             # Only now: a client that was accepted but came second must hear of its refusal.
-            proven.sendall(handshake.ACCEPTED)
+            stream.send_buffers([handshake.ACCEPTED])
         except (OSError, GpupoolError) as error:
             sock.close()
             _hang_up(line)
@@ -332,7 +336,27 @@ class Worker:
             deadline.cancel()
             line.close()
             self._handshakes.release()
-        self._serve(proven)
+        self._serve(stream, sock)
+
+    def _accept(
+        self, sock: socket.socket, assign: worker_messages.Assign, *, plain: bool
+    ) -> tuple[SessionStream, socket.socket]:
+        """Do the handshake of the client, by the door's own TLS where it has one.
+
+        Raises:
+            GpupoolError: when the client did not prove that it knows the ticket.
+            OSError: when the connection broke.
+        """
+        module, _, _ = self._doors[assign.door].partition(":")
+        accept: AcceptTls | None = getattr(importlib.import_module(module), "accept_tls", None)
+        sock.settimeout(HANDSHAKE_TIMEOUT_S)
+        if accept is not None and sock.recv(1, socket.MSG_PEEK) == TLS_BEGINS:
+            sock.setblocking(True)
+            stream = accept(sock, self._context.identity, assign.ticket)
+            if stream is not None:
+                return stream, sock
+        proven = accept_client(sock, self._context, assign, plain=plain)
+        return _stream(proven), proven
 
     def _accept_lane(self, sock: socket.socket, lane: bytes, *, plain: bool) -> None:
         """Do the handshake of a further connection of the client, which the door takes over.
@@ -347,7 +371,7 @@ class Worker:
         ticket = handshake.lane_ticket(self._assign.ticket, lane)
         identity: tuple[bytes, bytes] | None = self._context.identity
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
-        if sock.recv(1, socket.MSG_PEEK) != bytes([handshake.TLS_FIRST_BYTE]):
+        if sock.recv(1, socket.MSG_PEEK) != TLS_BEGINS:
             expected = replace(self._assign, session=lane, ticket=ticket)
             sock, identity = accept_client(sock, self._context, expected, plain=plain), None
         sock.setblocking(True)
@@ -383,12 +407,11 @@ class Worker:
         set_options(dialled, KEEPALIVE_LINK)
         return dialled
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, stream: SessionStream, sock: socket.socket) -> None:
         """Run the door until the client has gone, then end the process."""
         from gpupool.remoting.devices.base import DeviceSpec
 
         assert self._assign is not None
-        stream = _stream(sock)
         self._peers.may_encrypt = stream.transport == "tls"
         self._channel.send(worker_messages.Connected(stream.transport))
         self._start_thread(lambda: self._watch_hangup(sock.fileno()))

@@ -16,6 +16,7 @@ from typing import Any, Self
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.line_tls import Identity
 from gpupool.remoting.worker.peer_links import Links
 
 LANES_MAX = 8
@@ -29,17 +30,6 @@ AHEAD_SIZE_MAX = 512 << 20
 
 UP, DOWN = 0, 1
 ID_SIZE = 16
-
-
-class Identity(ctypes.Structure):
-    """``struct gp_identity``: the worker's certificate and key, in DER."""
-
-    _fields_ = (
-        ("certificate", ctypes.c_char_p),
-        ("key", ctypes.c_char_p),
-        ("certificate_size", ctypes.c_size_t),
-        ("key_size", ctypes.c_size_t),
-    )
 
 
 class LaneSet:
@@ -91,8 +81,7 @@ class LaneSet:
         """Take over a connection, whose client proves itself here where it has an identity."""
         given = None
         if identity is not None:
-            certificate, key = identity
-            given = Identity(certificate, key, len(certificate), len(key))
+            given = Identity.of(*identity)
         descriptor = sock.detach()
         good = self._add(self._self, descriptor, ctypes.byref(given) if given else None, ticket)
         with self._counting:

@@ -69,7 +69,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
     )
 
     from gpupool.remoting.devices.base import Budget, DeviceSpec
-    from gpupool.remoting.driver_api.executor import contexts
+    from gpupool.remoting.driver_api.executor import contexts, line_tls
     from gpupool.remoting.driver_api.executor.memory import address_slices
     from gpupool.remoting.driver_api.executor.modules import launcher
     from gpupool.remoting.driver_api.executor.reader import Stream
@@ -116,9 +116,14 @@ def run_worker(arguments: argparse.Namespace) -> None:
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     assign = Assign(0, session, ticket, "cuda", "", "", ())
-    sock = accept_client(sock, context, assign, plain=not arguments.tls)
-    sock.setblocking(True)
-    sock.sendall(handshake.ACCEPTED)
+    stream: Stream | None = None
+    if arguments.tls:
+        stream = line_tls.accept(sock, context.identity, ticket)
+    if stream is None:
+        proven = accept_client(sock, context, assign, plain=not arguments.tls)
+        is_encrypted = isinstance(proven, ssl.SSLSocket)
+        stream = TlsStream(proven) if is_encrypted else PlainStream(proven)
+    stream.send_buffers([handshake.ACCEPTED])
     memory = arguments.memory
     specs = [
         DeviceSpec(
@@ -131,7 +136,6 @@ def run_worker(arguments: argparse.Namespace) -> None:
         if arguments.verbose:
             sys.stderr.write(f"worker: {text}\n")
 
-    stream: Stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
     budget: Budget = CountingBudget(memory)
     if arguments.share:
         budget = SharingBudget(budget, Path(arguments.share))

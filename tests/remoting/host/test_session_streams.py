@@ -10,10 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpupool.pool.errors import AuthenticationError
+from gpupool.remoting.driver_api import build
+from gpupool.remoting.driver_api.executor import line_tls
+from gpupool.remoting.driver_api.executor.line_tls import LineTls
 from gpupool.remoting.transport.session_stream import Buffer, PlainStream, SessionStream, TlsStream
 from gpupool.remoting.worker.certificate import worker_context
 
 Pair = tuple[SessionStream, SessionStream]
+TICKET = bytes(range(32))
 
 
 def plain_pair() -> Pair:
@@ -36,10 +41,43 @@ def tls_pair(directory: Path) -> Pair:
     return TlsStream(client), TlsStream(served[0])
 
 
-@pytest.fixture(params=["plain", "tls"])
+def line_pair(directory: Path, *, said: bytes = TICKET) -> Pair:
+    """Return a client's stream, and the worker's by the library in C."""
+    build.ensure()
+    context, _fingerprint = worker_context(directory)
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname, client_context.verify_mode = False, ssl.CERT_NONE
+    ours, theirs = socket.socketpair()
+    served: list[LineTls | AuthenticationError | None] = []
+
+    def serve() -> None:
+        try:
+            served.append(line_tls.accept(theirs, context.identity, TICKET))
+        except AuthenticationError as error:
+            served.append(error)
+            theirs.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    client = client_context.wrap_socket(ours)
+    client.sendall(said)
+    thread.join(10)
+    if isinstance(served[0], AuthenticationError):
+        client.close()
+        raise served[0]
+    if served[0] is None:
+        pytest.skip("there is no OpenSSL 3 for the library")
+    return TlsStream(client), served[0]
+
+
+@pytest.fixture(params=["plain", "tls", "line", "line, turned"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    streams = plain_pair() if request.param == "plain" else tls_pair(tmp_path)
-    yield streams
+    kind = request.param.partition(",")[0]
+    if kind == "plain":
+        streams = plain_pair()
+    else:
+        streams = tls_pair(tmp_path) if kind == "tls" else line_pair(tmp_path)
+    yield (streams[1], streams[0]) if request.param.endswith("turned") else streams
     for stream in streams:
         stream.close()
 
@@ -141,3 +179,8 @@ def test_the_client_chooses_the_cipher(tmp_path: Path) -> None:
     context, _fingerprint = worker_context(tmp_path)
     assert not context.options & ssl.OP_CIPHER_SERVER_PREFERENCE
     assert "TLS_AES_128_GCM_SHA256" in {each["name"] for each in context.get_ciphers()}
+
+
+def test_a_wrong_ticket_is_refused_by_the_library_too(tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationError, match="wrong ticket"):
+        line_pair(tmp_path, said=bytes(32))

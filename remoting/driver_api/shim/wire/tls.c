@@ -71,6 +71,8 @@ static struct {
     void (*bio_set_init)(void *bio, int on);
     void (*bio_set_flags)(void *bio, int flags);
     void (*bio_clear_flags)(void *bio, int flags);
+    void (*free)(void *ssl);
+    void (*ctx_free)(void *ctx);
     void (*bio_set_data)(void *bio, void *data);
     void *(*bio_get_data)(void *bio);
 } openssl;
@@ -93,6 +95,8 @@ static bool find_openssl(void) {
         {"SSL_CTX_set_verify", &openssl.ctx_set_verify},
         {"SSL_new", &openssl.new},
         {"SSL_ctrl", &openssl.ctrl},
+        {"SSL_free", &openssl.free},
+        {"SSL_CTX_free", &openssl.ctx_free},
         {"SSL_set_bio", &openssl.set_bio},
         {"SSL_get_rbio", &openssl.get_bio},
         {"SSL_connect", &openssl.connect},
@@ -223,17 +227,28 @@ void gp_link_moved(struct gp_link *link) {
     if (link->connection != NULL) openssl.bio_set_data(openssl.get_bio(link->connection), link);
 }
 
-bool gp_tls_accept(struct gp_link *link, const struct gp_identity *identity, const uint8_t ticket[32]) {
-    void *ctx = make_context(openssl.server());
-    if (ctx == NULL || openssl.set_tickets(ctx, 0) != 1) return false;
-    if (openssl.use_certificate(ctx, (int)identity->certificate_size, identity->certificate) != 1) return false;
-    if (openssl.use_key(KEY_EC, ctx, identity->key, (long)identity->key_size) != 1) return false;
-    void *connection = make_connection(link, ctx);
+static bool accepts(void *connection, const uint8_t ticket[32]) {
     uint8_t found[32], different = 0;
-    if (connection == NULL || openssl.accept(connection) != 1) return false;
+    if (openssl.accept(connection) != 1) return false;
     if (openssl.read(connection, found, sizeof found) != sizeof found) return false;
     for (int at = 0; at < 32; at++) different |= found[at] ^ ticket[at];
-    if (different) return false;
+    return different == 0;
+}
+
+bool gp_tls_accept(struct gp_link *link, const struct gp_identity *identity, const uint8_t ticket[32]) {
+    void *ctx = make_context(openssl.server()), *connection = NULL;
+    if (ctx == NULL) return false;
+    if (openssl.set_tickets(ctx, 0) == 1 &&
+        openssl.use_certificate(ctx, (int)identity->certificate_size, identity->certificate) == 1 &&
+        openssl.use_key(KEY_EC, ctx, identity->key, (long)identity->key_size) == 1) {
+        connection = make_connection(link, ctx);
+    }
+    openssl.ctx_free(ctx);  // the connection keeps it
+    if (connection == NULL) return false;
+    if (!accepts(connection, ticket)) {
+        openssl.free(connection);
+        return false;
+    }
     link->connection = connection;
     return stop_blocking(link);
 }
