@@ -15,8 +15,10 @@ from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
+from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
+from gpupool.remoting.devices.linear_systems import emulated_systems
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
 from gpupool.remoting.devices.sparse import emulated_sparse
 
@@ -401,7 +403,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= plans.operations(lambda: backend.current)
     table |= random_operations() | emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
-    table |= emulated_interpolators(backend)
+    table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},

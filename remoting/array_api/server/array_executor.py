@@ -74,7 +74,7 @@ _LATER = (
 
 _LATEST = ("interpolate.",)
 
-_OF_OBJECTS = ("sparse.", "interpolate.")
+_OF_OBJECTS = ("sparse.", "interpolate.", "spatial.")
 """Operations whose answers may name objects by handles: their client gives them a class."""
 
 
