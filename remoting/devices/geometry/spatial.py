@@ -33,7 +33,7 @@ class _Tree:
 
 
 @dataclass(frozen=True, eq=False)
-class _Triangles:
+class Triangles:
     """A triangulation: only what its operations take."""
 
     made: Any
@@ -63,8 +63,8 @@ class Spatial:
             "spatial.ball": lambda tree, *args: self.ball(_is(_Tree, tree), *args),
             "spatial.pairs": lambda tree, *args: self.pairs(_is(_Tree, tree), *args),
             "spatial.triangles": self._triangles,
-            "spatial.simplex": lambda made, *args: self.simplex(_is(_Triangles, made), *args),
-            "spatial.neighbours": lambda made: self.neighbours(_is(_Triangles, made)),
+            "spatial.simplex": lambda made, *args: self.simplex(_is(Triangles, made), *args),
+            "spatial.neighbours": lambda made: self.neighbours(_is(Triangles, made)),
         }
         return made | {f"spatial.get.{name}": self._attribute(name) for name in ATTRIBUTES}
 
@@ -80,7 +80,7 @@ class Spatial:
 
     def _triangles(self, points: Any) -> Any:
         made = self.triangles(points)
-        return [_Triangles(made), *self.corners(made)]
+        return [Triangles(made), *self.corners(made)]
 
     # --- trees ------------------------------------------------------------------------------------
 

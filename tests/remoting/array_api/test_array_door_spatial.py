@@ -159,6 +159,13 @@ def test_a_triangulation_is_that_of_scipy(cp: Any, ours: Any) -> None:
         ours.Delaunay(cp.zeros((3, 2)))
 
 
+def test_a_triangulation_takes_the_place_of_points(cp: Any, ours: Any) -> None:
+    interpolate: Any = importlib.import_module("cupyx.scipy.interpolate")
+    values = cp.asarray(PLANE[:, 0])
+    made = interpolate.LinearNDInterpolator(ours.Delaunay(cp.asarray(PLANE)), values)
+    np.testing.assert_allclose(made(cp.asarray([[0.5, 0.5]])).get(), [0.5])
+
+
 def test_operations_refuse_what_is_no_object_of_theirs(cp: Any, ours: Any) -> None:
     tree, made = ours.KDTree(cp.asarray(PLANE)), ours.Delaunay(cp.asarray(PLANE))
     session = tree._session
