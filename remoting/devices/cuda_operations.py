@@ -15,7 +15,6 @@ from gpupool.remoting.devices.cuda_transforms import transforms
 from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.geometry.spatial import real_spatial
 from gpupool.remoting.devices.interpolation.interpolators import real_interpolators
-from gpupool.remoting.devices.linear_systems import real_systems
 from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
     FFT,
@@ -25,6 +24,7 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
+from gpupool.remoting.devices.signals.linear_systems import real_systems
 from gpupool.remoting.devices.sparse import real_sparse
 
 Operation = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpupool.remoting.devices import linear_systems
+from gpupool.remoting.devices.signals import linear_systems
 
 theirs: Any = pytest.importorskip("scipy.signal")
 

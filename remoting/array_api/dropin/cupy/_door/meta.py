@@ -67,7 +67,7 @@ class Meta:
         """
         if self._shadow is None:
             self._shadow = np.asarray(_NoMemory(self))
-            if self.dtype.fields is not None:
+            if self.dtype.fields is not None or self.dtype.char == "E":
                 self._shadow = self._shadow.view(self.dtype)
         return self._shadow
 

@@ -21,7 +21,7 @@ from cupyx.scipy.signal._systems import freqresp as freqresp
 from cupyx.scipy.signal._systems import impulse as impulse
 from cupyx.scipy.signal._systems import lsim as lsim
 from cupyx.scipy.signal._systems import lti as lti
-from cupyx.scipy.signal._systems import place_poles as place_poles
+from cupyx.scipy.signal._systems import place_poles as _place_poles
 from cupyx.scipy.signal._systems import step as step
 
 _extensions.fill(
@@ -41,8 +41,10 @@ _extensions.fill(
     freqz_sos freqz_zpk gammatone gausspulse group_delay iircomb iirdesign iirfilter iirnotch
     iirpeak invres invresz istft kaiser_atten kaiser_beta kaiserord lfilter lfilter_zi lfiltic
     lp2bp lp2bp_zpk lp2bs lp2bs_zpk lp2hp lp2hp_zpk lp2lp lp2lp_zpk max_len_seq normalize
-    peak_prominences peak_widths periodogram resample residue residuez sos2tf
+    peak_prominences peak_widths periodogram place_poles resample residue residuez sos2tf
     sos2zpk sosfilt sosfilt_zi sosfreqz spectrogram ss2tf ss2zpk stft symiirorder1 symiirorder2
     tf2sos tf2ss tf2zpk unique_roots vectorstrength welch zpk2sos zpk2ss zpk2tf
     """,
 )
+
+place_poles = _place_poles  # its result has parts with names
