@@ -67,11 +67,9 @@ _VIEWS = frozenset(
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
 
+_FIRST = "cuda.cufft_version fft.cache. fft.callbacks fft.several fft.with_callbacks ndarray.field"
 _LATER = (
-    (
-        *("cuda.cufft_version", "fft.cache.", "fft.callbacks", "fft.several"),
-        *("fft.with_callbacks", "ndarray.field", "ndarray.mdspan", "sparse."),
-    ),
+    (*_FIRST.split(), "ndarray.mdspan", "sparse."),
     ("interpolate.",),
     ("cupyx.scipy.spatial.", "signal.", "spatial."),
 )
