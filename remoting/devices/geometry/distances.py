@@ -35,6 +35,8 @@ _METRICS = {
 METRICS = tuple(_METRICS)
 _ALIASES = {alias: name for name, aliases in _METRICS.items() for alias in aliases.split()}
 _NOT_EMULATED = ("hellinger", "kl_divergence")
+_PAIRS_MAX = 1 << 31
+"""Distances of one call: SciPy makes room for all of them before anyone counts it."""
 
 
 def _divergence(a: Any, b: Any) -> Any:
@@ -51,6 +53,8 @@ def _divergence(a: Any, b: Any) -> Any:
 def _matrix(metric: str, a: Any, b: Any, p: Any) -> Any:
     if metric in _NOT_EMULATED:
         raise UnsupportedError(f"an emulated GPU has no distance {metric}: SciPy lacks it")
+    if len(a) * len(b) > _PAIRS_MAX:
+        raise MemoryError(f"{len(a) * len(b):,} distances are more than any device here holds")
     if metric == "jensenshannon":
         return _divergence(a.astype(np.float64), b.astype(np.float64))
     cdist = importlib.import_module("scipy.spatial.distance").cdist

@@ -103,8 +103,9 @@ class Spatial:
     def ball(self, tree: Any, x: Any, r: Any, p: float, eps: float, order: Any) -> Any:
         """Return the indices of the points near each of ``x`` in one array, and their counts."""
         found = tree.query_ball_point(x, r, p, eps, order)
-        counts = self.backend.cupy.asarray([each.size for each in found])
-        return self.backend.cupy.concatenate(found), counts
+        cupy = self.backend.cupy
+        counts = cupy.asarray([each.size for each in found], np.int64)
+        return cupy.concatenate([cupy.zeros(0, np.int64), *found]), counts
 
     def pairs(self, tree: Any, r: Any, p: float, eps: float) -> Any:
         """Return the pairs of points within a distance of each other."""
@@ -175,7 +176,8 @@ class EmulatedSpatial(Spatial):
         self.backend.expect(_INDEX_BYTES * int(counts.sum()))
         points = x.reshape(-1, x.shape[-1])
         found = tree.query_ball_point(points, r, p, eps, return_sorted=order is None or bool(order))
-        return np.concatenate([np.asarray(each, np.int64) for each in found]), counts
+        parts = [np.asarray(each, np.int64) for each in found]
+        return np.concatenate([np.zeros(0, np.int64), *parts]), counts
 
     def pairs(self, tree: Any, r: Any, p: float, eps: float) -> Any:
         """Return the pairs of points within a distance of each other, in the order of indices."""

@@ -6,6 +6,7 @@
 
 import copy
 import importlib
+import random
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_a_tree_finds_what_is_near(cp: Any, ours: Any) -> None:
     assert np.isinf(tree.boxsize.get()).all()
 
 
+def test_no_points_and_far_too_many(cp: Any, ours: Any) -> None:
+    tree = ours.KDTree(cp.asarray(POINTS))
+    assert tree.query_ball_point(cp.zeros((0, 3)), 0.4) == []
+    assert tree.query(cp.zeros((0, 3)), 2)[1].shape == (0, 2)
+    assert [each.size for each in tree.query_ball_point(cp.asarray(OTHERS) + 9, 0.4)] == [0] * 7
+    assert tree.query_pairs(1e-9).shape == (0, 2)
+    rows = cp.zeros((1 << 16, 1))
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError, match="distances"):
+        ours.distance.cdist(rows, rows).sum().get()
+
+
 def test_a_tree_of_a_box_and_wrong_arguments(cp: Any, ours: Any) -> None:
     tree = ours.KDTree(cp.asarray(POINTS), boxsize=1.0)
     wanted = theirs.KDTree(POINTS, boxsize=1.0).query(OTHERS + 1, 2)
@@ -179,6 +191,40 @@ def test_operations_refuse_what_is_no_object_of_theirs(cp: Any, ours: Any) -> No
     ):
         with pytest.raises(TypeError, match="spatial"):
             session.ask(f"spatial.{name}", args)
+
+
+def _junk(draw: random.Random, cp: Any, objects: list[Any]) -> Any:
+    shape = [draw.choice((0, 1, 2, 3)) for _ in range(draw.randrange(4))]
+    factor = draw.choice((1.0, 0.0, np.nan, np.inf, 1e308))
+    with np.errstate(all="ignore"):
+        host = np.asarray(np.random.RandomState(draw.randrange(99)).rand(*shape) * factor)
+        array = cp.asarray(host.astype(draw.choice(("f8", "f4", "c16"))))
+    system = ("system", "StateSpace", (array,) * draw.randrange(5), draw.choice((None, 0.1)))
+    plain = [None, 0, -1, 1 << 62, 0.5, -1.0, float("nan"), [1, 3], "x", (array, array), True]
+    return draw.choice([array, array, system, *objects, *plain])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_arguments_end_the_session(cp: Any, ours: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    tree, made = ours.KDTree(cp.asarray(PLANE)), ours.Delaunay(cp.asarray(PLANE))
+    session = tree._session
+    prefixes = ("spatial.", "signal.", "cupyx.scipy.spatial.")
+    names = [name for name in session.operations if name.startswith(prefixes)]
+    assert len(names) > 40
+    given = 0
+    for _ in range(150):
+        name = draw.choice(names)
+        args = [_junk(draw, cp, [tree, made]) for _ in range(draw.randrange(5))]
+        if name.startswith("spatial.") and draw.random() < 0.7:
+            args.insert(0, made if name.endswith(("simplex", "neighbours")) else tree)
+        try:
+            session.ask(name, tuple(args))
+            given += 1
+        except Exception:  # noqa: BLE001 - any error of a call is good, and the session's is not
+            assert session.failure is None, (name, args)
+    assert given
+    assert tree.query(cp.asarray(PLANE[:2]))[1].tolist() == [0, 1]
 
 
 def test_more_neighbours_than_there_is_memory_are_refused(cp: Any, ours: Any) -> None:
