@@ -47,7 +47,7 @@ PLACES: tuple[tuple[str, str], ...] = (
     # They look into files of compiled kernels, which the worker keeps.
     (r"core_tests/test_raw\.py::Test(CachePayload|RawNameExpressionCache)", INTERNALS),
     # Equal to the last bit with a function of NumPy, which the C library is not.
-    (r"test_raw\.py::TestRaw::test_cu(Float|Double)Complex", EMULATION),
+    (r"test_raw\.py::TestRaw::test_cu(Float|Double)Complex\[NVRTC", EMULATION),
     # An interpolator is on the server, so it has no copy; no flag of an array can be set.
     (r"interpolate_tests/.*(test_pickleable|test_(integrate_)?read_?only)", DECIDED),
     (r"test_polyint\.py::TestInterp1D::test_init", DECIDED),
