@@ -15,6 +15,7 @@ import numpy as np
 
 Operation = Callable[..., Any]
 _FLOAT32 = np.dtype(np.float32)
+_LETTER: str = "E"  # of NumPy for it, which others may have too
 
 _WIDE = """
 average convolve correlate cumprod cumsum dot einsum i0 inner interp matmul mean median
@@ -26,7 +27,7 @@ WIDE = tuple(_WIDE.split())
 
 
 def _is_narrow(dtype: Any) -> bool:
-    return isinstance(dtype, np.dtype) and dtype.char == "E" and dtype.name == "bfloat16"
+    return isinstance(dtype, np.dtype) and dtype.char == _LETTER and dtype.name == "bfloat16"
 
 
 def _narrow_of(value: Any) -> Any:

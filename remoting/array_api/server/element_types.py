@@ -26,6 +26,7 @@ DTYPES = {np.dtype(char).str: np.dtype(char) for char in array_wire.DTYPES}
 """The types that devices compute with, by NumPy's ``str``."""
 
 BFLOAT16 = "bfloat16"
+_LETTER: str = "E"  # of NumPy for it, which others may have too
 
 _TEXT = re.compile(r"[<>|][biufcSUV][0-9]{1,10}|[<>][mM]8(\[[0-9]{0,9}[a-zA-Z]{1,2}\])?", re.ASCII)
 
@@ -37,7 +38,7 @@ def has_bfloat16() -> bool:
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Say whether it is the type of 16 bits with the exponent of float32."""
-    return dtype.char == "E" and dtype.name == BFLOAT16
+    return dtype.char == _LETTER and dtype.name == BFLOAT16
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:

@@ -32,11 +32,12 @@ _TOLD_MAX = 1 << 12
 
 
 BFLOAT16 = "bfloat16"
+_LETTER: str = "E"  # of NumPy for it, which others may have too
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Say whether it is the type of 16 bits with the exponent of float32."""
-    return dtype.char == "E" and dtype.name == BFLOAT16
+    return dtype.char == _LETTER and dtype.name == BFLOAT16
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:
