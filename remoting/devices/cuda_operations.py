@@ -13,6 +13,7 @@ import numpy as np
 from gpupool.remoting.devices.cuda_kernels import CudaKernels
 from gpupool.remoting.devices.cuda_transforms import transforms
 from gpupool.remoting.devices.extensions import real_extensions
+from gpupool.remoting.devices.geometry.spatial import real_spatial
 from gpupool.remoting.devices.interpolation.interpolators import real_interpolators
 from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
@@ -23,6 +24,7 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
+from gpupool.remoting.devices.signals.linear_systems import real_systems
 from gpupool.remoting.devices.sparse import real_sparse
 
 Operation = Callable[..., Any]
@@ -244,5 +246,5 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     table |= real_extensions() | transforms(backend) | real_sparse(backend)
-    table |= real_interpolators(backend)
+    table |= real_interpolators(backend) | real_systems() | real_spatial(backend)
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

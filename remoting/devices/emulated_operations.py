@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
+from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
 from gpupool.remoting.devices.emulated_random import random_operations
 from gpupool.remoting.devices.extensions import emulated_extensions
+from gpupool.remoting.devices.geometry.spatial import emulated_spatial
 from gpupool.remoting.devices.host_kernels.host_kernel_operations import host_kernel_operations
 from gpupool.remoting.devices.interpolation.interpolators import emulated_interpolators
 from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, LINALG, UFUNCS
+from gpupool.remoting.devices.signals.linear_systems import emulated_systems
 from gpupool.remoting.devices.sparse import emulated_sparse
 
 Operation = Callable[..., Any]
@@ -144,7 +147,9 @@ def _ufunc(name: str) -> Operation:
         if name in _BY_FIELDS and getattr(args[0], "dtype", _BOOL).char == "V":
             # NumPy's ufuncs do not take structures, its operators do.
             return np.asarray(_BY_FIELDS[name](*args))
-        if name in _COMPARE and any(_is_truth(arg) for arg in args):
+        if name not in _COMPARE:
+            args = with_numbers(args)
+        elif any(_is_truth(arg) for arg in args):
             args = tuple([_wide(arg) for arg in args])
         if kwargs.get("casting") == "unsafe" and isinstance(kwargs.get("out"), np.ndarray):
             # The client has warned of imaginary parts that are lost.
@@ -401,7 +406,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= plans.operations(lambda: backend.current)
     table |= random_operations() | emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
-    table |= emulated_interpolators(backend)
+    table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
     table |= {
         "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
         **{name: _argument(name) for name in ("argmax", "argmin")},
@@ -453,4 +458,5 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "door.pointer": _address,
         "door.memory": _memory,
     }
+    table |= {name: in_float32(table[name]) for name in WIDE}
     return table

@@ -64,10 +64,16 @@ hadamard hankel helmert hilbert khatri_rao kron leslie lu lu_factor lu_solve sol
 toeplitz
 """
 
+_DISTANCE = """
+canberra cdist chebyshev cityblock correlation cosine distance_matrix euclidean hamming hellinger
+jensenshannon kl_divergence minkowski pdist russellrao sqeuclidean
+"""
+
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "scipy.ndimage": tuple(_NDIMAGE.split()),
     "scipy.signal": tuple(_SIGNAL.split()),
     "scipy.signal.windows": tuple(_WINDOWS.split()),
+    "scipy.spatial.distance": tuple(_DISTANCE.split()),
     "scipy.special": tuple(_SPECIAL.split()),
     "scipy.fft": tuple(_FFT.split()),
     "scipy.linalg": tuple(_LINALG.split()),

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.extension_names import EXTENSIONS
+from gpupool.remoting.devices.geometry.distances import distances
 
 Operation = Callable[..., Any]
 
@@ -181,6 +182,18 @@ def _affine(function: Operation) -> Operation:
     return call
 
 
+def _instead(made: Operation) -> Callable[[Operation], Operation]:
+    """Return an adapter that leaves SciPy's function out, which may be missing, for another one."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return made(*args, **kwargs)
+        except ImportError:
+            raise UnsupportedError(f"{made.__name__}: {NO_SCIPY}") from None
+
+    return lambda _function: call
+
+
 _ADAPTERS = {
     **{f"scipy.ndimage.{name}": _of_size for name in _SIZED.split()},
     **{
@@ -190,6 +203,7 @@ _ADAPTERS = {
     "scipy.ndimage.affine_transform": _affine,
     "scipy.ndimage.distance_transform_edt": _edt,
     "scipy.linalg.solve_triangular": _triangular,
+    **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
 }
 
 

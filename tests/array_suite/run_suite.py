@@ -46,6 +46,7 @@ FOLDERS = (
     "cupyx/fft_tests",
     "cupyx/fftpack_tests",
     "cupyx/interpolate_tests",
+    "cupyx/jit_tests",
     "cupyx/linalg_tests",
     "cupyx/ndimage_tests",
     "cupyx/signal_tests",

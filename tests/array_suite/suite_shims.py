@@ -148,6 +148,27 @@ def _choices_without_effect(core: Any) -> None:
     cusolver.check_availability = bool  # of a named function: all of them are there
 
 
+def _compilers_without_effect(compiler: Any) -> None:
+    """Let tests of raw kernels say where compiled ones are kept, and ask which nvcc there is."""
+    compiler.__getattr__ = _stand_in("cupy.cuda.compiler")
+    compiler._run_cc = _version_of_nvcc
+    cache: Any = importlib.import_module("cupy.cuda._compiler_cache")
+    cache.DiskKernelCacheBackend = _Unused
+    util: Any = importlib.import_module("cupy._util")
+    util.clear_memo = _nothing
+
+
+def _version_of_nvcc(*_args: object) -> str:
+    return "release 12.9"
+
+
+class _Unused:
+    """What a test makes and hands to CuPy, which has no use for it here."""
+
+    def __init__(self, *_args: object) -> None:
+        """Take what the real one takes."""
+
+
 def install(cupy: Any) -> None:
     """Put the stand-ins in place; what the tests need of them to be collected is real."""
     # The drop-in's own finder is the last one, and refuses what nobody has found.
@@ -155,6 +176,7 @@ def install(cupy: Any) -> None:
     for name in CUDA:
         if not hasattr(cupy.cuda, name):
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
+    _compilers_without_effect(cupy.cuda.compiler)
     cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _no_compiler
     core: Any = importlib.import_module("cupy._core")
     for name in ("core", "flags", "internal", "_kernel", "_accelerator"):

@@ -76,7 +76,6 @@ WRONG = {
     "test_fir_filter_design.py": 2,
     "test_helper.py": 1,
     "test_iir_filter_design.py": 1,
-    "test_ltisys.py": 13,
     "test_matfuncs.py": 1,
     "test_measurements.py": 25,
     "test_morphology.py": 1,

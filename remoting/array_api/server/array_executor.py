@@ -67,20 +67,20 @@ _VIEWS = frozenset(
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
 
+_FIRST = "cuda.cufft_version fft.cache. fft.callbacks fft.several fft.with_callbacks ndarray.field"
 _LATER = (
-    *("cuda.cufft_version", "fft.cache.", "fft.callbacks", "fft.several", "fft.with_callbacks"),
-    *("ndarray.field", "ndarray.mdspan", "sparse."),
+    (*_FIRST.split(), "ndarray.mdspan", "sparse."),
+    ("interpolate.",),
+    ("cupyx.scipy.spatial.", "signal.", "spatial."),
 )
 
-_LATEST = ("interpolate.",)
-
-_OF_OBJECTS = ("sparse.", "interpolate.")
+_OF_OBJECTS = ("sparse.", "interpolate.", "spatial.")
 """Operations whose answers may name objects by handles: their client gives them a class."""
 
 
 def in_order(name: str) -> tuple[int, str]:
     """Return the key by which operations are numbered: those that came later have later numbers."""
-    return 2 if name.startswith(_LATEST) else int(name.startswith(_LATER)), name
+    return next((at for at, names in enumerate(_LATER, 1) if name.startswith(names)), 0), name
 
 
 class Client(Protocol):

@@ -19,6 +19,7 @@ import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.extensions import NO_SCIPY
+from gpupool.remoting.devices.geometry.spatial import Triangles
 from gpupool.remoting.devices.interpolation import interpolator_names as names
 from gpupool.remoting.devices.sparse import EmulatedLibrary, Library, Operations
 
@@ -102,7 +103,9 @@ class Interpolators:
     def _new(self, name: str) -> Operation:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.expect(name, args, kwargs)
-            return self.told(self._named(name)(*args, **kwargs))
+            # A triangulation may take the place of the points.
+            given = [arg.made if isinstance(arg, Triangles) else arg for arg in args]
+            return self.told(self._named(name)(*given, **kwargs))
 
         return call
 

@@ -7,6 +7,7 @@
 import importlib
 from typing import Any
 
+import door_kit
 import numpy as np
 import pytest
 
@@ -91,22 +92,62 @@ def _conjugate_gradients(cp: Any, loops: int) -> Any:
     return x
 
 
-@pytest.mark.parametrize(("program", "waits"), [(_k_means, 1), (_conjugate_gradients, 1)])
-def test_a_loop_with_a_stop_test_waits_once_in_each_turn(cp: Any, program: Any, waits: int) -> None:
+@pytest.mark.parametrize("program", [_k_means, _conjugate_gradients])
+def test_a_loop_with_a_stop_test_waits_once_in_each_turn(cp: Any, program: Any) -> None:
     [session] = cp._door.pool.sessions()
     program(cp, 3).get()  # whatever waits the first time
-    questions: list[str] = []
-    before = session.ask
-    session.ask = lambda *args, **kwargs: questions.append(args[0]) or before(*args, **kwargs)
+    session.waits = importlib.import_module("cupy._door.waits").Waits()
     try:
-        counts: list[int] = []
-        for loops in (5, 15):
-            questions.clear()
-            program(cp, loops)
-            counts.append(len(questions))
+        program(cp, 5)
+        few = session.waits.total
+        program(cp, 15)
+        assert session.waits.total - 2 * few == 10
     finally:
-        del session.ask
-    assert counts[1] - counts[0] == 10 * waits
+        session.waits = None
+
+
+STOPPING = """
+import cupy as cp
+a = cp.ones(3)
+for turn in range(7):
+    a += 1
+    if float(a.sum()) < 0:
+        break
+cp.asnumpy(a)
+"""
+
+
+def test_two_v_tell_how_often_a_program_waited_and_where() -> None:
+    with door_kit.pool() as agent:
+        quiet = door_kit.run_program(agent, STOPPING, GPUPOOL_VERBOSE="1")
+        done = door_kit.run_program(agent, STOPPING, GPUPOOL_VERBOSE="2")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert done.returncode == 0
+    heading, loop, last, *others = done.stderr.splitlines()
+    assert heading == f"gpupool: waited for the server {8 + len(others)} times"
+    assert loop == "gpupool: waited for the server 7 times: to read an array, at <string>:6"
+    assert last == "gpupool: waited for the server 1 times: to read an array, at <string>:8"
+    assert not any("<string>" in line for line in others)
+
+
+def test_places_that_a_program_waited_at_are_bounded(
+    cp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = importlib.import_module("cupy._door.waits")
+    monkeypatch.setattr(waits, "PLACES_MAX", 3)
+    monkeypatch.setattr(waits, "SHOWN_MAX", 2)
+    account = waits.Waits()
+    for name in ("a", "b", "b", "c", "d", "e", "b"):
+        account.count(name)
+    assert len(account.counts) == 4
+    assert account.total == 7
+    lines = list(waits.told([account, None]))
+    assert lines[0] == "waited for the server 7 times"
+    assert lines[1].startswith("waited for the server 3 times: b, at ")
+    assert lines[2:] == [
+        "waited for the server 2 times: at other places",
+        "waited for the server 2 times at 2 other places",
+    ]
 
 
 def test_an_array_is_asked_for_its_address_once(cp: Any) -> None:

@@ -25,6 +25,7 @@ OTHERWISE = frozenset(
         *("lfilter", "sosfilt", "lfilter_zi", "sosfilt_zi", "lfiltic", "solve_triangular"),
         *("dct", "dst", "idct", "idst", "affine_transform", "distance_transform_edt"),
         *("binary_erosion", "binary_dilation", "binary_opening", "binary_closing"),
+        *EXTENSIONS["scipy.spatial.distance"],
     )
 )
 

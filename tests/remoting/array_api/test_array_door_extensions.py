@@ -75,6 +75,13 @@ def test_what_is_absent_says_what_to_do(cp: Any, monkeypatch: pytest.MonkeyPatch
         of(cp, "scipy.signal").ShortTimeFFT  # noqa: B018 - the look is the test
     with pytest.raises(ModuleNotFoundError, match="door cuda"):
         of(cp, "scipy.optimize")
+    cupyx: Any = importlib.import_module("cupyx")
+    with pytest.raises(ImportError, match="emulated GPUs too"):
+        importlib.import_module("cupyx.jit")
+    with pytest.raises(ImportError, match="emulated GPUs too"):
+        exec("from cupyx import jit")  # as programs write it
+    with pytest.raises(AttributeError, match="emulated GPUs too"):
+        cupyx.jit  # noqa: B018 - the look is the test
     with pytest.raises(TypeError, match="function"):
         of(cp, "scipy.ndimage").gaussian_filter(cp.ones(3), lambda x: x)
 

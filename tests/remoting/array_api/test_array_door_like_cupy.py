@@ -7,6 +7,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,33 @@ def test_a_seed_of_several_numbers_counts_as_a_whole(cp: Any) -> None:
         cp.random.RandomState(1.5)
     with pytest.raises(ValueError, match="between 0 and"):
         cp.random.RandomState(-1)
+
+
+def test_a_spawned_seed_is_one_of_its_own(cp: Any) -> None:
+    source = cp.random.XORWOW(7)
+    spawned = source._seed_seq.spawn(2)  # as dask does it
+    again = np.random.SeedSequence(7, spawn_key=(1,))
+    drawn = [cp.random.XORWOW(seed).random_raw(4).tolist() for seed in (*spawned, again, 7)]
+    assert drawn[1] == drawn[2]
+    assert len({tuple(each) for each in drawn}) == 3
+    states: Any = importlib.import_module("cupy.random._states")
+    for sequence in (spawned[1], np.random.SeedSequence([1 << 40, 5], spawn_key=(3, 1 << 33))):
+        same = np.random.SeedSequence(states._entropy(sequence))
+        assert (same.generate_state(8) == sequence.generate_state(8)).all()
+
+
+def test_a_slice_may_end_at_an_array_of_one_element(cp: Any) -> None:
+    a, end = cp.arange(12).reshape(4, 3), cp.asarray(2)
+    assert a[:end].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert a[: cp.asarray(-1), ::end].tolist() == [[0, 2], [3, 5], [6, 8]]
+    a[end:] = 7.0
+    a[end:, :end] = cp.asarray([8, 9])
+    assert a.tolist() == [[0, 1, 2], [3, 4, 5], [8, 9, 7], [8, 9, 7]]
+    assert a[:2.0].shape == (2, 3)  # CuPy takes it too
+    with pytest.raises(TypeError, match=r"slice\.stop must be int"):
+        a[: cp.arange(2)]
+    with pytest.raises(TypeError, match=r"slice\.start must be int"):
+        a[[1] :]
 
 
 def test_generators_share_the_state_of_their_bit_generator(cp: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.dispatch.arguments import need
-from cupy._door import state
+from cupy._door import dtypes, state
 from cupy._door.meta import Meta, fresh, keep_order
 
 
@@ -168,7 +168,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
             )
         host = np.array([first, first + step], dtype=np.bool_)[:length]
         return transfers.upload(host)
-    if kind.kind not in "iufc":
+    if dtypes.kind_of(kind) not in "iufc":
         raise ValueError("no fill-function for data-type.")
     if kind.kind in "iu":
         first, step = int(first), int(step)

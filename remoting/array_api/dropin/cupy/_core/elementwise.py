@@ -10,6 +10,7 @@ from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.searching import nonzero
 from cupy._core.ufunc import broadcast
+from cupy._door import dtypes
 from cupy._door.calls import Plan
 from cupy._door.meta import fresh
 
@@ -30,6 +31,8 @@ def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
     shape = broadcast(array.shape, *[x.shape for x in given if is_array(x)])
     kinds = [arguments.operand_type(x) for x in given]
     kind = arguments.weak_result(array.dtype, kinds)
+    if dtypes.is_bfloat16(kind):
+        kind = np.dtype(np.float32)  # CuPy's ufunc has no loop for it
     if out is not None:
         arguments.check_cast(kind, need(out, "out").dtype, "same_kind")
         make.in_place("clip", (array, low, high), {"out": out})

@@ -27,8 +27,10 @@ def prepare(index: Any) -> tuple[Any, ...]:
     items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     made: list[Any] = []
     for item in items:
-        if item is None or item is Ellipsis or isinstance(item, (slice, Remote)):
+        if item is None or item is Ellipsis or isinstance(item, Remote):
             made.append(item)
+        elif isinstance(item, slice):
+            made.append(slice(_end(item, "start"), _end(item, "stop"), _end(item, "step")))
         elif isinstance(item, (bool, np.bool_)):
             made.append(convert.array(np.asarray(item)))
         elif hasattr(item, "__index__") and not isinstance(item, np.ndarray):
@@ -44,6 +46,18 @@ def prepare(index: Any) -> tuple[Any, ...]:
                     f"(actual: {item._meta.dtype.type})"  # type: ignore[attr-defined]
                 )
     return tuple(made)
+
+
+def _end(item: slice, name: str) -> Any:
+    """Return one part of a slice as an int; one that is an array is read, as in CuPy."""
+    part: Any = getattr(item, name)
+    if part is None or type(part) is int:
+        return part
+    try:
+        return part.__index__() if hasattr(part, "__index__") else int(part)
+    except TypeError:
+        text = f"slice.{name} must be int or None or have __index__ method: {item}"
+        raise TypeError(text) from None
 
 
 def _index_array(item: Any) -> Any:
@@ -148,8 +162,8 @@ def _key(meta: Meta, index: tuple[Any, ...]) -> Any:
                 axis = -sum(1 for other in index[len(key) - 1 :] if other is not None)
             else:
                 return None
-    except IndexError:
-        return None  # too many; the slow way says so
+    except (IndexError, TypeError):
+        return None  # too many, or a slice of other things than ints; the slow way knows
     return tuple(key)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupy._core.dispatch import make
 from cupy._core.ufunc import UFUNCS
-from cupy._door import state
+from cupy._door import dtypes, state
 
 _MISSING = object()
 _NEGATIVE = UFUNCS["negative"]
@@ -197,13 +197,13 @@ def _short_power(x: Any, y: Any) -> tuple[Any, Any]:
     if kind is int and y == 2:
         cast = (
             None
-            if x.dtype.kind in "ifc"
+            if dtypes.kind_of(x.dtype) in "ifc"
             else np.result_type(x.dtype, np.int8 if x.dtype.kind == "b" else x.dtype)
         )
         return UFUNCS["square"], (np.dtype(np.int64) if x.dtype.kind == "b" else cast)
     if kind is float:
         name = {0.5: "sqrt", 2.0: "square", -1.0: "reciprocal"}.get(y)
         if name is not None:
-            cast = None if x.dtype.kind in "fc" else np.dtype(np.float64)
+            cast = None if dtypes.kind_of(x.dtype) in "fc" else np.dtype(np.float64)
             return UFUNCS[name], cast
     return None, None

@@ -3,6 +3,7 @@
 A plain type is NumPy's ``str`` of it. A structure is ``["V", bytes, aligned, field...]``, a field
 ``[name, offset, type, length...]``, where the lengths are those of a field that is an array itself.
 Text and dates are in structures only, or what memory is viewed as: no device computes with them.
+The type of the package `ml_dtypes` that CuPy computes with is "bfloat16": NumPy has no text for it.
 The worker's side is ``gpupool.remoting.array_api.server.element_types``.
 """
 
@@ -12,6 +13,7 @@ The worker's side is ``gpupool.remoting.array_api.server.element_types``.
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -29,6 +31,20 @@ _told: dict[np.dtype[Any], Any] = {}
 _TOLD_MAX = 1 << 12
 
 
+BFLOAT16 = "bfloat16"
+_LETTER: str = "E"  # of NumPy for it, which others may have too
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Say whether it is the type of 16 bits with the exponent of float32."""
+    return dtype.char == _LETTER and dtype.name == BFLOAT16
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Return the letter of NumPy for what a type is: bfloat16 has floating-point numbers."""
+    return "f" if is_bfloat16(dtype) else dtype.kind
+
+
 def is_structure(dtype: np.dtype[Any]) -> bool:
     """Say whether it is a structure or so many bytes without a meaning, as devices may keep."""
     return dtype.char == "V" and dtype.subdtype is None and dtype.itemsize > 0
@@ -36,7 +52,9 @@ def is_structure(dtype: np.dtype[Any]) -> bool:
 
 def is_kept(dtype: np.dtype[Any]) -> bool:
     """Say whether devices keep elements of a type, which they may not compute with."""
-    return dtype.char in wire.DTYPES or is_structure(dtype) or dtype.char in "mM"
+    return (
+        dtype.char in wire.DTYPES or is_structure(dtype) or dtype.char in "mM" or is_bfloat16(dtype)
+    )
 
 
 def told(dtype: np.dtype[Any]) -> Any:
@@ -59,7 +77,7 @@ def _tell(dtype: np.dtype[Any], depth: int) -> Any:
         raise ValueError(f"Unsupported dtype {dtype}: an element has more than {SIZE_MAX:,} bytes")
     names = dtype.names
     if names is None:
-        return dtype.str
+        return BFLOAT16 if is_bfloat16(dtype) else dtype.str
     if depth > NESTING_MAX or len(names) > FIELDS_MAX:
         raise ValueError(f"Unsupported dtype {dtype}: too many fields, or nested too deeply")
     fields: list[Any] = []
@@ -78,7 +96,12 @@ def read(value: Any) -> np.dtype[Any]:
 
 
 def _read(value: Any, depth: int) -> np.dtype[Any]:
-    if isinstance(value, str):
+    if value == BFLOAT16:
+        try:
+            made = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        except ImportError:
+            raise ValueError("bfloat16 needs the package ml_dtypes") from None
+    elif isinstance(value, str):
         if not _TEXT.fullmatch(value):
             raise ValueError(f"no type of elements: {value[:40]!r}")
         made = np.dtype(value)
@@ -129,7 +152,7 @@ def alignment(dtype: np.dtype[Any]) -> int:
         asked = (base.metadata or {}).get("__cuda_alignment__", base.alignment)
         kinds = [base.fields[name][0] for name in base.names or ()]  # type: ignore[index]
         return max([asked, *map(alignment, kinds)])
-    return base.itemsize if base.char in wire.DTYPES else 1
+    return base.itemsize if base.char in wire.DTYPES or is_bfloat16(base) else 1
 
 
 def check_kernel(dtype: np.dtype[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cupy._door import dtypes
 from cupy._door.older import zip_strict
 
 Shape = tuple[int, ...]
@@ -67,7 +68,7 @@ class Meta:
         """
         if self._shadow is None:
             self._shadow = np.asarray(_NoMemory(self))
-            if self.dtype.fields is not None:
+            if self.dtype.fields is not None or dtypes.is_bfloat16(self.dtype):
                 self._shadow = self._shadow.view(self.dtype)
         return self._shadow
 

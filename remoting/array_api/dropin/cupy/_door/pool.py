@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from cupy._door import peers, state
+from cupy._door import peers, state, waits
 from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.older import zip_strict
 from cupy._door.session import Session
@@ -126,6 +126,8 @@ def _at_exit() -> None:
             sys.stderr.write(f"cupy: {type(error).__name__}: {visible(error)}\n")
             for note in getattr(error, "__notes__", []):
                 sys.stderr.write(f"cupy: {visible(note)}\n")
+    for line in waits.told(session.waits for session in _sessions):
+        sys.stderr.write(f"gpupool: {line}\n")
 
 
 if hasattr(os, "register_at_fork"):

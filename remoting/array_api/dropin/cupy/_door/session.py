@@ -62,7 +62,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._door import answers, cbor, state, wire
+from cupy._door import answers, cbor, state, waits, wire
 from cupy._door.calls import Plan, plan_of
 from cupy._door.errors import MALFORMED, DoorError, exception_named, nonsense, visible
 from cupy._door.handles import Handles
@@ -123,6 +123,7 @@ class Session:
         self._judged = Judged()
         self._judged_names: frozenset[str] = frozenset()
         self._gets: dict[str, Plan] = {}  # of `door.get`, by the order of the elements
+        self.waits = waits.made()
 
     @property
     def failure(self) -> BaseException | None:
@@ -180,6 +181,8 @@ class Session:
         self.operations = {name: number for number, name in enumerate(names)}
         self._judged_names = frozenset(filter(is_judged, names))
         self._handles.structures = "ndarray.field" in self.operations
+        self._handles.bfloat16 = welcome.get("bfloat16") is True
+        self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome
         self._queue.welcome(self.operations, visible(welcome.get("version")), room)
@@ -357,6 +360,8 @@ class Session:
         with self._sender.lock:
             if self._connection.failure is not None:
                 raise self._connection.failure
+            if self.waits is not None:
+                self.waits.count(name)
             plan, values = self._question(name, args, kwargs)
             self._queue.begin(name)
             epoch, prefix = plan.wire

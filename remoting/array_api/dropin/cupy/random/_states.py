@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -269,12 +269,13 @@ class BitGenerator:
 
     def __init__(self, seed: Any = None, *, size: int = -1) -> None:
         del size  # of the state; the server has CuPy's own default
-        self._entropy = _entropy(seed)
+        # Libraries spawn the seeds of parts from it, as from CuPy's.
+        self._seed_seq = _sequence(seed)
         self._made: Any = None
 
     def _state(self) -> Any:
         if self._made is None or self._made._session.failure is not None:
-            args = (type(self).__name__, self._entropy)
+            args = (type(self).__name__, _entropy(self._seed_seq))
             self._made = remote_object(_Bits, pool.current(), "random.generator", args)
         return self._made
 
@@ -284,18 +285,27 @@ class BitGenerator:
         return drawn.view(np.int32) if output else None
 
 
-def _entropy(seed: Any) -> Any:
-    """Return a seed of a bit generator as a number, or as words of 32 bits, as NumPy reads it."""
+def _sequence(seed: Any) -> np.random.SeedSequence:
     if seed is None:
-        return int.from_bytes(os.urandom(7), "little")
+        seed = int.from_bytes(os.urandom(7), "little")
     if isinstance(seed, state.hooks["ndarray"]):
         seed = seed.get()
-    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-    if sequence.spawn_key:
-        raise TypeError("a SeedSequence that another one spawned cannot be sent; use its state")
+    return seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+
+
+def _entropy(sequence: np.random.SeedSequence) -> Any:
+    """Return the entropy of a sequence as a number, or as the words of 32 bits that NumPy mixes."""
     numbers = [int(item) for item in np.ravel(np.asarray(sequence.entropy, object))]
-    if len(numbers) == 1 and numbers[0] < 1 << 63:
+    if len(numbers) == 1 and numbers[0] < 1 << 63 and not sequence.spawn_key:
         return numbers[0]
+    words = _words(numbers)
+    if sequence.spawn_key:
+        words += [0] * (sequence.pool_size - len(words))
+        words += _words(sequence.spawn_key)
+    return words
+
+
+def _words(numbers: Iterable[int]) -> list[int]:
     words: list[int] = []
     for number in numbers:
         words.append(number & 0xFFFFFFFF)

@@ -14,6 +14,8 @@ from cupy._door.calls import Remote
 from cupy._door.older import zip_strict
 
 SUPPORTED = frozenset(wire.DTYPES)
+_SCALARS = SUPPORTED | {"V", "E"}
+"""Numbers, structures and bfloat16."""
 
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
@@ -30,7 +32,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     if made.char not in SUPPORTED:
         if made.hasobject and made.char == "V":
             raise ValueError(f"Unsupported dtype {made}: it contains references to Python objects")
-        if not dtypes.is_structure(made):
+        if not dtypes.is_structure(made) and not dtypes.is_bfloat16(made):
             raise ValueError(f"Unsupported dtype {made}")
     elif not made.isnative:
         raise ValueError(f"Unsupported dtype {made} with big-endian byte-order")
@@ -55,7 +57,7 @@ def operand(value: Any) -> Any:
     """
     if isinstance(value, (Remote, *_PYTHON_NUMBERS)):
         return value
-    if isinstance(value, np.generic) and (value.dtype.char in SUPPORTED or value.dtype.char == "V"):
+    if isinstance(value, np.generic) and value.dtype.char in _SCALARS:
         return value
     convert = getattr(value, "__cupy_get_ndarray__", None)
     if convert is not None:

@@ -1,0 +1,1 @@
+"""Distances between points, and what finds points near others: `cupyx.scipy.spatial`."""

@@ -1,0 +1,138 @@
+"""Distances of an emulated GPU: SciPy's, with the arguments and types of CuPy's.
+
+CuPy has them from cuVS, which takes matrices of points with one layout, and computes in their type.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from gpupool.remoting.devices.base import UnsupportedError
+
+Operation = Callable[..., Any]
+
+_METRICS = {
+    "canberra": "canberra",
+    "chebyshev": "chebychev chebyshev cheby cheb ch",
+    "cityblock": "cityblock cblock cb c",
+    "correlation": "correlation co",
+    "cosine": "cosine cos",
+    "euclidean": "euclidean euclid eu e",
+    "hamming": "matching hamming hamm ha h",
+    "hellinger": "hellinger",
+    "jensenshannon": "jensenshannon js",
+    "kl_divergence": "kl_divergence kl_div kld",
+    "minkowski": "minkowski mi m pnorm",
+    "russellrao": "russellrao",
+    "sqeuclidean": "sqeuclidean sqe sqeuclid",
+}
+METRICS = tuple(_METRICS)
+_ALIASES = {alias: name for name, aliases in _METRICS.items() for alias in aliases.split()}
+_NOT_EMULATED = ("hellinger", "kl_divergence")
+_PAIRS_MAX = 1 << 31
+"""Distances of one call: SciPy makes room for all of them before anyone counts it."""
+
+
+def _divergence(a: Any, b: Any) -> Any:
+    """Return Jensen-Shannon distances of rows, which are not normalised, as cuVS has it."""
+    special = importlib.import_module("scipy.special")
+    made = np.empty((len(a), len(b)))
+    for index, row in enumerate(a):
+        middle = (row + b) / 2
+        both = special.rel_entr(row, middle) + special.rel_entr(b, middle)
+        made[index] = np.sqrt(both.sum(axis=1) / 2)
+    return made
+
+
+def _matrix(metric: str, a: Any, b: Any, p: Any) -> Any:
+    if metric in _NOT_EMULATED:
+        raise UnsupportedError(f"an emulated GPU has no distance {metric}: SciPy lacks it")
+    if len(a) * len(b) > _PAIRS_MAX:
+        raise MemoryError(f"{len(a) * len(b):,} distances are more than any device here holds")
+    if metric == "jensenshannon":
+        return _divergence(a.astype(np.float64), b.astype(np.float64))
+    cdist = importlib.import_module("scipy.spatial.distance").cdist
+    if metric == "minkowski":
+        return cdist(a, b, "euclidean" if p == 2 else metric, **({} if p == 2 else {"p": p}))
+    if metric == "russellrao":
+        return cdist(a.astype(bool), b.astype(bool), metric)
+    return cdist(a, b, metric)
+
+
+def _order(array: Any) -> Literal["C", "F"]:
+    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+
+
+def _check_layouts(first: Any, second: Any, names: tuple[str, str]) -> Literal["C", "F"]:
+    orders = _order(first), _order(second)
+    if orders[0] != orders[1]:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must have the same layout "
+            f"({names[0]}.order={orders[0]}, {names[1]}.order={orders[1]}"
+        )
+    return orders[0]
+
+
+def pairwise(metric: str) -> Operation:
+    """Return the distance of two vectors, which are rows as cuVS takes them."""
+
+    def call(u: Any, v: Any, p: Any = 2.0) -> Any:
+        _check_layouts(u, v, ("u", "v"))
+        if u.dtype.char not in "fd" or v.dtype != u.dtype:
+            raise TypeError(f"two vectors of float32 or of float64, and not {u.dtype}, {v.dtype}")
+        rows = np.atleast_2d(u), np.atleast_2d(v)
+        return np.asarray(_matrix(metric, *rows, p)[0, 0], u.dtype)
+
+    call.__name__ = metric
+    return call
+
+
+def cdist(XA: Any, XB: Any, metric: Any = "euclidean", out: Any = None, **kwargs: Any) -> Any:
+    """Return the distances between the rows of two matrices."""
+    a, b = (m if m.dtype.char in "fd" else m.astype(np.float32) for m in (XA, XB))
+    order = _check_layouts(a, b, ("XA", "XB"))
+    for name, matrix in (("XA", a), ("XB", b)):
+        if matrix.ndim != 2:
+            raise ValueError(f"{name} must be a 2-dimensional array.")
+    if a.shape[1] != b.shape[1]:
+        raise ValueError("XA and XB must have the same number of columns (i.e. feature dimension.)")
+    if not isinstance(metric, str):
+        raise TypeError("2nd argument metric must be a string identifier")
+    known = _ALIASES.get(metric.lower())
+    if known is None:
+        raise ValueError(f"Unknown Distance Metric: {metric.lower()}")
+    made = _matrix(known, a, b, kwargs.get("p", 2.0))
+    if out is None:
+        return np.asarray(made, a.dtype, order)
+    if out.shape != made.shape or out.dtype != a.dtype:
+        raise ValueError(f"out must be an array of {a.dtype} of shape {made.shape}")
+    out[...] = made
+    return out
+
+
+def pdist(X: Any, metric: Any = "euclidean", **kwargs: Any) -> Any:
+    """Return the distances between the rows of a matrix, each once."""
+    made = cdist(X, X, metric, **kwargs)
+    return made[np.triu_indices_from(made, 1)]
+
+
+def distance_matrix(x: Any, y: Any, p: Any = 2.0) -> Any:
+    """Return Minkowski's distances between the rows of two matrices."""
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(
+            f"x contains {x.shape[1]}-dimensional vectors but y contains "
+            f"{y.shape[1]}-dimensional vectors"
+        )
+    return cdist(x, y, "minkowski", p=p)
+
+
+def distances() -> dict[str, Operation]:
+    """Return the functions by their names in ``cupyx.scipy.spatial.distance``."""
+    made = {metric: pairwise(metric) for metric in METRICS}
+    return made | {"cdist": cdist, "pdist": pdist, "distance_matrix": distance_matrix}

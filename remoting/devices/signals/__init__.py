@@ -1,0 +1,1 @@
+"""Linear systems of `cupyx.scipy.signal`."""

@@ -1,0 +1,256 @@
+"""`cupyx.scipy.spatial`: distances, trees and triangulations of the worker, beside SciPy's."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import copy
+import importlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpupool.remoting.array_api import surface
+from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.emulated import EmulatedBackend
+from gpupool.remoting.devices.geometry import distances
+
+theirs: Any = pytest.importorskip("scipy.spatial")
+
+POINTS = np.random.RandomState(4).rand(80, 3)
+OTHERS = np.random.RandomState(5).rand(7, 3)
+PLANE = np.random.RandomState(6).rand(40, 2)
+
+
+@pytest.fixture
+def ours(cp: Any) -> Any:
+    del cp
+    return importlib.import_module("cupyx.scipy.spatial")
+
+
+@pytest.mark.parametrize("metric", [each for each in distances.METRICS if each[0] not in "hjkr"])
+def test_distances_are_those_of_scipy_in_the_type_of_the_points(
+    cp: Any, ours: Any, metric: str
+) -> None:
+    made = ours.distance.cdist(cp.asarray(POINTS), cp.asarray(OTHERS), metric)
+    wanted = theirs.distance.cdist(POINTS, OTHERS, metric)
+    np.testing.assert_allclose(made.get(), wanted, rtol=1e-12)
+    single = ours.distance.cdist(*(cp.asarray(each, "f4") for each in (POINTS, OTHERS)), metric)
+    assert single.dtype == np.float32
+    rest = {"p": 2.0} if metric == "minkowski" else {}
+    row = getattr(ours.distance, metric)(cp.asarray(POINTS[:1]), cp.asarray(OTHERS[:1]), **rest)
+    assert row.shape == ()
+    np.testing.assert_allclose(float(row), wanted[0, 0], rtol=1e-12)
+
+
+def test_distances_of_other_metrics(cp: Any, ours: Any) -> None:
+    whole = np.random.RandomState(7).randint(0, 2, (6, 9)).astype(float)
+    shares = POINTS[:5] / POINTS[:5].sum(axis=1, keepdims=True)
+    for metric, rows in (("hamming", whole), ("russellrao", whole), ("js", shares)):
+        name = "jensenshannon" if metric == "js" else metric
+        host = rows.astype(bool) if metric == "russellrao" else rows
+        made = ours.distance.pdist(cp.asarray(rows), metric).get()
+        np.testing.assert_allclose(made, theirs.distance.pdist(host, name), rtol=1e-9)
+    with pytest.raises(NotImplementedError, match="hellinger"):
+        ours.distance.cdist(cp.asarray(POINTS), cp.asarray(POINTS), "hellinger")
+    with pytest.raises(ValueError, match="Unknown Distance"):
+        ours.distance.cdist(cp.asarray(POINTS), cp.asarray(POINTS), "far")
+    with pytest.raises(ValueError, match="layout"):
+        ours.distance.cdist(cp.asarray(POINTS), cp.asarray(POINTS, order="F"))
+    with pytest.raises(ValueError, match="columns"):
+        ours.distance.cdist(cp.asarray(POINTS), cp.asarray(PLANE))
+
+
+def test_distances_are_written_where_the_program_says(cp: Any, ours: Any) -> None:
+    a, out = cp.asarray(POINTS[:4]), cp.zeros((4, 4))
+    assert ours.distance.cdist(a, a, out=out) is out
+    condensed = ours.distance.pdist(a, out=out)
+    np.testing.assert_allclose(condensed.get(), theirs.distance.pdist(POINTS[:4]))
+    np.testing.assert_allclose(out.get(), theirs.distance.cdist(POINTS[:4], POINTS[:4]))
+    made = ours.distance_matrix(a, a, 3)
+    np.testing.assert_allclose(made.get(), theirs.distance_matrix(POINTS[:4], POINTS[:4], 3))
+
+
+@pytest.mark.parametrize("k", [1, 3, [1, 4], [2], 100])
+@pytest.mark.parametrize("shape", [(7, 3), (3,), (2, 2, 3)])
+def test_nearest_points_are_those_of_scipy_and_nothing_waits(
+    cp: Any, ours: Any, k: Any, shape: Any
+) -> None:
+    x = np.random.RandomState(8).rand(*shape)
+    tree, reference = ours.KDTree(cp.asarray(POINTS)), theirs.KDTree(POINTS)
+    [session] = cp._door.pool.sessions()
+    session.waits = importlib.import_module("cupy._door.waits").Waits()
+    try:
+        made = tree.query(cp.asarray(x), k, p=1)
+        assert session.waits.total == 0
+    finally:
+        session.waits = None
+    for one, other in zip(made, reference.query(x, k, p=1), strict=True):
+        assert one.shape == (np.shape(other) or (1,))
+        np.testing.assert_allclose(one.get(), np.reshape(other, one.shape))
+
+
+def test_a_tree_finds_what_is_near(cp: Any, ours: Any) -> None:
+    tree, reference = ours.KDTree(cp.asarray(POINTS)), theirs.KDTree(POINTS)
+    near = tree.query_ball_point(cp.asarray(OTHERS), 0.4)
+    wanted = reference.query_ball_point(OTHERS, 0.4, return_sorted=True)
+    assert [each.tolist() for each in near] == [list(each) for each in wanted]
+    counts = tree.query_ball_point(cp.asarray(OTHERS), 0.4, return_length=True)
+    assert counts.tolist() == [len(each) for each in wanted]
+    pairs = {tuple(pair) for pair in tree.query_pairs(0.2).tolist()}
+    assert pairs == reference.query_pairs(0.2)
+    other = ours.KDTree(cp.asarray(OTHERS))
+    both = tree.query_ball_tree(other, 0.3)
+    wanted = reference.query_ball_tree(theirs.KDTree(OTHERS), 0.3)
+    assert [each.tolist() for each in both] == [sorted(each) for each in wanted]
+    far = tree.sparse_distance_matrix(other, 0.3)
+    wanted = reference.sparse_distance_matrix(theirs.KDTree(OTHERS), 0.3)
+    np.testing.assert_allclose(far.toarray().get(), wanted.toarray())
+    np.testing.assert_allclose(tree.mins.get(), POINTS.min(axis=0))
+    assert np.isinf(tree.boxsize.get()).all()
+
+
+def test_no_points_and_far_too_many(cp: Any, ours: Any) -> None:
+    tree = ours.KDTree(cp.asarray(POINTS))
+    assert tree.query_ball_point(cp.zeros((0, 3)), 0.4) == []
+    assert tree.query(cp.zeros((0, 3)), 2)[1].shape == (0, 2)
+    assert [each.size for each in tree.query_ball_point(cp.asarray(OTHERS) + 9, 0.4)] == [0] * 7
+    assert tree.query_pairs(1e-9).shape == (0, 2)
+    rows = cp.zeros((1 << 16, 1))
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError, match="distances"):
+        ours.distance.cdist(rows, rows).sum().get()
+
+
+def test_a_tree_of_a_box_and_wrong_arguments(cp: Any, ours: Any) -> None:
+    tree = ours.KDTree(cp.asarray(POINTS), boxsize=1.0)
+    wanted = theirs.KDTree(POINTS, boxsize=1.0).query(OTHERS + 1, 2)
+    for one, other in zip(tree.query(cp.asarray(OTHERS + 1), 2), wanted, strict=True):
+        np.testing.assert_allclose(one.get(), other)
+    with pytest.raises(ValueError, match="float64"):
+        tree.query(cp.asarray(OTHERS, "f4"))
+    with pytest.raises(ValueError, match="box"):
+        ours.KDTree(cp.asarray(POINTS) + 1, boxsize=1.0)
+    with pytest.raises(ValueError, match="k must be"):
+        tree.query(cp.asarray(OTHERS), k=None)
+    with pytest.raises(ValueError, match="k must be"):
+        tree.query(cp.asarray(OTHERS), k=0)
+    with pytest.raises(ValueError, match="Expected 3"):
+        tree.query(cp.asarray(PLANE))
+    with pytest.raises(NotImplementedError, match="emulated GPU"):
+        tree.index  # noqa: B018 - the look is the test
+    with pytest.raises(TypeError, match="pickled"):
+        copy.copy(tree)
+
+
+def test_a_tree_does_not_follow_changes_of_its_points(cp: Any, ours: Any) -> None:
+    points = cp.asarray(POINTS)
+    tree = ours.KDTree(points)
+    points[...] = 9
+    distance, _ = tree.query(cp.asarray(POINTS[:3]))
+    np.testing.assert_allclose(distance.get(), 0)
+
+
+def test_a_triangulation_is_that_of_scipy(cp: Any, ours: Any) -> None:
+    made, reference = ours.Delaunay(cp.asarray(PLANE)), theirs.Delaunay(PLANE)
+    assert made.simplices.dtype == np.int32
+    assert made.simplices.tolist() == reference.simplices.tolist()
+    assert made.neighbors.tolist() == reference.neighbors.tolist()
+    inner = np.asarray([[0.5, 0.5], [0.4, 0.6], [9.0, 9.0]])
+    made.neighbors[...] = 1 << 30  # what the worker follows are its own
+    found = made.find_simplex(cp.asarray(inner))
+    assert found.tolist() == reference.find_simplex(inner).tolist()
+    for one, other in zip(
+        made.vertex_neighbor_vertices(), reference.vertex_neighbor_vertices, strict=True
+    ):
+        assert one.tolist() == other.tolist()
+    with pytest.raises(ValueError, match="2D"):
+        ours.Delaunay(cp.asarray(POINTS))
+    with pytest.raises(ValueError, match="no triangulation"):
+        ours.Delaunay(cp.zeros((3, 2)))
+
+
+def test_a_triangulation_takes_the_place_of_points(cp: Any, ours: Any) -> None:
+    interpolate: Any = importlib.import_module("cupyx.scipy.interpolate")
+    values = cp.asarray(PLANE[:, 0])
+    made = interpolate.LinearNDInterpolator(ours.Delaunay(cp.asarray(PLANE)), values)
+    np.testing.assert_allclose(made(cp.asarray([[0.5, 0.5]])).get(), [0.5])
+
+
+def test_operations_refuse_what_is_no_object_of_theirs(cp: Any, ours: Any) -> None:
+    tree, made = ours.KDTree(cp.asarray(PLANE)), ours.Delaunay(cp.asarray(PLANE))
+    session = tree._session
+    array = cp.asarray(PLANE)
+    for name, args in (
+        ("query", (made, array, 1, 0.0, 2.0, 1.0)),
+        ("simplex", (tree, array, None)),
+        ("get.tree", (array,)),
+        ("pairs", (array, 1.0, 2.0, 0.0)),
+        ("neighbours", (tree,)),
+    ):
+        with pytest.raises(TypeError, match="spatial"):
+            session.ask(f"spatial.{name}", args)
+
+
+def _junk(draw: random.Random, cp: Any, objects: list[Any]) -> Any:
+    shape = [draw.choice((0, 1, 2, 3)) for _ in range(draw.randrange(4))]
+    factor = draw.choice((1.0, 0.0, np.nan, np.inf, 1e308))
+    with np.errstate(all="ignore"):
+        host = np.asarray(np.random.RandomState(draw.randrange(99)).rand(*shape) * factor)
+        array = cp.asarray(host.astype(draw.choice(("f8", "f4", "c16"))))
+    system = ("system", "StateSpace", (array,) * draw.randrange(5), draw.choice((None, 0.1)))
+    plain = [None, 0, -1, 1 << 62, 0.5, -1.0, float("nan"), [1, 3], "x", (array, array), True]
+    return draw.choice([array, array, system, *objects, *plain])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_arguments_end_the_session(cp: Any, ours: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    tree, made = ours.KDTree(cp.asarray(PLANE)), ours.Delaunay(cp.asarray(PLANE))
+    session = tree._session
+    prefixes = ("spatial.", "signal.", "cupyx.scipy.spatial.")
+    names = [name for name in session.operations if name.startswith(prefixes)]
+    assert len(names) > 40
+    given = 0
+    for _ in range(150):
+        name = draw.choice(names)
+        args = [_junk(draw, cp, [tree, made]) for _ in range(draw.randrange(5))]
+        if name.startswith("spatial.") and draw.random() < 0.7:
+            args.insert(0, made if name.endswith(("simplex", "neighbours")) else tree)
+        try:
+            session.ask(name, tuple(args))
+            given += 1
+        except Exception:  # noqa: BLE001 - any error of a call is good, and the session's is not
+            assert session.failure is None, (name, args)
+    assert given
+    assert tree.query(cp.asarray(PLANE[:2]))[1].tolist() == [0, 1]
+
+
+def test_more_neighbours_than_there_is_memory_are_refused(cp: Any, ours: Any) -> None:
+    tree = ours.KDTree(cp.zeros((9000, 2)))
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+        tree.query(cp.zeros((1000, 2)), 1 << 20)[0].get()
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+        tree.query_ball_point(cp.zeros((9000, 2)), 1.0)
+
+
+def test_both_ends_have_the_same_names() -> None:
+    there = {name for name in surface.provided() if name.startswith("cupyx.scipy.spatial")}
+    lacking = {name for name in surface.recorded() if name.startswith("cupyx.scipy.spatial")}
+    lacking -= there
+    prefix = "cupyx.scipy.spatial."
+    assert lacking == {
+        f"{prefix}delaunay_2d",
+        *(f"{prefix}distance.{name}" for name in ("MetricInfo", "check_soft_dependencies")),
+        *(f"{prefix}distance.{name}" for name in ("cuvs_available", "pylibraft_available")),
+    }
+
+
+def test_without_scipy_an_emulated_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    spatial: Any = importlib.import_module("gpupool.remoting.devices.geometry.spatial")
+    monkeypatch.setattr(spatial.EmulatedSpatial, "package", "scipy_that_is_not_there")
+    backend: Any = EmulatedBackend
+    operations = spatial.EmulatedSpatial(backend)
+    with pytest.raises(UnsupportedError, match="install scipy"):
+        operations.named("KDTree")
