@@ -13,6 +13,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.placement import make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
+from gpupool.pool.view import MAJORITY_FRESH_S
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 
@@ -166,10 +167,13 @@ class LivenessPhase:
         state, now = cluster.environment.checkers.logs.state, cluster.scheduler.now
         waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
         cluster.environment.checkers.places.observe(waiting, state, now)
+        # Who doubts its leader because of a clock that ran at another rate rightly offers nothing.
+        doubtful = cluster.environment.checkers.unserved.is_doubtful(now)
         clocks = tuple(
             (process.server, Milliseconds(process.controller.proposer.at_ms()))
             for process in cluster.servers.values()
             if process.controller is not None
+            and not (doubtful and process.replicated_log.majority_age_s() >= MAJORITY_FRESH_S)
         )
         observations = self._observations
         observations.append(_Observation(now, state, clocks))
