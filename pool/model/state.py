@@ -451,7 +451,6 @@ class PoolState:
     labels_awaited: dict[str, dict[str, str]] = field(  # by name of a server that is to join
         default_factory=dict[str, dict[str, str]]
     )
-
     era: int = field(default=0, metadata=OPTIONAL)
     """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
 
@@ -464,12 +463,14 @@ class PoolState:
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
     forgotten: tuple[Forgotten, ...] = field(default=(), metadata=OPTIONAL)  # the latest last
     backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
+    revoking: tuple[TokenId, ...] = field(default=(), metadata=OPTIONAL)  # ``transitions.batches``
 
     def server_named(self, name: str) -> Server | None:
-        """Return the server with this name or id."""
+        """Return the server with this id, or the one with this name that is not being removed."""
         if found := self.servers.get(ServerId(name)):
             return found
-        return next((s for s in self.servers.values() if s.name == name), None)
+        named = (s for s in self.servers.values() if s.name == name and s.id not in self.removed)
+        return next(named, None)
 
     def voters(self) -> tuple[ServerId, ...]:
         """Return the servers that should vote, in the order in which they joined."""
@@ -481,7 +482,7 @@ class PoolState:
         return min((server.formats for server in been_up), default=BEFORE_VERSIONS)
 
     def witnesses(self) -> tuple[ServerId, ...]:
-        """Return the servers that vote without a GPU of their own, and lead as stopgaps only."""
+        """Return the servers that vote without a GPU, and lead as stopgaps only."""
         return tuple(s.id for s in self.servers.values() if s.witness)
 
 
