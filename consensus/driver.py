@@ -158,6 +158,7 @@ class RaftDriver:
             incarnation=1 + int.from_bytes(randomness.randbytes(7), "little"),
             run_work=self._run_work,
             clock_refusal=clock_refusal,
+            stopwatch=clock.monotonic,
         )
 
     # --- ReplicatedLog ----------------------------------------------------------------------------
