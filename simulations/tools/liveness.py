@@ -157,6 +157,7 @@ class LivenessPhase:
         state, machines = environment.checkers.logs.state, environment.machines
         now_ms = max(state.now, cluster.servers[leader].table_clock.now_ms())
         environment.checkers.ends.observe(state, now_ms, machines.values(), cluster.scheduler.now)
+        environment.checkers.batches.observe(state, cluster.scheduler.now)
         environment.checkers.suspended.observe(state, now_ms, cluster.scheduler.now)
 
     def _check_waiting(self) -> None:
