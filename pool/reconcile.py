@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
-from gpupool.pool.model.served import why_over
+from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
     Lease,
@@ -174,8 +174,7 @@ def plan_host(
         unattached_s: for each lease held here, seconds for which no client was attached.
         gone: leases whose client has disappeared, with the reason.
     """
-    server = state.servers.get(self_id)
-    current = server is not None and server.incarnation == incarnation
+    current = serves(state, self_id, incarnation)
     held: set[LeaseId] = set()
     propose: list[Command] = []
     for lease in state.leases.at(self_id).values() if current else ():
@@ -223,8 +222,7 @@ def plan_suspensions(
         worker_count: live workers of each lease, and those that are being started.
     """
     plan = SuspensionPlan([], [], [], [])
-    server = state.servers.get(self_id)
-    if server is None or server.incarnation != incarnation:
+    if not serves(state, self_id, incarnation):
         return plan
     for lease in state.leases.at(self_id).values():
         told = hosted.get(lease.id)

@@ -349,7 +349,9 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
                 "anew with an empty --state-dir (gpupool rejoin)",
             )
         bound = min(commit_index, self._SyncObj__raftLastApplied + APPLIED_AT_ONCE_MAX)
-        end = self._stopwatch() + APPLYING_S_MAX
+        # A new leader changes the voters as its table wants, which is not current before.
+        is_new = self.state == LEADER and self.applied_index < (self._SyncObj__noopIDx or 0)
+        end = NEVER if is_new else self._stopwatch() + APPLYING_S_MAX
         send = False
         try:
             while self._SyncObj__raftLastApplied < bound:

@@ -68,7 +68,7 @@ PARTITION_SIZE_MIN = 1 << 20
 class DataEncryption(StrEnum):
     """Whether the data of programs is encrypted on TCP; control always is.
 
-    The fields that hold it are strings, because a lease's may be empty: as the pool has it.
+    Fields of it are strings, because a lease's may be empty: as the pool has it.
     """
 
     TLS = "tls"
@@ -155,7 +155,7 @@ class Server:
     joined_at: Milliseconds = Milliseconds(0)
     changed_at: Milliseconds = Milliseconds(0)
     orders: tuple[bytes, ...] = ()
-    """The latest orders of operators that were carried out, so that none is when it comes again."""
+    """The latest orders that were carried out, so that none is when it comes again."""
     issuer: bytes = field(default=b"", metadata=OPTIONAL)
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
     alerts: bool = field(default=False, metadata=OPTIONAL)
@@ -166,11 +166,12 @@ class Server:
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )
     """The latest order about each GPU that was ever drained. It outlives the GPU's absence."""
+    freeing: bool = field(default=False, metadata=OPTIONAL)  # leases: ``transitions.batches``
 
     @property
     def grantable(self) -> bool:
         """Return whether new leases may use this server's GPUs."""
-        return self.status is ServerStatus.UP and self.drain_reason is None
+        return self.status is ServerStatus.UP and self.drain_reason is None and not self.freeing
 
 
 @dataclass(frozen=True, slots=True)

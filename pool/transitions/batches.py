@@ -6,13 +6,14 @@ at most, and the table itself says what is left:
 
 - A token whose leases are not all ended is in ``PoolState.revoking``. Nothing is served to those
   that are left (``model.served``), and nothing is granted to the token.
-- A server that is removed is in ``PoolState.removed`` at once, without a vote, and nothing is
-  granted on it. It stays in ``PoolState.servers`` until all of its parts are freed.
-- A new start of a server is refused until the parts of the former one are freed. It serves nothing
-  before it is taken.
+- A server that is removed is in ``PoolState.removed`` at once, without a vote. It stays in
+  ``PoolState.servers`` until all of its parts are freed.
+- A new start of a server is taken at once, but serves nothing before the parts of the former one
+  are freed.
+- Both have ``Server.freeing`` until then, and nothing is granted on such a server.
 
-The leader proposes again what is left of the first two (``reconcile.plan_leader``), and a server
-its own start. Whose proposal goes on proposes it again at once (``goes_on``). Pure.
+The leader proposes again what is left of revocations and removals (``reconcile.plan_leader``), and
+a server its own start. Whose proposal goes on proposes it again at once (``goes_on``). Pure.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from itertools import islice
 
 from gpupool.pool.model.commands import Command, RemoveServer, RevokeToken, ServerUp
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
-from gpupool.pool.model.results import RefusalKind, Result
+from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.transitions import leases
 
@@ -75,7 +76,7 @@ def goes_on(state: PoolState, command: Command, result: Result) -> bool:
             return result.ok and token in state.revoking
         case RemoveServer(server=server):
             return result.ok and server in state.servers
-        case ServerUp():
-            return result.kind == RefusalKind.BUSY
+        case ServerUp(server=server):
+            return result.ok and server in state.servers and state.servers[server].freeing
         case _:
             return False

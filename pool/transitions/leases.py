@@ -181,10 +181,9 @@ def space_refusal(state: PoolState, partitions: tuple[Partition, ...]) -> Result
     for partition in partitions:
         server = state.servers[partition.server]
         gpu = server.gpus[partition.gpu]
-        if server.id in state.removed:
-            return refuse(RefusalKind.BUSY, f"server {server.name} is being removed")
         if not server.grantable:
-            why = server.drain_reason or server.status.value
+            ending = "leases of before are being ended" if server.freeing else ""
+            why = server.drain_reason or ending or server.status.value
             return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")
         if gpu.drain_reason:
             what = f"GPU {gpu.index} of {server.name}"

@@ -145,10 +145,8 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
 def _without_vote(state: PoolState, leaving: ServerId) -> PersistentMap[ServerId, Server]:
     """Return the servers with the vote of one that leaves given to the next follower."""
     server = state.servers[leaving]
-    if not server.voter:
-        return state.servers
-    servers = state.servers.set(leaving, with_changes(server, voter=False))
-    successor = _successor(state)
+    servers = state.servers.set(leaving, with_changes(server, voter=False, freeing=True))
+    successor = _successor(state) if server.voter else None
     if successor is None:
         return servers
     return servers.set(successor.id, with_changes(successor, voter=True))
@@ -184,11 +182,10 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
     if command.accounts:
         state = begin_accounts(state)
     restarted = command.incarnation > server.incarnation
-    if restarted:
+    is_left = False
+    if restarted or server.freeing:
         reason = f"server {server.name} restarted"
         state, is_left = batches.free_parts_at(state, server.id, reason)
-        if is_left:
-            return state, refuse(RefusalKind.BUSY, "leases of its former start are ended first")
         server = state.servers[server.id]
     gpus: dict[GpuId, Gpu] = {}
     for gpu in command.gpus:
@@ -223,6 +220,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         rdma=command.rdma,
         alerts=command.alerts,
         formats=command.formats,
+        freeing=is_left,
         changed_at=state.now,
     )
     state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))

@@ -24,7 +24,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
-from gpupool.pool.model.served import why_over
+from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import Lease, Partition, PartStatus
 from gpupool.pool.model.suspension import suspension_reason
 from gpupool.pool.policy.lease_ends import notice_text
@@ -259,7 +259,7 @@ class LeaseService:
             since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
             why = f"not in touch with a majority of the servers{since}"
             answer = NoOffer(server.id, server.name, RefusalKind.NO_QUORUM.value, why)
-        elif server.incarnation != context.incarnation:
+        elif not serves(state, context.self_id, context.incarnation):
             answer = NoOffer(server.id, server.name, RefusalKind.BUSY.value, "is starting")
         else:
             shown = context.wait_queue.without_reserved(server, request.id, now)
@@ -432,7 +432,7 @@ class LeaseService:
             raise DeniedError(f"lease {name} is not attached to this connection")
         if lease.parts.get(self_id) is not PartStatus.HELD:
             raise UsageError(f"lease {name} has no GPU of this server")
-        if context.state.servers[self_id].incarnation != context.incarnation:
+        if not serves(context.state, self_id, context.incarnation):
             # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
             # belief that nothing runs for it.
             raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")

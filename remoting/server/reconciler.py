@@ -203,7 +203,7 @@ class Reconciler:
             return  # as most of the time: the table has changed elsewhere
         self._agreed = None
         gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in devices)
-        if self._inventory_differs(server, gpus):
+        if server.freeing or self._inventory_differs(server, gpus):
             software = self._software
             self._once(
                 ServerUp(

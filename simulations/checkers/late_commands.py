@@ -86,8 +86,8 @@ class LateCommands:
 
     def _judge_up(self, index: int, command: ServerUp, after: PoolState) -> None:
         server = after.servers.get(command.server)
-        if server is None or server.incarnation != command.incarnation:
-            return  # it was refused
+        if server is None or server.incarnation > command.incarnation:
+            return
         former = replace(command, incarnation=Incarnation(command.incarnation - 1))
         if self._changes(index, former, after):
             text = f"{former.server} is up as incarnation {former.incarnation}, a former one"

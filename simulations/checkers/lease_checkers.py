@@ -132,7 +132,8 @@ class LeasesEndRightly:
             case RemoveServer(server=server):
                 why = "" if server in lease.parts else "the server has no part of it"
             case ServerUp(server=server, incarnation=incarnation):
-                if server not in lease.parts or incarnation <= before.servers[server].incarnation:
+                later = incarnation > before.servers[server].incarnation
+                if server not in lease.parts or not (later or before.servers[server].freeing):
                     why = "no server of it has restarted"
             case _:
                 why = "no rule says so"
@@ -213,7 +214,8 @@ class LeasesEndRightly:
                     mine = (command.lease, command.server) == (lease.id, server)
                     right = mine and command.incarnation == incarnation
                 case ServerUp():
-                    right = command.server == server and command.incarnation > incarnation
+                    later = command.incarnation > incarnation or before.servers[server].freeing
+                    right = command.server == server and later
                 case RemoveServer():
                     right = command.server == server
                 case _:

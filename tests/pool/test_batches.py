@@ -140,15 +140,23 @@ def test_a_new_start_is_taken_once_the_leases_of_the_former_one_are_gone() -> No
     pool = pool_of()
     mine = [grant(pool, [A, B] if number % 3 == 0 else [A]) for number in range(7)]
     start = up(pool, A, 2)
-    first = pool.do(start)
-    assert (first.kind, first.why) == ("busy", "leases of its former start are ended first")
-    assert pool.state.servers[A].incarnation == 1
+    assert pool.do(start).ok
+    assert (pool.state.servers[A].incarnation, pool.state.servers[A].freeing) == (2, True)
+    plan = plan_host(pool.state, A, Incarnation(2), dict.fromkeys(mine, 1), {}, {})
+    assert (set(plan.kill), plan.propose) == (set(mine), ()), "nothing is served there"
+    request, part = pool.request(memory=GIB), Partition(A, GpuId(f"{A}-0"), GIB)
+    late = c.Grant(request, "bob", TokenId("bob"), bytes(32), (part,), {A: Incarnation(2)})
+    refused = pool.do(late)
+    assert (refused.kind, refused.why) == (
+        "busy",
+        "server a grants nothing now: leases of before are being ended",
+    )
     left = [each for each in mine if each in pool.state.leases]
     assert [pool.state.leases[each].held for each in left] == [False, False, *[True] * 4][
         -len(left) :
     ]
     assert repeat(pool, start) == 2
-    assert pool.state.servers[A].incarnation == 2
+    assert not pool.state.servers[A].freeing
     assert not any(
         lease.parts[A] is not PartStatus.FREED for lease in pool.state.leases.at(A).values()
     )
@@ -169,7 +177,10 @@ def test_a_removed_server_gets_nothing_and_goes_once_its_leases_are_gone() -> No
     request = pool.request(memory=GIB)
     late = c.Grant(request, "bob", TokenId("bob"), bytes(32), (part,), {B: Incarnation(1)})
     refused = pool.do(late)
-    assert (refused.kind, refused.why) == ("busy", "server b is being removed")
+    assert (refused.kind, refused.why) == (
+        "busy",
+        "server b grants nothing now: leases of before are being ended",
+    )
     assert plan_leader(pool.state, {}, pool.now_ms, A) == (c.RemoveServer(B, ""),)
     last = pool.do(c.RemoveServer(A, "root"))
     assert (last.ok, last.why) == (False, "it is the last server of the pool")
