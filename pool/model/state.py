@@ -449,9 +449,8 @@ class PoolState:
     former: Former | None = None
     starved_after_ms: int = field(default=STARVED_AFTER_MS, metadata=OPTIONAL)
     """After how long a wait a request goes first: one value for all servers that apply the log."""
-    labels_awaited: dict[str, dict[str, str]] = field(  # by name of a server that is to join
-        default_factory=dict[str, dict[str, str]]
-    )
+    labels_awaited: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    """By name of a server that is to join."""
     era: int = field(default=0, metadata=OPTIONAL)
     """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
 
