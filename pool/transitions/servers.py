@@ -204,6 +204,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         # A device that fell off the bus stays in the table until its leases are over.
         if gpu.id not in gpus and gpu.memory_granted:
             gpus[gpu.id] = with_changes(gpu, fault="no longer present")
+    settled = gpus.keys() == server.gpus.keys()
     server = with_changes(
         server,
         incarnation=command.incarnation,
@@ -223,7 +224,8 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         freeing=is_left,
         changed_at=state.now,
     )
-    state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))
+    state = with_changes(state, servers=state.servers.set(server.id, server))
+    state = state if settled else settle_clashes(state)
     if restarted:
         state = emit_event(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
