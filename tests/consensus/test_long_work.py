@@ -33,6 +33,7 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.system_clock import SystemClock
+from gpupool.simulations.tools import long_commands
 from gpupool.simulations.tools.full_table import full_machine, least_costs, measure
 
 T = TypeVar("T")
@@ -224,6 +225,11 @@ def test_followers_share_the_voters_evenly_and_move_only_from_one_that_goes() ->
     gone = voters.pop(3)
     for follower, voter in chosen.items():
         assert sources(follower, voters) == voter or voter == gone
+
+
+def test_the_measurement_of_long_commands_runs() -> None:
+    found = {name: count for name, count, _, _ in long_commands.measure(3, 130, 5)}
+    assert (found["revoke"], found["remove"], found["restart"]) == (3, 3, 3)
 
 
 def test_the_measurement_of_a_full_table_runs() -> None:
