@@ -1,4 +1,4 @@
-"""Measures commands that are about many rows: ``python -m gpupool.simulations.tools.long_commands``.
+"""Measures commands about many rows: ``python -m gpupool.simulations.tools.long_commands``.
 
 One server has the table of a pool of 1,000 servers and 10,000 leases, by default. It applies each
 command until it is done. The longest application is the longest step of the loop, in processor
