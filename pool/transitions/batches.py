@@ -25,7 +25,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.transitions import leases
 
-ENDED_AT_ONCE_MAX = 64
+ENDED_AT_ONCE_MAX = 32
 """Leases that one command ends. Each makes an event and a record, and the table keeps more of both,
 ``EVENT_COUNT_MAX`` and ``RECORD_COUNT_MAX``: so each server reads all of them."""
 
