@@ -174,7 +174,8 @@ class LivenessPhase:
             (process.server, Milliseconds(process.controller.proposer.at_ms()))
             for process in cluster.servers.values()
             if process.controller is not None
-            and not (doubtful and process.replicated_log.majority_age_s() >= MAJORITY_FRESH_S)
+            and (replicated_log := process.replicated_log) is not None
+            and not (doubtful and replicated_log.majority_age_s() >= MAJORITY_FRESH_S)
         )
         observations = self._observations
         observations.append(_Observation(now, state, clocks))

@@ -567,7 +567,7 @@ def batch() -> Script:
         commands.ServerUp(each, ONE, f"{each[0]}:1", "1", "2", "3", gpus_of(each[0]), formats=8)
         for each in (A, B, C)
     ]
-    script.run(ups)
+    script.run([*ups])
     script.run([grant(request(1), "ada", part(A, 0, 70)), grant(request(2), "ada", part(A, 1, 70))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "ENDED_AT_ONCE_MAX", 1)

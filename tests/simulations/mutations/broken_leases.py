@@ -265,7 +265,7 @@ def starting_worker_not_counted() -> AbstractContextManager[None]:
 
 
 def free_twice_counts_twice() -> AbstractContextManager[None]:
-    original = leases._free_part
+    original = leases.free_part
 
     def free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         if lease.parts[server] is PartStatus.FREED:
@@ -273,7 +273,7 @@ def free_twice_counts_twice() -> AbstractContextManager[None]:
             return leases.charge(state, mine, sign=-1)
         return original(state, lease, server)
 
-    return patched(leases, "_free_part", free_part)
+    return patched(leases, "free_part", free_part)
 
 
 def closed_forgets_leases() -> AbstractContextManager[None]:
