@@ -28,8 +28,7 @@ so ``barrier`` tries again by itself.
 
 **Joining.** A server with empty storage has no vote. It pulls committed entries from the voters
 that ``set_servers`` tells it of, until the leader, by ``reconcile_voters``, gives it one. Links
-should accept connections from every authenticated server of the pool: a server that was away may
-hear first from voters that it does not know yet.
+accept connections from every server of the pool: one that was away may hear first from new voters.
 
 **The loop.** Everything runs on the trio thread, but for long syncs, and for the steps of long
 work: encoding a snapshot, or decoding one. Such steps pause after each millisecond or so, because
@@ -51,8 +50,8 @@ answer from "letting out"; ``set_servers`` and ``reconcile_voters`` note a wish 
 
 What is never true: that two steps overlap; that an outcome is handed out before the sync that
 it rests on; that ``propose`` waits longer than its time and ``GRACE_S``, or ``submit`` longer than
-its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of frames; that anything
-is proposed after ``run`` has ended.
+its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of frames; that
+anything is proposed after ``run``.
 """
 
 import gc
@@ -158,6 +157,7 @@ class RaftDriver:
             incarnation=1 + int.from_bytes(randomness.randbytes(7), "little"),
             run_work=self._run_work,
             clock_refusal=clock_refusal,
+            stopwatch=clock.monotonic,
         )
 
     # --- ReplicatedLog ----------------------------------------------------------------------------

@@ -105,12 +105,12 @@ class RaftNode:
         incarnation: int = 0,
         run_work: RunWork = run_at_once,
         clock_refusal: Callable[[Plain], str | None] = lambda _command: None,
+        stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot.
 
-        ``incarnation`` is drawn anew at each start, so that the others know a copy of this server
-        from this server; 0 tells them nothing. ``run_work`` runs what takes long, on another
-        thread or at once; see ``Work``.
+        ``incarnation`` is drawn at each start, and tells the others a copy of this server from it,
+        0 nothing. ``run_work`` runs a ``Work``. A step ends in time by ``stopwatch``, in seconds.
         """
         self.server_id = server_id
         self.settings = settings or ConsensusSettings()
@@ -131,6 +131,7 @@ class RaftNode:
             randomness=randomness,
             settings=self.settings,
             now=now,
+            stopwatch=stopwatch,
         )
         self._context = context = NodeContext(
             server_id=server_id,
@@ -456,10 +457,8 @@ class RaftNode:
         """Apply one committed command.
 
         A command that cannot be read, or that the rules refuse by an error, gets an error as its
-        result on every server (finding L3). Another error may be this server's alone: it stops.
-
-        Raises:
-            ApplyError, OutdatedError: then. The entry is in the log, and applied at the next start.
+        result on every server (finding L3). Another error may be this server's alone: it stops by
+        ApplyError or OutdatedError. The entry is in the log, and applied at the next start.
         """
         try:
             result: Plain = self._machine.apply(index, closed_cbor.decode_command(command))

@@ -100,8 +100,8 @@ class VoterChanges:
 
     def _reconcile(self) -> None:
         core, desired, me = self._context.core, self._desired, self._context.server_id
-        if desired is None or not core.settled:
-            return
+        if desired is None or not core.settled or core.applied_index < core.commit_index:
+            return  # a table that is behind may want voters of long ago
         if core.voters == desired:
             if me in self._stopgaps:
                 self._end_stopgap()

@@ -63,6 +63,8 @@ def check_rows(state: PoolState) -> Iterator[list[str]]:
     if numbers != list(range(state.act_count - len(numbers) + 1, state.act_count + 1)):
         yield [f"{state.act_count} administrative acts, of which {numbers} are kept"]
     yield _record_violations(state)
+    unknown = set(state.revoking) - state.tokens.keys()
+    yield [f"leases of token {each} are to be ended, which is not in the table" for each in unknown]
 
 
 def _record_violations(state: PoolState) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
     Lease,
@@ -33,6 +34,7 @@ from gpupool.pool.policy import lease_ends
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.giving_way import away_too_long, window_reason, window_suspensions
 from gpupool.pool.scheduling.preemption import due_preemptions
+from gpupool.pool.transitions.batches import unfinished
 from gpupool.pool.transitions.lease_suspensions import resume_refusal, way_back_refusal
 
 UNREACHABLE_AFTER_S = 10.0
@@ -80,10 +82,12 @@ def plan_leader(
 ) -> tuple[Command, ...]:
     """Return what the leader should propose: contact lost or regained, time, ends by the policy.
 
+    And what it takes up again: revocations and removals that are not done.
+
     A server is in contact again if it is ``connected`` as well: a new leader counts all silence
     from the beginning of its term.
     """
-    plan: list[Command] = []
+    plan: list[Command] = [*unfinished(state)]
     for server in state.servers.values():
         if server.id == self_id:
             age = 0.0
@@ -170,13 +174,12 @@ def plan_host(
         unattached_s: for each lease held here, seconds for which no client was attached.
         gone: leases whose client has disappeared, with the reason.
     """
-    server = state.servers.get(self_id)
-    current = server is not None and server.incarnation == incarnation
+    current = serves(state, self_id, incarnation)
     held: set[LeaseId] = set()
     propose: list[Command] = []
     for lease in state.leases.at(self_id).values() if current else ():
         part = lease.parts[self_id]
-        if part is PartStatus.HELD and lease.held:
+        if part is PartStatus.HELD and not why_over(state, lease):
             held.add(lease.id)
             if lease.id in gone:
                 propose.append(EndLease(lease.id, gone[lease.id]))
@@ -219,8 +222,7 @@ def plan_suspensions(
         worker_count: live workers of each lease, and those that are being started.
     """
     plan = SuspensionPlan([], [], [], [])
-    server = state.servers.get(self_id)
-    if server is None or server.incarnation != incarnation:
+    if not serves(state, self_id, incarnation):
         return plan
     for lease in state.leases.at(self_id).values():
         told = hosted.get(lease.id)

@@ -22,7 +22,11 @@ from gpupool.consensus.core.punctuality import Lateness
 from gpupool.consensus.core.raft_log import RaftLog, SafetyError
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.protocol.raft_settings import APPLIED_AT_ONCE_MAX, ConsensusSettings
+from gpupool.consensus.protocol.raft_settings import (
+    APPLIED_AT_ONCE_MAX,
+    APPLYING_S_MAX,
+    ConsensusSettings,
+)
 from gpupool.consensus.storage.journal import Journal
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Randomness
@@ -158,7 +162,9 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         randomness: Randomness,
         settings: ConsensusSettings,
         now: float,
+        stopwatch: Callable[[], float],
     ) -> None:
+        self._stopwatch = stopwatch
         self._active = library_copy.Stepping(randomness)
         self._lateness = Lateness()
         self._may_be_late = True  # the next election that is due: see ``_defer_election``
@@ -342,12 +348,20 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
                 hint="the log of this server is damaged, or it is a bug of gpupool: let it join "
                 "anew with an empty --state-dir (gpupool rejoin)",
             )
-        bound = self._SyncObj__raftLastApplied + APPLIED_AT_ONCE_MAX
-        self._SyncObj__raftCommitIndex = min(commit_index, bound)
+        bound = min(commit_index, self._SyncObj__raftLastApplied + APPLIED_AT_ONCE_MAX)
+        # A new leader changes the voters as its table wants, which is not current before.
+        is_new = self.state == LEADER and self.applied_index < (self._SyncObj__noopIDx or 0)
+        end = NEVER if is_new else self._stopwatch() + APPLYING_S_MAX
+        send = False
         try:
-            return _SyncObj._SyncObj__applyLogEntries(self)
+            while self._SyncObj__raftLastApplied < bound:
+                self._SyncObj__raftCommitIndex = self._SyncObj__raftLastApplied + 1
+                send = _SyncObj._SyncObj__applyLogEntries(self)
+                if self._stopwatch() >= end:
+                    break
         finally:
             self._SyncObj__raftCommitIndex = commit_index
+        return send
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Plain:
         """Apply an entry; replaces unpickling and calling a method by number (finding L3)."""

@@ -73,6 +73,7 @@ class RaftCore(Replication):
         randomness: Randomness,
         settings: ConsensusSettings,
         now: float,
+        stopwatch: Callable[[], float],
     ) -> None:
         self._begin_elections()
         self._begin_replication()
@@ -96,6 +97,7 @@ class RaftCore(Replication):
             randomness=randomness,
             settings=settings,
             now=now,
+            stopwatch=stopwatch,
         )
         self._reset_progress()
 

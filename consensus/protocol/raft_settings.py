@@ -36,6 +36,9 @@ QUEUE_COMMANDS_MAX = 10_000
 APPLIED_AT_ONCE_MAX = 100
 """Entries that one step applies: 10 ms of grants."""
 
+APPLYING_S_MAX = 0.005
+"""After so long a step applies no further entry: some take as long as a hundred grants."""
+
 UNCOMMITTED_ENTRIES_MAX = 10_000
 """What a leader appends without hearing from a majority; beyond it proposals are refused. At
 most 160 MiB of commands, and a second of the highest rate of commits that was measured."""

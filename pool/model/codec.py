@@ -72,7 +72,8 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _default_of(field: "dataclasses.Field[Any]") -> object:
+def default_of(field: "dataclasses.Field[Any]") -> object:
+    """Return the default of a field, which must have one."""
     made = field.default_factory
     return field.default if made is dataclasses.MISSING else made()
 
@@ -84,7 +85,7 @@ def _encoder(kind: Any) -> Encoder:
         hints = typing.get_type_hints(kind)
         names = [field.name for field in dataclasses.fields(kind)]
         optional = [
-            (field.name, _default_of(field))
+            (field.name, default_of(field))
             for field in dataclasses.fields(kind)
             if field.metadata.get("optional")
         ]

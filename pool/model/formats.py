@@ -9,7 +9,7 @@ What has come with a version is used from then on:
 - A command that is newer than the pool's version is refused before it is proposed (``SINCE``).
 - So is the use of a new field of an older command: it keeps its default, which is not written,
   until ``PoolState.formats`` has reached the field's version. ``apply`` itself reads new fields as
-  they come, and changes its effects by nothing else.
+  they come, and changes its effects by that and by ``PoolState.formats`` alone.
 - Frames and messages of a kind that the other side does not know are dropped there.
 
 Once the last server is upgraded, none can go back: the table may have what it cannot read.
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 from gpupool.pool.errors import GpupoolError
 
-VERSION = 7
+VERSION = 8
 """Of this program. It grows by one with a release that changes any of the above."""
 
 REFUSES_OLDER_SINCE = 7

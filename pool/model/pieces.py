@@ -41,7 +41,7 @@ def fields_of(value: object) -> list[Field]:
     return [
         (f.name, _encoding(hints[f.name], getattr(value, f.name)))
         for f in dataclasses.fields(typing.cast(Any, value))
-        if not f.metadata.get("optional") or getattr(value, f.name) != f.default
+        if not f.metadata.get("optional") or getattr(value, f.name) != codec.default_of(f)
     ]
 
 

@@ -68,7 +68,7 @@ PARTITION_SIZE_MIN = 1 << 20
 class DataEncryption(StrEnum):
     """Whether the data of programs is encrypted on TCP; control always is.
 
-    The fields that hold it are strings, because a lease's may be empty: as the pool has it.
+    Fields of it are strings, because a lease's may be empty: as the pool has it.
     """
 
     TLS = "tls"
@@ -155,7 +155,7 @@ class Server:
     joined_at: Milliseconds = Milliseconds(0)
     changed_at: Milliseconds = Milliseconds(0)
     orders: tuple[bytes, ...] = ()
-    """The latest orders of operators that were carried out, so that none is when it comes again."""
+    """The latest orders that were carried out, so that none is when it comes again."""
     issuer: bytes = field(default=b"", metadata=OPTIONAL)
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
     alerts: bool = field(default=False, metadata=OPTIONAL)
@@ -166,11 +166,12 @@ class Server:
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )
     """The latest order about each GPU that was ever drained. It outlives the GPU's absence."""
+    freeing: bool = field(default=False, metadata=OPTIONAL)  # leases: ``transitions.batches``
 
     @property
     def grantable(self) -> bool:
         """Return whether new leases may use this server's GPUs."""
-        return self.status is ServerStatus.UP and self.drain_reason is None
+        return self.status is ServerStatus.UP and self.drain_reason is None and not self.freeing
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,10 +449,8 @@ class PoolState:
     former: Former | None = None
     starved_after_ms: int = field(default=STARVED_AFTER_MS, metadata=OPTIONAL)
     """After how long a wait a request goes first: one value for all servers that apply the log."""
-    labels_awaited: dict[str, dict[str, str]] = field(  # by name of a server that is to join
-        default_factory=dict[str, dict[str, str]]
-    )
-
+    labels_awaited: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    """By name of a server that is to join."""
     era: int = field(default=0, metadata=OPTIONAL)
     """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
 
@@ -464,12 +463,14 @@ class PoolState:
     silences: tuple[Silence, ...] = field(default=(), metadata=OPTIONAL)
     forgotten: tuple[Forgotten, ...] = field(default=(), metadata=OPTIONAL)  # the latest last
     backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
+    revoking: tuple[TokenId, ...] = field(default=(), metadata=OPTIONAL)  # ``transitions.batches``
 
     def server_named(self, name: str) -> Server | None:
-        """Return the server with this name or id."""
+        """Return the server with this id, or the one with this name that is not being removed."""
         if found := self.servers.get(ServerId(name)):
             return found
-        return next((s for s in self.servers.values() if s.name == name), None)
+        named = (s for s in self.servers.values() if s.name == name and s.id not in self.removed)
+        return next(named, None)
 
     def voters(self) -> tuple[ServerId, ...]:
         """Return the servers that should vote, in the order in which they joined."""
@@ -481,7 +482,7 @@ class PoolState:
         return min((server.formats for server in been_up), default=BEFORE_VERSIONS)
 
     def witnesses(self) -> tuple[ServerId, ...]:
-        """Return the servers that vote without a GPU of their own, and lead as stopgaps only."""
+        """Return the servers that vote without a GPU, and lead as stopgaps only."""
         return tuple(s.id for s in self.servers.values() if s.witness)
 
 

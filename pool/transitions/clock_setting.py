@@ -17,12 +17,11 @@ from dataclasses import replace
 
 from gpupool.pool.model.commands import SetClock
 from gpupool.pool.model.ids import Milliseconds
-from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.state import Lease, PoolState, Server, Token, with_changes
 from gpupool.pool.model.suspension import SuspensionHistory
-from gpupool.pool.model.tables import LeaseTable, WaitingTable
+from gpupool.pool.model.tables import WaitingTable
 from gpupool.pool.transitions.audit import emit_event, record
 
 
@@ -82,13 +81,19 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
         upload: replace(each, renewed=move.past(each.renewed))
         for upload, each in state.staged.items()
     }
+    # Most rows are of before the accident, and a table of 10,000 takes long to make anew.
+    leases, servers = state.leases, state.servers
+    for lease in state.leases.values():
+        if (changed := _lease(lease, move)) is not lease:
+            leases = leases.set(lease.id, changed)
+    for server in state.servers.values():
+        if (moved := _server(server, move)) is not server:
+            servers = servers.set(server.id, moved)
     return with_changes(
         state,
         tokens={each: _token(token, move) for each, token in state.tokens.items()},
-        leases=LeaseTable((each, _lease(lease, move)) for each, lease in state.leases.items()),
-        servers=PersistentMap(
-            (each, _server(server, move)) for each, server in state.servers.items()
-        ),
+        leases=leases,
+        servers=servers,
         removed={each: move.past(at) for each, at in state.removed.items()},
         events=tuple(replace(event, at=move.past(event.at)) for event in state.events),
         waiting=WaitingTable(waiting),
@@ -100,6 +105,8 @@ def _moved_back(state: PoolState, move: _Move) -> PoolState:
 
 
 def _token(token: Token, move: _Move) -> Token:
+    if not (move.made_since(token.revoked_at) or move.made_since(token.created_at)):
+        return token
     token = replace(token, revoked_at=move.past(token.revoked_at))
     if not move.made_since(token.created_at):
         return token
@@ -108,6 +115,10 @@ def _token(token: Token, move: _Move) -> Token:
 
 
 def _lease(lease: Lease, move: _Move) -> Lease:
+    instants = lease.granted_at, lease.ended_at, lease.requested_at, lease.notice_at
+    parts = lease.suspension, lease.history
+    if parts == (None, None) and not any(move.made_since(at) for at in instants):
+        return lease
     ended_at, requested_at = move.past(lease.ended_at), move.past(lease.requested_at)
     lease = with_changes(lease, ended_at=ended_at, requested_at=requested_at)
     # Of a lease that is held, an earlier notice than the table's time was given lately.

@@ -11,6 +11,7 @@ from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Gran
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
+from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
     PARTITION_SIZE_MIN,
@@ -54,8 +55,8 @@ def grant(state: PoolState, command: Grant) -> Step:
         return state, refuse(RefusalKind.CLOSED, state.closed[request.id])
     if request.id in state.by_request:
         lease = state.leases[state.by_request[request.id]]
-        if not lease.held:
-            return state, refuse(RefusalKind.CLOSED, f"its lease has ended: {lease.end_reason}")
+        if why := why_over(state, lease):
+            return state, refuse(RefusalKind.CLOSED, f"its lease has ended: {why}")
         return state, Result(ok=True, lease=lease.id)
     refusal = (
         _token_refusal(state, command)
@@ -181,7 +182,8 @@ def space_refusal(state: PoolState, partitions: tuple[Partition, ...]) -> Result
         server = state.servers[partition.server]
         gpu = server.gpus[partition.gpu]
         if not server.grantable:
-            why = server.drain_reason or server.status.value
+            ending = "leases of before are being ended" if server.freeing else ""
+            why = server.drain_reason or ending or server.status.value
             return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")
         if gpu.drain_reason:
             what = f"GPU {gpu.index} of {server.name}"
@@ -336,20 +338,11 @@ def free_lease(state: PoolState, command: FreeLease) -> Step:
         return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
     if lease.held:
         return state, refuse(RefusalKind.CONFLICT, "the lease is held; end it first")
-    return _free_part(state, lease, command.server), Result(ok=True)
+    return free_part(state, lease, command.server), Result(ok=True)
 
 
-def free_all_of(state: PoolState, server: ServerId, reason: str) -> PoolState:
-    """Free every part that ``server`` has, because no worker of those leases can live there."""
-    for lease_id, lease in state.leases.at(server).items():
-        if lease.parts[server] is PartStatus.FREED:
-            continue
-        state = end(state, lease_id, reason)
-        state = _free_part(state, state.leases[lease_id], server)
-    return state
-
-
-def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
+def free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
+    """Return ``state`` with the memory of one server's part given back."""
     if lease.parts[server] is PartStatus.FREED:
         return state
     state = record_part(state, lease, server)

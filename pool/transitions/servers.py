@@ -38,7 +38,7 @@ from gpupool.pool.model.state import (
     with_changes,
 )
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
-from gpupool.pool.transitions import leases
+from gpupool.pool.transitions import batches
 from gpupool.pool.transitions.accounts import begin_accounts
 from gpupool.pool.transitions.audit import emit_event, record
 
@@ -118,23 +118,38 @@ def _join_refusal(state: PoolState, command: JoinServer) -> Result | None:
 
 
 def remove_server(state: PoolState, command: RemoveServer) -> Step:
-    """Take a server out for good; the next follower becomes a voter in its place."""
+    """Take a server out for good; the next follower becomes a voter in its place.
+
+    It is in ``removed`` at once, and in ``servers`` until its last part is freed.
+    """
     server = state.servers.get(command.server)
     if server is None:
         return state, Result(ok=True)
-    if len(state.servers) == 1:
+    is_first = server.id not in state.removed
+    if is_first and not any(s not in state.removed for s in state.servers if s != server.id):
         return state, refuse(RefusalKind.DENIED, "it is the last server of the pool")
-    state = leases.free_all_of(state, server.id, f"server {server.name} left the pool")
-    servers = state.servers.without(server.id)
-    if server.voter:
-        successor = _successor(servers)
-        if successor is not None:
-            servers = servers.set(successor.id, with_changes(successor, voter=True))
-    state = with_changes(state, servers=servers, removed=state.removed | {server.id: state.now})
-    state = settle_clashes(state)
+    reason = f"server {server.name} left the pool"
+    state, is_left = batches.free_parts_at(state, server.id, reason)
+    if is_first:
+        state = with_changes(state, removed=state.removed | {server.id: state.now})
+        state = with_changes(state, servers=_without_vote(state, server.id))
+    if not is_left:
+        state = settle_clashes(with_changes(state, servers=state.servers.without(server.id)))
+    if not is_first:
+        return state, Result(ok=True)
     by = f" (by {command.by})" if command.by else ""
     state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
     return emit_event(state, "left", server.name, f"left the pool{by}"), Result(ok=True)
+
+
+def _without_vote(state: PoolState, leaving: ServerId) -> PersistentMap[ServerId, Server]:
+    """Return the servers with the vote of one that leaves given to the next follower."""
+    server = state.servers[leaving]
+    servers = state.servers.set(leaving, with_changes(server, voter=False, freeing=True))
+    successor = _successor(state) if server.voter else None
+    if successor is None:
+        return servers
+    return servers.set(successor.id, with_changes(successor, voter=True))
 
 
 def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> list[Plain]:
@@ -143,6 +158,7 @@ def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> l
         wrap(RemoveServer(server, "gpupool recover"), at_ms=at_ms, ttl_ms=0, era=state.era)
         for server in state.servers
         if server != survivor
+        for _ in range(1 + len(state.leases.at(server)) // batches.ENDED_AT_ONCE_MAX)
     ]
 
 
@@ -152,7 +168,7 @@ def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> l
 def server_up(state: PoolState, command: ServerUp) -> Step:
     """Take a server's inventory; a new incarnation has killed all workers of the former ones."""
     server = state.servers.get(command.server)
-    if server is None:
+    if server is None or server.id in state.removed:
         return state, refuse(RefusalKind.DENIED, "this server is not a member of the pool")
     if command.incarnation < server.incarnation:
         return state, refuse(RefusalKind.CONFLICT, "a later incarnation of this server is known")
@@ -166,8 +182,10 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
     if command.accounts:
         state = begin_accounts(state)
     restarted = command.incarnation > server.incarnation
-    if restarted:
-        state = leases.free_all_of(state, server.id, f"server {server.name} restarted")
+    is_left = False
+    if restarted or server.freeing:
+        reason = f"server {server.name} restarted"
+        state, is_left = batches.free_parts_at(state, server.id, reason)
         server = state.servers[server.id]
     gpus: dict[GpuId, Gpu] = {}
     for gpu in command.gpus:
@@ -186,6 +204,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         # A device that fell off the bus stays in the table until its leases are over.
         if gpu.id not in gpus and gpu.memory_granted:
             gpus[gpu.id] = with_changes(gpu, fault="no longer present")
+    settled = gpus.keys() == server.gpus.keys()
     server = with_changes(
         server,
         incarnation=command.incarnation,
@@ -202,9 +221,11 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         rdma=command.rdma,
         alerts=command.alerts,
         formats=command.formats,
+        freeing=is_left,
         changed_at=state.now,
     )
-    state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))
+    state = with_changes(state, servers=state.servers.set(server.id, server))
+    state = state if settled else settle_clashes(state)
     if restarted:
         state = emit_event(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
@@ -225,7 +246,7 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
         state = with_changes(state, servers=servers)
         return emit_event(state, "reachable", server.name, "in contact again"), Result(ok=True)
     text = "no contact; its leases stay charged"
-    successor = _successor(servers) if server.voter else None
+    successor = _successor(state) if server.voter else None
     if successor is not None and successor.status is ServerStatus.UP:
         # An unreachable voter counts for the majority and cannot answer. It returns as a follower.
         servers = servers.set(server.id, with_changes(server, voter=False))
@@ -235,9 +256,10 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
     return emit_event(state, "unreachable", server.name, text), Result(ok=True)
 
 
-def _successor(servers: PersistentMap[ServerId, Server]) -> Server | None:
+def _successor(state: PoolState) -> Server | None:
     """Return the server that gets the next vote: the first follower, one that is up if any is."""
-    followers = [server for server in servers.values() if not server.voter]
+    servers = (server for server in state.servers.values() if server.id not in state.removed)
+    followers = [server for server in servers if not server.voter]
     up = [server for server in followers if server.status is ServerStatus.UP]
     return next(iter(up or followers), None)
 

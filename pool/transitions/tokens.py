@@ -16,7 +16,7 @@ from gpupool.pool.model.state import (
     Token,
     with_changes,
 )
-from gpupool.pool.transitions import leases
+from gpupool.pool.transitions import batches
 from gpupool.pool.transitions.audit import emit_event, record
 
 MINUTES_SINCE = 7
@@ -77,17 +77,22 @@ def renew_token(state: PoolState, command: RenewToken) -> Step:
 
 
 def revoke_token(state: PoolState, command: RevokeToken) -> Step:
-    """Refuse a token from now on, and end what it holds."""
+    """Refuse a token from now on, and end what it holds, as much as one command may."""
     token = state.tokens.get(command.token)
     if token is None:
         return state, refuse(RefusalKind.NEVER, f"the pool has no token {command.token}")
-    if token.revoked_at:
+    is_first = not token.revoked_at
+    if not is_first and token.id not in state.revoking:
         return state, Result(ok=True)
-    token = replace(token, revoked_at=state.now)
-    state = with_changes(state, tokens=state.tokens | {token.id: token})
-    for lease in list(state.leases.values()):
-        if lease.token == token.id and lease.held:
-            state = leases.end(state, lease.id, f"token {token.id} was revoked")
+    if is_first:
+        token = replace(token, revoked_at=state.now)
+        state = with_changes(state, tokens=state.tokens | {token.id: token})
+    state, is_left = batches.end_leases_of(state, token.id, token.refusal(state.now))
+    others = tuple(each for each in state.revoking if each != token.id)
+    if is_left or others != state.revoking:
+        state = with_changes(state, revoking=(*others, token.id) if is_left else others)
+    if not is_first:
+        return state, Result(ok=True)
     text = f"token {token.id} revoked by {command.by}"
     what = f"{token.kind.value} token of {token.user}"
     state = record(state, "token-revoked", by=command.by, subject=token.id, text=what)

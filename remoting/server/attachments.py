@@ -10,6 +10,7 @@ each server of a lease keeps its own side here, and the reconciler ends lost lea
 from collections.abc import Mapping, Set
 
 from gpupool.pool.model.ids import LeaseId, RequestId
+from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import Lease, PartStatus
 from gpupool.remoting.server.service_context import Client, ServiceContext
 
@@ -67,11 +68,11 @@ class Attachments:
 
     def connections_of_ended(self) -> list[int]:
         """Return the connections to which a lease is attached that has ended."""
-        leases = self._context.state.leases
+        state = self._context.state
         ended = [
             lease_id
             for lease_id in self._connections
-            if (lease := leases.get(lease_id)) is None or not lease.held
+            if (lease := state.leases.get(lease_id)) is None or why_over(state, lease)
         ]
         return sorted({each for lease_id in ended for each in self._connections[lease_id]})
 

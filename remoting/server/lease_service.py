@@ -24,6 +24,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
+from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import Lease, Partition, PartStatus
 from gpupool.pool.model.suspension import suspension_reason
 from gpupool.pool.policy.lease_ends import notice_text
@@ -146,9 +147,10 @@ class LeaseService:
         for each in list(self._awaited):
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
+        state = self._context.state
         for each in list(self._kept):
-            lease = self._context.state.leases.get(each.message.lease)
-            if lease is None or not lease.held or lease.suspension is None:
+            lease = state.leases.get(each.message.lease)
+            if lease is None or why_over(state, lease) or lease.suspension is None:
                 self._kept.remove(each)
                 try:
                     self._open_session(each.client, each.call, each.message)
@@ -181,10 +183,10 @@ class LeaseService:
         state = self._context.state
         for lease_id in sorted(client.attached):
             lease = state.leases.get(lease_id)
-            if lease is None or not lease.held:
-                reason = lease.end_reason if lease else self.attachments.reason_ended(lease_id)
+            over = why_over(state, lease) if lease else self.attachments.reason_ended(lease_id)
+            if over:
                 self.attachments.detach(client, lease_id)
-                self._context.send(client.connection, 0, m.LeaseEnded(lease_id, reason))
+                self._context.send(client.connection, 0, m.LeaseEnded(lease_id, over))
 
     def push_notices(self) -> None:
         """Tell clients of the ends that the policy has set to their leases, once each."""
@@ -257,7 +259,7 @@ class LeaseService:
             since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
             why = f"not in touch with a majority of the servers{since}"
             answer = NoOffer(server.id, server.name, RefusalKind.NO_QUORUM.value, why)
-        elif server.incarnation != context.incarnation:
+        elif not serves(state, context.self_id, context.incarnation):
             answer = NoOffer(server.id, server.name, RefusalKind.BUSY.value, "is starting")
         else:
             shown = context.wait_queue.without_reserved(server, request.id, now)
@@ -325,9 +327,9 @@ class LeaseService:
                 return
             context.wait_queue.discard(client.connection, request)
             lease = context.state.leases.get(result.lease)
-            if lease is None or not lease.held:
-                why = lease.end_reason if lease else "it is over"
-                context.answer(client, call, _refused(RefusalKind.CLOSED, why))
+            over = why_over(context.state, lease) if lease else "it is over"
+            if lease is None or over:
+                context.answer(client, call, _refused(RefusalKind.CLOSED, over))
                 return
             self.attachments.attach(client, lease)
             context.answer(client, call, self._granted(lease))
@@ -382,10 +384,10 @@ class LeaseService:
         lease = context.state.leases.get(message.lease)
         if lease is None and context.state.index < message.lease:
             return False
-        if lease is None or not lease.held:
-            why = lease.end_reason if lease else "it is over"
+        over = why_over(context.state, lease) if lease else "it is over"
+        if lease is None or over:
             what = f"lease {lease_name(message.lease)} has ended"
-            context.answer(client, call, m.refused(LeaseLostError(what, why=why)))
+            context.answer(client, call, m.refused(LeaseLostError(what, why=over)))
         elif lease.user != client.user or not hmac.compare_digest(
             lease.ticket_hash, hash_secret(message.ticket)
         ):
@@ -423,13 +425,14 @@ class LeaseService:
         context.require_majority()
         name = lease_name(message.lease)
         lease = context.state.leases.get(message.lease)
-        if lease is None or not lease.held:
-            raise LeaseLostError(f"lease {name} has ended", why=lease.end_reason if lease else "")
+        over = why_over(context.state, lease) if lease else ""
+        if lease is None or over:
+            raise LeaseLostError(f"lease {name} has ended", why=over)
         if message.lease not in client.attached:
             raise DeniedError(f"lease {name} is not attached to this connection")
         if lease.parts.get(self_id) is not PartStatus.HELD:
             raise UsageError(f"lease {name} has no GPU of this server")
-        if context.state.servers[self_id].incarnation != context.incarnation:
+        if not serves(context.state, self_id, context.incarnation):
             # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
             # belief that nothing runs for it.
             raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")

@@ -25,6 +25,7 @@ from gpupool.pool.policy.weights import lease_weights
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader, plan_suspensions
 from gpupool.pool.transitions.authorities import fingerprint_of
+from gpupool.pool.transitions.batches import goes_on
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import ServiceContext
@@ -202,7 +203,7 @@ class Reconciler:
             return  # as most of the time: the table has changed elsewhere
         self._agreed = None
         gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in devices)
-        if self._inventory_differs(server, gpus):
+        if server.freeing or self._inventory_differs(server, gpus):
             software = self._software
             self._once(
                 ServerUp(
@@ -287,17 +288,21 @@ class Reconciler:
             return
         self._under_way.add(key)
 
-        def decided(_decision: Decision) -> None:
+        def decided(decision: Decision) -> None:
             # If it was refused or lost, the next pass proposes it again.
             self._under_way.discard(key)
+            result = decision.result
+            if result is not None and goes_on(self._context.state, command, result):
+                self._once(command)
 
         self._context.proposer.propose(command, decided, timeout_s=ATTEMPT_S)
 
 
 def _subject(command: Command) -> object:
-    return getattr(command, "lease", None) or getattr(command, "server", None)
+    return next((v for name in _SUBJECTS if (v := getattr(command, name, None))), None)
 
 
+_SUBJECTS = ("lease", "server", "token")
 _CHANGING = ("memory_foreign", "memory_granted", "fault", "clash", "drain_reason")
 _FIXED = attrgetter(*(each.name for each in fields(Gpu) if each.name not in _CHANGING))
 

@@ -32,9 +32,6 @@ from gpupool.remoting.transport.pki import (
     peer_server_context,
 )
 
-MEASURES_SINCE = 7
-"""The version of the links (``formats.VERSION``) whose servers can measure."""
-
 SEND_S = 0.45
 """Each way; with the handshake a pair takes about a second."""
 STEP_S = 5.0

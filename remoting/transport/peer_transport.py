@@ -32,7 +32,7 @@ from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
 from gpupool.remoting.transport.authority.ca_bundle import shows_one_of
-from gpupool.remoting.transport.bandwidth import MEASURES_SINCE, BandwidthMeter, Speeds
+from gpupool.remoting.transport.bandwidth import BandwidthMeter, Speeds
 from gpupool.remoting.transport.failures import GONE, explain
 from gpupool.remoting.transport.link_clock import (
     CLOCK_EVERY_S,
@@ -222,14 +222,12 @@ class PeerTransport:
         """Measure what the way to ``peer`` carries, over a connection beside the link.
 
         Raises:
-            NotNowError: when no link is up, the peer cannot measure, or one of both is busy.
+            NotNowError: when no link is up, or one of both is busy.
             GpupoolError: as ``BandwidthMeter.measure``.
         """
         link, text = self._links.get(peer), self._address_of(peer)
         if link is None or not link.greeted or text is None:
             raise NotNowError("there is no link between these servers")
-        if link.version < MEASURES_SINCE:
-            raise NotNowError("the other server has an earlier version, which cannot measure")
         return await self.meter.measure(peer, parse_address(text))
 
     def other_versions(self) -> dict[ServerId, int]:

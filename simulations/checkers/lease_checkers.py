@@ -19,7 +19,7 @@ from gpupool.pool.model.commands import (
     ServerUp,
     SetClock,
 )
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
 from gpupool.pool.policy.lease_ends import idle_reason
 from gpupool.pool.policy.policy_values import duration_ms
@@ -41,6 +41,35 @@ CLIENT_GONE = "its client disconnected"
 NEVER_CONNECTED = "its client never connected"
 AWAY_TOO_LONG = "it was suspended for "
 NOBODY_WAITS = "nobody waits for it any more"
+
+
+class BatchesGoOn:
+    """Once nothing is disturbed, what ends many leases some at a time comes to its end."""
+
+    LATE_S = 2.0
+    """As many commits as a run has leases."""
+
+    def __init__(self, failures: FailureReporter) -> None:
+        self._failures = failures
+        self._left_since: dict[LeaseId | ServerId, float] = {}
+
+    def observe(self, state: PoolState, now: float) -> None:
+        """Check the leases of revoked tokens, and the servers that are removed."""
+        revoked = {token.id for token in state.tokens.values() if token.revoked_at}
+        held = {each.id for each in state.leases.values() if each.held and each.token in revoked}
+        leaving = {each for each in state.removed if each in state.servers}
+        left = self._left_since
+        self._left_since = {each: left.get(each, now) for each in (*held, *leaving)}
+        for each, since in self._left_since.items():
+            late_s = now - since
+            if late_s <= self.LATE_S:
+                continue
+            if each in held:
+                text = f"lease {each} is held {late_s:.1f} s after its token was revoked"
+                self._failures.fail("revoked-ends", text)
+            else:
+                text = f"server {each} is in the table {late_s:.1f} s after it was removed"
+                self._failures.fail("removed-goes", text)
 
 
 class LeasesEndRightly:
@@ -103,7 +132,8 @@ class LeasesEndRightly:
             case RemoveServer(server=server):
                 why = "" if server in lease.parts else "the server has no part of it"
             case ServerUp(server=server, incarnation=incarnation):
-                if server not in lease.parts or incarnation <= before.servers[server].incarnation:
+                later = incarnation > before.servers[server].incarnation
+                if server not in lease.parts or not (later or before.servers[server].freeing):
                     why = "no server of it has restarted"
             case _:
                 why = "no rule says so"
@@ -184,7 +214,8 @@ class LeasesEndRightly:
                     mine = (command.lease, command.server) == (lease.id, server)
                     right = mine and command.incarnation == incarnation
                 case ServerUp():
-                    right = command.server == server and command.incarnation > incarnation
+                    later = command.incarnation > incarnation or before.servers[server].freeing
+                    right = command.server == server and later
                 case RemoveServer():
                     right = command.server == server
                 case _:

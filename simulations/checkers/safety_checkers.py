@@ -177,8 +177,8 @@ class MemoryTruth:
         """Look whether a command that was applied for the first time freed what is in use."""
         for machine in machines:
             server = state.servers.get(machine.server) if machine.workers else None
-            if server is None:
-                continue
+            if server is None or server.freeing:
+                continue  # nothing is granted there
             for worker in machine.workers:
                 # A machine that joins anew must have swept before it offers its GPUs again.
                 anew = worker.server != machine.server

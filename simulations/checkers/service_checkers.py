@@ -49,6 +49,10 @@ class RevokedUnserved:
         """Take note that clocks run at different rates: ages are wrong by more than is allowed."""
         self._doubtful_until = max(self._doubtful_until, until + DOUBTFUL_S)
 
+    def is_doubtful(self, now: float) -> bool:
+        """Return whether ages may still be wrong: a leader's slow clock makes it seem late."""
+        return now <= self._doubtful_until
+
     def sent(
         self,
         server: str,
@@ -82,7 +86,7 @@ class RevokedUnserved:
 
     def _is_over(self, token: TokenId, now: float) -> bool:
         revoked_at = self._revoked_at.get(token)
-        return revoked_at is not None and now > revoked_at + SERVED_S and now > self._doubtful_until
+        return revoked_at is not None and now > revoked_at + SERVED_S and not self.is_doubtful(now)
 
 
 OVERHEAD = 2

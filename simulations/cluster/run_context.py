@@ -13,7 +13,7 @@ from gpupool.simulations.checkers.drain_checker import UndrainHolds
 from gpupool.simulations.checkers.history import History
 from gpupool.simulations.checkers.late_commands import LateCommands
 from gpupool.simulations.checkers.lease_causes import LeaseCauses
-from gpupool.simulations.checkers.lease_checkers import LeasesEndRightly
+from gpupool.simulations.checkers.lease_checkers import BatchesGoOn, LeasesEndRightly
 from gpupool.simulations.checkers.policy_checkers import (
     GrantedAsAsked,
     LeasesEnd,
@@ -69,6 +69,7 @@ class Checkers:
         self.asked = GrantedAsAsked(failures)
         self.ends = LeasesEnd(failures)
         self.causes = LeaseCauses()
+        self.batches = BatchesGoOn(failures)
         self.rightly = LeasesEndRightly(failures, self.causes)
         self.late = LateCommands(failures)
         self.time = TableTime(failures)

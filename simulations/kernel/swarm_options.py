@@ -5,6 +5,8 @@ from hashlib import sha256
 from random import Random
 from typing import TypeVar
 
+from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
+
 T = TypeVar("T")
 
 POLICY_KINDS = (
@@ -106,6 +108,7 @@ class Options:
     starved_s: float = 60.0  # after so long a wait, others may not overtake
     small_messages: bool = False  # between servers: batches of 4 KiB, snapshots by 2 KiB
     bulk_kib: int = 0  # of each policy, in bytes that cannot be deflated
+    ends_at_once: int = ENDED_AT_ONCE_MAX  # leases that one command ends
     hash_s: float = 0.0  # of the table's time between two hashes of whole tables; 0: none
     faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
@@ -168,6 +171,7 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         snapshot_entries=_pick(seed, "snapshot_entries", 40, 200, 1000, 10_000),
         small_messages=_pick(seed, "small_messages", False, False, False, True),
         bulk_kib=_pick(seed, "bulk_kib", 0, 0, 0, 0, 0, 0, 20, 38),
+        ends_at_once=_pick(seed, "ends_at_once", ENDED_AT_ONCE_MAX, 1, 2),
         hash_s=_pick(seed, "hash_s", 0.0, 2.0, 2.0, 5.0),
         faults=tuple(faults),
     )

@@ -3,7 +3,7 @@
 One server has the table of a pool of 1,000 servers and 10,000 leases, by default. It applies
 commands, looks at its duties after each, takes snapshots and installs one. All figures but lateness
 are processor time of the thread that does it, since other work may share the machine. Views are
-measured by ``view_times``.
+measured by ``view_times``, commands that are about many rows by ``long_commands``.
 """
 
 import gc
@@ -31,12 +31,11 @@ from gpupool.pool.model.commands import (
     FreeLease,
     GpuReading,
     Grant,
-    RevokeToken,
     Tick,
     wrap,
 )
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
-from gpupool.pool.model.state import Gpu, Partition, PoolState, Request
+from gpupool.pool.model.state import PARTITION_SIZE_MIN, Gpu, Partition, PoolState, Request
 from gpupool.pool.policy import lease_ends
 from gpupool.pool.ports import Committed, PeerEvents, RaftHealth, Role
 from gpupool.pool.reconcile import plan_leader
@@ -79,28 +78,34 @@ class Costs:
     install_late: float
     rest_late: float  # the same while there is nothing to do: what other work on the machine costs
     snapshot_bytes: int
-    revoke_step: float  # the token of all leases is revoked, in one command
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-class _Table:
+class FullTable:
     """The table of one server, with commands applied to it."""
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, only: ServerId | None = None) -> None:
+        """Begin with an idle pool; leases are to be on all of its servers, or on one only."""
         self.machine = PoolMachine(big_state(servers))
         self._index = BASE_INDEX
         self._places = [
-            (server.id, gpu) for server in self.state.servers.values() for gpu in server.gpus
+            (server.id, gpu)
+            for server in self.state.servers.values()
+            for gpu in server.gpus
+            if only in (None, server.id)
         ]
+        self._size = PARTITION_SIZE if only is None else PARTITION_SIZE_MIN
         self._granted = 0
 
     @property
     def state(self) -> PoolState:
+        """Return the table."""
         return self.machine.state
 
     def apply(self, command: Command) -> Plain:
+        """Apply the next command of the log."""
         self._index += 1
         return self.machine.apply(self._index, wrap(command, at_ms=self._index, ttl_ms=0))
 
@@ -111,11 +116,11 @@ class _Table:
         server, gpu = self._places[number % len(self._places)]
         request_id = RequestId(sha256(str(number).encode()).digest()[:16])
         return Grant(
-            request=Request(id=request_id, count=1, memory=PARTITION_SIZE),
+            request=Request(id=request_id, count=1, memory=self._size),
             user="user",
             token=TOKEN,
             ticket_hash=bytes(32),
-            partitions=(Partition(server, gpu, PARTITION_SIZE),),
+            partitions=(Partition(server, gpu, self._size),),
             incarnations={server: Incarnation(1)},
         )
 
@@ -131,7 +136,7 @@ class _Table:
 
 def full_machine(servers: int, leases: int) -> PoolMachine:
     """Return a state machine whose table has so many servers and leases."""
-    table = _Table(servers)
+    table = FullTable(servers)
     for _ in range(leases):
         table.apply(table.grant_command())
     return table.machine
@@ -322,7 +327,7 @@ def least_costs(servers: int, leases: int, rounds: int = 50) -> dict[str, float]
 
     The least says which steps there are, and nothing of other work on the machine.
     """
-    table = _Table(servers)
+    table = FullTable(servers)
     for _ in range(leases):
         table.apply(table.grant_command())
     controller = _controller(table.machine, server_id(servers - 1))
@@ -337,7 +342,7 @@ def least_costs(servers: int, leases: int, rounds: int = 50) -> dict[str, float]
 
 def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
     """Measure a pool of ``servers`` servers with ``leases`` leases."""
-    table = _Table(servers)
+    table = FullTable(servers)
     for _ in range(leases):
         table.apply(table.grant_command())
     assert len(table.state.leases) == leases, len(table.state.leases)
@@ -358,8 +363,6 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
     gc.freeze()
     with tempfile.TemporaryDirectory() as directory:
         loop = trio.run(_measure_loop, table.machine, Path(directory))
-    revoke = _time(lambda: table.apply(RevokeToken(TOKEN, "")))
-    assert not any(lease.held for lease in table.state.leases.values())
     return Costs(
         servers=servers,
         leases=leases,
@@ -378,7 +381,6 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
         install_late=loop[3],
         rest_late=loop[4],
         snapshot_bytes=size,
-        revoke_step=revoke,
     )
 
 

@@ -13,6 +13,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.placement import make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
+from gpupool.pool.view import MAJORITY_FRESH_S
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 
@@ -156,6 +157,7 @@ class LivenessPhase:
         state, machines = environment.checkers.logs.state, environment.machines
         now_ms = max(state.now, cluster.servers[leader].table_clock.now_ms())
         environment.checkers.ends.observe(state, now_ms, machines.values(), cluster.scheduler.now)
+        environment.checkers.batches.observe(state, cluster.scheduler.now)
         environment.checkers.suspended.observe(state, now_ms, cluster.scheduler.now)
 
     def _check_waiting(self) -> None:
@@ -166,10 +168,14 @@ class LivenessPhase:
         state, now = cluster.environment.checkers.logs.state, cluster.scheduler.now
         waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
         cluster.environment.checkers.places.observe(waiting, state, now)
+        # Who doubts its leader because of a clock that ran at another rate rightly offers nothing.
+        doubtful = cluster.environment.checkers.unserved.is_doubtful(now)
         clocks = tuple(
             (process.server, Milliseconds(process.controller.proposer.at_ms()))
             for process in cluster.servers.values()
             if process.controller is not None
+            and (replicated_log := process.replicated_log) is not None
+            and not (doubtful and replicated_log.majority_age_s() >= MAJORITY_FRESH_S)
         )
         observations = self._observations
         observations.append(_Observation(now, state, clocks))

@@ -20,6 +20,7 @@ from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Grant, wrap
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -146,6 +147,7 @@ def big_state(servers: int) -> PoolState:
             status=ServerStatus.UP,
             incarnation=Incarnation(1),
             gpus=gpus,
+            formats=VERSION,
         )
     return PoolState(
         cluster_id="scale",
@@ -153,6 +155,7 @@ def big_state(servers: int) -> PoolState:
         index=BASE_INDEX,
         servers=PersistentMap(table),
         tokens={token.id: token},
+        accounts_since=Milliseconds(1),
     )
 
 

@@ -1,7 +1,7 @@
 """Bounds that are scaled down for one run, so that it reaches them.
 
-A run's log has a hundred kilobytes. The rules that begin with a megabyte of log would never matter
-in it.
+A run's log has a hundred kilobytes, and its table a few leases. The rules that begin with a
+megabyte of log, or with many leases of one token, would never matter in it.
 """
 
 from collections.abc import Generator
@@ -11,6 +11,7 @@ from gpupool.consensus import followers
 from gpupool.consensus.core import progress, replication
 from gpupool.consensus.protocol import raft_settings
 from gpupool.consensus.storage import snapshot
+from gpupool.pool.transitions import batches
 from gpupool.simulations.kernel.swarm_options import Options
 
 BATCH_BYTES = 4 * 1024
@@ -33,8 +34,9 @@ _SMALL: tuple[tuple[object, str, int], ...] = (
 
 @contextmanager
 def scaled(options: Options) -> Generator[None]:
-    """Where small messages are drawn, let servers send many of them."""
+    """Let servers send many messages where small ones are drawn, and end as many leases at once."""
     with ExitStack() as stack:
+        stack.enter_context(_set(batches, "ENDED_AT_ONCE_MAX", options.ends_at_once))
         if options.small_messages:
             for module, name, value in _SMALL:
                 stack.enter_context(_set(module, name, value))

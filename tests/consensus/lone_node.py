@@ -1,6 +1,7 @@
 """One RaftNode whose peers are played by the test, message by message."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from raft_world import Register
@@ -36,9 +37,11 @@ class Lone:
         disk: SimulatedDisk | None = None,
         settings: ConsensusSettings | None = None,
         peers: tuple[str, ...] | None = None,
+        stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.now = 100.0
         self.settings = settings
+        self.stopwatch = stopwatch
         self.clock_refusal: str | None = None
         self.machine = Register()
         self.peers = [ServerId(peer) for peer in peers or voters if peer != ME]
@@ -67,6 +70,7 @@ class Lone:
             now=self.now,
             settings=self.settings,
             clock_refusal=lambda _command: self.clock_refusal,
+            stopwatch=self.stopwatch,
         )
         self.epoch = getattr(self, "epoch", 0) + 1
         self.writers = {peer: FrameWriter(self.epoch) for peer in self.peers}

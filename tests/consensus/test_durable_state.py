@@ -482,6 +482,7 @@ def test_recovery_keeps_the_log_and_makes_the_survivor_the_only_voter(tmp_path: 
     assert replay(again, Register()).voters == (ME,)
     lone = Lone.__new__(Lone)
     lone.now, lone.settings, lone.peers, lone.outcomes = 5.0, None, [], []
+    lone.stopwatch = float
     lone.disk = again.disk  # type: ignore[assignment]
     again.journal.close()
     lone.restart()

@@ -33,6 +33,7 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.transport.system_clock import SystemClock
+from gpupool.simulations.tools import long_commands
 from gpupool.simulations.tools.full_table import full_machine, least_costs, measure
 
 T = TypeVar("T")
@@ -187,6 +188,28 @@ def test_one_step_applies_a_bounded_number_of_commands() -> None:
     assert lone.machine.log == [f"c{n}" for n in range(count)]
 
 
+def test_a_step_ends_in_time_however_long_single_commands_take() -> None:
+    """A follower that pulls gets many at once, and one may take as long as a hundred others."""
+    count, now = 20, 0.0
+    entries = [(COMMAND_TYPE + closed_cbor.encode(f"c{n}"), 3 + n, 1) for n in range(count)]
+
+    def stopwatch() -> float:
+        nonlocal now
+        now += 0.002
+        return now
+
+    lone = Lone(entries=entries, stopwatch=stopwatch)
+    seen = [lone.node.core.applied_index]
+    lone.append(2 + count, 1, [], term=1, commit=2 + count)
+    while seen[-1] < 2 + count:
+        seen.append(lone.node.core.applied_index)
+        assert seen[-1] - seen[-2] <= 3
+        if seen[-1] < 2 + count:
+            assert lone.node.next_step_at() <= lone.now
+        lone.tick()
+    assert lone.machine.log == [f"c{n}" for n in range(count)]
+
+
 def sources(follower: int, voters: list[ServerId]) -> ServerId:
     """Return the first source of a follower."""
     me = ServerId(f"{follower:012x}")
@@ -202,6 +225,11 @@ def test_followers_share_the_voters_evenly_and_move_only_from_one_that_goes() ->
     gone = voters.pop(3)
     for follower, voter in chosen.items():
         assert sources(follower, voters) == voter or voter == gone
+
+
+def test_the_measurement_of_long_commands_runs() -> None:
+    found = {name: count for name, count, _, _ in long_commands.measure(3, 130, 5)}
+    assert (found["revoke"], found["remove"], found["restart"]) == (5, 5, 5)
 
 
 def test_the_measurement_of_a_full_table_runs() -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from hashlib import sha256
 
+import pytest
 from tests.golden.recorded import GOLDEN, is_rewriting, read
 from tests.golden.samples import bare, enums_of, full
 
@@ -39,7 +40,7 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.pool.transitions import backup, policy_versions
+from gpupool.pool.transitions import backup, batches, policy_versions
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
@@ -394,7 +395,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
-    others = [accounts(), suspensions(), preemption(), shares(), weights(), moves()]
+    others = [accounts(), suspensions(), preemption(), shares(), weights(), moves(), batch()]
     return [pool, short, heir, *others]
 
 
@@ -555,6 +556,25 @@ def moves() -> Script:
     back = commands.MoveLease(lease, A, "root", True, (gpus[1].id,), (gpus[0].id,))
     script.run([back, commands.MoveLease(lease, B, "bob")])
     script.keep("with a lease that was moved")
+    return script
+
+
+def batch() -> Script:
+    """Return a pool in which each command ends one of two leases."""
+    script = Script("batch")
+    script.run(founding())
+    ups = [
+        commands.ServerUp(each, ONE, f"{each[0]}:1", "1", "2", "3", gpus_of(each[0]), formats=8)
+        for each in (A, B, C)
+    ]
+    script.run([*ups])
+    script.run([grant(request(1), "ada", part(A, 0, 70)), grant(request(2), "ada", part(A, 1, 70))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "ENDED_AT_ONCE_MAX", 1)
+        script.run([commands.RevokeToken(TokenId("ada" * 4), "root")])
+        script.keep("with a token whose leases are being ended")
+        script.run([dataclasses.replace(ups[0], incarnation=Incarnation(2))])
+        script.keep("with a server whose former leases are being ended")
     return script
 
 

@@ -94,6 +94,8 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a lease that is about to be moved",
         "table with a lease that goes on elsewhere",
         "table with a lease that was moved",
+        "table with a token whose leases are being ended",
+        "table with a server whose former leases are being ended",
         SOON,
         *RECORDING,
     ):

@@ -18,12 +18,14 @@ from gpupool.simulations.checkers.lease_causes import longest_rests
 from gpupool.simulations.checkers.safety_checkers import MemoryTruth
 from gpupool.simulations.checkers.service_checkers import OneServes
 from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
+from gpupool.simulations.tools.liveness import LivenessPhase
 
 
 @dataclass
@@ -157,3 +159,19 @@ def test_a_machine_that_was_refused_twice_joins_again_once() -> None:
     assert cluster.converged
     again = [line.subject for line in cluster.trace.lines if "joins again" in line.text]
     assert again == ["s2", "s1"]
+
+
+def test_a_server_grants_nothing_while_a_slow_clock_makes_its_leader_seem_late() -> None:
+    options = Options(seed=1, servers=3, clients=6, gpus=1, hold_s=8.0, think_s=0.3, heal_s=9.0)
+    cluster = Cluster(options)
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    cluster.start_clients()
+    faults, leader = ClusterFaults(cluster), cluster.leader_name()
+    assert leader is not None
+    # No real clock does that. The other servers make up for it at 0.125 s a second.
+    faults.clock_rate(leader, 0.5, 12.0)
+    cluster.scheduler.run_until(cluster.scheduler.now + 12.0)
+    LivenessPhase(cluster, faults).run()
+    assert cluster.failures.failure is None

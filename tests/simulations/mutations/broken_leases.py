@@ -11,12 +11,14 @@ from tests.simulations.mutations.patching import patched, patched_handler
 
 from gpupool.pool import reconcile
 from gpupool.pool.model.commands import (
+    Command,
     DrainServer,
     EndLease,
     Envelope,
     FreeLease,
     GiveNotice,
     Grant,
+    RemoveServer,
     RevokeToken,
     ServerContact,
     ServerUp,
@@ -29,7 +31,7 @@ from gpupool.pool.policy.lease_ends import IdlePlan, idle_plan
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.reconcile import HostPlan, plan_host
 from gpupool.pool.transitions import apply as transitions
-from gpupool.pool.transitions import leases, state_machine
+from gpupool.pool.transitions import batches, leases, state_machine
 from gpupool.pool.transitions.apply import HANDLERS
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler
@@ -134,6 +136,24 @@ def revocation_ends_all_of_user() -> AbstractContextManager[None]:
         return state, result
 
     return patched_handler(RevokeToken, revoke)
+
+
+def revocation_left_undone() -> AbstractContextManager[None]:
+    return _taken_up(RemoveServer)
+
+
+def removal_left_undone() -> AbstractContextManager[None]:
+    return _taken_up(RevokeToken)
+
+
+def _taken_up(kind: type[Command]) -> AbstractContextManager[None]:
+    """Let leaders take up one kind of commands only that are not done."""
+    original = batches.unfinished
+
+    def unfinished(state: PoolState) -> tuple[Command, ...]:
+        return tuple(each for each in original(state) if isinstance(each, kind))
+
+    return patched(reconcile, "unfinished", unfinished)
 
 
 def ends_5s_early() -> AbstractContextManager[None]:
@@ -245,7 +265,7 @@ def starting_worker_not_counted() -> AbstractContextManager[None]:
 
 
 def free_twice_counts_twice() -> AbstractContextManager[None]:
-    original = leases._free_part
+    original = leases.free_part
 
     def free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         if lease.parts[server] is PartStatus.FREED:
@@ -253,7 +273,7 @@ def free_twice_counts_twice() -> AbstractContextManager[None]:
             return leases.charge(state, mine, sign=-1)
         return original(state, lease, server)
 
-    return patched(leases, "_free_part", free_part)
+    return patched(leases, "free_part", free_part)
 
 
 def closed_forgets_leases() -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 
 ONLY_WHERE_MEANT = ("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend", "move")
@@ -25,14 +26,15 @@ class Mutation:
     def options(self, seed: int) -> Options:
         """Return a run of the swarm in which the broken rule matters.
 
-        The CA is exchanged, GPUs are drained, leases give way, and whole tables are hashed, in runs
-        that are about it: in all others it only moves what happens.
+        The CA is exchanged, GPUs are drained, leases give way or end a few at a time, and whole
+        tables are hashed, in runs that are about it: in all others it only moves what happens.
         """
         drawn = swarm(seed)
         faults = tuple(each for each in drawn.faults if each[0] not in ONLY_WHERE_MEANT)
         policy = tuple(each for each in drawn.policy if each != "preempt")
         drawn = replace(drawn, policy=policy, policy_s=drawn.policy_s if policy else 0.0)
         drawn = replace(drawn, preemptible=0.0, faults=faults + self.faults, hash_s=0.0)
+        drawn = replace(drawn, ends_at_once=ENDED_AT_ONCE_MAX)
         return self.tune(drawn)
 
 

@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 
-from tests.simulations.mutations import broken_promises, broken_suspensions, broken_versions
+from tests.simulations.mutations import (
+    broken_leases,
+    broken_promises,
+    broken_suspensions,
+    broken_versions,
+)
 from tests.simulations.mutations.mutation import Mutation, short
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -120,6 +125,22 @@ NEWER = (
         "the survivor goes on without the newest entries of its log",
         broken_promises.recover_drops_the_end,
         tune=lambda options: replace(_five(options), faults=(("recover", 2.0),)),
+    ),
+    Mutation(
+        "revocation-left-undone",
+        "revoked-ends",
+        "a leader ends no more leases of a revoked token than the first command does",
+        broken_leases.revocation_left_undone,
+        (("revoke", 1.0),),
+        lambda options: replace(short(8.0, 6.0)(options), ends_at_once=1, hold_s=8.0),
+    ),
+    Mutation(
+        "removal-left-undone",
+        "removed-goes",
+        "a leader leaves a server in the table of which the first command did not free all",
+        broken_leases.removal_left_undone,
+        (("replace", 2.0),),
+        lambda options: replace(short(8.0, 6.0)(options), ends_at_once=1, hold_s=8.0),
     ),
     Mutation(
         "latest-clock-believed",
