@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.errors import DeniedError
-from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries, SampleSum
+from gpupool.pool.history_query import Episode, HistoryPage, HistoryQuery, HistorySeries, SampleSum
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -395,6 +395,8 @@ class FakePool:
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
         """Return a wave for each server that was asked, with a gap; or sums of samples by user."""
+        if query.of == "health":
+            return HistoryAnswer({self._server_id(n): self._episodes(n) for n in range(2)})
         if query.of == "sums":
             names = USERS[:6] if query.metric == "user" else ("",)
             sums = tuple(
@@ -414,6 +416,18 @@ class FakePool:
         return HistoryAnswer(
             {each: HistoryPage(step, (HistorySeries("", "", points),)) for each in asked}
         )
+
+    def _episodes(self, number: int) -> HistoryPage:
+        """Return a GPU that was hot, a disk that is full, and a server that was away."""
+        hour, fail = 3_600_000, Health.FAIL
+        text = HOSTILE if self.hostile else "GPU 0 has 91 C"
+        began = [Milliseconds(START_MS - ago * hour) for ago in (1, 2, 5)]
+        ended = Milliseconds(began[1] + 1_500_000)
+        heat = Episode("temperature", f"GPU-{number}-0", fail, began[1], ended, text)
+        away = Episode("silent", self._name(3), fail, began[2], ended, "it does not answer")
+        disk = Episode("disk", "free", Health.WARN, began[0], text="9 GiB are free")
+        found = (disk, heat, away) if number else (away,)
+        return HistoryPage(episodes=found, oldest=Milliseconds(START_MS - 48 * hour))
 
     async def audit(self) -> m.AuditNow:
         """Return some acts."""

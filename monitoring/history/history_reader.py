@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpupool.monitoring.accounting import day_of
+from gpupool.monitoring.history import episode_table
 from gpupool.monitoring.history.history_settings import DAY_S, NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
 from gpupool.monitoring.history.packed_hours import (
@@ -59,7 +60,7 @@ SEVERAL = ("user", "client")
 """What may be asked for by a name that several leases have; columns of these names."""
 
 NAMES_AT_A_TIME = 500
-PACKED_SCHEMA = 2
+PACKED_SCHEMA, EPISODES_SCHEMA = 2, 3
 
 Parts = list[tuple[str, int, int]]  # a tier's name, and from when to before when
 Groups = dict[tuple[int, int, int], list[int]]  # by day or 0, lease and GPU
@@ -100,6 +101,7 @@ class _Reader:
         self._deadline = deadline
         (version,) = db.execute("PRAGMA user_version").fetchone()
         self._has_packed = version >= PACKED_SCHEMA
+        self._has_episodes = version >= EPISODES_SCHEMA
         self._rolled: dict[str, int] = dict(db.execute("SELECT * FROM rolled"))
         self._oldest: dict[str, int] = {}
         for tier in TIERS:
@@ -107,6 +109,8 @@ class _Reader:
             self._oldest[tier.name] = 2**62 if found is None else found
 
     def answer(self, query: HistoryQuery) -> HistoryPage:
+        if query.of == "health":
+            return self._episodes(query)
         begun = min(self._oldest.values())
         oldest = Milliseconds(0 if begun == 2**62 else 1000 * begun)
         since = max(min(query.since // 1000, FAR_S), begun)
@@ -125,6 +129,18 @@ class _Reader:
                 return HistoryPage(problem=f"it knows no {query.metric[:64]} of a {query.of[:64]}")
             page = self._series(query, *found, since, until)
         return replace(page, oldest=oldest)
+
+    def _episodes(self, query: HistoryQuery) -> HistoryPage:
+        """Return what checks found, which every user may see."""
+        if not self._has_episodes:
+            return HistoryPage(problem="it has not kept what checks found")
+        cut = replace(
+            query,
+            since=Milliseconds(min(query.since, 1000 * FAR_S)),
+            until=Milliseconds(min(query.until, 1000 * FAR_S)),
+            after=min(query.after, AFTER_MAX),
+        )
+        return episode_table.read(self._db, cut)
 
     def _packed(self, table: Table, parts: Parts) -> Iterator[tuple[Packed, int, int]]:
         """Yield what is packed of the parts, with from when to before when it counts."""

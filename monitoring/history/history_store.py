@@ -9,12 +9,14 @@ oldest of the finest tier when the size is reached; rows that are not in the nex
 
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gpupool.monitoring.history import episode_table
+from gpupool.monitoring.history.episodes import Left
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.packed_hours import pack, spans
 from gpupool.monitoring.history.series import (
@@ -30,11 +32,13 @@ from gpupool.monitoring.history.series import (
 )
 from gpupool.monitoring.history.time_slots import Row, Slot
 from gpupool.pool.errors import StorageError
+from gpupool.pool.history_query import Episode
 from gpupool.pool.model.forgetting import Forgotten, meant
 
 FILE_NAME = "history.db"
-SCHEMA = 2
-"""1 had no packed hours; a file of it gets their tables, and its days are packed one by one."""
+SCHEMA = 3
+"""1 had no packed hours; a file of it gets their tables, and its days are packed one by one. 2 had
+no episodes of the checks, and gets their table."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -69,7 +73,7 @@ def _make() -> str:
             f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
             for tier in TIERS
         ]
-    return "; ".join(parts) + f"; {_MAKE_PACKED}"
+    return "; ".join(parts) + f"; {_MAKE_PACKED}{episode_table.MAKE_EPISODES}"
 
 
 _MAKE_PACKED = "".join(
@@ -135,7 +139,8 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
         if version < SCHEMA:
-            made = _make() if version == 0 else _MAKE_PACKED
+            made = _make() if version == 0 else episode_table.MAKE_EPISODES
+            made = _MAKE_PACKED + made if version == 1 else made
             db.executescript(f"BEGIN; {made} PRAGMA user_version={SCHEMA}; COMMIT;")
     except BaseException:
         db.close()
@@ -192,8 +197,15 @@ class HistoryStore:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def add(self, slot: Slot, server: str = "") -> None:
-        """Write one slot, and the coarser rows that are complete with it, in one transaction."""
+    def left(self) -> Left:
+        """Return the episodes of the checks that went on when the file was written last."""
+        return episode_table.left(self._db)
+
+    def add(self, slot: Slot, server: str = "", episodes: Sequence[Episode] = ()) -> None:
+        """Write one slot, and the coarser rows that are complete with it, in one transaction.
+
+        ``episodes`` are those of the checks that have begun or ended.
+        """
         with self._db:
             self._db.execute("BEGIN")
             self._name(slot, server)
@@ -202,6 +214,7 @@ class HistoryStore:
             self._insert(LEASE, slot.t, leases)
             self._insert(SERVER, slot.t, {(): slot.server} if slot.server["n"] else {})
             self._insert(POOL, slot.t, {(): slot.pool} if slot.pool["n"] else {})
+            episode_table.write(self._db, episodes, 1000 * (slot.t + TIERS[0].step_s))
             self._roll_up(slot.t + TIERS[0].step_s)
             self._pack()
 
@@ -316,7 +329,7 @@ class HistoryStore:
         return self.size() <= self._settings.size_max - self.margin()
 
     def _drop_oldest(self) -> bool:
-        """Delete the oldest rows of the finest tier that has some in the next one."""
+        """Delete the oldest rows of the finest tier that is in the next one; at last episodes."""
         for tier in TIERS:
             upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
             row = self._db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
@@ -325,7 +338,8 @@ class HistoryStore:
             rows = min(DROP_ROWS, self.margin() // 200)
             self._drop_before(tier.name, min(upto, self._after(tier.name, rows)))
             return True
-        return False
+        with self._db:
+            return episode_table.drop_oldest(self._db, self.margin() // 2000)
 
     def _after(self, tier: str, rows: int) -> int:
         """Return the time before which a tier has about so many rows of leases."""
@@ -362,6 +376,7 @@ class HistoryStore:
                 self._drop_before(tier.name, min(before, self._after(tier.name, DROP_ROWS)))
         with self._db:
             self._db.execute("DELETE FROM lease WHERE seen < ?", (now - self._settings.keep_1h_s,))
+            episode_table.expire(self._db, 1000 * (now - self._settings.keep_1h_s))
         self.vacuum()
 
     def vacuum(self) -> None:
@@ -375,9 +390,11 @@ class HistoryStore:
 
     def forget(self, forgotten: Iterable[Forgotten]) -> None:
         """Replace the names of users by pseudonyms, in the file and in its journal."""
+        orders = tuple(forgotten)
         users = self._db.execute("SELECT DISTINCT user FROM lease").fetchall()
-        found = [(order, user) for (user,) in users for order in meant(forgotten, user)]
-        if not found:
+        found = [(order, user) for (user,) in users for order in meant(orders, user)]
+        of_checks = episode_table.forget(self._db, orders)
+        if not found and not of_checks:
             return
         self._db.execute("PRAGMA secure_delete=ON")
         with self._db:
@@ -385,6 +402,7 @@ class HistoryStore:
                 "UPDATE lease SET user = ?, client = '' WHERE user = ? AND granted_at <= ?",
                 [(order.pseudonym, user, order.at) for order, user in found],
             )
+            episode_table.replace_users(self._db, of_checks)
         self.checkpoint()
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpupool.monitoring.web.check_history import ask_checks
 from gpupool.monitoring.web.gate import Gate, NoEntry
 from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.live_book import Book, Packed
@@ -128,6 +129,7 @@ class Api:
             "/recent": self._recent,
             "/day": self._day,
             "/history": self._history,
+            "/checks": self._checks,
             "/usage": self._usage,
             "/records": self._records,
             "/lease/{lease}": self._lease,
@@ -283,6 +285,9 @@ class Api:
 
     async def _history(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_series(source, request.query_params))
+
+    async def _checks(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_checks(source, request.query_params))
 
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params

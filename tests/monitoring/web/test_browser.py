@@ -249,6 +249,21 @@ def test_a_lease_is_ended_with_a_reason_and_a_key_is_good_once(
     visit.check()
 
 
+def test_the_page_of_health_shows_when_checks_failed(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("health?past=30")
+    found = visit.page.locator("section[aria-label='Earlier findings']")
+    found.get_by_text("temperature").wait_for()
+    assert "goes on" in found.inner_text() and "25 min 00 s" in found.inner_text()
+    assert "only since" in visit.page.locator("p.notice").inner_text()
+    visit.page.get_by_role("searchbox").fill("temperature")
+    found.get_by_text("disk", exact=True).wait_for(state="detached")
+    found.get_by_role("button", name="A day").click()
+    visit.page.wait_for_function("location.search.includes('past=1')")
+    found.get_by_text("temperature").wait_for()
+    visit.check()
+
+
 def test_a_finding_is_silenced_with_a_reason(browser: Any, served: Served) -> None:
     visit = Visit(browser, served)
     visit.open("health")
