@@ -20,6 +20,7 @@ from gpupool.monitoring.history.episodes import Left
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.packed_hours import pack, spans
 from gpupool.monitoring.history.series import (
+    CAPACITY,
     GPU,
     LEASE,
     MIB,
@@ -38,7 +39,7 @@ from gpupool.pool.model.forgetting import Forgotten, meant
 FILE_NAME = "history.db"
 SCHEMA = 3
 """1 had no packed hours; a file of it gets their tables, and its days are packed one by one. 2 had
-no episodes of the checks, and gets their table."""
+neither episodes of the checks nor what became of the pool's GPUs, and gets these tables."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -66,20 +67,32 @@ def _make() -> str:
         "CREATE TABLE rolled (tier TEXT PRIMARY KEY, upto INTEGER NOT NULL)",
         "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ]
-    for table in TABLES:
-        columns = ", ".join(f"{each} INTEGER NOT NULL" for each in table.columns)
-        keys = ", ".join(("t", *table.keys))
-        parts += [
-            f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
-            for tier in TIERS
-        ]
-    return "; ".join(parts) + f"; {_MAKE_PACKED}{episode_table.MAKE_EPISODES}"
+    parts += [
+        statement for table in TABLES if table is not CAPACITY for statement in _make_tiers(table)
+    ]
+    return "; ".join(parts) + f"; {_MAKE_PACKED}{_MAKE_OF_3}"
+
+
+def _make_tiers(table: Table) -> list[str]:
+    columns = ", ".join(f"{each} INTEGER NOT NULL" for each in table.columns)
+    keys = ", ".join(("t", *table.keys))
+    return [
+        f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+        for tier in TIERS
+    ]
 
 
 _MAKE_PACKED = "".join(
     f"CREATE TABLE {table.packed}"  # from when to before when, and the rows
     " (t INTEGER PRIMARY KEY, upto INTEGER NOT NULL, data BLOB NOT NULL); "
     for table in PACKED
+)
+_MAKE_OF_3 = "; ".join(
+    (
+        *_make_tiers(CAPACITY),
+        "CREATE TABLE model (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+        episode_table.MAKE_EPISODES,
+    )
 )
 
 
@@ -139,7 +152,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
         if version < SCHEMA:
-            made = _make() if version == 0 else episode_table.MAKE_EPISODES
+            made = _make() if version == 0 else _MAKE_OF_3
             made = _MAKE_PACKED + made if version == 1 else made
             db.executescript(f"BEGIN; {made} PRAGMA user_version={SCHEMA}; COMMIT;")
     except BaseException:
@@ -169,6 +182,7 @@ class HistoryStore:
             self._rolled = dict(self._db.execute("SELECT * FROM rolled"))
             found = self._db.execute("SELECT id, gpu, number, model, capacity FROM gpu")
             self._gpus = {row[1]: row for row in found}
+            self._models: dict[str, int] = dict(self._db.execute("SELECT name, id FROM model"))
             self._server = ""
             self._leases = {key for (key,) in self._db.execute("SELECT id FROM lease")}
         except BaseException:
@@ -214,6 +228,8 @@ class HistoryStore:
             self._insert(LEASE, slot.t, leases)
             self._insert(SERVER, slot.t, {(): slot.server} if slot.server["n"] else {})
             self._insert(POOL, slot.t, {(): slot.pool} if slot.pool["n"] else {})
+            models = {(self._models[name],): row for name, row in slot.models.items()}
+            self._insert(CAPACITY, slot.t, models)
             episode_table.write(self._db, episodes, 1000 * (slot.t + TIERS[0].step_s))
             self._roll_up(slot.t + TIERS[0].step_s)
             self._pack()
@@ -232,6 +248,9 @@ class HistoryStore:
                 number = row[0] if row is not None else len(self._gpus) + 1
                 self._gpus[gpu] = (number, gpu, *described)
                 self._db.execute("INSERT OR REPLACE INTO gpu VALUES (?,?,?,?,?)", self._gpus[gpu])
+        for model in slot.models.keys() - self._models.keys():
+            self._models[model] = len(self._models) + 1
+            self._db.execute("INSERT INTO model VALUES (?, ?)", (self._models[model], model))
         for lease, each in slot.lease_books.items():
             if lease not in self._leases:
                 self._leases.add(lease)

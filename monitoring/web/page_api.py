@@ -21,7 +21,13 @@ from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
 from gpupool.monitoring.web.pool_day import PoolDay
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.monitoring.web.recent import METRICS, Recent
-from gpupool.monitoring.web.usage_answers import ask_lease, ask_records, ask_report, query_of
+from gpupool.monitoring.web.usage_answers import (
+    ask_capacity,
+    ask_lease,
+    ask_records,
+    ask_report,
+    query_of,
+)
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -131,6 +137,7 @@ class Api:
             "/history": self._history,
             "/checks": self._checks,
             "/usage": self._usage,
+            "/capacity": self._capacity,
             "/records": self._records,
             "/lease/{lease}": self._lease,
             "/audit": self._audit,
@@ -300,6 +307,9 @@ class Api:
             body = Packed(str(answer["csv"]).encode())
             return packed_response(request, body, "text/csv; charset=utf-8", headers)
         return _json(request, {k: v for k, v in answer.items() if k != "csv"})
+
+    async def _capacity(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_capacity(source, query_of(request.query_params)))
 
     async def _records(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_records(source, query_of(request.query_params)))

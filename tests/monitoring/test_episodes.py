@@ -17,6 +17,7 @@ from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME
 from gpupool.monitoring.history.history_writer import HistoryWriter
+from gpupool.monitoring.history.series import TIERS
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.history_query import Episode, HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.forgetting import Forgotten, digest_of
@@ -183,13 +184,16 @@ def test_a_file_of_before_gets_the_table(tmp_path: Path) -> None:
     keeper.take(seconds(0, 25))
     keeper.close()
     db = history_store.connect(tmp_path / FILE_NAME, write=True)
-    db.executescript("DROP TABLE episode; DELETE FROM about; PRAGMA user_version=2;")
+    newer = ["episode", "model", *(f"capacity_sample_{tier.name}" for tier in TIERS)]
+    drops = "".join(f"DROP TABLE {name}; " for name in newer)
+    db.executescript(f"{drops} DELETE FROM about; PRAGMA user_version=2;")
     db.close()
     assert ask(tmp_path).problem == "it has not kept what checks found"
     keeper.take(at(second, hot(30)) for second in range(30, 51))
     keeper.close()
     assert told(tmp_path) == [("temperature", "GPU-1", FAIL, 30, -1)]
     assert ask(tmp_path).oldest == ms(30)
+    assert rows_of(tmp_path, "SELECT count(*) FROM capacity_sample_10s")[0][0] > 0
 
 
 def test_episodes_are_kept_as_long_as_hours_and_their_number_is_bounded(

@@ -71,6 +71,7 @@ async def test_nothing_is_told_to_strangers(pool: FakePool) -> None:
         "recent",
         "day",
         "checks?since=0&until=1",
+        "capacity",
         "server/x",
         "lease/1",
     ):
