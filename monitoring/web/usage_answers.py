@@ -7,9 +7,9 @@ from functools import reduce
 import trio
 
 from gpupool.monitoring.accounting import Range, total
-from gpupool.monitoring.capacity_report import as_plain as capacity_plain
-from gpupool.monitoring.capacity_report import capacity_report
 from gpupool.monitoring.cost_asking import with_costs
+from gpupool.monitoring.history.capacity_report import as_plain as capacity_plain
+from gpupool.monitoring.history.capacity_report import capacity_report
 from gpupool.monitoring.history.sample_figures import figures_of, lease_lines
 from gpupool.monitoring.usage_report import (
     LIVE,

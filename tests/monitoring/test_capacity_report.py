@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.monitoring.samples import H200, ME, START_MS, gpu_id, sample, table
 from tests.monitoring.test_history_store import rows_of, writer
 
-from gpupool.monitoring import capacity_report as report
 from gpupool.monitoring.accounting import Range
+from gpupool.monitoring.history import capacity_report as report
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.sample import CapacityBooks, pool_books
 from gpupool.pool.history_query import CapacitySum, HistoryPage, HistoryQuery

@@ -33,8 +33,8 @@ def show_capacity(
     Raises:
         UsageError: when capacity has no sums by that, or the range is none.
     """
-    from gpupool.monitoring import capacity_report as report
     from gpupool.monitoring.accounting import Range
+    from gpupool.monitoring.history import capacity_report as report
     from gpupool.monitoring.usage_report import aligned
 
     if by not in report.KEYS:
