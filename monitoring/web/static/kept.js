@@ -45,7 +45,7 @@ export async function kept(of, metrics, hours) {
     let unit = "";
     for (const name of of) {
       try {
-        const { data } = await ask(`history?${new URLSearchParams({ of: word(name), metric, since, until })}`);
+        const { data } = await ask(`history?${new URLSearchParams({ of: word(name), metric, since: String(since), until: String(until) })}`);
         lines.push(...data.lines);
         unit = data.unit;
         result.metrics = [...new Set([...result.metrics, ...data.metrics])];

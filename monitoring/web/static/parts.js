@@ -92,6 +92,12 @@ export function facts(list) {
   </dl>`;
 }
 
+/**
+ * A part of a page under a heading.
+ * @param {string} title
+ * @param {unknown} content
+ * @param {{aside?: unknown, right?: unknown, footer?: unknown, width?: string, flush?: boolean}} [options]
+ */
 export function panel(title, content, { aside, right, footer, width = "", flush = false } = {}) {
   return html`<section class="panel ${width}" aria-label=${title}>
     <header>
@@ -154,7 +160,7 @@ function compare(a, b) {
 }
 
 /** Return the rows that the address asks for, sorted as it says, and the wanted piece of them. */
-export function arrange(list, columns, { text, sort = "", size = PAGE_ROWS, prefix = "" }) {
+export function arrange(list, columns, { text = null, sort = "", size = PAGE_ROWS, prefix = "" } = {}) {
   const asked = params();
   const words = (asked.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean);
   let found = words.length && text ? list.filter((row) => {
@@ -176,7 +182,13 @@ export function arrange(list, columns, { text, sort = "", size = PAGE_ROWS, pref
 
 const hidden = (column) => (column.wide ? "hide-medium hide-narrow" : column.narrow ? "hide-narrow" : "");
 
-/** A real table. Columns: key, title, cell(row), sort(row), num, narrow and wide (hidden without room). */
+/**
+ * A real table. Columns: key, title, cell(row), sort(row), num, narrow and wide (hidden without room).
+ * @param {string} caption
+ * @param {any[]} list
+ * @param {any[]} columns
+ * @param {{text?: (row: any) => string, sort?: string, size?: number, prefix?: string, empty?: unknown, total?: unknown, dead?: (row: any) => boolean}} [options]
+ */
 export function dataTable(caption, list, columns, options = {}) {
   const shownColumns = columns.filter(Boolean);
   const prefix = options.prefix || "";
@@ -234,9 +246,11 @@ export function announce(text) {
   if (place && place.textContent !== text) place.textContent = text;
 }
 
+let toasted = 0;
+
 export function toast(text) {
   const place = document.getElementById("toast");
   place.textContent = text;
-  clearTimeout(place.timer);
-  place.timer = setTimeout(() => (place.textContent = ""), 6000);
+  clearTimeout(toasted);
+  toasted = setTimeout(() => (place.textContent = ""), 6000);
 }

@@ -20,7 +20,7 @@ async function load() {
   const asked = (past.days = days());
   const until = Math.floor(poolNow() / 1000) * 1000;
   try {
-    const { data } = await ask(`checks?${new URLSearchParams({ since: until - Number(asked) * DAY_MS, until })}`);
+    const { data } = await ask(`checks?${new URLSearchParams({ since: String(until - Number(asked) * DAY_MS), until: String(until) })}`);
     if (asked === past.days) Object.assign(past, { data, error: "" });
   } catch (error) {
     past.error = error.what || "No server tells.";

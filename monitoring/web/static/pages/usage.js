@@ -5,6 +5,7 @@ import { bar, choice, clientLink, dataTable, facts, html, none, nothing, panel, 
 import { ask, changed } from "../store.js";
 import { missing } from "./leases.js";
 
+/** @type {[string, string, number][]} */
 const SPANS = [["24h", "24 h", 1], ["7d", "7 days", 7], ["30d", "30 days", 30], ["90d", "90 days", 90], ["365d", "1 year", 365]];
 const KEYS = [["user", "User"], ["class", "Class"], ["department", "Department"], ["client", "Client"], ["server", "Server"], ["model", "Model"], ["program", "Program"], ["day", "Day"]];
 const report = { query: "", data: null, capacity: null, error: "", busy: false };
