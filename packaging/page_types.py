@@ -48,7 +48,7 @@ def main() -> int:
     node = shutil.which("node") or shutil.which("nodejs")
     why = get_typescript(folder) if node else "Node.js is not here: apt-get install nodejs"
     if node is None or why:
-        print(f"the types of the page are not checked: {why}")
+        sys.stderr.write(f"the types of the page are not checked: {why}\n")
         return 0
     command = [node, str(folder / COMPILER), "--project", str(PROJECT)]
     return subprocess.run(command, check=False, timeout=LIMIT_S).returncode

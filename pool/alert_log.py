@@ -6,14 +6,16 @@ not told, and says how often it could not be.
 
 Every server that could send follows what holds, and one of them tells (``alert_gate``). A server
 that begins to send is silent for a minute first: the former sender may have told. So is one that
-comes back from a minority, which tells of nothing but that while it is in one. The simulator runs
-this code for each of its servers (``alert_checker``).
+loses touch with a majority, which then tells of nothing else, and one that is in touch again: it
+tells that this is over, also where another server is the sender now. The simulator runs this code
+for each of its servers (``alert_checker``).
 """
 
 import hashlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from gpupool.pool.telemetry import Health
 
@@ -89,6 +91,14 @@ def alert_id(rule: str, subject: str, began_ms: int) -> str:
     return hashlib.sha256(f"{rule}\0{subject}\0{began_ms}".encode()).hexdigest()[:32]
 
 
+class _Role(Enum):
+    """What a server may tell of."""
+
+    ALL = "all"  # it is the sender
+    CUT_OFF = "cut off"  # without a majority: of that alone
+    OWN = "own"  # another one is the sender: that it is in touch again, if it told otherwise
+
+
 @dataclass(slots=True)
 class _Followed:
     condition: Condition
@@ -107,8 +117,8 @@ class AlertLog:
     _followed: dict[tuple[str, str], _Followed] = field(
         default_factory=dict[tuple[str, str], _Followed]
     )
-    _sending_since_s: float | None = None
-    _majority: bool = True
+    _role: _Role | None = None
+    _since_s: float = 0.0  # since when it has that role
     _due_s: float | None = None
     _sent: deque[float] = field(default_factory=deque[float])
     _left_out: int = 0
@@ -132,19 +142,15 @@ class AlertLog:
             majority: whether it is in touch with one; without, it tells of nothing else.
         """
         self._follow(conditions, now_s, now_ms)
-        comes_back, self._majority = majority and not self._majority, majority
-        if comes_back or (majority and not sends):
-            self._sending_since_s = self._due_s = None
-        if not sends and majority:
-            return None
-        if self._sending_since_s is None:
-            self._sending_since_s = now_s
-        untold = self._untold(now_s, majority=majority)
+        role = _Role.ALL if sends and majority else _Role.OWN if majority else _Role.CUT_OFF
+        if role is not self._role:
+            self._role, self._since_s, self._due_s = role, now_s, None
+        untold = self._untold(now_s)
         if not untold:
             self._due_s = None
             return None
         if self._due_s is None:
-            silent_until_s = self._sending_since_s + self.times.silent_first_s
+            silent_until_s = self._since_s + self.times.silent_first_s
             self._due_s = max(now_s + self.times.group_s, silent_until_s)
         return self._tell(untold, now_s) if now_s >= self._due_s else None
 
@@ -165,11 +171,14 @@ class AlertLog:
             else:
                 known.over_ms = now_ms
 
-    def _untold(self, now_s: float, *, majority: bool) -> list[_Followed]:
+    def _untold(self, now_s: float) -> list[_Followed]:
         """Return what must be told: new alerts, those that go on, and those that are over."""
         found: list[_Followed] = []
         for known in self._followed.values():
-            if not majority and known.condition.rule.name != NO_MAJORITY:
+            about_majority = known.condition.rule.name == NO_MAJORITY
+            if self._role is not _Role.ALL and not about_majority:
+                continue
+            if self._role is _Role.OWN and not known.over_ms:
                 continue
             fires = now_s - known.since_s >= known.condition.rule.for_s
             again = known.told_s is not None and now_s - known.told_s >= self.times.repeat_s

@@ -95,6 +95,7 @@ class _Sender:
     told_at: float | None = None
     told: set[Key] = field(default_factory=set[Key])  # of what fires
     seen: dict[Key, float] = field(default_factory=dict[Key, float])  # held when it last looked
+    last_seen: dict[Key, float] = field(default_factory=dict[Key, float])
 
 
 class AlertsTold:
@@ -103,7 +104,8 @@ class AlertsTold:
     - What a sender has seen to hold for long enough, somebody has told since it began.
     - A process tells once of what fires, until it is over.
     - A new sender is silent at first, and two messages of a process are never close together.
-    - Without a majority a server tells of that alone.
+    - Without a majority a server tells of that alone. It tells that this is over even where it is
+      not the sender, and of nothing else.
     """
 
     def __init__(self, failures: FailureReporter, times: Times, look_every_s: float) -> None:
@@ -143,6 +145,9 @@ class AlertsTold:
             (c.rule.name, c.subject): sender.seen.get((c.rule.name, c.subject), now)
             for c in conditions
         }
+        sender.last_seen |= dict.fromkeys(sender.seen, now)
+        over = now - self._times.over_after_s + SLACK_S
+        sender.told = {key for key in sender.told if sender.last_seen[key] > over}
         if message is not None:
             self._judge(server, sender, message, now, majority=majority)
         if sender.sends_since is not None:
@@ -154,10 +159,10 @@ class AlertsTold:
         fires = {(a.rule, a.subject) for a in message.alerts if not a.ended_ms}
         over = {(a.rule, a.subject) for a in message.alerts if a.ended_ms}
         others = {rule for rule, _ in fires | over} - {NO_MAJORITY}
-        if not majority and others:
-            self._fail(f"{server} tells of {sorted(others)} without a majority")
-        if majority:
-            silent_s = now - (sender.sends_since if sender.sends_since is not None else now)
+        if sender.sends_since is None and (others or (majority and fires)):
+            self._fail(f"{server} tells of {sorted(fires | over)}, and is not the sender")
+        if sender.sends_since is not None:
+            silent_s = now - sender.sends_since
             if silent_s < self._times.silent_first_s - SLACK_S:
                 self._fail(f"{server} tells {silent_s:.1f} s after it began to send")
         if sender.told_at is not None and now - sender.told_at < self._times.group_s - SLACK_S:

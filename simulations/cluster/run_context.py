@@ -40,6 +40,7 @@ from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.checkers.version_checker import VersionsAgree
 from gpupool.simulations.cluster import simulated_alerts
 from gpupool.simulations.cluster.shared_tables import SharedTables
+from gpupool.simulations.cluster.simulated_alerts import Drawn
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 from gpupool.simulations.kernel.quiescence import QuiescenceTracker
@@ -99,6 +100,8 @@ class Environment:
     empty: PoolState
     """The table with which each server begins."""
     quiescence: QuiescenceTracker
+    alerts: Drawn
+    """What senders of alerts see."""
     history: History = field(default_factory=History)
     tables: SharedTables = field(default_factory=SharedTables)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])

@@ -253,7 +253,13 @@ class ServerProcess(Process):
             health = replicated_log.health()
             checkers.senders.looked(self.server, self.table.state, health, now)
             if self._alerts is None:
-                self._alerts = SimulatedSender(self.server, checkers.senders, checkers.alerts, now)
+                self._alerts = SimulatedSender(
+                    self.server,
+                    self._environment.alerts,
+                    checkers.senders,
+                    checkers.alerts,
+                    now,
+                )
             self._alerts.look(self.table.state, health, now)
         if self._seen is not self.table.state:
             self._seen = self.table.state

@@ -338,3 +338,14 @@ def test_without_a_majority_only_that_is_told() -> None:
     assert [alert.rule for message in messages for alert in message.alerts] == ["NoMajority"]
     told.majority = True
     assert [a.rule for m in told.run(100, bad()) for a in m.alerts] == ["GpuFault", "NoMajority"]
+
+
+def test_who_told_of_no_majority_tells_that_it_is_over_though_another_one_sends() -> None:
+    told = settled()
+    told.sends = told.majority = False
+    told.run(120, bad("quorum", NO_MAJORITY))
+    told.majority = True  # another server is the sender now
+    messages = told.run(300, bad())
+    assert [(a.rule, bool(a.ended_ms)) for m in messages for a in m.alerts] == [
+        ("NoMajority", True)
+    ]
