@@ -1,7 +1,7 @@
 // Parts of pages: states, bars, tables with sort, filter and pages in the address, dialogs.
 
 import { html, nothing, render, svg } from "/vendor/lit-html.js";
-import { NONE, known, number } from "./format.js";
+import { NONE, full, known, number } from "./format.js";
 
 export { html, nothing, render, svg };
 
@@ -148,6 +148,9 @@ export const gpuLink = (server, index) => html`<a href=${path("gpus", server, in
 export const leaseLink = (id) => html`<a class="mono" href=${path("leases", id)}>${id}</a>`;
 export const clientLink = (name) => (name ? html`<a href=${path("clients", name)}>${name}</a>` : NONE);
 export const userLink = (name) => html`<a href=${path("users", name)}>${name}</a>`;
+
+/** A moment as a link to the charts around it, of a server, SERVER/NUMBER of a GPU, or the pool. */
+export const momentLink = (at, of) => html`<a class="nowrap" href=${`/history?${new URLSearchParams({ of: of || "pool", span: "6h", at: String(at) })}`}><time>${full(at)}</time></a>`;
 
 // --- tables ----------------------------------------------------------------------------------------
 

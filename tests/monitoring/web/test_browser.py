@@ -5,6 +5,7 @@ GPUPOOL_AXE names the file; each is left out with a sentence where it is missing
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -218,6 +219,26 @@ def test_an_event_leads_to_its_lease_whose_charts_are_there(browser: Any, served
     visit.page.wait_for_selector("h2 >> text=Wire")
     visit.open("gpus/node-1/1")
     visit.page.wait_for_selector("h2 >> text=Tensor")
+    visit.check()
+
+
+def test_a_moment_leads_to_the_charts_around_it(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("health?past=30")
+    visit.page.get_by_role("searchbox").fill("temperature")
+    visit.page.click("section[aria-label='Earlier findings'] tbody a >> nth=0")
+    visit.page.wait_for_selector("h2 >> text=Busy")
+    assert "of=node-1%2F0" in visit.page.url and "at=" in visit.page.url
+    visit.page.wait_for_selector("p.notice >> text=Around")
+    asked = [each for each in visit.asked if "/api/v1/history" in each][-1]
+    since, until = (int(re.search(f"{name}=(\\d+)", asked)[1]) for name in ("since", "until"))
+    at = int(re.search(r"at=(\d+)", visit.page.url)[1])
+    assert since < at <= until and until - since == 6 * 3_600_000
+    visit.page.get_by_role("button", name="Up to now").click()
+    visit.page.wait_for_function("!location.search.includes('at=')")
+    visit.open("events")
+    href = visit.page.get_attribute("main tbody td >> nth=0 >> a", "href")
+    assert href.startswith("/history?of=") and "&at=" in href
     visit.check()
 
 

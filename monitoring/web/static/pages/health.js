@@ -2,7 +2,7 @@
 
 import { duration, full, number, plural, since, when } from "../format.js";
 import { maySilence, silence, unsilence } from "../orders.js";
-import { choice, dataTable, facts, filterField, html, mark, none, nothing, panel, params, serverLink, setParams, state } from "../parts.js";
+import { choice, dataTable, facts, filterField, html, mark, momentLink, none, nothing, panel, params, serverLink, setParams, state } from "../parts.js";
 import { ask, changed, pool, poolNow, rows } from "../store.js";
 
 const ORDER = { fail: 0, warn: 1, ok: 2 };
@@ -54,12 +54,15 @@ function lacks(data) {
   return lines.length ? html`<p class="notice quiet">${lines.map((text) => html`<span>${text} </span>`)}</p>` : nothing;
 }
 
+/** Whose charts tell more of an episode. */
+const place = (e) => (e.server && /^GPU \d+$/.test(e.subject) ? e.subject.replace("GPU ", `${e.server}/`) : e.server);
+
 function history() {
   const data = past.data;
   const right = choice("How far back", SPANS, days(), (value) => setParams({ past: value === "7" ? "" : value, ppage: "" }));
   const empty = past.error ? none(past.error) : none(data ? "No check has found anything in this time." : "Asking the servers…");
   const columns = [
-    { key: "began", title: "Began", cell: (e) => html`<time class="nowrap">${full(e.began)}</time>`, sort: (e) => e.began },
+    { key: "began", title: "Began", cell: (e) => momentLink(e.began, place(e)), sort: (e) => e.began },
     { key: "ended", title: "Ended", cell: (e) => (e.ended ? html`<time class="nowrap">${full(e.ended)}</time>` : html`<b>goes on</b>`), sort: (e) => e.ended || Infinity, narrow: true },
     { key: "for", title: "For", num: true, cell: (e) => duration((e.ended || poolNow()) - e.began), sort: (e) => (e.ended || poolNow()) - e.began },
     { key: "level", title: "Result", cell: (e) => state(e.level), sort: (e) => ORDER[e.level] },
