@@ -122,7 +122,7 @@ class PhillyTrace:
             gpus, machine = gpus - len(names), machine + 1
         return found
 
-    def _usual(self) -> tuple[object, list[dict[str, Any]]]:
+    def _usual(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, end = self._span()
         gpus = self._random.choice((1, 1, 1, 1, 2, 4, 8))
         middle = begin + (end - begin) // 2
@@ -135,21 +135,21 @@ class PhillyTrace:
         attempts = [_attempt(local(a), local(b), self._places(gpus)) for a, b in spans]
         return begin - self._random.randrange(3600), attempts
 
-    def _overlaps(self) -> tuple[object, list[dict[str, Any]]]:
+    def _overlaps(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, end = self._span()
         self.known.note("overlap")
         self.known.add(2, (begin, begin + 40), (begin + 40, end))
         first = _attempt(local(begin), local(begin + 40), self._places(2))
         return begin, [first, _attempt(local(begin + 20), local(end), self._places(2))]
 
-    def _lies_within(self) -> tuple[object, list[dict[str, Any]]]:
+    def _lies_within(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, end = self._span()
         self.known.note("within")
         self.known.add(1, (begin, end))
         inner = _attempt(local(begin + 10), local(begin + 20), self._places(1))
         return begin, [_attempt(local(begin), local(end), self._places(1)), inner]
 
-    def _lacks_times(self) -> tuple[object, list[dict[str, Any]]]:
+    def _lacks_times(self) -> tuple[int | str, list[dict[str, Any]]]:
         """Leave out the first attempt's start, the second's end, and the end of the last."""
         begin, _ = self._span()
         for name in ("no-start", "no-end", "open-end"):
@@ -162,32 +162,32 @@ class PhillyTrace:
             _attempt(local(begin + 50), None, self._places(1)),
         ]
 
-    def _has_no_attempt(self) -> tuple[object, list[dict[str, Any]]]:
+    def _has_no_attempt(self) -> tuple[int | str, list[dict[str, Any]]]:
         self.known.note("no-times")
         return self._span()[0], []
 
-    def _lasts_no_time(self) -> tuple[object, list[dict[str, Any]]]:
+    def _lasts_no_time(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, _ = self._span()
         self.known.note("zero-length")
         self.known.add(4, (begin, begin))
         return begin, [_attempt(local(begin), local(begin), self._places(4))]
 
-    def _needs_no_gpu(self) -> tuple[object, list[dict[str, Any]]]:
+    def _needs_no_gpu(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, end = self._span()
         self.known.note("cpu-only")
         return begin, [_attempt(local(begin), local(end), [("m1", [])])]
 
-    def _needs_many_servers(self) -> tuple[object, list[dict[str, Any]]]:
+    def _needs_many_servers(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, end = self._span()
         self.known.add(3 * GPUS, (begin, end))
         return begin, [_attempt(local(begin), local(end), self._places(3 * GPUS))]
 
-    def _starts_early(self) -> tuple[object, list[dict[str, Any]]]:
+    def _starts_early(self) -> tuple[int | str, list[dict[str, Any]]]:
         begin, end = self._span()
         self.known.add(1, (begin, end))
         return begin + 30, [_attempt(local(begin), local(end), self._places(1))]
 
-    def _in_the_hour_that_comes_twice(self) -> tuple[object, list[dict[str, Any]]]:
+    def _in_the_hour_that_comes_twice(self) -> tuple[int | str, list[dict[str, Any]]]:
         """From 01:50 to 01:10: the second time is after the clocks were set back."""
         self.known.note("twice", 3)
         self.known.add(1, (0, 20 * 60))

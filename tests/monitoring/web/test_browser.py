@@ -5,7 +5,6 @@ GPUPOOL_AXE names the file; each is left out with a sentence where it is missing
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from tests.fake_web_pool import HOSTILE
@@ -231,8 +230,9 @@ def test_a_moment_leads_to_the_charts_around_it(browser: Any, served: Served) ->
     assert "of=node-1%2F0" in visit.page.url and "at=" in visit.page.url
     visit.page.wait_for_selector("p.notice >> text=Around")
     asked = [each for each in visit.asked if "/api/v1/history" in each][-1]
-    since, until = (int(re.search(f"{name}=(\\d+)", asked)[1]) for name in ("since", "until"))
-    at = int(re.search(r"at=(\d+)", visit.page.url)[1])
+    of_answer, of_page = (parse_qs(urlsplit(each).query) for each in (asked, visit.page.url))
+    since, until = (int(of_answer[name][0]) for name in ("since", "until"))
+    at = int(of_page["at"][0])
     assert since < at <= until and until - since == 6 * 3_600_000
     visit.page.get_by_role("button", name="Up to now").click()
     visit.page.wait_for_function("!location.search.includes('at=')")
