@@ -69,7 +69,7 @@ function history() {
     { key: "check", title: "Check", cell: (e) => html`<b>${e.check}</b>`, sort: (e) => e.check },
     { key: "server", title: "Server", cell: (e) => (e.server ? serverLink(e.server) : html`<span class="muted">the pool</span>`), sort: (e) => e.server },
     { key: "subject", title: "Of what", cell: (e) => e.subject || "–", sort: (e) => e.subject, narrow: true },
-    { key: "text", title: "Finding", cell: (e) => e.text, wide: true },
+    { key: "text", title: "Finding", cell: (e) => e.text, narrow: true },
   ];
   const words = (e) => `${e.check} ${e.server} ${e.subject} ${e.text}`;
   return html`${data ? lacks(data) : nothing}
