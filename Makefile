@@ -28,6 +28,7 @@ help:
 	@echo "make sanitized-tests   run the C programs behind the CUDA door with AddressSanitizer"
 	@echo "make browser-tests test the web page in Debian's Chromium, with axe-core from npm"
 	@echo "make test-monitoring  that, and metrics, rules and panels with Debian's Prometheus"
+	@echo "make page-types   check the types of the page's JavaScript by TypeScript from npm"
 	@echo "make web-vendor    get the page's browser libraries anew from npm, and check their sums"
 	@echo "make lock   write requirements/ anew; needs uv"
 	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
@@ -200,13 +201,18 @@ BROWSER_TESTS := tests/monitoring/web/test_browser.py tests/monitoring/web/test_
 PROMETHEUS_TESTS := tests/monitoring/http/test_observer_https.py tests/monitoring/health/test_alerts.py \
   tests/monitoring/test_metrics.py
 
-browser-tests: $(VENV)/installed-browser
+browser-tests: $(VENV)/installed-browser page-types
 	$(BIN)/python packaging/test_tools.py $(VENV)/axe.min.js
 	GPUPOOL_AXE=$(abspath $(VENV))/axe.min.js $(BIN)/pytest -q -m slow -rs $(BROWSER_TESTS)
 
+.PHONY: page-types
+# Nothing is checked where Node.js or npm's registry is missing.
+page-types: $(BIN)/python
+	$(BIN)/python packaging/page_types.py $(VENV)/typescript
+
 .PHONY: test-monitoring
 # Debian's Prometheus and Chromium are installed where this is root; else their tests are left out.
-test-monitoring: $(VENV)/installed-browser
+test-monitoring: $(VENV)/installed-browser page-types
 	$(BIN)/python packaging/test_tools.py $(VENV)/axe.min.js
 	$(BIN)/pytest -q -m 'slow or not slow' -rs -k 'prom or panel or answers_again' $(PROMETHEUS_TESTS)
 	GPUPOOL_AXE=$(abspath $(VENV))/axe.min.js $(BIN)/pytest -q -m slow -rs $(BROWSER_TESTS)

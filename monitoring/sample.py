@@ -6,7 +6,7 @@ metrics, the history and the checks are made of samples, and of nothing else. Pu
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Gpu, Lease, PartStatus, PoolState, Server, ServerStatus
@@ -16,6 +16,7 @@ from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.view import RaftView
 from gpupool.pool.view_building import raft_view, server_state
 
+MILLION = 1_000_000
 SERVERS_A_SECOND = 100
 """The pool of more servers is counted less often: its sum must not hold up the control loop."""
 
@@ -56,6 +57,21 @@ class LeaseBooks:
 
 
 @dataclass(frozen=True, slots=True)
+class CapacityBooks:
+    """What the table says of all GPUs of one model, in millionths of GPUs.
+
+    A GPU is granted first, then outside, and the rest of it drained, down, at fault, or free.
+    """
+
+    gpus: int = 0
+    granted: int = 0
+    outside: int = 0
+    drained: int = 0
+    down: int = 0  # also of a server that is not admitted yet
+    fault: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolBooks:
     """What the table says of the whole pool; sizes in bytes."""
 
@@ -70,6 +86,7 @@ class PoolBooks:
     oldest_wait_ms: int
     policy_version: int
     gpu_shares: float = 0.0  # granted, each GPU's as a share of its capacity
+    models: dict[str, CapacityBooks] = field(default_factory=dict[str, CapacityBooks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +170,12 @@ def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
     servers, gpus = list(state.servers.values()), Counter[str]()
     capacity = granted = foreign = 0
     shares = 0.0
+    models: dict[str, Counter[str]] = {}
     for server in servers:
         for gpu in server.gpus.values():
-            gpus[gpu_state(server, gpu)] += 1
+            state_of_gpu = gpu_state(server, gpu)
+            gpus[state_of_gpu] += 1
+            _count_capacity(models.setdefault(gpu.name, Counter()), gpu, state_of_gpu)
             capacity += gpu.capacity
             granted += gpu.memory_granted
             shares += gpu.memory_granted / gpu.capacity if gpu.capacity else 0.0
@@ -173,7 +193,25 @@ def pool_books(state: PoolState, now_ms: int) -> PoolBooks:
         oldest_wait_ms=max((max(0, now_ms - each.since) for each in waiting), default=0),
         policy_version=state.policy.version,
         gpu_shares=shares,
+        models={name: CapacityBooks(**parts) for name, parts in models.items()},
     )
+
+
+WITHHELD = {"drain": "drained", "down": "down", "new": "down", "fault": "fault"}
+"""What the rest of a GPU in a state is; in any other it is free."""
+
+
+def _count_capacity(parts: Counter[str], gpu: Gpu, state: str) -> None:
+    parts["gpus"] += MILLION
+    if not gpu.capacity:
+        parts["fault"] += MILLION  # nothing of it can be granted
+        return
+    granted = min(MILLION, MILLION * gpu.memory_granted // gpu.capacity)
+    outside = min(MILLION - granted, MILLION * gpu.memory_foreign // gpu.capacity)
+    parts["granted"] += granted
+    parts["outside"] += outside
+    if state in WITHHELD:
+        parts[WITHHELD[state]] += MILLION - granted - outside
 
 
 def _counted(words: Iterable[str]) -> dict[str, int]:

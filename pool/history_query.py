@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.telemetry import Health
 
 POINTS_MAX = 2000
 """Of one series."""
@@ -21,10 +22,10 @@ EVERYBODY = "*"
 class HistoryQuery:
     """Which figures are wanted: of moments from ``since`` to before ``until``, the pool's time."""
 
-    of: str  # pool, server, gpu, lease, user, client, or sums
-    metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``
+    of: str  # pool, server, gpu, lease, user, client, sums, health, or capacity
+    metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``; of health: a check, or any
     #: A GPU's id, a lease's number, the name of a user or client; of sums: a lease's number,
-    #: ``EVERYBODY``, or empty.
+    #: ``EVERYBODY``, or empty; of health: a check's subject, or empty for any.
     name: str = ""
     since: Milliseconds = Milliseconds(0)
     until: Milliseconds = Milliseconds(0)
@@ -77,6 +78,50 @@ class SampleSum:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """From when to when a check of a subject had one result, which was not good."""
+
+    check: str
+    subject: str
+    status: Health
+    began: Milliseconds
+    ended: Milliseconds = Milliseconds(0)  # 0: it goes on
+    text: str = ""  # what was said when it began
+
+
+@dataclass(frozen=True, slots=True)
+class CapacitySum:
+    """What became of all GPUs of a model in one day, as far as one server knows the table.
+
+    Figures are millionths of GPUs times seconds. What is in no part was free.
+    """
+
+    day: int  # the Unix second at which it begins, in UTC
+    model: str
+    seconds: int  # for which there were such GPUs, and it is known
+    gpus: int  # all
+    granted: int  # to leases, wherever their server was
+    outside: int  # in use by processes that are not of the pool; so not granted
+    drained: int  # of what is left: not granted because it was drained, ...
+    down: int  # ... because its server was unreachable or not admitted yet
+    fault: int  # ... because it was at fault
+
+    def plus(self, other: "CapacitySum") -> "CapacitySum":
+        """Return the sum of two, with the names of this one."""
+        return CapacitySum(
+            self.day,
+            self.model,
+            self.seconds + other.seconds,
+            self.gpus + other.gpus,
+            self.granted + other.granted,
+            self.outside + other.outside,
+            self.drained + other.drained,
+            self.down + other.down,
+            self.fault + other.fault,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryPage:
     """One part of an answer."""
 
@@ -88,6 +133,9 @@ class HistoryPage:
     oldest: Milliseconds = Milliseconds(0)  # before which nothing is kept; 0: nothing is
     problem: str = ""  # why something may lack
     lost: int = field(default=0, metadata=OPTIONAL)  # slots of 10 s that could not be kept
+    #: What checks found, the newest first; ``oldest`` is since when that is known, or 0.
+    episodes: tuple[Episode, ...] = field(default=(), metadata=OPTIONAL)
+    capacity: tuple[CapacitySum, ...] = field(default=(), metadata=OPTIONAL)
 
 
 def joined(pages: Sequence[HistoryPage]) -> HistoryPage:
@@ -100,4 +148,6 @@ def joined(pages: Sequence[HistoryPage]) -> HistoryPage:
         pages[-1],
         series=tuple(HistorySeries(*names, tuple(found)) for names, found in points.items()),
         sums=tuple(each for page in pages for each in page.sums),
+        episodes=tuple(each for page in pages for each in page.episodes),
+        capacity=tuple(each for page in pages for each in page.capacity),
     )

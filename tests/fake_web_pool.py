@@ -6,7 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.errors import DeniedError
-from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries, SampleSum
+from gpupool.pool.history_query import (
+    CapacitySum,
+    Episode,
+    HistoryPage,
+    HistoryQuery,
+    HistorySeries,
+    SampleSum,
+)
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -395,13 +402,21 @@ class FakePool:
 
     async def history(self, query: HistoryQuery, servers: Sequence[ServerId] = ()) -> HistoryAnswer:
         """Return a wave for each server that was asked, with a gap; or sums of samples by user."""
+        if query.of == "health":
+            return HistoryAnswer({self._server_id(n): self._episodes(n) for n in range(2)})
+        if query.of == "capacity":
+            day, hour = START_MS // 1000 // 86_400 * 86_400, 3_600_000_000
+            parts = (24 * 3600, 192 * hour, 96 * hour, 0, 24 * hour, 0, 8 * hour)
+            sums = tuple(CapacitySum(day - 86_400 * n, MODELS[0], *parts) for n in range(3))
+            page = HistoryPage(capacity=sums, oldest=Milliseconds(1000 * sums[-1].day))
+            return HistoryAnswer({self._server_id(0): page})
         if query.of == "sums":
             names = USERS[:6] if query.metric == "user" else ("",)
-            sums = tuple(
+            measured = tuple(
                 SampleSum(name, 900, 90 * n, 900 * 10**7, 90 * n * 10**7, 9000, 4_000_000, 1, 2, 1)
                 for n, name in enumerate(names)
             )
-            return HistoryAnswer({self._server_id(0): HistoryPage(sums=sums)})
+            return HistoryAnswer({self._server_id(0): HistoryPage(sums=measured)})
         step = max(10, int(query.until - query.since) // 300_000)
         wave = 0.0 if query.metric == "capacity" else 0.4
         full = 1000 * {"busy": 1000 * self.gpus, "capacity": 2 << 20}.get(query.metric, 1 << 20)
@@ -414,6 +429,18 @@ class FakePool:
         return HistoryAnswer(
             {each: HistoryPage(step, (HistorySeries("", "", points),)) for each in asked}
         )
+
+    def _episodes(self, number: int) -> HistoryPage:
+        """Return a GPU that was hot, a disk that is full, and a server that was away."""
+        hour, fail = 3_600_000, Health.FAIL
+        text = HOSTILE if self.hostile else "GPU 0 has 91 C"
+        began = [Milliseconds(START_MS - ago * hour) for ago in (1, 2, 5)]
+        ended = Milliseconds(began[1] + 1_500_000)
+        heat = Episode("temperature", f"GPU-{number}-0", fail, began[1], ended, text)
+        away = Episode("silent", self._name(3), fail, began[2], ended, "it does not answer")
+        disk = Episode("disk", "free", Health.WARN, began[0], text="9 GiB are free")
+        found = (disk, heat, away) if number else (away,)
+        return HistoryPage(episodes=found, oldest=Milliseconds(START_MS - 48 * hour))
 
     async def audit(self) -> m.AuditNow:
         """Return some acts."""

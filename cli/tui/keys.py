@@ -25,6 +25,9 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 SPANS_S = (15 * MINUTE_S, HOUR_S, 6 * HOUR_S, DAY_S, 7 * DAY_S, 30 * DAY_S)
 """What the charts of a detail show."""
 
+TREES = ("user", "client")
+"""Whose leases and requests the tree puts together."""
+
 Chosen = tuple[str, str]
 """What a detail is of: server, gpu, lease or waiting, and its id."""
 
@@ -90,7 +93,7 @@ KEYS: tuple[Key, ...] = (
         write=True,
         lesser=True,
     ),
-    Key(("t",), "a tree: users, their leases, the sessions of these", "tree"),
+    Key(("t",), "a tree: users, their leases, the sessions of these; t again: by client", "tree"),
     Key(("H",), "what is wrong with the pool, as gpupool health says it", "health"),
     Key(("U",), "who used what in the last 7 days, as gpupool usage says it", "usage"),
     Key(("y",), "this row as JSON"),
@@ -118,6 +121,7 @@ class UiState:
     all_servers: bool = False  # the GPU panel shows every server's
     figure: str = FIGURES[0]
     detail: Chosen = ("", "")
+    tree_by: str = TREES[0]
     span_index: int = 0
     mouse: bool = True
     message: str = ""
@@ -174,6 +178,9 @@ def _press_overlay(ui: UiState, key: str) -> tuple[UiState, Action | None]:
     if key in ("[", "]") and ui.mode is Mode.DETAIL:
         index = ui.span_index + (1 if key == "]" else -1)
         return replace(ui, span_index=min(len(SPANS_S) - 1, max(0, index))), None
+    if key == "t" and ui.mode is Mode.TREE:
+        other = TREES[1 - TREES.index(ui.tree_by)]
+        return replace(ui, tree_by=other, scroll=0), None
     if key.startswith("row:"):
         return ui, None  # a click into a text
     return replace(ui, mode=Mode.BROWSE, scroll=0), Action.QUIT if key == "q" else None

@@ -66,7 +66,7 @@ def _overlay(
         case Mode.HEALTH:
             return health_lines(snapshot, glyphs)
         case Mode.TREE:
-            return tree_lines(snapshot, glyphs)
+            return tree_lines(snapshot, glyphs, ui.tree_by)
         case Mode.USAGE:
             return _usage(answers)
         case Mode.DETAIL:
@@ -297,6 +297,10 @@ def _footer(ui: UiState, width: int) -> Text:
             return Text(" grant on this server again? y/n", "bold yellow")
         case Mode.DETAIL:
             return Text(" arrows scroll, [ ] less and more time, any other key goes back", "dim")
+        case Mode.TREE:
+            return Text(
+                " arrows scroll, t groups by user or client, any other key goes back", "dim"
+            )
         case _ if ui.mode in OVERLAYS:
             return Text(" arrows scroll, any other key goes back", "dim")
         case _:

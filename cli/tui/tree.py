@@ -1,4 +1,7 @@
-"""The tree of the live view: users, their leases and requests, and the sessions of these. Pure."""
+"""The tree of the live view: users or clients, their leases and requests, the sessions of these.
+
+Pure. A client is what a program's machine calls itself, as USER@HOST.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -8,39 +11,48 @@ from rich.text import Text
 from gpupool.cli.lib.columns import NOT_KNOWN, STATE_STYLES, Glyphs
 from gpupool.cli.lib.rows import LazyRows, LeaseRow, PoolSnapshot, Rate, all_lease_rows, sessions_of
 from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.tui.keys import TREES
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.telemetry import SessionTelemetry
-from gpupool.pool.view import LeaseView
+from gpupool.pool.view import LeaseView, visible
+
+UNNAMED = "(unnamed)"
 
 
-def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> Sequence[Text]:
-    """Return the tree; users with the most memory come first.
+def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Sequence[Text]:
+    """Return the tree by a word of ``TREES``; who has the most memory comes first.
 
     Lines are made when they are looked at: a pool may have thousands of leases.
     """
     rows = all_lease_rows(snapshot)
+    by_client = by != TREES[0]
     sources = [*snapshot.view.leases, *snapshot.view.waiting]
-    by_user: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     held: dict[str, int] = {}
     for at, source in enumerate(sources):
-        by_user.setdefault(source.user, []).append(at)
+        name = source.client if by_client else source.user
+        groups.setdefault(name, []).append(at)
         if isinstance(source, LeaseView):
-            held[source.user] = held.get(source.user, 0) + source.memory
+            held[name] = held.get(name, 0) + source.memory
     sessions = sessions_of(snapshot)
     names = {server.id: server.name for server in snapshot.view.servers}
     lines: list[Callable[[], Text]] = []
-    for user in sorted(by_user, key=lambda each: (-held.get(each, 0), each)):
-        mine = by_user[user]
-        lines.append(partial(_user_line, user, rows, mine))
+    for name in sorted(groups, key=lambda each: (-held.get(each, 0), each)):
+        mine = groups[name]
+        lines.append(partial(_group_line, name, rows, mine))
         for at in mine:
             last = at == mine[-1]
-            lines.append(partial(_lease_line, rows, at, glyphs, last=last))
+            lines.append(partial(_lease_line, rows, at, glyphs, last=last, named=by_client))
             source = sources[at]
             if isinstance(source, LeaseView):
                 told = sessions.get(source.id, {})
                 lines += _session_lines(source, told, names, snapshot, glyphs, last=last)
-    head = [Text(f" Users: {len(by_user)}", "bold"), Text("")]
-    if not by_user:
+    what, other = ("Clients", "user") if by_client else ("Users", "client")
+    head = [
+        Text.assemble((f" {what}: {len(groups)}", "bold"), (f"   t: by {other}", "dim")),
+        Text(""),
+    ]
+    if not groups:
         head.append(Text(" nobody has or wants a lease", "dim"))
     return LazyRows(
         len(head) + len(lines),
@@ -48,8 +60,9 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs) -> Sequence[Text]:
     )
 
 
-def _user_line(user: str, rows: Sequence[LeaseRow], mine: Sequence[int]) -> Text:
-    return Text.assemble(" ", (user, "bold"), f"  {_sum([rows[at] for at in mine])}")
+def _group_line(name: str, rows: Sequence[LeaseRow], mine: Sequence[int]) -> Text:
+    shown = visible(name) or UNNAMED
+    return Text.assemble(" ", (shown, "bold"), f"  {_sum([rows[at] for at in mine])}")
 
 
 def _held(rows: Iterable[LeaseRow]) -> int:
@@ -71,6 +84,11 @@ def _sum(rows: list[LeaseRow]) -> str:
         for each in rates[1:]:
             total = total.plus(each)
         words.append(_rate(total))
+        if total.wire_s is not None:
+            words.append(f"{total.wire_s:.2f} s/s on the wire")
+    rtts = [row.figures.rtt_s for row in held]
+    if farthest := max((each for each in rtts if each is not None), default=None):
+        words.append(f"RTT {1000 * farthest:.2f} ms")
     return ", ".join(words)
 
 
@@ -80,9 +98,16 @@ def _branch(glyphs: Glyphs, *, last: bool) -> str:
     return "└─" if last else "├─"
 
 
-def _lease_line(rows: Sequence[LeaseRow], at: int, glyphs: Glyphs, *, last: bool) -> Text:
+def _lease_line(
+    rows: Sequence[LeaseRow], at: int, glyphs: Glyphs, *, last: bool, named: bool
+) -> Text:
     row = rows[at]
-    words = [row.gpus, f"{size_text(row.memory)}" if row.memory else "", duration_text(row.age_s)]
+    words = [
+        row.user if named else "",
+        row.gpus,
+        f"{size_text(row.memory)}" if row.memory else "",
+        duration_text(row.age_s),
+    ]
     if row.figures.busy is not None:
         words.append(f"{row.figures.busy:.2f} GPUs busy")
     if row.rate is not None:

@@ -240,10 +240,11 @@ def _philly_job(value: object, name: str, times: LocalTimes, builder: Builder) -
             raise ValueError(f"{len(attempts)} attempts")
         submitted = times.read(str(job["submitted_time"]))
         who = (str(job.get("user") or ""), str(job.get("vc") or ""))
-        found = [
-            (_maybe(times, each, "start_time"), _maybe(times, each, "end_time"), _places(each))
-            for each in attempts
-        ]
+        found: list[Attempt] = []
+        for each in attempts:
+            start = _maybe(times, each, "start_time", submitted)
+            end = _maybe(times, each, "end_time", submitted if start is None else start)
+            found.append((start, end, _places(each)))
         if not found:
             builder.note("no-times")
         for at, (start, end, places) in enumerate(separate(found, builder)):
@@ -273,9 +274,9 @@ Places = tuple[tuple[str, str], ...]
 Attempt = tuple[float | None, float | None, Places]
 
 
-def _maybe(times: LocalTimes, attempt: dict[str, Any], key: str) -> float | None:
+def _maybe(times: LocalTimes, attempt: dict[str, Any], key: str, not_before: float) -> float | None:
     text: object = attempt.get(key)
-    return None if text in (None, "", "None") else times.read(str(text))
+    return None if text in (None, "", "None") else times.read(str(text), not_before)
 
 
 def _places(attempt: dict[str, Any]) -> Places:

@@ -19,8 +19,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from gpupool import __version__
-from gpupool.monitoring.health.alert_log import Alert, Message
 from gpupool.monitoring.health.alert_settings import Email, Webhook, is_loopback
+from gpupool.pool.alert_log import Alert, Message
 
 TIMEOUT_S = 5.0
 """Of a webhook altogether; of each step of a mail."""

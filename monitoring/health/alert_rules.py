@@ -6,9 +6,9 @@ is generated from them.
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from gpupool.monitoring.health.pool_health import PoolFinding, PoolHealth, line
+from gpupool.pool.alert_log import Condition, Rule
 from gpupool.pool.history_query import SampleSum
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.telemetry import Health, Telemetry
@@ -19,19 +19,6 @@ WAITS_S = 15 * 60.0
 WASTE_SHARE = 0.5
 WASTE_HELD_H = 24.0
 """GPU-hours in a week below which nobody is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule: what must hold for ``for_s`` before it fires."""
-
-    name: str
-    severity: str  # warning or critical
-    text: str
-    expression: str  # the same for Prometheus
-    checks: tuple[str, ...] = ()  # findings of these, at least as bad as ``status``
-    status: Health = Health.FAIL
-    for_s: float = 0.0
 
 
 def _of_checks(checks: tuple[str, ...], status: Health, *, pool: bool) -> str:
@@ -197,16 +184,6 @@ RULES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One rule that holds now for one subject."""
-
-    rule: Rule
-    subject: str
-    text: str
-    hint: str = ""
-
-
 def holding(health: PoolHealth, view: PoolView, said: tuple[Telemetry, ...]) -> list[Condition]:
     """Return every rule that holds now, for each of its subjects."""
     found: list[Condition] = []
@@ -216,7 +193,8 @@ def holding(health: PoolHealth, view: PoolView, said: tuple[Telemetry, ...]) -> 
                 continue
             if row.finding.check in rule.checks and row.finding.status >= rule.status:
                 hint = visible(row.finding.hint)
-                found.append(Condition(rule, _subject(row), line(row), hint))
+                since = int(row.finding.since)
+                found.append(Condition(rule, _subject(row), line(row), hint, since))
     by_name = {rule.name: rule for rule in RULES}
     found += _idle_while_others_wait(by_name["IdleWhileOthersWait"], view, said)
     found += _waits_with_free_gpus(by_name["WaitingWithFreeGpus"], view)

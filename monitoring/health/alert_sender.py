@@ -18,7 +18,6 @@ from pathlib import Path
 import trio
 
 from gpupool import __version__
-from gpupool.monitoring.health.alert_log import Alert, AlertLog, Message, alert_id
 from gpupool.monitoring.health.alert_messages import (
     RETRY_AFTER_S,
     NotSentError,
@@ -29,7 +28,6 @@ from gpupool.monitoring.health.alert_messages import (
 )
 from gpupool.monitoring.health.alert_rules import (
     RULES,
-    Condition,
     holding,
     is_silenced,
     wasteful_classes,
@@ -40,6 +38,14 @@ from gpupool.monitoring.health.alert_settings import (
     require_readable,
 )
 from gpupool.monitoring.health.pool_health import merged
+from gpupool.pool.alert_log import (
+    NO_MAJORITY,
+    Alert,
+    AlertLog,
+    Condition,
+    Message,
+    alert_id,
+)
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.history_query import EVERYBODY, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds
@@ -142,12 +148,13 @@ class Sender:
         return wasteful_classes(each for page in answer.pages.values() for each in page.sums)
 
     def _take(self, conditions: list[Condition], nursery: trio.Nursery) -> None:
-        if not self._majority and not any(c.rule.name == "NoMajority" for c in conditions):
+        if not self._majority and not any(c.rule.name == NO_MAJORITY for c in conditions):
             text = "no majority of the voters can be reached from a server"
             conditions = [*conditions, Condition(RULES[0], "quorum", text, "gpupool health")]
         now_s, now_ms = trio.current_time(), int(time.time() * 1000)
-        sends = self._sends or not self._majority
-        message = self.log.look(conditions, now_s, now_ms, sends=sends, majority=self._majority)
+        message = self.log.look(
+            conditions, now_s, now_ms, sends=self._sends, majority=self._majority
+        )
         if message is None:
             return
         for name, attempt in receivers(self._settings, message, self._name).items():

@@ -87,7 +87,7 @@ def waiting(readings: Readings, past: Past) -> Iterator[Result]:
     if oldest is None:
         return
     waited_ms = readings.at - oldest.since
-    what = f"a request of {oldest.user} has waited for {waited_ms / HOUR_MS:.1f} h"
+    what = f"the oldest request has waited for {waited_ms / HOUR_MS:.1f} h"
     if waited_ms > WAITING_FAIL_MS:
         yield Result("waiting", "", FAIL, what, "gpupool leases shows why")
     elif waited_ms > WAITING_WARN_MS and (names := _withheld(readings, oldest)):

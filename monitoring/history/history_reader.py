@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpupool.monitoring.accounting import day_of
+from gpupool.monitoring.history import episode_table
 from gpupool.monitoring.history.history_settings import DAY_S, NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
 from gpupool.monitoring.history.packed_hours import (
@@ -21,6 +22,7 @@ from gpupool.monitoring.history.packed_hours import (
     points_of,
 )
 from gpupool.monitoring.history.series import (
+    CAPACITY,
     GPU,
     LEASE,
     METRICS,
@@ -34,6 +36,7 @@ from gpupool.monitoring.history.series import (
 )
 from gpupool.pool.history_query import (
     POINTS_MAX,
+    CapacitySum,
     HistoryPage,
     HistoryQuery,
     HistorySeries,
@@ -59,7 +62,7 @@ SEVERAL = ("user", "client")
 """What may be asked for by a name that several leases have; columns of these names."""
 
 NAMES_AT_A_TIME = 500
-PACKED_SCHEMA = 2
+PACKED_SCHEMA, CHECKS_SCHEMA = 2, 3
 
 Parts = list[tuple[str, int, int]]  # a tier's name, and from when to before when
 Groups = dict[tuple[int, int, int], list[int]]  # by day or 0, lease and GPU
@@ -100,6 +103,7 @@ class _Reader:
         self._deadline = deadline
         (version,) = db.execute("PRAGMA user_version").fetchone()
         self._has_packed = version >= PACKED_SCHEMA
+        self._has_checks = version >= CHECKS_SCHEMA
         self._rolled: dict[str, int] = dict(db.execute("SELECT * FROM rolled"))
         self._oldest: dict[str, int] = {}
         for tier in TIERS:
@@ -107,6 +111,8 @@ class _Reader:
             self._oldest[tier.name] = 2**62 if found is None else found
 
     def answer(self, query: HistoryQuery) -> HistoryPage:
+        if query.of == "health":
+            return self._episodes(query)
         begun = min(self._oldest.values())
         oldest = Milliseconds(0 if begun == 2**62 else 1000 * begun)
         since = max(min(query.since // 1000, FAR_S), begun)
@@ -116,6 +122,8 @@ class _Reader:
             return HistoryPage(oldest=oldest)
         if query.of == "sums":
             page = self._sums(query, since, until)
+        elif query.of == "capacity":
+            page = self._capacity(query, since, until)
         else:
             kind = "lease" if query.of in SEVERAL else query.of
             found = METRICS.get(kind, {}).get(query.metric)
@@ -125,6 +133,36 @@ class _Reader:
                 return HistoryPage(problem=f"it knows no {query.metric[:64]} of a {query.of[:64]}")
             page = self._series(query, *found, since, until)
         return replace(page, oldest=oldest)
+
+    def _episodes(self, query: HistoryQuery) -> HistoryPage:
+        """Return what checks found, which every user may see."""
+        if not self._has_checks:
+            return HistoryPage(problem="it has not kept what checks found")
+        cut = replace(
+            query,
+            since=Milliseconds(min(query.since, 1000 * FAR_S)),
+            until=Milliseconds(min(query.until, 1000 * FAR_S)),
+            after=min(query.after, AFTER_MAX),
+        )
+        return episode_table.read(self._db, cut)
+
+    def _capacity(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
+        """Return what became of the pool's GPUs, by day and model, which every user may see."""
+        if not self._has_checks:
+            return HistoryPage(problem="it has not kept what became of the pool's GPUs")
+        source, bounds = _source(CAPACITY, self._exact(since, until), "1", ())
+        summed = ", ".join(f"sum({each})" for each in CAPACITY.sums)
+        found = self._db.execute(
+            f"SELECT s.t - s.t % {DAY_S} AS d, name, {summed} FROM ({source}) s"  # noqa: S608
+            " JOIN model ON model.id = s.model GROUP BY d, name ORDER BY d, name LIMIT ? OFFSET ?",
+            (*bounds, PART_SUMS + 1, query.after),
+        ).fetchall()
+        shown = found[:PART_SUMS]
+        return HistoryPage(
+            capacity=tuple(CapacitySum(*row) for row in shown),
+            after=query.after + len(shown),
+            more=len(found) > len(shown),
+        )
 
     def _packed(self, table: Table, parts: Parts) -> Iterator[tuple[Packed, int, int]]:
         """Yield what is packed of the parts, with from when to before when it counts."""

@@ -9,15 +9,18 @@ oldest of the finest tier when the size is reached; rows that are not in the nex
 
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gpupool.monitoring.history import episode_table
+from gpupool.monitoring.history.episodes import Left
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.packed_hours import pack, spans
 from gpupool.monitoring.history.series import (
+    CAPACITY,
     GPU,
     LEASE,
     MIB,
@@ -30,11 +33,13 @@ from gpupool.monitoring.history.series import (
 )
 from gpupool.monitoring.history.time_slots import Row, Slot
 from gpupool.pool.errors import StorageError
+from gpupool.pool.history_query import Episode
 from gpupool.pool.model.forgetting import Forgotten, meant
 
 FILE_NAME = "history.db"
-SCHEMA = 2
-"""1 had no packed hours; a file of it gets their tables, and its days are packed one by one."""
+SCHEMA = 3
+"""1 had no packed hours; a file of it gets their tables, and its days are packed one by one. 2 had
+neither episodes of the checks nor what became of the pool's GPUs, and gets these tables."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -62,20 +67,32 @@ def _make() -> str:
         "CREATE TABLE rolled (tier TEXT PRIMARY KEY, upto INTEGER NOT NULL)",
         "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ]
-    for table in TABLES:
-        columns = ", ".join(f"{each} INTEGER NOT NULL" for each in table.columns)
-        keys = ", ".join(("t", *table.keys))
-        parts += [
-            f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
-            for tier in TIERS
-        ]
-    return "; ".join(parts) + f"; {_MAKE_PACKED}"
+    parts += [
+        statement for table in TABLES if table is not CAPACITY for statement in _make_tiers(table)
+    ]
+    return "; ".join(parts) + f"; {_MAKE_PACKED}{_MAKE_OF_3}"
+
+
+def _make_tiers(table: Table) -> list[str]:
+    columns = ", ".join(f"{each} INTEGER NOT NULL" for each in table.columns)
+    keys = ", ".join(("t", *table.keys))
+    return [
+        f"CREATE TABLE {table.at(tier)} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+        for tier in TIERS
+    ]
 
 
 _MAKE_PACKED = "".join(
     f"CREATE TABLE {table.packed}"  # from when to before when, and the rows
     " (t INTEGER PRIMARY KEY, upto INTEGER NOT NULL, data BLOB NOT NULL); "
     for table in PACKED
+)
+_MAKE_OF_3 = "; ".join(
+    (
+        *_make_tiers(CAPACITY),
+        "CREATE TABLE model (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+        episode_table.MAKE_EPISODES,
+    )
 )
 
 
@@ -135,7 +152,8 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
         if version < SCHEMA:
-            made = _make() if version == 0 else _MAKE_PACKED
+            made = _make() if version == 0 else _MAKE_OF_3
+            made = _MAKE_PACKED + made if version == 1 else made
             db.executescript(f"BEGIN; {made} PRAGMA user_version={SCHEMA}; COMMIT;")
     except BaseException:
         db.close()
@@ -164,6 +182,7 @@ class HistoryStore:
             self._rolled = dict(self._db.execute("SELECT * FROM rolled"))
             found = self._db.execute("SELECT id, gpu, number, model, capacity FROM gpu")
             self._gpus = {row[1]: row for row in found}
+            self._models: dict[str, int] = dict(self._db.execute("SELECT name, id FROM model"))
             self._server = ""
             self._leases = {key for (key,) in self._db.execute("SELECT id FROM lease")}
         except BaseException:
@@ -192,8 +211,15 @@ class HistoryStore:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def add(self, slot: Slot, server: str = "") -> None:
-        """Write one slot, and the coarser rows that are complete with it, in one transaction."""
+    def left(self) -> Left:
+        """Return the episodes of the checks that went on when the file was written last."""
+        return episode_table.left(self._db)
+
+    def add(self, slot: Slot, server: str = "", episodes: Sequence[Episode] = ()) -> None:
+        """Write one slot, and the coarser rows that are complete with it, in one transaction.
+
+        ``episodes`` are those of the checks that have begun or ended.
+        """
         with self._db:
             self._db.execute("BEGIN")
             self._name(slot, server)
@@ -202,6 +228,9 @@ class HistoryStore:
             self._insert(LEASE, slot.t, leases)
             self._insert(SERVER, slot.t, {(): slot.server} if slot.server["n"] else {})
             self._insert(POOL, slot.t, {(): slot.pool} if slot.pool["n"] else {})
+            models = {(self._models[name],): row for name, row in slot.models.items()}
+            self._insert(CAPACITY, slot.t, models)
+            episode_table.write(self._db, episodes, 1000 * (slot.t + TIERS[0].step_s))
             self._roll_up(slot.t + TIERS[0].step_s)
             self._pack()
 
@@ -219,6 +248,9 @@ class HistoryStore:
                 number = row[0] if row is not None else len(self._gpus) + 1
                 self._gpus[gpu] = (number, gpu, *described)
                 self._db.execute("INSERT OR REPLACE INTO gpu VALUES (?,?,?,?,?)", self._gpus[gpu])
+        for model in slot.models.keys() - self._models.keys():
+            self._models[model] = len(self._models) + 1
+            self._db.execute("INSERT INTO model VALUES (?, ?)", (self._models[model], model))
         for lease, each in slot.lease_books.items():
             if lease not in self._leases:
                 self._leases.add(lease)
@@ -316,7 +348,7 @@ class HistoryStore:
         return self.size() <= self._settings.size_max - self.margin()
 
     def _drop_oldest(self) -> bool:
-        """Delete the oldest rows of the finest tier that has some in the next one."""
+        """Delete the oldest rows of the finest tier that is in the next one; at last episodes."""
         for tier in TIERS:
             upto = self._rolled.get(tier.name, 0) if tier is not TIERS[-1] else 2**62
             row = self._db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
@@ -325,7 +357,8 @@ class HistoryStore:
             rows = min(DROP_ROWS, self.margin() // 200)
             self._drop_before(tier.name, min(upto, self._after(tier.name, rows)))
             return True
-        return False
+        with self._db:
+            return episode_table.drop_oldest(self._db, self.margin() // 2000)
 
     def _after(self, tier: str, rows: int) -> int:
         """Return the time before which a tier has about so many rows of leases."""
@@ -362,6 +395,7 @@ class HistoryStore:
                 self._drop_before(tier.name, min(before, self._after(tier.name, DROP_ROWS)))
         with self._db:
             self._db.execute("DELETE FROM lease WHERE seen < ?", (now - self._settings.keep_1h_s,))
+            episode_table.expire(self._db, 1000 * (now - self._settings.keep_1h_s))
         self.vacuum()
 
     def vacuum(self) -> None:
@@ -375,9 +409,11 @@ class HistoryStore:
 
     def forget(self, forgotten: Iterable[Forgotten]) -> None:
         """Replace the names of users by pseudonyms, in the file and in its journal."""
+        orders = tuple(forgotten)
         users = self._db.execute("SELECT DISTINCT user FROM lease").fetchall()
-        found = [(order, user) for (user,) in users for order in meant(forgotten, user)]
-        if not found:
+        found = [(order, user) for (user,) in users for order in meant(orders, user)]
+        of_checks = episode_table.forget(self._db, orders)
+        if not found and not of_checks:
             return
         self._db.execute("PRAGMA secure_delete=ON")
         with self._db:
@@ -385,6 +421,7 @@ class HistoryStore:
                 "UPDATE lease SET user = ?, client = '' WHERE user = ? AND granted_at <= ?",
                 [(order.pseudonym, user, order.at) for order, user in found],
             )
+            episode_table.replace_users(self._db, of_checks)
         self.checkpoint()
 
 

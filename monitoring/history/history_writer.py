@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gpupool.monitoring.history.episodes import EpisodeBook
 from gpupool.monitoring.history.history_settings import CAPPED, FULL, HistorySettings
 from gpupool.monitoring.history.history_store import (
     FILE_NAME,
@@ -42,6 +43,7 @@ class HistoryWriter:
         self._disk_full = disk_full
         self._store: HistoryStore | None = None
         self._slots = SlotMaker()
+        self._episodes: EpisodeBook | None = None  # since the file could be read
         self._expired_at = self._moved_at = 0
         self.forgotten: tuple[Forgotten, ...] = ()
         """Users who are forgotten; any thread may set it."""
@@ -67,6 +69,8 @@ class HistoryWriter:
         except (sqlite3.Error, OSError, GpupoolError) as error:
             self._failed(error)
         for sample in samples:
+            if self._episodes is not None:
+                self._episodes.look(sample.telemetry.findings, sample.at)
             slot = self._slots.add(sample)
             if slot is not None:
                 self._write(slot, sample.name)
@@ -81,6 +85,9 @@ class HistoryWriter:
         if self._store is None:
             self._store = HistoryStore(self._path, self._settings)
             self._slots.last_t = max(self._slots.last_t, self._store.last_t())
+            if self._episodes is None:
+                self._episodes = EpisodeBook(self._store.left())
+            self._episodes.write_again()
         return self._store
 
     def _write(self, slot: Slot, server: str) -> None:
@@ -91,7 +98,10 @@ class HistoryWriter:
             elif not store.make_room():
                 self._lose(CAPPED)
             else:
-                store.add(slot, server)
+                assert self._episodes is not None
+                episodes = self._episodes.unwritten()
+                store.add(slot, server, episodes)
+                self._episodes.written(episodes)
                 self._note("")
                 self._tidy(store, slot.t)
         except (sqlite3.Error, OSError, GpupoolError) as error:

@@ -99,7 +99,14 @@ POOL = Table(
     ),
     ("waiting_max", "oldest_wait_max"),
 )
-TABLES = (GPU, LEASE, SERVER, POOL)
+CAPACITY = Table(
+    "capacity_sample",
+    ("model",),  # a row of the table "model"
+    # Millionths of the pool's GPUs; what is in no part was free.
+    ("n", "gpus", "granted", "outside", "drained", "down", "fault"),
+    (),
+)
+TABLES = (GPU, LEASE, SERVER, POOL, CAPACITY)
 PACKED = (GPU, LEASE)
 """Tables whose hours are packed, a day after the other: those with many rows of each hour."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpupool.monitoring.history.series import MIB, SLOT_S
-from gpupool.monitoring.sample import GpuBooks, LeaseBooks, Sample
+from gpupool.monitoring.sample import GpuBooks, LeaseBooks, PoolBooks, Sample
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.telemetry import GpuTelemetry, HostTelemetry, SessionTelemetry
 
@@ -34,6 +34,7 @@ class Slot:
     )
     server: Row = field(default_factory=Row)
     pool: Row = field(default_factory=Row)
+    models: dict[str, Row] = field(default_factory=dict[str, Row])
     gpu_books: dict[GpuId, GpuBooks] = field(default_factory=dict[GpuId, GpuBooks])
     lease_books: dict[LeaseId, LeaseBooks] = field(default_factory=dict[LeaseId, LeaseBooks])
     worked: set[tuple[LeaseId, GpuId]] = field(default_factory=set[tuple[LeaseId, GpuId]])
@@ -94,6 +95,7 @@ class SlotMaker:
         self._take_server(slot.server, sample)
         if sample.pool is not None:
             _take_pool(slot.pool, sample)
+            _take_capacity(slot.models, sample.pool)
 
     def _take_lease(self, slot: Slot, lease: LeaseBooks, session: SessionTelemetry | None) -> None:
         name, worked = f"lease {lease.lease}", False
@@ -223,6 +225,14 @@ def _take_gpu(row: Row, books: GpuBooks, measured: GpuTelemetry | None) -> None:
         row["sm"] += round(measured.sm_activity * 1000)
         row["tensor"] += round((measured.tensor_activity or 0.0) * 1000)
         row["bandwidth"] += round((measured.memory_bandwidth or 0.0) * 1000)
+
+
+def _take_capacity(rows: dict[str, Row], pool: PoolBooks) -> None:
+    for model, parts in pool.models.items():
+        row = rows.setdefault(model, Row())
+        row["n"] += 1
+        for name in ("gpus", "granted", "outside", "drained", "down", "fault"):
+            row[name] += getattr(parts, name)
 
 
 def _take_pool(row: Row, sample: Sample) -> None:

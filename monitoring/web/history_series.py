@@ -29,7 +29,7 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     name = asked.get("metric") or ("granted" if found.of == "pool" else "busy")
     if name not in known:
         raise UsageError(f"a {found.of} has no {visible(name)}", hint=", ".join(sorted(known)))
-    since, until = (_time(asked, each) for each in ("since", "until"))
+    since, until = (asked_time(asked, each) for each in ("since", "until"))
     if since >= until:
         raise UsageError("the time asked for ends before it begins")
     query = HistoryQuery(
@@ -58,7 +58,12 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _time(asked: Mapping[str, str], name: str) -> Milliseconds:
+def asked_time(asked: Mapping[str, str], name: str) -> Milliseconds:
+    """Return a time of an address, in milliseconds.
+
+    Raises:
+        UsageError: when it is none.
+    """
     text = asked.get(name, "")
     if not text.isdecimal() or len(text) > 15:
         raise UsageError(f"{name} is a time in milliseconds")

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpupool.monitoring.web.check_history import ask_checks
 from gpupool.monitoring.web.gate import Gate, NoEntry
 from gpupool.monitoring.web.history_series import ask_series
 from gpupool.monitoring.web.live_book import Book, Packed
@@ -20,7 +21,13 @@ from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
 from gpupool.monitoring.web.pool_day import PoolDay
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.monitoring.web.recent import METRICS, Recent
-from gpupool.monitoring.web.usage_answers import ask_lease, ask_records, ask_report, query_of
+from gpupool.monitoring.web.usage_answers import (
+    ask_capacity,
+    ask_lease,
+    ask_records,
+    ask_report,
+    query_of,
+)
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -128,7 +135,9 @@ class Api:
             "/recent": self._recent,
             "/day": self._day,
             "/history": self._history,
+            "/checks": self._checks,
             "/usage": self._usage,
+            "/capacity": self._capacity,
             "/records": self._records,
             "/lease/{lease}": self._lease,
             "/audit": self._audit,
@@ -284,6 +293,9 @@ class Api:
     async def _history(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_series(source, request.query_params))
 
+    async def _checks(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_checks(source, request.query_params))
+
     async def _usage(self, request: Request, source: PoolSource) -> Response:
         asked = request.query_params
         answer = await ask_report(source, query_of(asked), cost=asked.get("cost") == "1")
@@ -295,6 +307,9 @@ class Api:
             body = Packed(str(answer["csv"]).encode())
             return packed_response(request, body, "text/csv; charset=utf-8", headers)
         return _json(request, {k: v for k, v in answer.items() if k != "csv"})
+
+    async def _capacity(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_capacity(source, query_of(request.query_params)))
 
     async def _records(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_records(source, query_of(request.query_params)))

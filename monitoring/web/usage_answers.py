@@ -8,6 +8,8 @@ import trio
 
 from gpupool.monitoring.accounting import Range, total
 from gpupool.monitoring.cost_asking import with_costs
+from gpupool.monitoring.history.capacity_report import as_plain as capacity_plain
+from gpupool.monitoring.history.capacity_report import capacity_report
 from gpupool.monitoring.history.sample_figures import figures_of, lease_lines
 from gpupool.monitoring.usage_report import (
     LIVE,
@@ -20,7 +22,7 @@ from gpupool.monitoring.usage_report import (
 )
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
-from gpupool.pool.history_query import SampleSum
+from gpupool.pool.history_query import HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
@@ -56,6 +58,20 @@ async def ask_report(source: PoolSource, query: RecordQuery, *, cost: bool) -> d
     if cost:
         report = await with_costs(source, view, query, report)
     return {**as_plain(report), **_missing(view, answer, measured), "csv": as_csv(report)}
+
+
+async def ask_capacity(source: PoolSource, query: RecordQuery) -> dict[str, object]:
+    """Return what became of all GPUs within the range of a query, by day or else by model."""
+    view = _view(source)
+    within = Range(query.since, min(query.until, view.now))
+    if within.since >= within.until:
+        raise UsageError("the time asked for ends before it begins")
+    since, until = Milliseconds(within.since), Milliseconds(within.until)
+    answer = await source.history(HistoryQuery("capacity", "model", since=since, until=until))
+    by = "day" if query.by == "day" else "model"
+    report = capacity_report(answer.pages, by, within)
+    rows = {visible(key): each for key, each in report.rows.items()}
+    return {**capacity_plain(replace(report, rows=rows)), **_missing(view, UsageAnswer(), answer)}
 
 
 async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, object]:

@@ -15,6 +15,7 @@ from gpupool.simulations.cluster.clones import Clones
 from gpupool.simulations.cluster.operators import Joiner, Operator, draw_credentials
 from gpupool.simulations.cluster.run_context import Checkers, Environment
 from gpupool.simulations.cluster.server_process import CONTROL, ServerProcess
+from gpupool.simulations.cluster.simulated_alerts import Drawn
 from gpupool.simulations.cluster.simulated_driver import SimulatedCommitter
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
@@ -72,7 +73,14 @@ class Cluster:
         empty = PoolState(starved_after_ms=int(options.starved_s * 1000))
         checkers = Checkers(self.failures, empty)
         self.environment = Environment(
-            options, scheduler, trace, network, checkers, empty, self.quiescence
+            options,
+            scheduler,
+            trace,
+            network,
+            checkers,
+            empty,
+            self.quiescence,
+            Drawn(scheduler.random("alerts")),
         )
         self.options = options
         self.scheduler = scheduler

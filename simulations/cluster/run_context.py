@@ -7,7 +7,7 @@ from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.ids import LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.simulations.checkers.accounts_checker import AccountsClose
-from gpupool.simulations.checkers.alert_checker import OneSender
+from gpupool.simulations.checkers.alert_checker import AlertsTold, OneSender
 from gpupool.simulations.checkers.ca_checker import CaHolds
 from gpupool.simulations.checkers.drain_checker import UndrainHolds
 from gpupool.simulations.checkers.history import History
@@ -38,7 +38,9 @@ from gpupool.simulations.checkers.safety_checkers import (
 from gpupool.simulations.checkers.service_checkers import MessageSizes, OneServes, RevokedUnserved
 from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.checkers.version_checker import VersionsAgree
+from gpupool.simulations.cluster import simulated_alerts
 from gpupool.simulations.cluster.shared_tables import SharedTables
+from gpupool.simulations.cluster.simulated_alerts import Drawn
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 from gpupool.simulations.kernel.quiescence import QuiescenceTracker
@@ -81,6 +83,7 @@ class Checkers:
         self.authorities = CaHolds(failures)
         self.drains = UndrainHolds(failures)
         self.senders = OneSender(failures)
+        self.alerts = AlertsTold(failures, simulated_alerts.TIMES, simulated_alerts.LOOK_EVERY_S)
         self.preemption = PreemptionHolds(failures, in_force)
         self.suspended = SuspendedGoOn(failures, in_force)
         self.versions = VersionsAgree(failures)
@@ -98,6 +101,8 @@ class Environment:
     empty: PoolState
     """The table with which each server begins."""
     quiescence: QuiescenceTracker
+    alerts: Drawn
+    """What senders of alerts see."""
     history: History = field(default_factory=History)
     tables: SharedTables = field(default_factory=SharedTables)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])

@@ -38,6 +38,7 @@ from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import LaterStartError
 from gpupool.remoting.server.software import Software
 from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.cluster.simulated_alerts import SimulatedSender
 from gpupool.simulations.cluster.simulated_ca import SimulatedCa
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
@@ -110,6 +111,7 @@ class ServerProcess(Process):
         self._poll_at = float("inf")
         self._seen: PoolState | None = None
         self._followed: object = None
+        self._alerts: SimulatedSender | None = None
         self.server = machine.server
         self.table = WatchedMachine(environment, machine.name)
         self.links: SimulatedTransport | None = None
@@ -250,6 +252,15 @@ class ServerProcess(Process):
         if not self._clone and checkers.senders.due(self.server, now):
             health = replicated_log.health()
             checkers.senders.looked(self.server, self.table.state, health, now)
+            if self._alerts is None:
+                self._alerts = SimulatedSender(
+                    self.server,
+                    self._environment.alerts,
+                    checkers.senders,
+                    checkers.alerts,
+                    now,
+                )
+            self._alerts.look(self.table.state, health, now)
         if self._seen is not self.table.state:
             self._seen = self.table.state
             self.after(POLL_DELAY_S, self._table_changed)

@@ -91,6 +91,10 @@ class Load:
             leases=1500, waiting=draw.randrange(50), oldest_wait=draw.randrange(10**6),
             waiting_max=5, oldest_wait_max=draw.randrange(10**5),
         )  # fmt: skip
+        slot.models["NVIDIA H200"] = Row(
+            n=10, gpus=240_000_000, granted=200_000_000 + draw.randrange(10**6),
+            outside=10**6, drained=10**6, down=8_000_000,
+        )  # fmt: skip
         return slot
 
     def _lease(self, slot: Slot, number: int, at: int) -> None:

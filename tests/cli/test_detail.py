@@ -136,6 +136,34 @@ def test_the_tree_has_users_leases_and_sessions(busy_pool: PoolSnapshot) -> None
     assert "nobody has or wants" in render(nobody, UiState(mode=Mode.TREE), 80, 24, FORMS[0]).plain
 
 
+def test_the_tree_by_client_sums_what_each_machine_has(busy_pool: PoolSnapshot) -> None:
+    lease = busy_pool.view.leases[0]
+    other = replace(lease, id=LeaseId(0x11), name="11", user="eve")
+    view = replace(busy_pool.view, leases=(lease, other))
+    both = replace(busy_pool, view=view)
+    ui = UiState(mode=Mode.TREE, tree_by="client")
+    lines = render(both, ui, 220, 40, FORMS[0]).plain.splitlines()
+    assert any(each.rstrip() == " Clients: 2   t: by user" for each in lines)
+    [mine] = [each.rstrip() for each in lines if lease.client in each]
+    assert "2 leases, 280G held, at least 0.75 GPUs busy, up 9.5M/s down 2.4M/s" in mine
+    assert mine.endswith("1200 waits/s, 0.14 s/s on the wire, RTT 0.12 ms")
+    first, session, second = [each for each in lines if "─" in each][:3]
+    assert first.startswith("   ├─ 7f3a held  ada, 2 x H200")
+    assert "└─ server-a  2 sessions cuda over tls" in session
+    assert second.startswith("   └─ 11 held  eve, ")
+    by_user = render(both, UiState(mode=Mode.TREE), 220, 40, FORMS[0]).plain.splitlines()
+    assert any(each.rstrip() == " Users: 3   t: by client" for each in by_user)
+    ascii_only = render(both, ui, 220, 40, FORMS[2]).plain
+    assert ascii_only.isascii() and "|- 7f3a held" in ascii_only
+
+
+def test_the_tree_by_client_shows_who_says_nothing_of_a_client(snapshot: PoolSnapshot) -> None:
+    waits = replace(snapshot.view.waiting[0], client="")
+    bare = replace(snapshot, view=replace(snapshot.view, leases=(), waiting=(waits,)))
+    text = render(bare, UiState(mode=Mode.TREE, tree_by="client"), 120, 24, FORMS[0]).plain
+    assert "(unnamed)  0 leases, 0B held, 1 waiting" in text
+
+
 def test_the_usage_waits_for_its_answer(snapshot: PoolSnapshot) -> None:
     ui = UiState(mode=Mode.USAGE)
     assert "asking the servers" in render(snapshot, ui, 80, 24, FORMS[0]).plain

@@ -100,6 +100,14 @@ def test_a_lost_gpu_is_seen_everywhere(lone: LivePool) -> None:
 
     until(lone, lambda: [each for each in failing() if each[0] == "gpu-fault"])
 
+    def kept() -> list[dict[str, Any]]:
+        said = lone.run("health", "history", "gpu-fault", "--server", "a", "--json")
+        found: list[dict[str, Any]] = json.loads(said.stdout)["episodes"]
+        return found
+
+    [fault] = until(lone, kept)
+    assert (fault["status"], fault["ended"]) == ("fail", None), "it goes on"
+
 
 def test_the_demonstration_in_the_browser_has_a_hot_gpu() -> None:
     with_page = Demonstration(keep=False, color=False, web=True)

@@ -50,3 +50,20 @@ def test_nobody_answers(live_pool: LivePool, tmp_path: Path) -> None:
     assert plugin.returncode == 3
     assert plugin.stdout.startswith("GPUPOOL UNKNOWN - ")
     assert live_pool.run("health", "--watch", "--nagios").returncode == 2
+
+
+def test_what_checks_found_before_is_told_by_every_server(live_pool: LivePool) -> None:
+    said = live_pool.run("health", "history", "--json")
+    told = json.loads(said.stdout)
+    assert (said.returncode, told["silent"]) == (0, {}), said.stderr
+    assert set(told["problems"].values()) == {""}, told
+    assert {each["status"] for each in told["episodes"]} <= {"warn", "fail"}
+    assert all("knows what its checks found" in each for each in said.stderr.splitlines())
+    header = live_pool.run("health", "history", "--csv", "--since", "1h").stdout.splitlines()[0]
+    assert header == "began,ended,duration [s],result,check,server,subject,text"
+    none = live_pool.run("health", "history", "temperature", "--server", "b")
+    assert none.stdout == "no check has found anything in this time\n"
+    for wrong, hint in ((["disc"], "did you mean disk?"), (["--server", "x"], "it has a, b, c")):
+        refused = live_pool.run("health", "history", *wrong)
+        assert refused.returncode == 2
+        assert hint in refused.stderr

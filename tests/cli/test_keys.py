@@ -99,6 +99,16 @@ def test_enter_opens_the_row_and_brackets_step_the_span() -> None:
     assert press(UiState(), "enter", nothing) == (UiState(), None)
 
 
+def test_the_tree_is_by_user_and_by_client_in_turn() -> None:
+    tree, _ = typed(UiState(), "t", "down")
+    assert (tree.mode, tree.tree_by, tree.scroll) == (Mode.TREE, "user", 1)
+    by_client, _ = typed(tree, "t")
+    assert (by_client.mode, by_client.tree_by, by_client.scroll) == (Mode.TREE, "client", 0)
+    assert typed(by_client, "t")[0].tree_by == "user"
+    assert typed(by_client, "esc", "t")[0] == by_client, "it stays chosen"
+    assert typed(UiState(), "H", "t")[0].mode is Mode.BROWSE
+
+
 def test_a_click_chooses_and_another_one_opens() -> None:
     ui, _ = typed(UiState(), "row:1:2")
     assert (ui.panel, ui.cursor, ui.mode) == ("gpus", 2, Mode.BROWSE)

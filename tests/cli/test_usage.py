@@ -112,6 +112,30 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert "busy        unknown" in lease
 
 
+def test_the_capacity_that_there_was_is_told_with_what_became_of_it(live_pool: Any) -> None:
+    end = time.monotonic() + 60
+    while not (found := usage(live_pool, "--capacity", "--since", "1h"))["rows"]:
+        assert time.monotonic() < end, found  # a slot of ten seconds is written when it is over
+        time.sleep(0.5)
+    assert (found["silent"], found["problems"]) == ({}, {})
+    total = dict(found["total"])
+    hours = total.pop("gpu_hours")
+    assert hours > 0
+    assert hours == pytest.approx(sum(total.values()), rel=1e-9)
+    by_day = live_pool.run("usage", "--capacity", "--by", "day", "--since", "1h").stdout
+    assert by_day.split()[:4] == ["DAY", "GPU-HOURS", "GRANTED", "FREE"]
+    text = live_pool.run("usage", "--capacity", "--csv").stdout
+    assert text.startswith("model,all [GPU h],granted [GPU h],free [GPU h]")
+    for wrong, said in (
+        (("--by", "user"), "--capacity is not summed by user"),
+        (("--cost",), "--capacity is of all GPUs, and takes no --cost"),
+        (("--week",), "--week is a report of its own, of 7 days, and takes no --capacity"),
+    ):
+        refused = live_pool.run("usage", "--capacity", *wrong)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+
+
 def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
     program = live_pool.spawn("run", "-p", "0.5", "--", "sleep", "60")
     live_pool.wait_until(one_lease)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpupool.cli.commands.monitoring.health_history import history
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.listing import fetch_snapshot, reach_all
@@ -163,6 +164,8 @@ async def _watch(credentials: str | None) -> None:
                 shown = state
             await trio.sleep(WATCH_EVERY_S)
 
+
+command.add_command(history)
 
 # --- silences -------------------------------------------------------------------------------------
 

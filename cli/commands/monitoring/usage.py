@@ -1,6 +1,7 @@
 """``gpupool usage``: who had how much of the pool, and for how long."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -35,9 +36,15 @@ WITHOUT_WEEK = {
     "parquet": "--parquet",
     "wasted": "--wasted",
     "cost": "--cost",
+    "capacity": "--capacity",
     "database": "--file",
 }
 """What the weekly report has no use for: parameters, and options as they are typed."""
+
+WITHOUT_CAPACITY = {
+    name: WITHOUT_WEEK[name] for name in ("lease", "parquet", "wasted", "cost", "database")
+}
+"""What the report of capacity has no use for."""
 
 
 @click.group(invoke_without_command=True)
@@ -70,6 +77,11 @@ WITHOUT_WEEK = {
 @click.option(
     "--cost", is_flag=True, help="Show what it cost, too, by the prices of the pool's policy."
 )
+@click.option(
+    "--capacity",
+    is_flag=True,
+    help="Show what became of all GPUs that there were, by model, or --by day.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server or a record is missing.")
 @click.option(
     "--file",
@@ -93,6 +105,7 @@ def command(
     wasted: bool,
     week: bool,
     cost: bool,
+    capacity: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -106,8 +119,21 @@ def command(
     _check_forms(as_csv=as_csv, as_json=as_json, parquet=parquet, lease=lease)
     if cost and (lease or database is not None):
         raise UsageError("--cost is of sums, by the prices of a pool", hint="leave out the other")
+    if capacity and not week:
+        from gpupool.cli.commands.monitoring.usage_capacity import show_capacity
+
+        if given := _given(WITHOUT_CAPACITY):
+            raise UsageError(
+                f"--capacity is of all GPUs, and takes no {given}", hint="leave out one of them"
+            )
+        by = by if context.get_parameter_source("by") is ParameterSource.COMMANDLINE else "model"
+        forms = {"as_csv": as_csv, "as_json": as_json, "strict": strict}
+        show_capacity(credentials, (since, until), by, **forms)
+        return
     if week:
-        _check_week()
+        if given := _given(WITHOUT_WEEK):
+            what = f"--week is a report of its own, of 7 days, and takes no {given}"
+            raise UsageError(what, hint="leave out one of them; --week has --json")
         _show_week(credentials, as_json=as_json, strict=strict)
         return
     query = RecordQuery(
@@ -169,21 +195,15 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
     return FoundUsage(report=report, missing=missing)
 
 
-def _check_week() -> None:
-    """Refuse options that the weekly report would pass over.
-
-    Raises:
-        UsageError: when another option than --json says what to report.
-    """
+def _given(options: Mapping[str, str]) -> str:
+    """Return the first of these options that was typed, which the report would pass over."""
     context = click.get_current_context()
     given = [
         option
-        for name, option in WITHOUT_WEEK.items()
+        for name, option in options.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
-    if given:
-        what = f"--week is a report of its own, of 7 days, and takes no {given[0]}"
-        raise UsageError(what, hint="leave out one of them; --week has --json")
+    return given[0] if given else ""
 
 
 def _show_week(credentials: str | None, *, as_json: bool, strict: bool) -> None:

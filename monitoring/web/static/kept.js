@@ -35,9 +35,10 @@ function joined(lines) {
   return { t: axis.map((t) => t * 1000), series };
 }
 
-/** Return the charts of some hours: each metric of all subjects, and what did not answer. */
-export async function kept(of, metrics, hours) {
-  const until = Math.floor(poolNow() / 10000) * 10000;
+/** Return the charts of some hours, the last ones or those around a moment: each metric of all subjects, and what did not answer. */
+export async function kept(of, metrics, hours, at = 0) {
+  const end = at ? Math.min(poolNow(), at + hours * 1800000) : poolNow();
+  const until = Math.floor(end / 10000) * 10000;
   const since = until - hours * 3600000;
   const result = { metrics: [], silent: {}, problems: [], panels: [] };
   for (const metric of metrics) {
@@ -45,7 +46,7 @@ export async function kept(of, metrics, hours) {
     let unit = "";
     for (const name of of) {
       try {
-        const { data } = await ask(`history?${new URLSearchParams({ of: word(name), metric, since, until })}`);
+        const { data } = await ask(`history?${new URLSearchParams({ of: word(name), metric, since: String(since), until: String(until) })}`);
         lines.push(...data.lines);
         unit = data.unit;
         result.metrics = [...new Set([...result.metrics, ...data.metrics])];

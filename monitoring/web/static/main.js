@@ -191,7 +191,7 @@ function key(event) {
   else if (event.key === "z") switchZone();
   else if (event.key === "?") navigate("/about");
   else if (event.key === "/") {
-    const field = document.querySelector("[data-filter]");
+    const field = /** @type {HTMLElement | null} */ (document.querySelector("[data-filter]"));
     if (!field) return;
     event.preventDefault();
     field.focus();
@@ -211,7 +211,7 @@ addEventListener("popstate", go);
 addEventListener("keydown", key);
 addEventListener("click", click);
 addEventListener("gp-changed", soon);
-addEventListener("gp-go", (event) => navigate(event.detail));
+addEventListener("gp-go", (/** @type {CustomEvent<string>} */ event) => navigate(event.detail));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
   document.documentElement.dataset.theme = event.matches ? "dark" : "light";
   dispatchEvent(new Event("gp-theme"));

@@ -1,7 +1,7 @@
 // Parts of pages: states, bars, tables with sort, filter and pages in the address, dialogs.
 
 import { html, nothing, render, svg } from "/vendor/lit-html.js";
-import { NONE, known, number } from "./format.js";
+import { NONE, full, known, number } from "./format.js";
 
 export { html, nothing, render, svg };
 
@@ -92,6 +92,12 @@ export function facts(list) {
   </dl>`;
 }
 
+/**
+ * A part of a page under a heading.
+ * @param {string} title
+ * @param {unknown} content
+ * @param {{aside?: unknown, right?: unknown, footer?: unknown, width?: string, flush?: boolean}} [options]
+ */
 export function panel(title, content, { aside, right, footer, width = "", flush = false } = {}) {
   return html`<section class="panel ${width}" aria-label=${title}>
     <header>
@@ -143,6 +149,9 @@ export const leaseLink = (id) => html`<a class="mono" href=${path("leases", id)}
 export const clientLink = (name) => (name ? html`<a href=${path("clients", name)}>${name}</a>` : NONE);
 export const userLink = (name) => html`<a href=${path("users", name)}>${name}</a>`;
 
+/** A moment as a link to the charts around it, of a server, SERVER/NUMBER of a GPU, or the pool. */
+export const momentLink = (at, of) => html`<a class="nowrap" href=${`/history?${new URLSearchParams({ of: of || "pool", span: "6h", at: String(at) })}`}><time>${full(at)}</time></a>`;
+
 // --- tables ----------------------------------------------------------------------------------------
 
 const PAGE_ROWS = 60;
@@ -154,7 +163,7 @@ function compare(a, b) {
 }
 
 /** Return the rows that the address asks for, sorted as it says, and the wanted piece of them. */
-export function arrange(list, columns, { text, sort = "", size = PAGE_ROWS, prefix = "" }) {
+export function arrange(list, columns, { text = null, sort = "", size = PAGE_ROWS, prefix = "" } = {}) {
   const asked = params();
   const words = (asked.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean);
   let found = words.length && text ? list.filter((row) => {
@@ -176,7 +185,13 @@ export function arrange(list, columns, { text, sort = "", size = PAGE_ROWS, pref
 
 const hidden = (column) => (column.wide ? "hide-medium hide-narrow" : column.narrow ? "hide-narrow" : "");
 
-/** A real table. Columns: key, title, cell(row), sort(row), num, narrow and wide (hidden without room). */
+/**
+ * A real table. Columns: key, title, cell(row), sort(row), num, narrow and wide (hidden without room).
+ * @param {string} caption
+ * @param {any[]} list
+ * @param {any[]} columns
+ * @param {{text?: (row: any) => string, sort?: string, size?: number, prefix?: string, empty?: unknown, total?: unknown, dead?: (row: any) => boolean}} [options]
+ */
 export function dataTable(caption, list, columns, options = {}) {
   const shownColumns = columns.filter(Boolean);
   const prefix = options.prefix || "";
@@ -234,9 +249,11 @@ export function announce(text) {
   if (place && place.textContent !== text) place.textContent = text;
 }
 
+let toasted = 0;
+
 export function toast(text) {
   const place = document.getElementById("toast");
   place.textContent = text;
-  clearTimeout(place.timer);
-  place.timer = setTimeout(() => (place.textContent = ""), 6000);
+  clearTimeout(toasted);
+  toasted = setTimeout(() => (place.textContent = ""), 6000);
 }

@@ -104,6 +104,7 @@ function apply(document, answer) {
 
 /** Ask the API; what it refuses is thrown with the words of the server. */
 export async function ask(path, body) {
+  /** @type {RequestInit} */
   const options = { headers: {}, cache: "no-store" };
   if (body !== undefined) {
     options.method = "POST";

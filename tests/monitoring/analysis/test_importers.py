@@ -3,10 +3,13 @@
 import contextlib
 import json
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.monitoring.analysis.philly_form import GPUS, MACHINES, PhillyTrace
 
 from gpupool.cli.commands.monitoring import analyze
 from gpupool.monitoring.analysis.csv_rows import LINE_MAX, Source
@@ -228,6 +231,23 @@ def test_philly_readings_in_winter_and_in_summer() -> None:
     assert [s.busy for s in trace.samples if s.gpu == "gpu2"] == [None, None]
     assert trace.notes == {"not-available": 3}
     assert trace.machines[0].memory == 24 * 10**9
+
+
+def test_a_trace_in_phillys_form_is_read_as_what_it_was_made_of(tmp_path: Path) -> None:
+    made = PhillyTrace(jobs=1200)
+    paths = made.write(tmp_path, readings=300)
+    trace = read("philly", [source(path.read_text(), path.name) for path in paths])
+    known = made.known
+    assert trace.notes == known.notes
+    assert {"overlap", "within", "no-start", "no-end", "open-end", "twice"} <= set(known.notes)
+    assert len(trace.jobs) == known.jobs
+    ended = [job for job in trace.jobs if job.end is not None]
+    assert sum(job.gpus * (job.end - job.began) for job in ended if job.end) == known.gpu_seconds
+    assert max(job.gpus for job in trace.jobs) == 3 * GPUS, "larger than any server"
+    assert len(trace.samples) == known.samples
+    times = sorted({sample.t for sample in trace.samples})
+    assert {later - earlier for earlier, later in pairwise(times)} == {60.0}, "no hour is twice"
+    assert len(trace.machines) == MACHINES
 
 
 def test_philly_says_which_file_it_does_not_know() -> None:

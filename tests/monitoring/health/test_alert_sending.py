@@ -24,7 +24,6 @@ from tests.monitoring.health.healthy_pool import A, B, C, healthy_table
 
 from gpupool.cli.commands.monitoring import alerts
 from gpupool.monitoring.health import alert_messages
-from gpupool.monitoring.health.alert_log import Alert, Message
 from gpupool.monitoring.health.alert_messages import NotSentError, body_of, mail_of, post, send_mail
 from gpupool.monitoring.health.alert_sender import Sender
 from gpupool.monitoring.health.alert_settings import (
@@ -36,6 +35,7 @@ from gpupool.monitoring.health.alert_settings import (
     require_readable,
 )
 from gpupool.pool.alert_gate import sends_alerts
+from gpupool.pool.alert_log import Alert, Message
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import PoolState, ServerStatus, with_changes
 from gpupool.pool.ports import RaftHealth, Role

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 from tests.cli.conftest import pool, server
 
-from gpupool.monitoring.health import alert_log
-from gpupool.monitoring.health.alert_log import AlertLog, Message
 from gpupool.monitoring.health.alert_rules import (
     RULES,
-    Condition,
-    Rule,
     holding,
     prometheus,
     wasteful_classes,
 )
 from gpupool.monitoring.health.check_table import CHECKS
 from gpupool.monitoring.health.pool_health import merged
+from gpupool.pool import alert_log
+from gpupool.pool.alert_log import AlertLog, Condition, Message, Rule
 from gpupool.pool.history_query import EVERYBODY, HistoryQuery, SampleSum
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.telemetry import Finding, Health, SessionTelemetry, Telemetry
@@ -265,6 +263,38 @@ def test_a_new_sender_is_silent_for_a_minute_and_sends_one_message() -> None:
     assert len(message.alerts) == 15
 
 
+def test_what_begins_one_by_one_after_the_silence_is_two_messages() -> None:
+    """Fifteen servers go within 30 s, when their sender has just begun to tell."""
+    told = Told()
+    assert told.run(61) == []
+    for number in range(30):
+        told.run(1, *[bad(str(each)) for each in range(number // 2 + 1)])
+    told.run(60, *[bad(str(each)) for each in range(15)])
+    assert len(told.messages) <= 2
+    assert sum(len(message.alerts) for _, message in told.messages) == 15
+
+
+def test_a_sender_that_comes_back_from_a_minority_is_silent_for_a_minute() -> None:
+    """Another one has sent meanwhile."""
+    told = settled()
+    told.majority = told.sends = False
+    told.run(120, bad("pool", NO_MAJORITY))
+    told.majority = told.sends = True
+    back_s = told.now_s
+    told.run(120, bad())
+    last_s, message = told.messages[-1]
+    assert "GpuFault" in [alert.rule for alert in message.alerts]
+    assert last_s - back_s >= alert_log.SILENT_FIRST_S
+
+
+def test_every_sender_calls_an_alert_the_same_that_began_at_a_known_time() -> None:
+    since = replace(bad(), since_ms=7_000)
+    first, second = settled(), settled()
+    second.run(500)
+    ids = {told.run(200, since)[0].alerts[0].id for told in (first, second)}
+    assert len(ids) == 1
+
+
 def test_it_goes_on_after_four_hours_and_ends_once() -> None:
     told = settled()
     assert len(told.run(3 * 360, bad(), step=10.0)) == 1
@@ -308,3 +338,14 @@ def test_without_a_majority_only_that_is_told() -> None:
     assert [alert.rule for message in messages for alert in message.alerts] == ["NoMajority"]
     told.majority = True
     assert [a.rule for m in told.run(100, bad()) for a in m.alerts] == ["GpuFault", "NoMajority"]
+
+
+def test_who_told_of_no_majority_tells_that_it_is_over_though_another_one_sends() -> None:
+    told = settled()
+    told.sends = told.majority = False
+    told.run(120, bad("quorum", NO_MAJORITY))
+    told.majority = True  # another server is the sender now
+    messages = told.run(300, bad())
+    assert [(a.rule, bool(a.ended_ms)) for m in messages for a in m.alerts] == [
+        ("NoMajority", True)
+    ]

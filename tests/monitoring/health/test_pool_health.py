@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from tests.cli.conftest import pool, server
 
+from gpupool.monitoring.health import health_history
 from gpupool.monitoring.health.pool_health import line, merged, nagios, silence_words
+from gpupool.pool.history_query import Episode, HistoryPage
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.telemetry import Finding, Health, HostTelemetry, Telemetry
 from gpupool.pool.view import ALARM, SilenceView
@@ -114,3 +116,77 @@ def test_nagios_has_one_line() -> None:
     assert "fail=0 warn=1" in text
     assert line(health.findings[0]).isprintable()
     assert nagios(merged(VIEW, telemetry((finding("disk"),), (), ())))[1] == 2
+
+
+# --- what was found before ------------------------------------------------------------------------
+
+
+def episode(check: str, began: int, ended: int = 0, **more: object) -> Episode:
+    made = Episode(check, "", FAIL, Milliseconds(1000 * began), Milliseconds(1000 * ended))
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def earlier(*said: tuple[Episode, ...]) -> list[tuple[str, str, int, int]]:
+    names = {each.id: each.name for each in VIEW.servers}
+    pages = {i: HistoryPage(episodes=found) for i, found in zip(IDS, said, strict=False)}
+    rows = health_history.merged(pages, names)
+    return [
+        (row.server, each.check, each.began // 1000, each.ended // 1000)
+        for row in rows
+        for each in (row.episode,)
+    ]
+
+
+def test_what_several_servers_found_of_the_pool_is_one_episode() -> None:
+    a, b, _ = (each.name for each in VIEW.servers)
+    assert earlier(
+        (episode("disk", 1, 50), episode("backup", 10, 70), episode("backup", 500)),
+        (episode("disk", 5, 6), episode("backup", 12, 40), episode("backup", 95, 99)),
+        (episode("backup", 510, 520),),
+    ) == [
+        ("", "backup", 500, 0),  # one of them still says so
+        ("", "backup", 10, 99),
+        (b, "disk", 5, 6),
+        (a, "disk", 1, 50),
+    ]
+
+
+def test_a_lack_of_a_majority_is_of_the_server_that_was_cut_off() -> None:
+    a, b, _ = (each.name for each in VIEW.servers)
+    assert earlier((episode("quorum", 1, 9),), (episode("quorum", 2, 9),)) == [
+        (b, "quorum", 2, 9),
+        (a, "quorum", 1, 9),
+    ]
+
+
+def test_episodes_are_of_a_server_when_they_are_about_it() -> None:
+    own = health_history.PoolEpisode("gpu-1", episode("temperature", 1, subject="GPU-77"))
+    others = health_history.PoolEpisode("", episode("silent", 1, subject="gpu-1"))
+    link = health_history.PoolEpisode("gpu-2", episode("link", 1, subject="gpu-1"))
+    disk = health_history.PoolEpisode("gpu-2", episode("disk", 1, subject="free"))
+    assert [each.is_of("gpu-1", "") for each in (own, others, link, disk)] == [True] * 3 + [False]
+    assert own.is_of("", "GPU-7") and not own.is_of("", "GPU-8")
+    assert not own.is_of("gpu-2", "GPU-77")
+
+
+def test_csv_and_json_say_what_goes_on() -> None:
+    rows = [
+        health_history.PoolEpisode("a", episode("disk", 60, text='9 GiB, "free"')),
+        health_history.PoolEpisode("", episode("backup", 0, 60)),
+    ]
+    assert health_history.as_csv(rows, Milliseconds(90_500)).splitlines() == [
+        "began,ended,duration [s],result,check,server,subject,text",
+        '1970-01-01T00:01:00Z,,30.500,fail,disk,a,,"9 GiB, ""free"""',
+        "1970-01-01T00:00:00Z,1970-01-01T00:01:00Z,60.000,fail,backup,,,",
+    ]
+    assert [each["ended"] for each in health_history.as_plain(rows)] == [None, 60_000]
+
+
+def test_a_server_that_does_not_know_the_whole_time_is_named() -> None:
+    names = {each.id: each.name for each in VIEW.servers}
+    oldest = dict(zip(IDS, (0, 5000, 9000), strict=True))
+    pages = {i: HistoryPage(oldest=Milliseconds(at)) for i, at in oldest.items()}
+    a, _, c = (each.name for each in VIEW.servers)
+    assert health_history.unknown_before(pages, names, 6000) == {a: 0, c: 9000}
+    outdated = {IDS[0]: HistoryPage(problem="it knows no temperature of a health")}
+    assert health_history.unknown_before(outdated, names, 6000) == {}, "said as its problem"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from tests.fake_web_pool import HOSTILE
@@ -221,6 +221,27 @@ def test_an_event_leads_to_its_lease_whose_charts_are_there(browser: Any, served
     visit.check()
 
 
+def test_a_moment_leads_to_the_charts_around_it(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("health?past=30")
+    visit.page.get_by_role("searchbox").fill("temperature")
+    visit.page.click("section[aria-label='Earlier findings'] tbody a >> nth=0")
+    visit.page.wait_for_selector("h2 >> text=Busy")
+    assert "of=node-1%2F0" in visit.page.url and "at=" in visit.page.url
+    visit.page.wait_for_selector("p.notice >> text=Around")
+    asked = [each for each in visit.asked if "/api/v1/history" in each][-1]
+    of_answer, of_page = (parse_qs(urlsplit(each).query) for each in (asked, visit.page.url))
+    since, until = (int(of_answer[name][0]) for name in ("since", "until"))
+    at = int(of_page["at"][0])
+    assert since < at <= until and until - since == 6 * 3_600_000
+    visit.page.get_by_role("button", name="Up to now").click()
+    visit.page.wait_for_function("!location.search.includes('at=')")
+    visit.open("events")
+    href = visit.page.get_attribute("main tbody td >> nth=0 >> a", "href")
+    assert href.startswith("/history?of=") and "&at=" in href
+    visit.check()
+
+
 def test_a_hidden_page_asks_nothing(browser: Any, served: Served) -> None:
     visit = Visit(browser, served)
     visit.page.evaluate(
@@ -246,6 +267,21 @@ def test_a_lease_is_ended_with_a_reason_and_a_key_is_good_once(
     other.goto(visit.address)
     other.wait_for_selector("text=This address was used already")
     assert urlsplit(str(other.url)).fragment == ""
+    visit.check()
+
+
+def test_the_page_of_health_shows_when_checks_failed(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("health?past=30")
+    found = visit.page.locator("section[aria-label='Earlier findings']")
+    found.get_by_text("temperature").wait_for()
+    assert "goes on" in found.inner_text() and "25 min 00 s" in found.inner_text()
+    assert "only since" in visit.page.locator("p.notice").inner_text()
+    visit.page.get_by_role("searchbox").fill("temperature")
+    found.get_by_text("disk", exact=True).wait_for(state="detached")
+    found.get_by_role("button", name="A day").click()
+    visit.page.wait_for_function("location.search.includes('past=1')")
+    found.get_by_text("temperature").wait_for()
     visit.check()
 
 

@@ -107,6 +107,19 @@ async def test_usage_says_what_was_busy_idle_and_wasted(page: Page) -> None:
     assert grace.split(",")[7] == "0.1"
 
 
+async def test_capacity_says_what_became_of_all_gpus(page: Page) -> None:
+    days = await page.get("capacity?by=day&since=1795000000000")
+    assert [each["key"] for each in days["rows"]] == ["2026-11-20", "2026-11-21", "2026-11-22"]
+    told = await page.get("capacity?by=user&since=1795000000000")
+    [row] = told["rows"]
+    assert row["key"] == "NVIDIA H200"
+    total = row["gpu_hours"]
+    assert (row["granted_gpu_hours"], row["drained_gpu_hours"]) == (total / 2, total / 8)
+    assert sum(value for name, value in row.items() if name.endswith("_gpu_hours")) == total
+    assert 0 < told["seen"] <= 1 and told["silent"] == {}
+    assert (await page.client.get("/api/v1/capacity?since=9&until=8")).status_code == 400
+
+
 async def test_usage_says_what_it_cost_where_that_is_asked(page: Page) -> None:
     assert "cost" not in (await page.get("usage?by=user&since=0"))["total"]
     report = await page.get("usage?by=user&since=0&cost=1")

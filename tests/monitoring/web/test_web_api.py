@@ -70,6 +70,8 @@ async def test_nothing_is_told_to_strangers(pool: FakePool) -> None:
         "policy",
         "recent",
         "day",
+        "checks?since=0&until=1",
+        "capacity",
         "server/x",
         "lease/1",
     ):
@@ -435,6 +437,22 @@ async def test_what_servers_have_kept_is_told_by_the_words_of_gpupool_history(pa
     ):
         answer = await page.client.get(f"/api/v1/history?{day}&{wrong}")
         assert answer.status_code == 400, wrong
+
+
+async def test_what_checks_found_before_is_told_by_gpu_and_of_the_pool_once(page: Page) -> None:
+    week = "since=1794760000000&until=1795370400000"
+    told = await page.get(f"checks?{week}")
+    rows = [(e["check"], e["server"], e["subject"], e["level"]) for e in told["rows"]]
+    assert rows == [
+        ("disk", "node-1", "free", "warn"),
+        ("temperature", "node-1", "GPU 0", "fail"),
+        ("silent", "", "node-3", "fail"),
+    ], "the newest first; both servers say the last one"
+    disk, heat, _ = told["rows"]
+    assert (disk["ended"], heat["ended"] - heat["began"]) == (0, 1_500_000)
+    assert set(told["unknown"]) == {"node-0", "node-1"} and not told["more"]
+    for wrong in ("since=5&until=4", "since=x&until=4", "since=1"):
+        assert (await page.client.get(f"/api/v1/checks?{wrong}")).status_code == 400, wrong
 
 
 async def test_audit_and_policy_are_told(page: Page) -> None:

@@ -1,11 +1,12 @@
-"""Broken builds of drains of single GPUs, and of who sends alerts."""
+"""Broken builds of drains of single GPUs, of who sends alerts, and of what is sent."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 
 from tests.simulations.mutations.patching import patched, patched_handler
 
 from gpupool.pool import alert_gate, automatic_drains
+from gpupool.pool.alert_log import AlertLog, Condition, Message, Times
 from gpupool.pool.automatic_drains import Sign, Signs, SignWatch
 from gpupool.pool.model.commands import DrainGpu
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -88,3 +89,48 @@ def minority_sends() -> AbstractContextManager[None]:
         return True
 
     return patched(alert_gate, "has_quorum", in_touch)
+
+
+def told_by_the_former_sender() -> AbstractContextManager[None]:
+    """Let a new sender believe that all which holds was told by the former one."""
+    original = AlertLog._untold  # pyright: ignore[reportPrivateUsage]
+
+    def untold(self: AlertLog, now_s: float) -> list[object]:
+        if self._since_s == now_s:  # pyright: ignore[reportPrivateUsage]
+            for each in self._followed.values():  # pyright: ignore[reportPrivateUsage]
+                each.told_s = now_s
+        return list(original(self, now_s))
+
+    return patched(AlertLog, "_untold", untold)
+
+
+def tells_at_once() -> AbstractContextManager[None]:
+    """Let senders neither be silent at first nor put alerts together."""
+    original = AlertLog.look
+
+    def look(
+        self: AlertLog,
+        conditions: Iterable[Condition],
+        now_s: float,
+        now_ms: int,
+        *,
+        sends: bool,
+        majority: bool = True,
+    ) -> Message | None:
+        self.times = Times(group_s=0.0, silent_first_s=0.0)
+        return original(self, conditions, now_s, now_ms, sends=sends, majority=majority)
+
+    return patched(AlertLog, "look", look)
+
+
+def told_is_forgotten() -> AbstractContextManager[None]:
+    """Let a sender forget what it has told."""
+    original = AlertLog._tell  # pyright: ignore[reportPrivateUsage]
+
+    def tell(self: AlertLog, untold: list[object], now_s: float) -> Message | None:
+        message = original(self, untold, now_s)  # type: ignore[arg-type]
+        for each in self._followed.values():  # pyright: ignore[reportPrivateUsage]
+            each.told_s = None
+        return message
+
+    return patched(AlertLog, "_tell", tell)

@@ -29,6 +29,11 @@ def _without_clones(options: Options) -> Options:
     return replace(options, faults=faults, small_messages=False, bulk_kib=0)
 
 
+def _killed(options: Options) -> Options:
+    """Let the sender's process begin anew now and then, and all else be at rest."""
+    return replace(options, faults=(("kill", 2.0),), small_messages=False, bulk_kib=0)
+
+
 MUTATIONS = (
     *LEASES,
     *CONSENSUS,
@@ -333,6 +338,27 @@ MUTATIONS = (
         "a server without a majority goes on sending alerts",
         broken_drains.minority_sends,
         (("partition", 2.0),),
+    ),
+    Mutation(
+        "told-by-the-former-sender",
+        "alerts-told",
+        "a new sender of alerts takes all that holds for told",
+        broken_drains.told_by_the_former_sender,
+        tune=_killed,
+    ),
+    Mutation(
+        "tells-at-once",
+        "alerts-told",
+        "a sender of alerts is not silent at first, and puts nothing together",
+        broken_drains.tells_at_once,
+        tune=_killed,
+    ),
+    Mutation(
+        "told-is-forgotten",
+        "alerts-told",
+        "a sender of alerts forgets what it has told",
+        broken_drains.told_is_forgotten,
+        tune=_killed,
     ),
     Mutation(
         "freed-too-early",

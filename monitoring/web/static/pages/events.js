@@ -1,7 +1,7 @@
 // What happened, and who administered what.
 
-import { full, plural } from "../format.js";
-import { choice, dataTable, filterField, html, leaseLink, none, nothing, panel, params, serverLink, setParams, userLink } from "../parts.js";
+import { plural } from "../format.js";
+import { choice, dataTable, filterField, html, leaseLink, momentLink, none, nothing, panel, params, serverLink, setParams, userLink } from "../parts.js";
 import { ask, rows } from "../store.js";
 
 const audit = { next: 0, data: null, error: "" };
@@ -32,7 +32,7 @@ export function view() {
   const acts = params().get("show") === "audit";
   const list = acts ? (audit.data ? audit.data.acts : []) : rows("events");
   const columns = [
-    { key: "at", title: "When", cell: (e) => html`<time class="nowrap">${full(e.at)}</time>`, sort: (e) => e.at },
+    { key: "at", title: "When", cell: (e) => momentLink(e.at, servers.has(e.subject) ? e.subject : ""), sort: (e) => e.at },
     acts && { key: "by", title: "Who", cell: (e) => userLink(e.by), sort: (e) => e.by },
     { key: "kind", title: "What", cell: (e) => html`<span class="tag">${e.kind}</span>`, sort: (e) => e.kind },
     { key: "subject", title: "Of what", cell: (e) => subject(e, servers), sort: (e) => e.subject },

@@ -4,9 +4,9 @@
 // have kept, by the words of "gpupool history".
 
 import { chart } from "../chart.js";
-import { timeZone } from "../format.js";
+import { full, timeZone } from "../format.js";
 import { kept, spoken, title } from "../kept.js";
-import { choice, html, none, panel, params, setParams } from "../parts.js";
+import { choice, html, none, nothing, panel, params, setParams } from "../parts.js";
 import { ask, changed, rows } from "../store.js";
 import { missing } from "./leases.js";
 
@@ -17,10 +17,12 @@ const shown = { next: 0, key: "", panels: [], metrics: [], silent: {}, problems:
 
 function chosen() {
   const asked = params();
-  const span = SPANS.find(([name]) => name === asked.get("span")) || SPANS[0];
+  const at = Number(asked.get("at")) || 0;
+  const wanted = SPANS.find(([name]) => name === asked.get("span")) || SPANS[0];
+  const span = at && !wanted[2] ? SPANS[2] : wanted;
   const of = (asked.get("of") || "pool").split(",").filter(Boolean).slice(0, SERIES_MAX);
   const metrics = (asked.get("m") || "").split(",").filter(Boolean).slice(0, 6);
-  return { span, of, metrics, key: `${span[0]} ${of} ${metrics}` };
+  return { span, of, metrics, at, key: `${span[0]} ${of} ${metrics} ${at}` };
 }
 
 async function live(of, metrics) {
@@ -50,13 +52,13 @@ async function live(of, metrics) {
 }
 
 async function load() {
-  const { span, of, metrics, key } = chosen();
+  const { span, of, metrics, at, key } = chosen();
   if (shown.key === key && performance.now() < shown.next) return;
   const first = shown.key !== key;
   shown.key = key;
   shown.next = performance.now() + (span[2] ? 30000 : 5000);
   if (first) shown.panels = [];
-  const found = span[2] ? await kept(of, metrics.length ? metrics : [of.length === 1 && of[0] === "pool" ? "granted" : "busy"], span[2]) : await live(of, metrics);
+  const found = span[2] ? await kept(of, metrics.length ? metrics : [of.length === 1 && of[0] === "pool" ? "granted" : "busy"], span[2], at) : await live(of, metrics);
   if (shown.key === key) Object.assign(shown, found);
   changed();
 }
@@ -80,7 +82,7 @@ function csv() {
 }
 
 export function view() {
-  const { span, of, metrics, key } = chosen();
+  const { span, of, metrics, at, key } = chosen();
   if (shown.key && shown.key !== key) queueMicrotask(load);
   const servers = rows("servers");
   const gpus = rows("gpus").slice(0, 600);
@@ -95,7 +97,7 @@ export function view() {
     if (name && !of.includes(name)) toggle(params().get("of") ? of : [], name, "of");
   };
   return html`<div class="filters">
-      ${choice("Time", SPANS.map(([name, words]) => [name, words]), span[0], (value) => setParams({ span: value === "live" ? "" : value }, { push: true }))}
+      ${choice("Time", SPANS.map(([name, words]) => [name, words]), span[0], (value) => setParams({ span: value === "live" ? "" : value, ...(value === "live" ? { at: "" } : {}) }, { push: true }))}
       <label>Of <select @change=${add}><option value="">a server or GPU…</option><option value="pool">the whole pool</option>
         ${servers.map((each) => html`<option value=${each.name}>${each.name}</option>`)}
         ${gpus.map((each) => html`<option value="${servers[each.server].name}/${each.index}">${servers[each.server].name} / GPU ${each.index}</option>`)}</select></label>
@@ -103,6 +105,7 @@ export function view() {
       <span class="right no-print"><button type="button" @click=${csv}>CSV</button></span>
     </div>
     <div class="filters"><div class="choice" role="group" aria-label="What">${shown.metrics.map((name) => html`<button type="button" aria-pressed=${String(on.includes(name))} @click=${() => toggle(on, name, "m")}>${title(name)}</button>`)}</div></div>
+    ${at ? html`<p class="notice quiet">Around ${full(at)}. <button class="plain" type="button" @click=${() => setParams({ at: "" }, { push: true })}>Up to now</button></p>` : nothing}
     ${missing(shown)}
     ${shown.panels.length
       ? shown.panels.map((each) => panel(title(each.metric), each.t.length > 1 ? chart({ ...each, height: 230, sync: "history" }) : none("Nothing is known of this time.", span[2] ? "Servers keep what they measure from their start on." : "The chart begins when two readings are there."), { aside: each.unit === "%" ? "" : each.unit }))

@@ -5,9 +5,11 @@ import { bar, choice, clientLink, dataTable, facts, html, none, nothing, panel, 
 import { ask, changed } from "../store.js";
 import { missing } from "./leases.js";
 
+/** @type {[string, string, number][]} */
 const SPANS = [["24h", "24 h", 1], ["7d", "7 days", 7], ["30d", "30 days", 30], ["90d", "90 days", 90], ["365d", "1 year", 365]];
 const KEYS = [["user", "User"], ["class", "Class"], ["department", "Department"], ["client", "Client"], ["server", "Server"], ["model", "Model"], ["program", "Program"], ["day", "Day"]];
-const report = { query: "", data: null, error: "", busy: false };
+const report = { query: "", data: null, capacity: null, error: "", busy: false };
+const PARTS = [["granted", "Granted"], ["free", "Free"], ["drained", "Drained"], ["down", "Down"], ["fault", "At fault"], ["outside", "Others than gpupool"]];
 
 function query() {
   const asked = params();
@@ -21,10 +23,13 @@ function query() {
 async function load() {
   const { text, key } = query();
   if (report.query === key && (report.data || report.busy)) return;
-  Object.assign(report, { query: key, data: null, error: "", busy: true });
+  Object.assign(report, { query: key, data: null, capacity: null, error: "", busy: true });
   try {
     const { data } = await ask(`usage?${text}`);
     if (report.query === key) report.data = data;
+    changed();
+    const capacity = (await ask(`capacity?${text}`)).data;
+    if (report.query === key) report.capacity = capacity;
   } catch (error) {
     if (report.query === key) report.error = error.what || "No server tells.";
   }
@@ -71,6 +76,21 @@ function table(data, by, title) {
   ], { sort: by === "day" ? "key" : "-hours", total: data.total, empty: none("No lease in this time.") });
 }
 
+const part = (r, name) => r[`${name}_gpu_hours`];
+const ofAll = (r, name) => (r.gpu_hours ? (100 * part(r, name)) / r.gpu_hours : null);
+
+/** What became of all GPUs that there were; the parts of a line are all of it. */
+function capacity(data) {
+  const columns = [
+    { key: "key", title: data.by === "day" ? "Day" : "Model", cell: (r) => r.key, sort: (r) => r.key, total: () => "All" },
+    { key: "bar", title: html`<span class="away">Parts as a bar</span>`, cell: (r) => bar([[ofAll(r, "granted"), "a"], [ofAll(r, "free"), "none"], [ofAll(r, "drained") + ofAll(r, "down") + ofAll(r, "fault"), "warn"], [ofAll(r, "outside"), "c"]]), narrow: true },
+    { key: "hours", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 1), sort: (r) => r.gpu_hours, total: (t) => number(t.gpu_hours, 1) },
+    ...PARTS.map(([name, title]) => ({ key: name, title, num: true, cell: (r) => percent(ofAll(r, name)), sort: (r) => ofAll(r, name), total: (t) => percent(ofAll(t, name)), narrow: name !== "granted" && name !== "free" })),
+  ];
+  const aside = known(data.seen) ? `${percent(100 * data.seen)} of this time is known` : "";
+  return panel("What became of all GPUs", dataTable("Capacity", data.rows, columns, { sort: "key", prefix: "c", total: data.total, empty: none("Nothing is known of this time.") }), { flush: true, aside });
+}
+
 export function view() {
   const { span, by, title, cost, text } = query();
   if (report.query !== query().key) queueMicrotask(load);
@@ -92,6 +112,7 @@ export function view() {
           ["Mean wait", number(data.total.leases ? data.total.wait_s / data.total.leases : 0, 1), "s", `longest ${number(data.total.wait_max_s, 1)} s`],
         ])}
         ${panel(`By ${title.toLowerCase()}`, table(data, by, title), { flush: true })}
+        ${report.capacity ? capacity(report.capacity) : nothing}
         ${data.others.length ? panel("Other users, by class", dataTable("Other users", data.others, [{ key: "class", title: "Class", cell: (r) => r.class || "none" }, { key: "h", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 2) }, { key: "g", title: "GiB-hours", num: true, cell: (r) => number(r.gib_hours, 1) }]), { flush: true }) : nothing}`
       : error ? nothing : panel("Usage", none("Asking all servers…"))}`;
 }

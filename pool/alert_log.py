@@ -2,16 +2,22 @@
 
 Alerts that begin within half a minute are one message. What goes on is told again after four hours,
 and what is over once. In an hour twenty messages are sent at most; the next one has all that was
-not told, and says how often it could not be. A server that begins to send is silent for a minute
-first: the former sender may have told.
+not told, and says how often it could not be.
+
+Every server that could send follows what holds, and one of them tells (``alert_gate``). A server
+that begins to send is silent for a minute first: the former sender may have told. So is one that
+loses touch with a majority, which then tells of nothing else, and one that is in touch again: it
+tells that this is over, also where another server is the sender now. The simulator runs this code
+for each of its servers (``alert_checker``).
 """
 
 import hashlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
-from gpupool.monitoring.health.alert_rules import Condition
+from gpupool.pool.telemetry import Health
 
 GROUP_S = 30.0
 REPEAT_S = 4 * 3600.0
@@ -20,6 +26,42 @@ SILENT_FIRST_S = 60.0
 OVER_AFTER_S = 15.0
 """For which a condition must not hold before its alert is over."""
 ALERTS_A_MESSAGE = 100
+NO_MAJORITY = "NoMajority"
+"""The rule of which a server tells that is in touch with no majority, and of no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: what must hold for ``for_s`` before it fires."""
+
+    name: str
+    severity: str  # warning or critical
+    text: str
+    expression: str  # the same for Prometheus
+    checks: tuple[str, ...] = ()  # findings of these, at least as bad as ``status``
+    status: Health = Health.FAIL
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One rule that holds now for one subject."""
+
+    rule: Rule
+    subject: str
+    text: str
+    hint: str = ""
+    since_ms: int = 0  # by the pool's time, where it is known: then all senders say the same
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The times of a sender, in seconds; the simulator has shorter ones."""
+
+    group_s: float = GROUP_S
+    repeat_s: float = REPEAT_S
+    silent_first_s: float = SILENT_FIRST_S
+    over_after_s: float = OVER_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +91,14 @@ def alert_id(rule: str, subject: str, began_ms: int) -> str:
     return hashlib.sha256(f"{rule}\0{subject}\0{began_ms}".encode()).hexdigest()[:32]
 
 
+class _Role(Enum):
+    """What a server may tell of."""
+
+    ALL = "all"  # it is the sender
+    CUT_OFF = "cut off"  # without a majority: of that alone
+    OWN = "own"  # another one is the sender: that it is in touch again, if it told otherwise
+
+
 @dataclass(slots=True)
 class _Followed:
     condition: Condition
@@ -63,11 +113,12 @@ class _Followed:
 class AlertLog:
     """The alerts of one sender."""
 
-    name: str = "pool"
+    times: Times = Times()
     _followed: dict[tuple[str, str], _Followed] = field(
         default_factory=dict[tuple[str, str], _Followed]
     )
-    _sending_since_s: float | None = None
+    _role: _Role | None = None
+    _since_s: float = 0.0  # since when it has that role
     _due_s: float | None = None
     _sent: deque[float] = field(default_factory=deque[float])
     _left_out: int = 0
@@ -91,46 +142,46 @@ class AlertLog:
             majority: whether it is in touch with one; without, it tells of nothing else.
         """
         self._follow(conditions, now_s, now_ms)
-        if not sends:
-            self._sending_since_s = self._due_s = None
+        role = _Role.ALL if sends and majority else _Role.OWN if majority else _Role.CUT_OFF
+        if role is not self._role:
+            self._role, self._since_s, self._due_s = role, now_s, None
+        untold = self._untold(now_s)
+        if not untold:
+            self._due_s = None
             return None
-        if self._sending_since_s is None:
-            self._sending_since_s = now_s
-        untold = self._untold(now_s, majority=majority)
-        if not untold or now_s - self._sending_since_s < SILENT_FIRST_S:
-            self._due_s = None if not untold else self._due_s
-            return None
-        self._due_s = now_s + GROUP_S if self._due_s is None else self._due_s
-        # After the silence there has been time enough to group.
-        if now_s < self._due_s and now_s - self._sending_since_s >= SILENT_FIRST_S + GROUP_S:
-            return None
-        return self._tell(untold, now_s)
+        if self._due_s is None:
+            silent_until_s = self._since_s + self.times.silent_first_s
+            self._due_s = max(now_s + self.times.group_s, silent_until_s)
+        return self._tell(untold, now_s) if now_s >= self._due_s else None
 
     def _follow(self, conditions: Iterable[Condition], now_s: float, now_ms: int) -> None:
         for condition in conditions:
             key = condition.rule.name, condition.subject
             known = self._followed.get(key)
             if known is None or known.over_ms:
-                told_s = None
-                self._followed[key] = _Followed(condition, now_s, now_ms, now_s, told_s)
+                began_ms = condition.since_ms or now_ms
+                self._followed[key] = _Followed(condition, now_s, began_ms, now_s)
             else:
                 known.condition, known.seen_s = condition, now_s
         for key, known in list(self._followed.items()):
-            if known.over_ms or now_s - known.seen_s < OVER_AFTER_S:
+            if known.over_ms or now_s - known.seen_s < self.times.over_after_s:
                 continue
             if known.told_s is None:
                 del self._followed[key]  # it never fired, as far as anybody was told
             else:
                 known.over_ms = now_ms
 
-    def _untold(self, now_s: float, *, majority: bool) -> list[_Followed]:
+    def _untold(self, now_s: float) -> list[_Followed]:
         """Return what must be told: new alerts, those that go on, and those that are over."""
         found: list[_Followed] = []
         for known in self._followed.values():
-            if not majority and known.condition.rule.name != "NoMajority":
+            about_majority = known.condition.rule.name == NO_MAJORITY
+            if self._role is not _Role.ALL and not about_majority:
+                continue
+            if self._role is _Role.OWN and not known.over_ms:
                 continue
             fires = now_s - known.since_s >= known.condition.rule.for_s
-            again = known.told_s is not None and now_s - known.told_s >= REPEAT_S
+            again = known.told_s is not None and now_s - known.told_s >= self.times.repeat_s
             if known.over_ms or (fires and (known.told_s is None or again)):
                 found.append(known)
         return found
@@ -141,7 +192,7 @@ class AlertLog:
             self._sent.popleft()
         if len(self._sent) >= MESSAGES_AN_HOUR:
             self._left_out += 1
-            self._due_s = now_s + GROUP_S
+            self._due_s = now_s + self.times.group_s
             return None
         for each in untold:
             each.told_s = now_s
