@@ -157,6 +157,7 @@ class LivenessPhase:
         now_ms = max(state.now, cluster.servers[leader].table_clock.now_ms())
         environment.checkers.ends.observe(state, now_ms, machines.values(), cluster.scheduler.now)
         environment.checkers.suspended.observe(state, now_ms, cluster.scheduler.now)
+        environment.checkers.settled.observe(state, cluster.scheduler.now)
 
     def _check_waiting(self) -> None:
         """Fail when a request could have been granted for long, and was not."""
