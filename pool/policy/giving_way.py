@@ -6,6 +6,7 @@ resumed is left alone for its minimum run time, whoever wants its GPUs, so that 
 out and back all the time.
 """
 
+from gpupool.pool.host_suspension import DRIVER_SINCE, DRIVER_TOO_OLD, MIG_INSTANCE
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.policy import Window
 from gpupool.pool.model.state import Lease, PoolState, ServerStatus
@@ -47,14 +48,27 @@ def away_too_long(state: PoolState, lease: Lease) -> str:
 
 
 def not_suspendable(state: PoolState, lease: Lease) -> str:
-    """Return why the servers of a lease could not suspend it, as far as the table knows."""
+    """Return why the servers of a lease could not suspend it now, as far as the table knows."""
+    for part in lease.partitions:
+        server = state.servers.get(part.server)
+        known = server is not None and part.gpu in server.gpus
+        if server is None or not known or server.status is not ServerStatus.UP:
+            return f"server {server.name if server is not None else part.server} is not reachable"
+    return never_suspendable(state, lease)
+
+
+def never_suspendable(state: PoolState, lease: Lease) -> str:
+    """Return why a lease cannot be suspended on its GPUs at all, as far as the table knows."""
     for part in lease.partitions:
         server = state.servers.get(part.server)
         gpu = server.gpus.get(part.gpu) if server is not None else None
-        if server is None or gpu is None or server.status is not ServerStatus.UP:
-            return f"server {server.name if server is not None else part.server} is not reachable"
+        if server is None or gpu is None:
+            continue
         if gpu.parent is not None:
-            return "a MIG instance cannot be suspended"
+            return MIG_INSTANCE
+        major = server.driver_version.partition(".")[0]
+        if not gpu.emulated and major.isdecimal() and int(major) < DRIVER_SINCE:
+            return DRIVER_TOO_OLD
     return ""
 
 

@@ -24,7 +24,7 @@ from gpupool.pool.model.suspension import (
     SuspensionHistory,
     SuspensionState,
 )
-from gpupool.pool.policy.giving_way import window_suspensions
+from gpupool.pool.policy.giving_way import never_suspendable, window_suspensions
 from gpupool.pool.policy.usage import plus, usage_of
 from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
@@ -59,6 +59,8 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         return state, refuse(RefusalKind.BUSY, "it is being resumed; try again when it runs")
     if found is not None:
         return state, Result(ok=True, why="it is suspended already", lease=lease.id)
+    if why := never_suspendable(state, lease):
+        return state, refuse(RefusalKind.BUSY, why)
     if command.for_request is not None and command.for_request not in state.waiting:
         return state, refuse(RefusalKind.CONFLICT, "the request waits no more")
     if not command.by and state.policy.version and not _is_due(state, command):

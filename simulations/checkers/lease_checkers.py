@@ -222,6 +222,9 @@ def _is_taken(state: PoolState, lease: Lease) -> bool:
         # Where it goes to a GPU that another of its partitions leaves, that one has its memory.
         mine = size.get((move.server, move.gpu), 0)
         wanted = size[move.server, move.to]
-        if gpu is None or gpu.memory_total - gpu.memory_reserved - gpu.memory_granted + mine < wanted:
+        if (
+            gpu is None
+            or gpu.memory_total - gpu.memory_reserved - gpu.memory_granted + mine < wanted
+        ):
             return True
     return False

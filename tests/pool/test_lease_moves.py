@@ -239,7 +239,7 @@ def test_a_restart_of_the_server_in_each_step_ends_it_and_frees_both() -> None:
             pool.let_go(lease)
         server = pool.state.servers[A]
         gpus = tuple(replace(each, memory_granted=0) for each in server.gpus.values())
-        up = c.ServerUp(A, Incarnation(2), "x:1", "1", "2", "3", gpus, {}, accounts=True)
+        up = c.ServerUp(A, Incarnation(2), "x:1", "1", "580.2", "13.0", gpus, {}, accounts=True)
         assert pool.do(up).ok
         assert lease not in pool.state.leases
         assert (pool.granted(0), pool.granted(1)) == (0, 0)
@@ -252,7 +252,7 @@ def other_gpu(pool: Moving, **changes: object) -> None:
         replace(each, **changes) if each.index == 1 else each  # pyright: ignore[reportArgumentType]
         for each in server.gpus.values()
     )
-    up = c.ServerUp(A, ONE, "x:1", "1", "2", "3", gpus, dict(server.labels), accounts=True)
+    up = c.ServerUp(A, ONE, "x:1", "1", "580.2", "13.0", gpus, dict(server.labels), accounts=True)
     assert pool.do(up).ok
 
 
