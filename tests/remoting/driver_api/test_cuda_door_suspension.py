@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import CHECKPOINTED, Control
 from fake_pool import DEADLINE_S, FakeGpuPool
+from test_cuda_door import KERNELS, compiled
+from test_cuda_door_calls import natively
 from tests.pools import view_of
 
 from gpupool.remoting.driver_api import build
@@ -207,3 +209,85 @@ def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
     assert program.wait(DEADLINE_S) == 125
     assert program.stderr is not None
     assert "not enough memory" in program.stderr.read() + pool.logs()
+
+
+# --- what a program uses --------------------------------------------------------------------------
+
+STEPS = 150
+IMAGES = [str(KERNELS / f"{name}_kernels.sm_90.cubin") for name in ("test", "memory")]
+NOT_SUSPENDED = "was not suspended, and runs on"
+
+
+@pytest.fixture
+def suspended(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return the words that start programs/suspended.c, one way or another."""
+    program = compiled("suspended", tmp_path, build.ensure().parent)
+    return lambda mode: [str(program), IMAGES[0], str(STEPS), mode, IMAGES[1]]
+
+
+def begun(pool: FakeGpuPool, words: list[str]) -> tuple["subprocess.Popen[str]", list[str]]:
+    """Start a program; return it and its first lines, once it computes."""
+    program = pool.spawn("run", "-p", "0.9", "--door", "cuda", "--", *words)
+    return program, further(pool, program, 5)
+
+
+def further(pool: FakeGpuPool, program: "subprocess.Popen[str]", count: int) -> list[str]:
+    assert program.stdout is not None
+    lines = [program.stdout.readline() for _ in range(count)]
+    assert all(lines), program.communicate(timeout=DEADLINE_S)[1] + pool.logs()
+    return lines
+
+
+def finished(pool: FakeGpuPool, program: "subprocess.Popen[str]", lines: list[str]) -> str:
+    """Return all that a program has printed, once it has ended well."""
+    assert program.stdout is not None
+    rest = program.stdout.read()
+    assert program.wait(DEADLINE_S) == 0, program.communicate()[1] + pool.logs()
+    return "".join(lines) + rest
+
+
+def test_graphs_streams_and_memory_of_all_kinds_have_the_same_bits_afterwards(
+    pool: FakeGpuPool,
+    control: Control,
+    suspended: Callable[[str], list[str]],
+    tmp_path: Path,
+) -> None:
+    """Events, pinned and mapped memory, and the door's managed memory, which the driver has not."""
+    with Control(tmp_path) as own:
+        expected = natively(own, suspended("kinds"))
+    assert expected.count("\n") == STEPS
+    program, lines = begun(pool, suspended("kinds"))
+    for _ in range(4):
+        suspend(pool, control)
+        assert control.memory_used() == 0
+        assert pool.command("resume", pool.lease()).returncode == 0
+        lines += further(pool, program, 10)
+    assert finished(pool, program, lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("variable", "cannot suspend a program that uses the GPU like this one, for instance with"),
+        ("shares", "its processes share GPU memory with each other, which cannot be suspended"),
+    ],
+)
+def test_what_cannot_be_suspended_is_refused_and_goes_on_as_if_nothing_had_been_asked(
+    mode: str,
+    why: str,
+    pool: FakeGpuPool,
+    control: Control,
+    suspended: Callable[[str], list[str]],
+    tmp_path: Path,
+) -> None:
+    with Control(tmp_path) as own:
+        expected = natively(own, suspended(mode))
+    program, lines = begun(pool, suspended(mode))
+    for _ in range(2):
+        done = pool.command("suspend", pool.lease())
+        assert done.returncode == 75, done.stderr
+        assert NOT_SUSPENDED in done.stderr
+        assert why in done.stderr
+        lines += further(pool, program, 10)
+    assert CHECKPOINTED not in control.states().values()
+    assert finished(pool, program, lines) == expected
