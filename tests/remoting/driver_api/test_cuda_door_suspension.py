@@ -1,5 +1,6 @@
 """Programs behind the CUDA door that are suspended in mid-run, by a real server and its keeper."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,10 @@ from fake_cuda.control import CHECKPOINTED, Control
 from fake_pool import DEADLINE_S, FakeGpuPool
 from test_cuda_door import KERNELS, compiled
 from test_cuda_door_calls import natively
+from test_cuda_door_nccl import fake_nccl as fake_nccl
 from tests.pools import view_of
 
+from gpupool.pool.host_suspension import USES_NCCL
 from gpupool.remoting.driver_api import build
 
 pytestmark = pytest.mark.long  # a pool of its own: its workers have a driver that is steered
@@ -209,6 +212,44 @@ def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
     assert program.wait(DEADLINE_S) == 125
     assert program.stderr is not None
     assert "not enough memory" in program.stderr.read() + pool.logs()
+
+
+NCCL = """
+import ctypes, sys
+nccl, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
+assert not nccl.ncclGetVersion(ctypes.byref(version)), "no NCCL on the server"
+"""
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_a_program_that_uses_nccl_is_neither_suspended_nor_moved_and_says_so_before(
+    pool: FakeGpuPool, control: Control, fake_nccl: str
+) -> None:
+    """Its connections to others in memory would be lost (two H100s, 2026-11-25)."""
+    library = pool.server.folder / "lib" / "libnccl.so.2"
+    shutil.copy(fake_nccl, library)
+    site = pool.server.folder / "bindings" / "sitecustomize.py"
+    site.write_text(site.read_text() + f'os.environ["GPUPOOL_NCCL"] = "{library}"\n')
+    pool.server.kill_workers()  # the warm ones do not know it
+    words = [sys.executable, "-c", PROGRAM.replace("step = 0", f"{NCCL}\nstep = 0")]
+    client_nccl = str(build.library_dir() / build.NCCL)
+    program = pool.spawn("run", "-p", "0.9", "--door", "cuda", "--", *words, client_nccl)
+    lines = further(pool, program, 1)
+
+    def said() -> str:
+        leases = pool.command("leases", "--json")
+        return str(json.loads(leases.stdout)["leases"][0]["not_suspendable"])
+
+    pool.until(lambda: said() == USES_NCCL)
+    assert f"cannot be suspended: {USES_NCCL}" in pool.command("leases", "--wide").stdout
+    for order in (["suspend", pool.lease()], ["move", pool.lease(), "--to", "1"]):
+        done = pool.command(*order)
+        assert done.returncode == 75, done.stderr
+        assert USES_NCCL in done.stderr
+    assert CHECKPOINTED not in control.states().values()
+    lines += further(pool, program, 20)
+    assert lines == [f"{step}\n" for step in range(1, 22)]
+    program.kill()
 
 
 # --- what a program uses --------------------------------------------------------------------------
