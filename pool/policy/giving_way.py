@@ -84,13 +84,19 @@ def running_since(lease: Lease) -> int:
 def too_early(state: PoolState, lease: Lease, min_run_ms: int) -> str:
     """Return that a lease has just been resumed, or nothing: it may be suspended again."""
     history = lease.history
-    if history is None:
-        return ""
-    tried_at = history.refusal.at if history.refusal is not None else 0
-    latest = max(history.resumed_at, tried_at)
-    if not latest or state.now - latest >= min_run_ms:
+    if history is None or state.now >= pause_end(lease, min_run_ms):
         return ""
     if history.refusal is not None:
         return f"it could not be suspended lately: {history.refusal.reason}"
-    ran = duration_text(state.now - latest)
+    ran = duration_text(state.now - history.resumed_at)
     return f"it was resumed {ran} ago, and runs for {duration_text(min_run_ms)} at least"
+
+
+def pause_end(lease: Lease, min_run_ms: int) -> int:
+    """Return when a lease may be suspended by the pool, as far as its history goes; 0: always."""
+    history = lease.history
+    if history is None:
+        return 0
+    tried_at = history.refusal.at if history.refusal is not None else 0
+    latest = max(history.resumed_at, tried_at)
+    return latest + min_run_ms if latest else 0
