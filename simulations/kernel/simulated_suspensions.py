@@ -149,6 +149,8 @@ class SimulatedSuspensions:
         order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.phase = P.RUNNING
+        if order.phase is P.STRANDED:
+            self._return(lease, order)
         self._drive(lease, order)
 
     def _drive(self, lease: LeaseId, order: _Order) -> None:
@@ -213,7 +215,9 @@ class SimulatedSuspensions:
         self._drive(lease, order)
 
     def _return(self, lease: LeaseId, order: _Order) -> None:
-        """Go on with the GPUs that a lease was moved from: the table has given them back to it."""
+        """Go on with the GPUs that a lease was moved from, or with others than those and these."""
         self._machine.relocate(lease, {new: old for old, new in order.moved.items()})
         order.phase, order.moved, order.driven = P.RESUMING, NO_MOVES, True
+        if order.moves:
+            self._relocate(lease, order)
         self._later(self._resumed, lease, order)

@@ -177,6 +177,8 @@ class Suspensions:
         order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.enter(P.RUNNING)
+        # The table had it wait with the old GPUs, and may send it to others from there.
+        order.goes_back = order.phase is P.STRANDED
         self._start(lease, order)
 
     def _drop_old(self) -> None:

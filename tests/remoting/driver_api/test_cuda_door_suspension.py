@@ -214,6 +214,35 @@ def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
     assert "not enough memory" in program.stderr.read() + pool.logs()
 
 
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_a_suspended_program_goes_on_with_another_gpu_or_waits_for_its_own(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    """Somebody else has its GPU by then, so what cannot go on there has nowhere to go back to."""
+    program, lines = start(pool)
+    lease = pool.lease()
+    suspend(pool, control)
+    words = ("run", "-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", PROGRAM)
+    other = pool.spawn(*words)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "1\n", pool.logs()
+    assert control.memory_used(0) >= MEMORY
+    control.set_fault("cuCheckpointProcessRestore", 1, times=3)
+    done = pool.command("move", lease, "--to", "1")
+    assert done.returncode == 75, done.stderr
+    assert f"lease {lease} was not moved, and stays suspended" in done.stderr
+    assert "does not restore it on the other GPU" in done.stderr, done.stderr + pool.logs()
+    assert (program.poll(), control.memory_used(1)) == (None, 0)
+    control.clear_faults()
+    done = pool.command("move", lease, "--to", "1")
+    assert f"lease {lease} goes on with GPU 1 of a" in done.stderr, done.stderr + pool.logs()
+    for step in range(2, 52):
+        assert lines.readline() == f"{step}\n"
+    assert control.memory_used(1) >= MEMORY
+    program.kill()
+    other.kill()
+
+
 NCCL = """
 import ctypes, sys
 nccl, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
