@@ -3,17 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-DRIVER_SINCE = 570
-"""The first NVIDIA driver with ``cuCheckpointProcess*``."""
-
-DRIVER_TOO_OLD = (
-    f"the server's NVIDIA driver is older than {DRIVER_SINCE}, which is the first that can suspend "
-    "a program"
-)
-MIG_INSTANCE = "a MIG instance cannot be suspended"
-USES_NCCL = "one of its processes uses NCCL, whose connections to others cannot be suspended"
-"""Reasons that the table, a server's host and its keeper may find, each in its own way."""
-
 
 class SuspensionPhase(Enum):
     """How far a host is with one lease."""

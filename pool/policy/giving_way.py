@@ -6,10 +6,10 @@ resumed is left alone for its minimum run time, whoever wants its GPUs, so that 
 out and back all the time.
 """
 
-from gpupool.pool.host_suspension import DRIVER_SINCE, DRIVER_TOO_OLD, MIG_INSTANCE
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.policy import Window
 from gpupool.pool.model.state import Lease, PoolState, ServerStatus
+from gpupool.pool.model.suspension import DRIVER_SINCE, DRIVER_TOO_OLD, MIG_INSTANCE
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.lease_ends import allowed_no_more
 from gpupool.pool.policy.rulebook import rulebook

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, StorageError
-from gpupool.pool.host_suspension import USES_NCCL
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.host import host_memory, kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups

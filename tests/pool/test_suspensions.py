@@ -8,14 +8,19 @@ from tests.pool.test_placement_and_reconcile import ONE, Table
 
 from gpupool.monitoring.accounting import Range
 from gpupool.monitoring.usage_report import lease_report, live_records
-from gpupool.pool.host_suspension import DRIVER_TOO_OLD, HostSuspension, SuspensionPhase
+from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, LeaseRecord, Partition, Request
-from gpupool.pool.model.suspension import SPAN_COUNT_MAX, SuspensionHistory, SuspensionState
+from gpupool.pool.model.suspension import (
+    DRIVER_TOO_OLD,
+    SPAN_COUNT_MAX,
+    SuspensionHistory,
+    SuspensionState,
+)
 from gpupool.pool.policy.giving_way import never_suspendable, not_suspendable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import SuspensionPlan, plan_suspensions

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from gpupool.pool.host_suspension import DRIVER_TOO_OLD
+from gpupool.pool.model.suspension import DRIVER_TOO_OLD
 from gpupool.remoting.host.suspension import driver_calls
 
 START_TIMEOUT_S = 30.0

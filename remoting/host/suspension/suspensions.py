@@ -12,13 +12,9 @@ from typing import Protocol
 import trio
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.host_suspension import (
-    MIG_INSTANCE,
-    USES_NCCL,
-    HostSuspension,
-    SuspensionPhase,
-)
+from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.suspension import MIG_INSTANCE, USES_NCCL
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.limits import MIB

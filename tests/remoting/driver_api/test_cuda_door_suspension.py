@@ -21,7 +21,7 @@ from test_cuda_door_calls import natively
 from test_cuda_door_nccl import fake_nccl as fake_nccl
 from tests.pools import view_of
 
-from gpupool.pool.host_suspension import USES_NCCL
+from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.driver_api import build
 
 pytestmark = pytest.mark.long  # a pool of its own: its workers have a driver that is steered

@@ -21,9 +21,9 @@ from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost, unix_address
 from test_worker_confinement import as_root, landlock_version, stranger, with_landlock
 
 from gpupool.pool.errors import UsageError
-from gpupool.pool.host_suspension import USES_NCCL
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
+from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
