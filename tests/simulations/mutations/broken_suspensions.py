@@ -1,6 +1,7 @@
 """Broken builds of the suspension of leases, and of preemption."""
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -119,12 +120,14 @@ def goes_on_where_it_was() -> AbstractContextManager[None]:
     return patched(reconciler, "plan_suspensions", plan_suspensions)
 
 
-def takes_the_way_back() -> AbstractContextManager[None]:
+@contextmanager
+def takes_the_way_back() -> Generator[None]:
     """Give a lease that cannot go on elsewhere its old GPUs, whoever has got them meanwhile."""
-    stack = ExitStack()
-    stack.enter_context(patched(lease_suspensions, "way_back_refusal", _nothing))
-    stack.enter_context(patched(reconcile, "way_back_refusal", _nothing))
-    return stack
+    with (
+        patched(lease_suspensions, "way_back_refusal", _nothing),
+        patched(reconcile, "way_back_refusal", _nothing),
+    ):
+        yield
 
 
 def stranded_for_ever() -> AbstractContextManager[None]:
