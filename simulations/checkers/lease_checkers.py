@@ -152,6 +152,8 @@ class LeasesEndRightly:
         if reason.startswith(NOT_MOVED):
             if not any(lease.id in machine.stranded for machine in mine):
                 return "its server could have had it go on"
+            if len(lease.parts) == 1:
+                return "it could have been suspended"
             return "" if lease.id in self._no_way_back else "its old GPUs were free"
         if reason == NEVER_CONNECTED:
             if now - granted_at < UNATTACHED_MAX_S / SPEED_MAX:
