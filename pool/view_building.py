@@ -245,7 +245,7 @@ def moved_last(events: Sequence[Event]) -> frozenset[str]:
     """
     names: set[str] = set()
     for event in events:
-        if event.kind in ("moving", "not-moved"):
+        if event.kind in ("moving", "moved", "not-moved"):
             names.add(event.subject)
         elif event.kind == "suspending":
             names.discard(event.subject)

@@ -228,6 +228,9 @@ async def test_a_suspended_lease_goes_on_with_another_gpu(
         [part] = hold.partitions
         [node] = cluster.nodes
         [target] = [gpu.id for gpu in node.host.devices if gpu.id != part.gpu]
+        notices: list[str] = []
+        hold.on_notice = notices.append
+        nursery.start_soon(hold.wait_lost)
         await pool.operate(m.SuspendLease(hold.lease, ""))
         await until_state(pool, hold.lease, "suspended")
         order = m.MoveLease(hold.lease, part.server, (), (target,))
@@ -237,4 +240,9 @@ async def test_a_suspended_lease_goes_on_with_another_gpu(
         assert node.host.moved == [(hold.lease, {part.gpu: target})]
         [lease] = (await pool.view()).leases
         assert [each.gpu for each in lease.partitions] == [target]
+        where = f"GPU {[gpu.id for gpu in node.host.devices].index(target)}"
+        assert notices == [
+            "it is suspended by ada; its calls wait",
+            f"it goes on with {where} of {node.name}",
+        ]
         await other.allocate(request(other, 1), wait_s=0)  # the GPU that it had
