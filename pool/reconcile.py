@@ -253,7 +253,7 @@ def _plan_lease(
         if self_id in suspension.confirmed:
             return
         moves = {each.gpu: each.to for each in suspension.moves if each.server == self_id}
-        if moves and told is not None and phase is SuspensionPhase.STRANDED:
+        if moves and current and told is not None and phase is SuspensionPhase.STRANDED:
             plan.propose.append(_back_from_move(state, lease, told, key))
             return
         if moves:
@@ -268,7 +268,7 @@ def _plan_lease(
             plan.kill.append(lease.id)
     elif suspension.state is SuspensionState.SUSPENDING:
         plan.propose += _host_says(suspension, told, key)
-    elif phase is not SuspensionPhase.SUSPENDED and worker_count:
+    elif phase not in (SuspensionPhase.SUSPENDED, SuspensionPhase.STRANDED) and worker_count:
         # Fencing: its memory may be another's by now.
         plan.kill.append(lease.id)
 
@@ -281,7 +281,7 @@ def _back_from_move(
 ) -> Command:
     """Return what to propose of a lease that cannot go on with the GPUs that it was moved to."""
     no_room = way_back_refusal(state, lease)
-    if no_room is None:
+    if no_room is None or len(lease.parts) == 1:
         return RefuseSuspension(*key, told.number, told.reason)
     return EndLease(lease.id, f"it could not be moved: {told.reason}; and {no_room.why}")
 

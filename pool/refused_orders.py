@@ -11,7 +11,6 @@ from gpupool.pool.model.ids import lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Lease, PoolState, ServerStatus
 from gpupool.pool.model.suspension import MoveLease, ResumeLease, SuspendLease, SuspensionState
-from gpupool.pool.transitions.lease_suspensions import resume_refusal
 
 DONE: dict[type[Command], str] = {
     EndLease: "ended",
@@ -51,7 +50,7 @@ def refusal_of(order: Command, lease: Lease, result: Result, state: PoolState) -
     what = f"lease {lease_name(lease.id)} was not {DONE[type(order)]}, and {_now(state, lease)}"
     if result.kind != RefusalKind.BUSY:
         return DeniedError(what, why=result.why)
-    return NotNowError(what, why=_why(state, order, lease, result), hint=_hint(order, lease))
+    return NotNowError(what, why=result.why, hint=_hint(order, lease))
 
 
 def places_text(state: PoolState, lease: Lease) -> str:
@@ -82,19 +81,11 @@ def _is_suspended(lease: Lease) -> bool:
     return lease.suspension is not None and lease.suspension.state is SuspensionState.SUSPENDED
 
 
-def _why(state: PoolState, order: Command, lease: Lease, result: Result) -> str:
-    if not isinstance(order, MoveLease) or not _is_suspended(lease):
-        return result.why
-    no_room = resume_refusal(state, lease)
-    why = "only a lease that runs is moved"
-    return why if no_room is None else f"{why}; it cannot be resumed now: {no_room.why}"
-
-
 def _hint(order: Command, lease: Lease) -> str:
     """Return what to do next about a lease that cannot be had now."""
     name = lease_name(lease.id)
     if isinstance(order, MoveLease) and _is_suspended(lease):
-        return f'"gpupool resume {name}" first: it goes on with its GPUs once they have room'
+        return f'{GPUS_HINT}; "gpupool resume {name}" has it go on with its own once they have room'
     if lease.suspension is not None:
         return f'"gpupool leases" shows when {name} runs; try again then'
     return GPUS_HINT if isinstance(order, MoveLease) else ""

@@ -121,6 +121,7 @@ class SessionTelemetry:
     #: late; the latter is absent where nobody else wanted any.
     share_due: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
     share_got: dict[GpuId, float] = field(default_factory=dict[GpuId, float], metadata=OPTIONAL)
+    not_suspendable: str = field(default="", metadata=OPTIONAL)  # why, as its host sees it
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class LeaseView:
     waits_to_resume: bool = field(default=False, metadata=OPTIONAL)  # it goes on once there is room
     not_suspended: str = field(default="", metadata=OPTIONAL)  # why the latest attempt failed
     not_moved: str = field(default="", metadata=OPTIONAL)  # the same, if that was to move it
+    not_suspendable: str = field(default="", metadata=OPTIONAL)  # why no attempt can succeed
     is_away: bool = field(default=False, metadata=OPTIONAL)  # suspended: others may have its memory
     away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # when it was; up to now
 

@@ -19,6 +19,7 @@ from gpupool.pool.model.state import (
     ServerStatus,
 )
 from gpupool.pool.model.suspension import suspension_reason, times_away
+from gpupool.pool.policy.giving_way import never_suspendable
 from gpupool.pool.policy.rulebook import Rulebook, rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
@@ -244,7 +245,7 @@ def moved_last(events: Sequence[Event]) -> frozenset[str]:
     """
     names: set[str] = set()
     for event in events:
-        if event.kind in ("moving", "not-moved"):
+        if event.kind in ("moving", "moved", "not-moved"):
             names.add(event.subject)
         elif event.kind == "suspending":
             names.discard(event.subject)
@@ -306,6 +307,7 @@ def _lease_view(
         waits_to_resume=suspension is not None and bool(suspension.resume_since),
         not_suspended=failed,
         not_moved=failed if lease_name(lease.id) in moves else "",
+        not_suspendable=never_suspendable(state, lease) if lease.held else "",
         is_away=lease.is_away,
         away=times_away(history, Milliseconds(now_ms)),
     )

@@ -46,8 +46,9 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
 
     Users move their own leases, operators any. The lease is suspended and resumed. When it cannot
     have the GPUs by then, or the NVIDIA driver refuses, it goes on where it was. The other GPUs are
-    of the same model. A program that uses NCCL or managed memory, or whose processes share GPU
-    memory, is not moved. To another server no lease is moved, and none while it is suspended.
+    of the same model. A suspended lease goes on with them, or stays suspended. A program that uses
+    NCCL or managed variables, or whose processes share GPU memory, is not moved. To another server
+    no lease is moved.
     """
 
     async def order() -> None:
@@ -77,11 +78,14 @@ async def move_away(pool: "Pool", server: str, gpu: str | None) -> None:
         mine = [p.gpu for p in lease.partitions if p.server == found.id and p.gpu in gpus]
         if not mine or lease.state == "ending":
             continue
+        if lease.state == "suspended":
+            who = f"lease {lease.name} of {lease.user}"
+            say(f"gpupool: {who} stays suspended, and has nothing on a GPU")
+            continue
         try:
             said = await _order(pool, lease, found.id, tuple(mine), ())
         except GpupoolError as error:
-            stays = "stays suspended" if lease.state == "suspended" else "stays"
-            say(f"gpupool: lease {lease.name} of {lease.user} {stays}: {error.why or error.what}")
+            say(f"gpupool: lease {lease.name} of {lease.user} stays: {error.why or error.what}")
         else:
             say(f"gpupool: {said}")
             moving.append(lease)
@@ -123,9 +127,18 @@ async def arrived(pool: "Pool", before: "LeaseView") -> str:
         if found is None or found.state == "ending":
             raise LeaseLostError(f"lease {name} has ended", why=found.reason if found else "")
         where, is_there = _places_text(view, found), found.partitions != before.partitions
-        if found.state == "suspended":  # by somebody else, as soon as it had gone on
-            if is_there:
+        if found.state == "suspended":
+            if is_there:  # by somebody else, as soon as it had gone on
                 return f"lease {name} was moved to {where}, and is suspended now {found.reason}"
+            if before.state == "suspended":
+                if not began and trio.current_time() <= patience and _is_as_before(found, before):
+                    await trio.sleep(POLL_S)
+                    continue
+                raise NotNowError(
+                    f"lease {name} was not moved, and stays suspended",
+                    why=found.not_suspended,
+                    hint='"gpupool gpus" shows which GPUs have room now; then move it again',
+                )
             raise NotNowError(
                 f"lease {name} was not moved, and is suspended now {found.reason}",
                 hint=f'"gpupool resume {name}" first, then move it again',
@@ -141,6 +154,10 @@ async def arrived(pool: "Pool", before: "LeaseView") -> str:
                 )
         began = began or found.state in ("suspending", "resuming")
         await trio.sleep(POLL_S)
+
+
+def _is_as_before(lease: "LeaseView", before: "LeaseView") -> bool:
+    return (lease.partitions, lease.not_suspended) == (before.partitions, before.not_suspended)
 
 
 def _places_text(view: "PoolView", lease: "LeaseView") -> str:

@@ -14,6 +14,7 @@ from gpupool.cli.lib.rows import (
     gpu_counts,
     gpu_rows,
     lease_shares,
+    leases_as_hosts_say,
     server_rows,
     waiting_rows,
 )
@@ -160,7 +161,7 @@ def leases(
     """List leases, then requests that wait, in the order of service."""
     snapshot = fetch_snapshot(credentials)
     if as_json:
-        held = () if only_waiting else snapshot.view.leases
+        held = () if only_waiting else leases_as_hosts_say(snapshot)
         shares = {} if only_waiting else lease_shares(snapshot)
         print_json(leases=held, waiting=snapshot.view.waiting, shares=shares)
         return

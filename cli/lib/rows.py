@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, overload
 
 from gpupool.cli.lib.values import size_text
@@ -61,6 +61,7 @@ class LeaseFigures:
     #: Of each GPU's time: what it is due when others want theirs, and what it got of late.
     share_due: float | None = None
     share_got: float | None = None
+    not_suspendable: str = ""  # why a server cannot suspend it
 
 
 def lease_figures(sessions: Sequence[SessionTelemetry]) -> LeaseFigures:
@@ -79,6 +80,7 @@ def lease_figures(sessions: Sequence[SessionTelemetry]) -> LeaseFigures:
         memory_used=None if used is None else int(used),
         share_due=_mean(due for each in sessions for due in each.share_due.values()),
         share_got=_mean(got for each in sessions for got in each.share_got.values()),
+        not_suspendable=next((s.not_suspendable for s in sessions if s.not_suspendable), ""),
     )
 
 
@@ -354,6 +356,18 @@ def lease_shares(snapshot: PoolSnapshot) -> dict[str, dict[str, float | None]]:
     return found
 
 
+def leases_as_hosts_say(snapshot: PoolSnapshot) -> list[LeaseView]:
+    """Return leases; of those that their hosts cannot suspend, with why."""
+    found = sessions_of(snapshot)
+    says = {lease: lease_figures(tuple(s.values())).not_suspendable for lease, s in found.items()}
+    return [
+        replace(each, not_suspendable=each.not_suspendable or says[each.id])
+        if says.get(each.id)
+        else each
+        for each in snapshot.view.leases
+    ]
+
+
 def lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
     """Return leases, the oldest first."""
     models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
@@ -394,32 +408,34 @@ def _lease_row(
         key = (model, names.get(part.server, part.server))
         groups[key] = groups.get(key, 0) + 1
     gpus = ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
+    figures = lease_figures(sessions)
     return LeaseRow(
         id=lease.name,
         user=lease.user,
         client=lease.client,
         program=lease.program,
         state=lease.state,
-        reason=_lease_reason(lease),
+        reason=_lease_reason(lease, figures),
         gpus=gpus,
         memory=lease.memory,
         age_s=lease.age_s + snapshot.view_age_s,
         rate=snapshot.rates.get(lease.id),
         source=lease,
-        figures=lease_figures(sessions),
+        figures=figures,
         user_class=lease.user_class,
     )
 
 
-def _lease_reason(lease: LeaseView) -> str:
-    """Return why a lease is in its state; of one that is held, why it was not taken away."""
+def _lease_reason(lease: LeaseView, figures: LeaseFigures) -> str:
+    """Return why a lease is in its state; of one that is held, why it is not taken away."""
     if lease.state == "suspended" and lease.waits_to_resume:
         return f"{lease.reason}; it goes on when there is room"
     if not lease.reason and lease.not_moved:
         return f"not moved: {lease.not_moved}"
     if not lease.reason and lease.not_suspended:
         return f"not suspended: {lease.not_suspended}"
-    return lease.reason
+    never = lease.not_suspendable or figures.not_suspendable
+    return f"cannot be suspended: {never}" if lease.state == "held" and never else lease.reason
 
 
 def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:

@@ -1,7 +1,8 @@
 """``gpupool run --dry-run``: what a run would get and how, without asking for it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -15,7 +16,13 @@ from gpupool.pool.scheduling.capacity import WHOLE_SLACK, partition_size
 from gpupool.pool.scheduling.filters import first_mismatch
 from gpupool.pool.view import GpuView, PoolView, ServerView
 
+if TYPE_CHECKING:
+    from gpupool.remoting.protocol.messages import PolicyVerdict
+
 NEVER = float("inf")
+
+SUSPENSION_S = 60.0
+"""Leases with the memory of a whole GPU take tens of seconds to let go."""
 
 
 async def describe_run(
@@ -43,7 +50,7 @@ async def describe_run(
     if any(" would be suspended for it: " in line for line in verdict.lines):
         say("it can start once these leases are suspended, which takes seconds to a minute")
     elif verdict.kind == "busy":
-        say(start_text(start_by_s(view, request)))
+        say(start_text(min(start_by_s(view, request), preempted_by_s(verdict))))
     say(f"door: {door.door or 'none'}, because {door.why}")
     if door.warning:
         say(door.warning)
@@ -60,14 +67,34 @@ def start_text(by_s: float) -> str:
     return free_text(by_s)
 
 
-async def follow_start(
-    view: Callable[[], Awaitable[PoolView]], request: Request, tell: Callable[[float], None]
-) -> None:
-    """Tell ``start_by_s`` of a request that waits, now and each minute; for ever."""
+class Asked(Protocol):
+    """A pool that a request waits for."""
+
+    async def view(self) -> PoolView:
+        """Return the pool as it is now."""
+        ...
+
+    async def check_policy(self, user: str, request: Request) -> "PolicyVerdict":
+        """Return how the policy treats a request of the caller."""
+        ...
+
+
+async def follow_start(pool: Asked, request: Request, tell: Callable[[float], None]) -> None:
+    """Tell after how long a request that waits can start, now and each minute; for ever."""
     while True:
         with suppress(GpupoolError):
-            tell(start_by_s(await view(), request))
+            by_s = start_by_s(await pool.view(), request)
+            if by_s:  # else it waits for its turn or for its limits, which nobody gives way to
+                by_s = min(by_s, preempted_by_s(await pool.check_policy("", request)))
+            tell(by_s)
         await trio.sleep(REPEAT_S)
+
+
+def preempted_by_s(verdict: "PolicyVerdict") -> float:
+    """Return after how long leases have let go for a request; infinite if none gives way."""
+    if verdict.suspendable_in < 0:
+        return NEVER
+    return verdict.suspendable_in / 1000 + SUSPENSION_S
 
 
 def start_by_s(view: PoolView, request: Request) -> float:

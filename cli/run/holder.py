@@ -94,11 +94,9 @@ def _say(**fields: object) -> None:
 
 
 async def _estimate(pool: Pool, request: Request) -> None:
-    """Say when GPUs are free, if limits of lease times say so."""
+    """Say when GPUs are free, if limits of leases or the policy say so."""
     await trio.sleep(ESTIMATE_AFTER_S)
-    await follow_start(
-        pool.view, request, lambda by_s: _say(free_in=by_s if by_s < NEVER else None)
-    )
+    await follow_start(pool, request, lambda by_s: _say(free_in=by_s if by_s < NEVER else None))
 
 
 def _failure(error: GpupoolError) -> dict[str, object]:

@@ -273,11 +273,11 @@ class _Run:
         return hold
 
     async def _estimate(self, pool: Pool, request: Request, line: WaitingLine) -> None:
-        """Have the line say when GPUs are free, if limits of lease times say so."""
+        """Have the line say when GPUs are free, if limits of leases or the policy say so."""
         await trio.sleep(ESTIMATE_AFTER_S)
         from gpupool.cli.run.dry_run import follow_start
 
-        await follow_start(pool.view, request, line.free_in)
+        await follow_start(pool, request, line.free_in)
 
     def _waiting_line(self) -> WaitingLine:
         agent = self._agent

@@ -133,7 +133,6 @@ def waiting_text(status: str, waited_s: float) -> str:
 
 
 def free_text(by_s: float) -> str:
-    """Return that GPUs are free after a time, which is known from the limits of leases."""
-    return (
-        f"enough GPUs are free in {duration_text(round(by_s))} at the latest, by the leases' limits"
-    )
+    """Return that GPUs are free after a time, as limits of leases and the policy's rules say."""
+    when = duration_text(round(by_s))
+    return f"enough GPUs are free in {when} at the latest, by the leases' limits and the policy"

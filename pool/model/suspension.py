@@ -24,6 +24,17 @@ from gpupool.pool.model.ids import (
 SPAN_COUNT_MAX = 64
 """Of a lease's times away that are told apart; the oldest two become one when there are more."""
 
+DRIVER_SINCE = 570
+"""The first NVIDIA driver with ``cuCheckpointProcess*``."""
+
+DRIVER_TOO_OLD = (
+    f"the server's NVIDIA driver is older than {DRIVER_SINCE}, which is the first that can suspend "
+    "a program"
+)
+MIG_INSTANCE = "a MIG instance cannot be suspended"
+USES_NCCL = "one of its processes uses NCCL, whose connections to others cannot be suspended"
+"""Reasons that the table, a server's host and its keeper may find, each in its own way."""
+
 Span = tuple[Milliseconds, Milliseconds]
 """From when to before when, in the table's time."""
 

@@ -9,6 +9,7 @@ out and back all the time.
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.policy import Window
 from gpupool.pool.model.state import Lease, PoolState, ServerStatus
+from gpupool.pool.model.suspension import DRIVER_SINCE, DRIVER_TOO_OLD, MIG_INSTANCE
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.lease_ends import allowed_no_more
 from gpupool.pool.policy.rulebook import rulebook
@@ -47,14 +48,27 @@ def away_too_long(state: PoolState, lease: Lease) -> str:
 
 
 def not_suspendable(state: PoolState, lease: Lease) -> str:
-    """Return why the servers of a lease could not suspend it, as far as the table knows."""
+    """Return why the servers of a lease could not suspend it now, as far as the table knows."""
+    for part in lease.partitions:
+        server = state.servers.get(part.server)
+        known = server is not None and part.gpu in server.gpus
+        if server is None or not known or server.status is not ServerStatus.UP:
+            return f"server {server.name if server is not None else part.server} is not reachable"
+    return never_suspendable(state, lease)
+
+
+def never_suspendable(state: PoolState, lease: Lease) -> str:
+    """Return why a lease cannot be suspended on its GPUs at all, as far as the table knows."""
     for part in lease.partitions:
         server = state.servers.get(part.server)
         gpu = server.gpus.get(part.gpu) if server is not None else None
-        if server is None or gpu is None or server.status is not ServerStatus.UP:
-            return f"server {server.name if server is not None else part.server} is not reachable"
+        if server is None or gpu is None:
+            continue
         if gpu.parent is not None:
-            return "a MIG instance cannot be suspended"
+            return MIG_INSTANCE
+        major = server.driver_version.partition(".")[0]
+        if not gpu.emulated and major.isdecimal() and int(major) < DRIVER_SINCE:
+            return DRIVER_TOO_OLD
     return ""
 
 
@@ -70,13 +84,19 @@ def running_since(lease: Lease) -> int:
 def too_early(state: PoolState, lease: Lease, min_run_ms: int) -> str:
     """Return that a lease has just been resumed, or nothing: it may be suspended again."""
     history = lease.history
-    if history is None:
-        return ""
-    tried_at = history.refusal.at if history.refusal is not None else 0
-    latest = max(history.resumed_at, tried_at)
-    if not latest or state.now - latest >= min_run_ms:
+    if history is None or state.now >= pause_end(lease, min_run_ms):
         return ""
     if history.refusal is not None:
         return f"it could not be suspended lately: {history.refusal.reason}"
-    ran = duration_text(state.now - latest)
+    ran = duration_text(state.now - history.resumed_at)
     return f"it was resumed {ran} ago, and runs for {duration_text(min_run_ms)} at least"
+
+
+def pause_end(lease: Lease, min_run_ms: int) -> int:
+    """Return when a lease may be suspended by the pool, as far as its history goes; 0: always."""
+    history = lease.history
+    if history is None:
+        return 0
+    tried_at = history.refusal.at if history.refusal is not None else 0
+    latest = max(history.resumed_at, tried_at)
+    return latest + min_run_ms if latest else 0

@@ -30,7 +30,7 @@ def plan_moves(
 
     Args:
         state: the table.
-        lease: a lease that runs.
+        lease: a lease that runs or is suspended.
         server: one of its servers.
         gpus: the GPUs that it leaves; empty for all that it has there.
         to: where they go, in this order; empty for the best ones.
@@ -106,7 +106,8 @@ def _objection(
         taken.add(each.to)
         if why := _unlike(server.gpus[each.gpu], gpu):
             return refuse(RefusalKind.NEVER, f"GPU {gpu.index} of {server.name} {why}")
-        if refusal := _no_room(server, gpu, memory[each.gpu], memory.get(each.to, 0)):
+        given_back = 0 if lease.is_away else memory.get(each.to, 0)
+        if refusal := _no_room(server, gpu, memory[each.gpu], given_back):
             return refusal
     places = [(server, server.gpus[each.to]) for each in moves]
     return Admission(state).place_refusal(lease.user, places) or kept_refusal(state, lease, moves)

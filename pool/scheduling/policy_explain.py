@@ -20,7 +20,8 @@ from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.fairness import Place
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
-from gpupool.pool.scheduling.preemption import Rules, choose, preemptions
+from gpupool.pool.scheduling.preemption import Rules, choose
+from gpupool.pool.scheduling.preemption_times import before_entry, entry_of
 
 SPARED_MAX = 12
 """Leases of which is said why they are not suspended."""
@@ -97,19 +98,15 @@ def explain_preemption(state: PoolState, user: str, request: Request) -> list[st
     rules = Rules(state)
     if not rules.admission.book.has_priorities:
         return []
-    priority = rules.admission.terms(user).priority
-    entry = state.waiting.get(request.id)
-    entry = entry or Waiting(request, user, priority, state.now, state.now, "")
+    entry = entry_of(rules, user, request)
+    priority = entry.priority
     if fairness.is_held_back(rules.admission, entry):
         return ["it waits for a limit of the policy, so no lease gives way to it"]
     if priority <= rules.lowest:
         return [f"no lease gives way to it: none has a priority below {priority}"]
-    turn = fairness.turn(entry)
-    ahead = [each for each in preemptions(state) if fairness.turn(each.entry) < turn]
+    ahead, taken = before_entry(rules, entry)
     before = {lease: each for each in ahead for lease in each.leases}
-    kept = fairness.kept_from(state, request.id, user)
-    first = (each.gpus for each in (*kept, *ahead))
-    case = _Case(rules, entry, frozenset[Place]().union(*first))
+    case = _Case(rules, entry, taken)
     chosen = [state.leases[each] for each in case.found.leases] if case.found is not None else []
     lines = [case.chosen_text(lease) for lease in chosen]
     if len(chosen) > 1:

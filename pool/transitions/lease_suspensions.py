@@ -24,7 +24,7 @@ from gpupool.pool.model.suspension import (
     SuspensionHistory,
     SuspensionState,
 )
-from gpupool.pool.policy.giving_way import window_suspensions
+from gpupool.pool.policy.giving_way import never_suspendable, window_suspensions
 from gpupool.pool.policy.usage import plus, usage_of
 from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
@@ -59,6 +59,8 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         return state, refuse(RefusalKind.BUSY, "it is being resumed; try again when it runs")
     if found is not None:
         return state, Result(ok=True, why="it is suspended already", lease=lease.id)
+    if why := never_suspendable(state, lease):
+        return state, refuse(RefusalKind.BUSY, why)
     if command.for_request is not None and command.for_request not in state.waiting:
         return state, refuse(RefusalKind.CONFLICT, "the request waits no more")
     if not command.by and state.policy.version and not _is_due(state, command):
@@ -108,7 +110,7 @@ def confirm_suspended(state: PoolState, command: ConfirmSuspended) -> Step:
     history = lease.history or SuspensionHistory()
     history = replace(history, away_since=_wanted_since(state), refusal=None)
     changed = with_changes(lease, suspension=suspension, history=history)
-    state = _recount(charge(state, lease.partitions, sign=-1), lease, changed)
+    state = recount(charge(state, lease.partitions, sign=-1), lease, changed)
     if suspension.moves:
         return _arrive(state, changed)
     text = f"its workers have let go; it takes {suspension.bytes >> 20} MiB of its servers' memory"
@@ -132,7 +134,7 @@ def _arrive(state: PoolState, lease: Lease) -> Step:
         history = replace(history, refusal=SuspendRefusal(no_room.why, state.now))
     suspension = replace(suspension, state=S.RESUMING, confirmed=())
     changed = with_changes(there, suspension=suspension, history=history)
-    state = _recount(charge(state, there.partitions, sign=1), lease, changed)
+    state = recount(charge(state, there.partitions, sign=1), lease, changed)
     return _put(state, changed, kind, text), Result(ok=True)
 
 
@@ -155,25 +157,36 @@ def _go_back(state: PoolState, command: RefuseSuspension) -> Step:
     """Have a lease that was moved go on with its old GPUs: its server cannot use the new ones.
 
     Its workers have nothing on any GPU, so the new ones are given back in the step that takes the
-    old ones again.
+    old ones again. When somebody has these by now, it is suspended until they are free. On several
+    servers it cannot be: the others may run already.
     """
     lease = _of_server(state, command, S.RESUMING)
     if isinstance(lease, Result):
         return state, lease
     if command.server not in {each.server for each in _suspension(lease).moves}:
         return state, refuse(RefusalKind.CONFLICT, "it is moved on another server")
-    refusal = way_back_refusal(state, lease)
-    if refusal is not None:
-        return state, refusal
+    taken = way_back_refusal(state, lease)
+    if taken is not None and len(lease.parts) > 1:
+        return state, taken
     there = _before_move(lease)
     reason = command.reason[:TEXT_LENGTH_MAX] or "its server could not"
     suspension = replace(_suspension(lease), moves=())
     history = lease.history or SuspensionHistory()
     history = replace(history, refusal=SuspendRefusal(reason, state.now))
+    if taken is not None:
+        suspension = replace(
+            suspension,
+            state=S.SUSPENDED,
+            resume_since=suspension.resume_since or _wanted_since(state),
+        )
+        history = replace(history, away_since=_wanted_since(state))
     changed = with_changes(there, suspension=suspension, history=history)
     state = charge(state, lease.partitions, sign=-1)
-    state = _recount(charge(state, there.partitions, sign=1), lease, changed)
-    return _put(state, changed, "not-moved", reason), Result(ok=True)
+    if taken is None:
+        state = charge(state, there.partitions, sign=1)
+    state = recount(state, lease, changed)
+    text = reason if taken is None else f"{reason}; it goes on when there is room: {taken.why}"
+    return _put(state, changed, "not-moved", text), Result(ok=True)
 
 
 def way_back_refusal(state: PoolState, lease: Lease) -> Result | None:
@@ -221,8 +234,7 @@ def resume_lease(state: PoolState, command: ResumeLease) -> Step:
         return state, Result(ok=True, why=why, lease=lease.id)
     if not command.by and not suspension.resume_since:
         return state, refuse(RefusalKind.CONFLICT, "nobody wants it to go on")
-    if command.by and not command.operator and suspension.by not in ("", command.by, lease.user):
-        why = f"{suspension.by} has suspended it, and an operator resumes it"
+    if why := not_resumed_by(command, lease, suspension):
         return state, refuse(RefusalKind.DENIED, why)
     if suspension.state is S.SUSPENDING and not suspension.by:
         why = f"it goes on by itself once there is room again: {suspension.why}"
@@ -243,13 +255,20 @@ def resume_lease(state: PoolState, command: ResumeLease) -> Step:
     changed = with_changes(lease, suspension=suspension, history=history)
     if lease.is_away:
         state = charge(state, lease.partitions, sign=1)
-    state = _recount(state, lease, changed)
+    state = recount(state, lease, changed)
     if command.by:
         name = lease_name(lease.id)
         what = f"lease of {lease.user}"
         state = record(state, "lease-resumed", by=command.by, subject=name, text=what)
     text = f"by {command.by or THE_POOL}"
     return _put(state, changed, "resuming", text), Result(ok=True, lease=lease.id)
+
+
+def not_resumed_by(command: ResumeLease | MoveLease, lease: Lease, suspension: Suspension) -> str:
+    """Return why whoever gives an order may not have a suspended lease go on, or nothing."""
+    if not command.by or command.operator or suspension.by in ("", command.by, lease.user):
+        return ""
+    return f"{suspension.by} has suspended it, and an operator resumes it"
 
 
 def resume_refusal(state: PoolState, lease: Lease) -> Result | None:
@@ -346,7 +365,7 @@ def _wanted_since(state: PoolState) -> Milliseconds:
     return Milliseconds(max(1, state.now))
 
 
-def _recount(state: PoolState, before: Lease, after: Lease) -> PoolState:
+def recount(state: PoolState, before: Lease, after: Lease) -> PoolState:
     """Return ``state`` with the policy's books as the change of a lease makes them."""
     return count(state, before.user, plus(usage_of(after), usage_of(before), -1), sign=1)
 

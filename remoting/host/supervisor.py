@@ -265,6 +265,7 @@ class HostSupervisor:
                 idle_s=idle_s.get(lease),
                 busy={**emulated.get(lease, {}), **real.get(lease, {})},
                 estimated=lease in estimates,
+                not_suspendable=self._suspensions.objection(workers[lease]),
             )
             sessions.append(session_telemetry(lease, total, workers[lease], use))
         return self.inventory.telemetry(accounted, busy), tuple(sessions)
@@ -284,9 +285,7 @@ class HostSupervisor:
     def suspend(self, lease: LeaseId, number: int) -> None:
         """Have the workers of a lease let go of the GPUs' memory; returns at once.
 
-        Args:
-            lease: whose workers.
-            number: of this order; one with a lower number than an earlier one does nothing.
+        An order with a lower ``number`` than an earlier one does nothing.
         """
         self._suspensions.suspend(lease, number)
 

@@ -14,12 +14,13 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.host import host_memory, kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
@@ -255,6 +256,9 @@ class WorkerKeeper:
         """
         stopped = [self._of(number) for number in request.stop]
         saved = [self._of(number) for number in request.save]
+        # A worker's report of it may be a second late.
+        if _any_uses_nccl(saved):
+            return keeper_messages.Moved(USES_NCCL)
         self._bound(stopped + saved, request.memory)
         moved = kept_workers.suspend(stopped, saved, request.size)
         if moved.problem:
@@ -271,11 +275,9 @@ class WorkerKeeper:
         stopped = [self._of(number) for number in request.stopped]
         saved = [self._of(number) for number in request.saved]
         moves = {GpuId(old): GpuId(new) for old, new in request.moves.items()}
-        if moves and any(host_memory.maps(each.process.pid, "/libnccl.so") for each in saved):
-            why = (
-                "one of its processes uses NCCL, whose connections know the GPU that they began on"
-            )
-            return keeper_messages.Moved(why, unmoved=True)
+        # One of another version may have suspended it.
+        if moves and _any_uses_nccl(saved):
+            return keeper_messages.Moved(USES_NCCL, unmoved=True)
         tried = {GpuId(new) for each in saved for new in each.saved_on.values()} - {
             GpuId(old) for each in saved for old in each.saved_on
         }
@@ -436,3 +438,7 @@ class WorkerKeeper:
         with self._record_lock:
             live = {w.process.pid: w.start_time for w in list(self.workers.values())}
             orphan_reaper.write_record(self._settings.state_dir, live, self._directory)
+
+
+def _any_uses_nccl(workers: Iterable[KeptWorker]) -> bool:
+    return any(host_memory.maps(each.process.pid, "/libnccl.so") for each in workers)

@@ -193,6 +193,7 @@ class Report:
     rtt_us: int | None = field(default=None, metadata=codec.OPTIONAL)
     rtt_var_us: int | None = field(default=None, metadata=codec.OPTIONAL)
     retransmits: int | None = field(default=None, metadata=codec.OPTIONAL)
+    nccl: bool = field(default=False, metadata=codec.OPTIONAL)  # it has loaded NCCL
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import Lease, Partition, PartStatus
-from gpupool.pool.model.suspension import suspension_reason
+from gpupool.pool.model.suspension import SuspensionState, suspension_reason
 from gpupool.pool.policy.lease_ends import notice_text
 from gpupool.pool.refused_orders import places_text
 from gpupool.pool.scheduling.offers import NoOffer
@@ -218,6 +218,8 @@ class LeaseService:
             suspension = lease.suspension
             if suspension is None or not lease.held:
                 continue
+            if suspension.state is SuspensionState.RESUMING:
+                continue  # a move of a suspended lease has a number of its own
             for connection in sorted(connections.get(lease_id, ())):
                 if self._told_of_suspension.get((connection, lease_id)) != suspension.number:
                     self._told_of_suspension[connection, lease_id] = suspension.number

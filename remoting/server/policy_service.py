@@ -13,6 +13,7 @@ from gpupool.pool.model.policy import PACKED_SIZE_MAX, Policy
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.scheduling.policy_explain import explain
+from gpupool.pool.scheduling.preemption_times import suspendable_in_ms
 from gpupool.pool.transitions import policy_versions
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.uploads import parts_of
@@ -83,7 +84,11 @@ class PolicyService:
                 state = replace(state, policy=replace(policy, version=version, digest=digest))
             user = message.user or client.user
             kind, lines = explain(state, user[:64], message.request)
-            context.answer(client, call, m.PolicyVerdict(kind, lines))
+            wait_ms = None
+            if message.request is not None and kind == RefusalKind.BUSY:
+                wait_ms = suspendable_in_ms(state, user[:64], message.request)
+            verdict = m.PolicyVerdict(kind, lines, -1 if wait_ms is None else wait_ms)
+            context.answer(client, call, verdict)
 
         if message.packed:
             self._compile(client, call, message.packed, lambda draft: explained(draft.policy))

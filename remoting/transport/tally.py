@@ -25,6 +25,8 @@ class Tally:
     lane_bytes_in: int = 0  # that came by further connections
     lane_bytes_out: int = 0
 
+    nccl: bool = False  # the worker has loaded NCCL for it
+
     def answered(self, began_ns: int) -> None:
         """Count an answer whose execution began at ``began_ns``, and is ready to be sent."""
         self.waits += 1

@@ -63,4 +63,5 @@ class SessionReport:
             rtt_us=path.rtt_us if path else None,
             rtt_var_us=path.rtt_var_us if path else None,
             retransmits=path.retransmits if path else None,
+            nccl=tally.nccl,
         )

@@ -117,10 +117,10 @@ class History:
     """By which the instants of the pool may differ from those of the clients."""
 
     held: set[LeaseId] = field(default_factory=set[LeaseId])
-    _away: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
-    _places: dict[LeaseId, tuple[Partition, ...]] = field(
+    _has: dict[LeaseId, tuple[Partition, ...]] = field(
         default_factory=dict[LeaseId, tuple[Partition, ...]]
     )
+    """Where each lease has memory; one that is suspended has it nowhere."""
     _resumed: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
     ended_at: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
     """When the pool ended a lease. A client that is cut off learns of it later, or never."""
@@ -134,36 +134,32 @@ class History:
             if lease in self._resumed:  # also one whose client never heard of its grant
                 self._at(self._resumed.pop(lease), GiveBack(lease), self.ended_at[lease], inf)
         self.held = held
-        away = {lease.id: lease for lease in rows.values() if lease.is_away}
-        for lease in away.keys() - self._away.keys():
-            self._at(away[lease], GiveBack(lease), *self._about(now))
-        for lease in (self._away.keys() - away.keys()) & held:
-            self._resumed[lease] = rows[lease]
-            for part in rows[lease].partitions:
-                again: Operation[GpuOperation] = Operation(
-                    *self._about(now), TakeAgain(lease, part.memory)
-                )
-                self.gpus.setdefault(part.gpu, []).append(again)
-        self._away = away
-        for lease in rows.values():
-            if self._places.get(lease.id, lease.partitions) != lease.partitions:
-                self._moved(lease, now)
-        self._places = {lease.id: lease.partitions for lease in rows.values()}
+        has = {each.id: () if each.is_away else each.partitions for each in rows.values()}
+        for lease_id, parts in has.items():
+            before = self._has.get(lease_id, rows[lease_id].partitions)
+            if before != parts:
+                self._changed(rows[lease_id], before, parts, now)
+        self._has = has
 
-    def _moved(self, lease: Lease, now: float) -> None:
-        """Record that a lease has given GPUs back, and has taken others, in one step."""
-        before = self._places[lease.id]
+    def _changed(
+        self,
+        lease: Lease,
+        before: tuple[Partition, ...],
+        after: tuple[Partition, ...],
+        now: float,
+    ) -> None:
+        """Record that a lease has given memory back, has taken some again, or both in one step."""
+        about = self._about(now)
         for part in before:
-            if part not in lease.partitions:
-                gone: Operation[GpuOperation] = Operation(*self._about(now), GiveBack(lease.id))
+            if part not in after:
+                gone: Operation[GpuOperation] = Operation(*about, GiveBack(lease.id))
                 self.gpus.setdefault(part.gpu, []).append(gone)
-        for part in lease.partitions:
+        for part in after:
             if part not in before:
-                again: Operation[GpuOperation] = Operation(
-                    *self._about(now), TakeAgain(lease.id, part.memory)
-                )
+                again: Operation[GpuOperation] = Operation(*about, TakeAgain(lease.id, part.memory))
                 self.gpus.setdefault(part.gpu, []).append(again)
-        self._resumed[lease.id] = lease
+        if after:
+            self._resumed[lease.id] = lease
 
     def _about(self, now: float) -> tuple[float, float]:
         """Return from when to when something may have happened that the pool says was ``now``."""

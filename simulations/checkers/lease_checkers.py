@@ -21,6 +21,7 @@ from gpupool.pool.model.commands import (
 )
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
+from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.lease_ends import idle_reason
 from gpupool.pool.policy.policy_values import duration_ms
 from gpupool.pool.reconcile import UNATTACHED_MAX_S
@@ -40,7 +41,10 @@ IN_FLIGHT_S = 6.0
 CLIENT_GONE = "its client disconnected"
 NEVER_CONNECTED = "its client never connected"
 AWAY_TOO_LONG = "it was suspended for "
+NOT_MOVED = "it could not be moved: "
 NOBODY_WAITS = "nobody waits for it any more"
+
+_RESUMING = SuspensionState.RESUMING
 
 
 class BatchesGoOn:
@@ -78,6 +82,8 @@ class LeasesEndRightly:
     def __init__(self, failures: FailureReporter, causes: LeaseCauses) -> None:
         self._failures = failures
         self._causes = causes
+        self._no_way_back: set[LeaseId] = set()
+        """Leases whose old GPUs were taken at some time since they were moved."""
 
     def applied(
         self,
@@ -90,6 +96,8 @@ class LeasesEndRightly:
         """Judge what a command did to the leases, applied for the first time at ``now``."""
         for lease_id in after.leases.keys() - before.leases.keys():
             self._causes.granted_at[lease_id] = now
+        arriving = (each for each in after.leases.suspended().values() if _is_arriving(each))
+        self._no_way_back |= {each.id for each in arriving if _is_taken(after, each)}
         if before.leases is after.leases or isinstance(envelope.command, RestoreBackup):
             return
         for lease in before.leases.values():
@@ -171,6 +179,12 @@ class LeasesEndRightly:
             if away_ms < longest_ms:
                 self._early(lease, f"suspended for {away_ms} of {longest_ms} ms")
             return ""
+        if reason.startswith(NOT_MOVED):
+            if not any(lease.id in machine.stranded for machine in mine):
+                return "its server could have had it go on"
+            if len(lease.parts) == 1:
+                return "it could have been suspended"
+            return "" if lease.id in self._no_way_back else "its old GPUs were free"
         if reason == NEVER_CONNECTED:
             if now - granted_at < UNATTACHED_MAX_S / SPEED_MAX:
                 return f"it was granted {now - granted_at:.1f} s ago"
@@ -223,3 +237,27 @@ class LeasesEndRightly:
             if not right:
                 text = f"the part of lease {lease.id} on {server} was freed by {command}"
                 self._failures.fail("incarnation-current", text)
+
+
+def _is_arriving(lease: Lease) -> bool:
+    """Return whether a lease has the GPUs that it is moved to, and does not run there yet."""
+    found = lease.suspension
+    return lease.held and found is not None and _RESUMING is found.state and bool(found.moves)
+
+
+def _is_taken(state: PoolState, lease: Lease) -> bool:
+    """Return whether a lease that is moved could not have one of its old GPUs again."""
+    assert lease.suspension is not None, "it is being moved"
+    size = {(part.server, part.gpu): part.memory for part in lease.partitions}
+    for move in lease.suspension.moves:
+        server = state.servers.get(move.server)
+        gpu = server.gpus.get(move.gpu) if server is not None else None
+        # Where it goes to a GPU that another of its partitions leaves, that one has its memory.
+        mine = size.get((move.server, move.gpu), 0)
+        wanted = size[move.server, move.to]
+        if (
+            gpu is None
+            or gpu.memory_total - gpu.memory_reserved - gpu.memory_granted + mine < wanted
+        ):
+            return True
+    return False

@@ -98,6 +98,31 @@ class PreemptionHolds:
                 self._failures.fail("no-more-than-needed", text)
 
 
+class SuspensionsSettle:
+    """No lease stays on its way: it lets go, goes on, or returns to the GPUs that it had."""
+
+    LATE_S = 8.0
+    """A server takes 2.4 s for each way; a lease whose new GPU is refused takes two of them."""
+
+    def __init__(self, failures: FailureReporter) -> None:
+        self._failures = failures
+        self._since: dict[tuple[LeaseId, int, SuspensionState], float] = {}
+
+    def observe(self, state: PoolState, now: float) -> None:
+        """Look at the suspensions under way while nothing is disturbed."""
+        ways = (SuspensionState.SUSPENDING, SuspensionState.RESUMING)
+        on_way = {
+            (each.id, each.suspension.number, each.suspension.state)
+            for each in state.leases.suspended().values()
+            if each.held and each.suspension is not None and each.suspension.state in ways
+        }
+        self._since = {each: self._since.get(each, now) for each in on_way}
+        for (lease, _, way), since in self._since.items():
+            if now - since > self.LATE_S:
+                text = f"lease {lease} has been {way.value} for {now - since:.1f} s"
+                self._failures.fail("suspensions-settle", text)
+
+
 class SuspendedGoOn:
     """A suspended lease goes on soon once there is room, and ends when it was away for too long.
 

@@ -22,7 +22,11 @@ from gpupool.simulations.checkers.policy_checkers import (
     PolicyHolds,
 )
 from gpupool.simulations.checkers.policy_oracle import RulesInForce
-from gpupool.simulations.checkers.preemption_checkers import PreemptionHolds, SuspendedGoOn
+from gpupool.simulations.checkers.preemption_checkers import (
+    PreemptionHolds,
+    SuspendedGoOn,
+    SuspensionsSettle,
+)
 from gpupool.simulations.checkers.promise_checker import PromisesDurable
 from gpupool.simulations.checkers.safety_checkers import (
     AnswersInTime,
@@ -86,6 +90,7 @@ class Checkers:
         self.alerts = AlertsTold(failures, simulated_alerts.TIMES, simulated_alerts.LOOK_EVERY_S)
         self.preemption = PreemptionHolds(failures, in_force)
         self.suspended = SuspendedGoOn(failures, in_force)
+        self.settled = SuspensionsSettle(failures)
         self.versions = VersionsAgree(failures)
 
 

@@ -88,6 +88,8 @@ class Machine:
         """Without power."""
         self.signs: dict[tuple[GpuId, str], str] = {}
         """Of failing GPUs, as ``pool.automatic_drains`` has them; each text is another episode."""
+        self.stranded: set[LeaseId] = set()
+        """Leases that could not go on with the GPUs that they were moved to, once."""
         self._idle = idle
         self._scheduler = scheduler
         self._trace = trace
@@ -140,6 +142,17 @@ class Machine:
                 )
         self._trace.note(self.name, "worker", f"lease {lease} is moved: {dict(moves)}")
         self._workers_changed(self)
+
+    def strand(self, lease: LeaseId) -> None:
+        """Take note that a lease cannot go on with the GPUs that it was moved to."""
+        self.stranded.add(lease)
+        self._trace.note(self.name, "worker", f"lease {lease} is stranded")
+
+    def lose(self, lease: LeaseId) -> None:
+        """Let all workers of a lease end, because the driver has lost what they had."""
+        self._trace.note(self.name, "worker", f"lease {lease} is lost by the driver")
+        for worker in [each for each in self.workers if each.lease == lease]:
+            self.kill(worker)
 
     def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
         """Return the partitions of a lease that its workers occupy."""

@@ -18,9 +18,18 @@ from gpupool.remoting.protocol.sessions import NO_MOVES
 MOVE_S = 0.8
 """Mean time that it takes to suspend or to resume a lease."""
 
+MOVE_S_MAX = 3 * MOVE_S
+"""No longer than that, so that a checker knows when it is late."""
+
 SETTLE_S = 0.05
 REFUSES = 0.1
 """The part of suspensions that a host refuses."""
+
+STRANDS = 0.2
+"""The part of restorations on other GPUs that the driver refuses without harm."""
+
+LOSES = 0.05
+"""The part of suspensions and resumptions in which the driver loses what workers had."""
 
 P = SuspensionPhase
 
@@ -44,6 +53,14 @@ class Away(Protocol):
         """Have what a lease has on some GPUs be on others."""
         ...
 
+    def strand(self, lease: LeaseId) -> None:
+        """Take note that a lease cannot go on with the GPUs that it was moved to."""
+        ...
+
+    def lose(self, lease: LeaseId) -> None:
+        """Let all workers of a lease end, because the driver has lost what they had."""
+        ...
+
     def memory_of(self, lease: LeaseId) -> tuple[Partition, ...]:
         """Return the partitions of its live workers."""
         ...
@@ -59,7 +76,9 @@ class _Order:
     wanted: bool
     phase: SuspensionPhase = P.RUNNING
     bytes: int = 0
+    reason: str = ""
     moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)
+    moved: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # counted, not done yet
     driven: bool = False
     gone: bool = False
     waiting: list[tuple[Callable[[], None], Callable[[], None]]] = field(
@@ -89,7 +108,7 @@ class SimulatedSuspensions:
     def phases(self) -> dict[LeaseId, HostSuspension]:
         """Return how far each lease is."""
         return {
-            lease: HostSuspension(each.number, each.phase, each.bytes, "no room in its memory")
+            lease: HostSuspension(each.number, each.phase, each.bytes, each.reason)
             for lease, each in self._orders.items()
         }
 
@@ -124,10 +143,14 @@ class SimulatedSuspensions:
         if order is None:
             order = self._orders[lease] = _Order(number, wanted)
         elif number < order.number or (number == order.number and wanted == order.wanted):
+            if order.phase is P.STRANDED and number == order.number and not moves:
+                self._return(lease, order)
             return
         order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.phase = P.RUNNING
+        if order.phase is P.STRANDED:
+            self._return(lease, order)
         self._drive(lease, order)
 
     def _drive(self, lease: LeaseId, order: _Order) -> None:
@@ -142,12 +165,17 @@ class SimulatedSuspensions:
             order.phase = P.SUSPENDING if order.wanted else P.RESUMING
             if order.moves:
                 self._relocate(lease, order)
-            step = self._suspended if order.wanted else self._resumed
-            self._process.after(self._random.expovariate(1 / MOVE_S), partial(step, lease, order))
+            self._later(self._suspended if order.wanted else self._resumed, lease, order)
+
+    def _later(
+        self, step: Callable[[LeaseId, _Order], None], lease: LeaseId, order: _Order
+    ) -> None:
+        takes_s = min(self._random.expovariate(1 / MOVE_S), MOVE_S_MAX)
+        self._process.after(takes_s, partial(step, lease, order))
 
     def _relocate(self, lease: LeaseId, order: _Order) -> None:
         self._machine.relocate(lease, order.moves)
-        order.moves = NO_MOVES
+        order.moved, order.moves = order.moves, NO_MOVES
         waiting, order.waiting = order.waiting, []
         for _, again in waiting:  # Their clients ask again: these would have the old GPUs.
             self._process.after(0.0, again)
@@ -159,8 +187,12 @@ class SimulatedSuspensions:
             self._process.after(SETTLE_S, partial(self._suspended, lease, order))
             return
         order.driven = False
-        if self._random.random() < REFUSES:
+        lost = self._random.random() < LOSES
+        if lost or self._random.random() < REFUSES:
             order.phase = P.REFUSED if order.wanted else P.RUNNING
+            order.reason = "the driver has lost it" if lost else "no room in its memory"
+            if lost:
+                self._machine.lose(lease)
         else:
             order.bytes = sum(part.memory for part in self._machine.memory_of(lease))
             order.phase = P.SUSPENDED
@@ -170,6 +202,22 @@ class SimulatedSuspensions:
     def _resumed(self, lease: LeaseId, order: _Order) -> None:
         if order.gone:
             return
-        order.driven, order.phase, order.bytes = False, P.RUNNING, 0
-        self._machine.set_away(lease, away=False)
+        order.driven = False
+        if order.moved and self._random.random() < STRANDS:
+            order.phase, order.reason = P.STRANDED, "the driver refuses the other GPU"
+            self._machine.strand(lease)
+            return
+        order.phase, order.bytes, order.reason, order.moved = P.RUNNING, 0, "", NO_MOVES
+        if self._random.random() < LOSES:
+            self._machine.lose(lease)
+        else:
+            self._machine.set_away(lease, away=False)
         self._drive(lease, order)
+
+    def _return(self, lease: LeaseId, order: _Order) -> None:
+        """Go on with the GPUs that a lease was moved from, or with others than those and these."""
+        self._machine.relocate(lease, {new: old for old, new in order.moved.items()})
+        order.phase, order.moved, order.driven = P.RESUMING, NO_MOVES, True
+        if order.moves:
+            self._relocate(lease, order)
+        self._later(self._resumed, lease, order)

@@ -1,6 +1,7 @@
 """``run --dry-run``: what a request would get, and when GPUs are free at the latest."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from gpupool.cli.run.dry_run import NEVER, follow_start, start_by_s, start_text
 from gpupool.cli.run.python_lease import wanted_of
 from gpupool.pool.errors import ExitCode, UnreachableError
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.state import Request
 from gpupool.pool.view import PoolView
+from gpupool.remoting.protocol import messages as m
 
 
 def test_when_gpus_are_free_by_the_limits_of_leases(snapshot: PoolSnapshot) -> None:
@@ -30,26 +33,58 @@ def test_when_gpus_are_free_by_the_limits_of_leases(snapshot: PoolSnapshot) -> N
     assert after(3) == after(3, across=True) == NEVER
     assert after(1, servers=["server-b"]) == NEVER
     assert after(1, filters=["gpu.memory >= 900GiB"]) == NEVER
-    assert start_text(5400) == "enough GPUs are free in 1h30m at the latest, by the leases' limits"
+    assert (
+        start_text(5400)
+        == "enough GPUs are free in 1h30m at the latest, by the leases' limits and the policy"
+    )
     assert "nobody knows" in start_text(NEVER)
+
+
+class Looks:
+    """A pool with one lease, whose end and whose policy's verdict change from look to look."""
+
+    def __init__(self, view: PoolView, *, ends_ms: Sequence[int], suspendable_in: int = -1) -> None:
+        self._view = view
+        self._ends = list(ends_ms)
+        self.verdict = m.PolicyVerdict("busy", (), suspendable_in)
+
+    async def view(self) -> PoolView:
+        await trio.lowlevel.checkpoint()
+        if not self._ends:
+            raise UnreachableError("lost server a")
+        ends_ms = self._ends.pop(0)
+        ends_at = Milliseconds(self._view.now + ends_ms if ends_ms else 0)
+        return replace(self._view, leases=(replace(self._view.leases[0], ends_at=ends_at),))
+
+    async def check_policy(self, user: str, request: Request) -> m.PolicyVerdict:
+        await trio.lowlevel.checkpoint()
+        assert user == "", "of the caller"
+        return self.verdict
+
+
+async def told_of(looks: Looks, fraction: float = 1.0) -> list[float]:
+    told = list[float]()
+    with trio.move_on_after(150):
+        await follow_start(looks, wanted_of(fraction=fraction).request("x"), told.append)
+    return told
 
 
 async def test_a_wait_follows_the_limits_of_leases(
     autojump_clock: trio.testing.MockClock, snapshot: PoolSnapshot
 ) -> None:
-    view, told = snapshot.view, list[float]()
-    ends = [Milliseconds(view.now + ms) for ms in (600_000, 60_000)]
+    assert await told_of(Looks(snapshot.view, ends_ms=(60_000, 600_000))) == [60, 600]
 
-    async def look() -> PoolView:
-        await trio.lowlevel.checkpoint()
-        if len(told) == 2:
-            raise UnreachableError("lost server a")
-        lease = replace(view.leases[0], ends_at=ends.pop() if ends else Milliseconds(0))
-        return replace(view, leases=(lease,))
 
-    with trio.move_on_after(150):
-        await follow_start(look, wanted_of().request("x"), told.append)
-    assert told == [60, 600]
+async def test_a_wait_is_no_longer_than_until_others_give_way(
+    autojump_clock: trio.testing.MockClock, snapshot: PoolSnapshot
+) -> None:
+    """Where leases have no limit, end later, or end sooner; and where there is room already."""
+    view = snapshot.view
+    soon = Looks(view, ends_ms=(0, 900_000, 120_000), suspendable_in=240_000)
+    assert await told_of(soon) == [300, 300, 120]
+    assert await told_of(Looks(view, ends_ms=(0,), suspendable_in=0)) == [60]
+    assert await told_of(Looks(view, ends_ms=(0,), suspendable_in=0), fraction=0.5) == [0]
+    assert await told_of(Looks(view, ends_ms=(0,))) == [NEVER]
 
 
 def test_what_a_suspended_lease_has_is_not_counted_twice(snapshot: PoolSnapshot) -> None:

@@ -8,10 +8,11 @@ import trio.testing
 from tests.cli.conftest import GIB, gpu, pool, server
 
 from gpupool.cli.commands.moves import arrived
-from gpupool.cli.lib.rows import PoolSnapshot, lease_rows
+from gpupool.cli.lib.rows import PoolSnapshot, lease_rows, leases_as_hosts_say
 from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.state import Partition
+from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import LeaseView, PoolView
 
 Clock = trio.testing.MockClock
@@ -87,3 +88,24 @@ def test_a_list_of_leases_says_what_failed() -> None:
     ):
         rows = lease_rows(PoolSnapshot(replace(HERE, leases=(lease,), waiting=())))
         assert [row.reason for row in rows] == [reason]
+
+
+def test_a_list_of_leases_says_what_cannot_be_suspended_before_any_attempt() -> None:
+    """As the table knows, or a server's host; what failed lately is said first."""
+    here = HERE.servers[0].id
+    session = SessionTelemetry(LEASE.id, 1, 0, 0, 0, 0, not_suspendable="it uses NCCL")
+    says = {here: Telemetry(here, HERE.now, sessions=(session,))}
+    old = replace(LEASE, not_suspendable="its driver is old")
+    ending = replace(LEASE, state="ending", reason="it is over")
+    for lease, telemetry, reason, told in (
+        (LEASE, {}, "", ""),
+        (old, {}, "cannot be suspended: its driver is old", "its driver is old"),
+        (LEASE, says, "cannot be suspended: it uses NCCL", "it uses NCCL"),
+        (old, says, "cannot be suspended: its driver is old", "its driver is old"),
+        (replace(old, not_suspended="full"), {}, "not suspended: full", "its driver is old"),
+        (ending, says, "it is over", "it uses NCCL"),
+    ):
+        snapshot = PoolSnapshot(replace(HERE, leases=(lease,), waiting=()), 0.0, telemetry)
+        assert [row.reason for row in lease_rows(snapshot)] == [reason]
+        (known,) = leases_as_hosts_say(snapshot)
+        assert known == replace(lease, not_suspendable=told)

@@ -73,7 +73,7 @@ def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) ->
     assert f"gpupool: lease {lease} of root stays: {why}" in done.stderr
     for options in ((), ("--gpu", "0"), ("--gpu", "1")):
         assert live_pool.run("undrain", "a", *options).returncode == 0
-    goes_on(program, last, last + 100)
+    last = goes_on(program, last, last + 100)
 
     for words, code, said in (
         (("--to", "b"), ExitCode.USAGE, f"lease {lease} has no GPU of b: a lease is moved among "),
@@ -90,17 +90,20 @@ def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) ->
     assert (done.returncode, "the pool has no lease ffff" in done.stderr) == (2, True)
     assert [each["kind"] for each in audit(live_pool)].count("lease-moved") == 3
 
+    # It is suspended with GPU 1, and goes on with GPU 0 and comes back.
     assert live_pool.run("suspend", lease).returncode == 0
     done = live_pool.run("move", lease, "--to", "0")
-    assert done.returncode == ExitCode.NOT_NOW
-    assert done.stderr == (
-        f"gpupool: lease {lease} was not moved, and stays suspended\n"
-        "  only a lease that runs is moved\n"
-        f'  hint: "gpupool resume {lease}" first: it goes on with its GPUs once they have room\n'
-    )
+    assert done.returncode == 0, done.stderr
+    assert f"lease {lease}: it is resumed, and moved from GPU 1 to GPU 0 of a\n" in done.stderr
+    assert f"lease {lease} goes on with GPU 0 of a\n" in done.stderr
+    last = goes_on(program, last, last + 100)
+    assert live_pool.run("move", lease, "--to", "1").returncode == 0
+    assert live_pool.run("suspend", lease).returncode == 0
+    done = live_pool.run("move", lease, "--to", "1")
+    assert f"lease {lease} has these GPUs already" in done.stderr
     done = live_pool.run("drain", "a", "--gpu", "1", "--reason", "hot", "--move")
-    why = "only a lease that runs is moved; it cannot be resumed now: GPU 1 of a grants nothing now"
-    assert f"gpupool: lease {lease} of root stays suspended: {why}" in done.stderr
+    text = f"gpupool: lease {lease} of root stays suspended, and has nothing on a GPU"
+    assert text in done.stderr
     assert live_pool.run("undrain", "a", "--gpu", "1").returncode == 0
     done = live_pool.run("suspend", lease)
     assert done.stderr == f"gpupool: lease {lease}: it is suspended already\n"

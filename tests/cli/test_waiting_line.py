@@ -47,7 +47,7 @@ async def test_what_is_known_late_has_a_line_of_its_own(
         await trio.sleep(0.2)
         line.free_in(600)
         line.update("waiting for 1 GPU, 0 ahead")
-    free = "enough GPUs are free in 10m at the latest, by the leases' limits"
+    free = "enough GPUs are free in 10m at the latest, by the leases' limits and the policy"
     assert capsys.readouterr().err.splitlines() == [
         "gpupool: asking the pool",
         "gpupool: waiting for 1 GPU",
@@ -77,11 +77,11 @@ async def test_the_line_says_when_gpus_are_free(
     await shown_for(line, 130)
     assert capsys.readouterr().err.splitlines() == [
         "gpupool: waiting for 1 GPU; enough GPUs are free in 1h30m at the latest, "
-        "by the leases' limits",
+        "by the leases' limits and the policy",
         "gpupool: waiting for 1 GPU, 61 s; enough GPUs are free in 1h29m at the latest, "
-        "by the leases' limits",
+        "by the leases' limits and the policy",
         "gpupool: waiting for 1 GPU, 2m00s; enough GPUs are free in 1h28m at the latest, "
-        "by the leases' limits",
+        "by the leases' limits and the policy",
     ]
     for by_s in (float("inf"), 0.0, 0.5):
         line.free_in(by_s)

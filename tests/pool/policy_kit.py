@@ -86,7 +86,9 @@ def founding(
             for n in range(gpu_count)
         )
         labels = LABELS.get(server, {})
-        found.append(c.ServerUp(server, ONE, "x:1", "1", "2", "3", gpus, labels, accounts=True))
+        found.append(
+            c.ServerUp(server, ONE, "x:1", "1", "580.2", "13.0", gpus, labels, accounts=True)
+        )
     return found
 
 

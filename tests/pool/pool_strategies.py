@@ -140,7 +140,9 @@ def server_up(server: ServerId, incarnation: Incarnation, kept: int, shrink: boo
     gpus = gpus_of(server)[:kept]
     if shrink:
         gpus = tuple(Gpu(g.id, g.index, g.name, g.memory_total // 2, parent=g.parent) for g in gpus)
-    return c.ServerUp(server, incarnation, f"{server}:7470", "1", "2", "3", gpus, {}, accounts=True)
+    return c.ServerUp(
+        server, incarnation, f"{server}:7470", "1", "580.2", "13.0", gpus, {}, accounts=True
+    )
 
 
 readings = st.dictionaries(

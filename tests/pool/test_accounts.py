@@ -181,7 +181,7 @@ def test_a_server_that_restarts_frees_what_it_had_with_a_record() -> None:
     pool = Pool()
     lease = pool.do(pool.claim("ada", pool.request())).lease
     pool.now_ms += 1234
-    pool.do(c.ServerUp(A, Incarnation(2), "x:1", "1", "2", "3", (), {}, accounts=True))
+    pool.do(c.ServerUp(A, Incarnation(2), "x:1", "1", "580.2", "13.0", (), {}, accounts=True))
     (record,) = pool.state.records
     assert (record.lease, record.freed_at - record.granted_at) == (lease, 1234)
     assert record.reason == f"server {A[0]} restarted"

@@ -50,7 +50,7 @@ def test_a_lease_that_runs_runs_on_where_it_is() -> None:
     )
 
 
-def test_a_suspended_lease_stays_so_and_is_resumed_first() -> None:
+def test_a_suspended_lease_stays_so_where_there_is_no_room() -> None:
     pool = Moving()
     lease = pool.hold((gpu(0), 40))
     name = f"{lease:04x}"
@@ -64,15 +64,13 @@ def test_a_suspended_lease_stays_so_and_is_resumed_first() -> None:
     )
     pool.let_go(lease)
     what = f"lease {name} was not moved, and stays suspended"
-    hint = f'"gpupool resume {name}" first: it goes on with its GPUs once they have room'
+    hint = f'{GPUS}; "gpupool resume {name}" has it go on with its own once they have room'
+    taken(pool)
     error = moving(pool, lease, 1)
     assert isinstance(error, NotNowError)
-    assert said(error) == (what, "only a lease that runs is moved", hint)
-    assert pool.do(c.DrainGpu(A, gpu(0), "hot", "root")).ok
-    error = moving(pool, lease, 1)
-    why = "only a lease that runs is moved; it cannot be resumed now: GPU 0 of a grants nothing now"
-    assert (error.what, error.hint) == (what, hint)
-    assert error.why.startswith(why)
+    why = "GPU 1 of a has no room: 40960 MiB are needed, and 30720 MiB are free"
+    assert said(error) == (what, why, hint)
+    assert moving(pool, lease, 0).what == f"lease {name} has these GPUs already"
 
 
 def test_a_lease_that_is_being_moved_or_resumed_is_waited_for() -> None:

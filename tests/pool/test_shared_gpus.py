@@ -52,7 +52,7 @@ class Pool:
         known = self.state.servers.get(server)
         incarnation = Incarnation((known.incarnation if known else 0) + restart)
         gpus = tuple(Gpu(card, index, "H200", 80 * GIB) for index, card in enumerate(cards))
-        return self.do(c.ServerUp(server, incarnation, "x:1", "1", "2", "3", gpus, {}))
+        return self.do(c.ServerUp(server, incarnation, "x:1", "1", "580.2", "13.0", gpus, {}))
 
     def grant(self, server: ServerId, card: GpuId) -> Result:
         self.requests += 1

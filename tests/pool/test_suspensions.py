@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.pool.pool_strategies import GIB, SERVERS
 from tests.pool.test_placement_and_reconcile import ONE, Table
 
@@ -14,10 +15,16 @@ from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, Re
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, LeaseRecord, Partition, Request
-from gpupool.pool.model.suspension import SPAN_COUNT_MAX, SuspensionHistory, SuspensionState
-from gpupool.pool.policy.giving_way import not_suspendable
+from gpupool.pool.model.suspension import (
+    DRIVER_TOO_OLD,
+    SPAN_COUNT_MAX,
+    SuspensionHistory,
+    SuspensionState,
+)
+from gpupool.pool.policy.giving_way import never_suspendable, not_suspendable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import SuspensionPlan, plan_suspensions
+from gpupool.pool.view import PoolView
 from gpupool.pool.view_building import build_view
 
 A, B = SERVERS[:2]
@@ -183,7 +190,7 @@ def test_a_restarted_server_ends_its_suspended_leases() -> None:
     pool = Pool()
     pool.suspended()
     gpus = tuple(replace(g, memory_granted=0) for g in pool.state.servers[A].gpus.values())
-    up = c.ServerUp(A, Incarnation(2), "a:1", "1", "2", "3", gpus)
+    up = c.ServerUp(A, Incarnation(2), "a:1", "1", "580.2", "13.0", gpus)
     assert pool.apply(up).ok
     assert "restarted" in pool.lease.end_reason
     assert pool.apply(c.FreeLease(pool.id, B, ONE)).ok
@@ -319,8 +326,7 @@ def test_very_many_times_away_are_counted_in_full() -> None:
 def test_the_view_says_what_a_suspended_lease_holds() -> None:
     pool = Pool()
     pool.suspended()
-    health = RaftHealth(Role.LEADER, A, 1, 1, 1, (A, B), (B,), 0.1, {}, 1)
-    view = build_view(pool.state, health, A, pool.state.now + 90)
+    view = view_of(pool)
     (lease,) = view.leases
     assert (lease.state, lease.is_away, lease.memory) == ("suspended", True, 0)
     assert sum(end - begin for begin, end in lease.away) == 90
@@ -338,3 +344,53 @@ def test_leases_on_what_cannot_be_suspended_are_named() -> None:
     assert not_suspendable(pool.state, lease) == "a MIG instance cannot be suspended"
     gone = replace(pool.lease, partitions=(Partition(ServerId("f" * 12), GpuId("0"), GIB),))
     assert "is not reachable" in not_suspendable(pool.state, gone)
+
+
+def with_driver(pool: Pool, version: str, *, emulated: bool = False) -> None:
+    """Have server B come up with a driver of this version."""
+    server = pool.state.servers[B]
+    gpus = tuple(replace(gpu, emulated=emulated) for gpu in server.gpus.values())
+    up = c.ServerUp(B, ONE, "b:1", "1", version, "13.0", gpus, {}, accounts=True)
+    assert pool.apply(up).ok
+
+
+@pytest.mark.parametrize(
+    ("version", "emulated", "why"),
+    [
+        ("569.99", False, DRIVER_TOO_OLD),
+        ("470.256.02", False, DRIVER_TOO_OLD),
+        ("570.00", False, ""),
+        ("580.159.04", False, ""),
+        ("470.256.02", True, ""),  # no driver is asked
+        ("", False, ""),  # its host knows
+        ("R470 (a beta)", False, ""),
+    ],
+)
+def test_what_the_table_knows_keeps_a_lease_from_being_suspended_before_any_attempt(
+    version: str, emulated: bool, why: str
+) -> None:
+    pool = Pool()
+    with_driver(pool, version, emulated=emulated)
+    assert (not_suspendable(pool.state, pool.lease), never_suspendable(pool.state, pool.lease)) == (
+        why,
+        why,
+    )
+    (lease,) = view_of(pool).leases
+    assert (lease.not_suspendable, lease.not_suspended) == (why, "")
+    said = pool.suspend()
+    assert (said.ok, said.why, pool.phase) == (not why, why, None if why else S.SUSPENDING)
+    assert pool.lease.history is None if why else pool.lease.history
+
+
+def test_a_server_that_is_away_keeps_no_order_from_being_kept() -> None:
+    pool = Pool()
+    assert pool.apply(c.ServerContact(B, ONE, reachable=False)).ok
+    assert "is not reachable" in not_suspendable(pool.state, pool.lease)
+    (lease,) = view_of(pool).leases
+    assert (lease.state, lease.not_suspendable) == ("unreachable", "")
+    assert pool.suspend().ok
+
+
+def view_of(pool: Pool) -> PoolView:
+    health = RaftHealth(Role.LEADER, A, 1, 1, 1, (A, B), (B,), 0.1, {}, 1)
+    return build_view(pool.state, health, A, pool.state.now + 90)

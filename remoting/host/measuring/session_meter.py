@@ -107,6 +107,7 @@ class LeaseUse:
     busy: Mapping[GpuId, float]
     estimated: bool
     turns: Mapping[GpuId, Got] = field(default_factory=dict[GpuId, Got])
+    not_suspendable: str = ""
 
 
 def count_states(workers: Iterable[WorkerHandle]) -> dict[str, int]:
@@ -144,6 +145,7 @@ def session_telemetry(
         share_due={gpu: round(each.due, 4) for gpu, each in use.turns.items()},
         share_got={g: round(t.got, 4) for g, t in use.turns.items() if t.got is not None},
         idle_s=None if use.idle_s is None else round(use.idle_s, 1),
+        not_suspendable=use.not_suspendable,
     )
 
 

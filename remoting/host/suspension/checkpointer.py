@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from gpupool.pool.model.suspension import DRIVER_TOO_OLD
 from gpupool.remoting.host.suspension import driver_calls
 
 START_TIMEOUT_S = 30.0
@@ -329,8 +330,7 @@ def undo(
 def reason(name: str, result: int) -> str:
     """Return what a result means for people."""
     known = {
-        driver_calls.NO_SUCH_FUNCTION: "the server's NVIDIA driver is older than 570, which is "
-        "the first that can suspend a program",
+        driver_calls.NO_SUCH_FUNCTION: DRIVER_TOO_OLD,
         driver_calls.NOT_SUPPORTED: "the server's NVIDIA driver cannot suspend a program that "
         "uses the GPU like this one, for instance with managed memory",
         _OPERATING_SYSTEM: "only root may suspend programs on NVIDIA GPUs, and this server was "

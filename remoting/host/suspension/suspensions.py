@@ -4,7 +4,7 @@
 order may be repeated, and one that comes while the one before is carried out waits for that.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +14,7 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.suspension import MIG_INSTANCE, USES_NCCL
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.limits import MIB
@@ -172,6 +173,8 @@ class Suspensions:
         order.number, order.wanted, order.moves = number, wanted, moves
         if order.phase is P.REFUSED:
             order.enter(P.RUNNING)
+        # The table had it wait with the old GPUs, and may send it to others from there.
+        order.goes_back = order.phase is P.STRANDED
         self._start(lease, order)
 
     def _drop_old(self) -> None:
@@ -260,7 +263,7 @@ class Suspensions:
             workers = self._workers(lease)
             real = {gpu for worker in workers for gpu in worker.real}
             size = sum(self._means.budget.usage(lease, gpu) for gpu in real)
-            problem = self._unsuitable(workers) or self._no_room(size)
+            problem = self.objection(workers) or self._no_room(size)
             if problem or order.gone:
                 order.enter(P.REFUSED, problem)
                 return
@@ -417,17 +420,18 @@ class Suspensions:
             for worker in self._workers(lease)
         )
 
-    def _unsuitable(self, workers: Iterable[WorkerHandle]) -> str:
-        """Return why a lease cannot be suspended at all; empty: it can be tried."""
-        workers = list(workers)
+    def objection(self, workers: Sequence[WorkerHandle]) -> str:
+        """Return why a lease with these workers cannot be suspended at all; empty: try it."""
         instances = self._means.instances()
         if any(worker.real for worker in workers) and self._means.shared_by_mps():
             return "programs on GPUs that NVIDIA's MPS shares cannot be suspended"
         if any(gpu in instances for worker in workers for gpu in worker.real):
-            return "programs on a part of a GPU in MIG mode cannot be suspended"
+            return MIG_INSTANCE
         # The driver takes it, and cannot give it back (580.159: memory mapped by two processes).
         if any(worker.imports and worker.real for worker in workers):
             return "its processes share GPU memory with each other, which cannot be suspended"
+        if any(worker.totals.nccl and worker.real for worker in workers):
+            return USES_NCCL
         return ""
 
     def _no_room(self, size: int) -> str:

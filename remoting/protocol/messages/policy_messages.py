@@ -1,5 +1,8 @@
 """The messages about the pool's policy."""
 
+from dataclasses import field
+
+from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Request
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
@@ -49,6 +52,8 @@ class PolicyVerdict(Answer):
 
     kind: str
     lines: tuple[str, ...]
+    #: Milliseconds until leases can be suspended for the request; -1: none can, or it need not be.
+    suspendable_in: int = field(default=-1, metadata=OPTIONAL)
 
 
 @message(83, answered_by=PolicyVerdict, rights=Rights.VIEWER)

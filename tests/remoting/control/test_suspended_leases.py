@@ -215,4 +215,34 @@ async def test_an_order_that_is_refused_says_where_the_lease_is(
         await until_state(pool, hold.lease, "suspended")
         said = await refused(pool, order, NotNowError)
         what = f"{name} was not moved, and stays suspended"
-        assert said == f"{what}: only a lease that runs is moved"
+        assert said.startswith(f"{what}: no other GPU of ")
+
+
+async def test_a_suspended_lease_goes_on_with_another_gpu(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2], users=("ada", "bob"))
+    async with cluster.client() as pool, cluster.client("bob") as other:
+        hold = await pool.allocate(request(pool, 1), wait_s=0)
+        [part] = hold.partitions
+        [node] = cluster.nodes
+        [target] = [gpu.id for gpu in node.host.devices if gpu.id != part.gpu]
+        notices: list[str] = []
+        hold.on_notice = notices.append
+        nursery.start_soon(hold.wait_lost)
+        await pool.operate(m.SuspendLease(hold.lease, ""))
+        await until_state(pool, hold.lease, "suspended")
+        order = m.MoveLease(hold.lease, part.server, (), (target,))
+        said = await pool.operate(order)
+        assert said.startswith(f"lease {hold.lease:04x}: it is resumed, and moved from GPU ")
+        await until_state(pool, hold.lease, "held")
+        assert node.host.moved == [(hold.lease, {part.gpu: target})]
+        [lease] = (await pool.view()).leases
+        assert [each.gpu for each in lease.partitions] == [target]
+        where = f"GPU {[gpu.id for gpu in node.host.devices].index(target)}"
+        assert notices == [
+            "it is suspended by ada; its calls wait",
+            f"it goes on with {where} of {node.name}",
+        ]
+        await other.allocate(request(other, 1), wait_s=0)  # the GPU that it had

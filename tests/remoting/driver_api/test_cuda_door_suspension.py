@@ -1,11 +1,12 @@
 """Programs behind the CUDA door that are suspended in mid-run, by a real server and its keeper."""
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO
 
@@ -15,8 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import CHECKPOINTED, Control
 from fake_pool import DEADLINE_S, FakeGpuPool
+from test_cuda_door import KERNELS, compiled
+from test_cuda_door_calls import natively
+from test_cuda_door_nccl import fake_nccl as fake_nccl
 from tests.pools import view_of
 
+from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.driver_api import build
 
 pytestmark = pytest.mark.long  # a pool of its own: its workers have a driver that is steered
@@ -207,3 +212,152 @@ def test_a_driver_that_refuses_the_other_gpu_leaves_a_program_where_it_was(
     assert program.wait(DEADLINE_S) == 125
     assert program.stderr is not None
     assert "not enough memory" in program.stderr.read() + pool.logs()
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_a_suspended_program_goes_on_with_another_gpu_or_waits_for_its_own(
+    pool: FakeGpuPool, control: Control
+) -> None:
+    """Somebody else has its GPU by then, so what cannot go on there has nowhere to go back to."""
+    program, lines = start(pool)
+    lease = pool.lease()
+    suspend(pool, control)
+    words = ("run", "-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", PROGRAM)
+    other = pool.spawn(*words)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "1\n", pool.logs()
+    assert control.memory_used(0) >= MEMORY
+    control.set_fault("cuCheckpointProcessRestore", 1, times=3)
+    done = pool.command("move", lease, "--to", "1")
+    assert done.returncode == 75, done.stderr
+    assert f"lease {lease} was not moved, and stays suspended" in done.stderr
+    assert "does not restore it on the other GPU" in done.stderr, done.stderr + pool.logs()
+    assert (program.poll(), control.memory_used(1)) == (None, 0)
+    control.clear_faults()
+    done = pool.command("move", lease, "--to", "1")
+    assert f"lease {lease} goes on with GPU 1 of a" in done.stderr, done.stderr + pool.logs()
+    for step in range(2, 52):
+        assert lines.readline() == f"{step}\n"
+    assert control.memory_used(1) >= MEMORY
+    program.kill()
+    other.kill()
+
+
+NCCL = """
+import ctypes, sys
+nccl, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
+assert not nccl.ncclGetVersion(ctypes.byref(version)), "no NCCL on the server"
+"""
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_a_program_that_uses_nccl_is_neither_suspended_nor_moved_and_says_so_before(
+    pool: FakeGpuPool, control: Control, fake_nccl: str
+) -> None:
+    """Its connections to others in memory would be lost (two H100s, 2026-11-25)."""
+    library = pool.server.folder / "lib" / "libnccl.so.2"
+    shutil.copy(fake_nccl, library)
+    site = pool.server.folder / "bindings" / "sitecustomize.py"
+    site.write_text(site.read_text() + f'os.environ["GPUPOOL_NCCL"] = "{library}"\n')
+    pool.server.kill_workers()  # the warm ones do not know it
+    words = [sys.executable, "-c", PROGRAM.replace("step = 0", f"{NCCL}\nstep = 0")]
+    client_nccl = str(build.library_dir() / build.NCCL)
+    program = pool.spawn("run", "-p", "0.9", "--door", "cuda", "--", *words, client_nccl)
+    lines = further(pool, program, 1)
+
+    def said() -> str:
+        leases = pool.command("leases", "--json")
+        return str(json.loads(leases.stdout)["leases"][0]["not_suspendable"])
+
+    pool.until(lambda: said() == USES_NCCL)
+    assert f"cannot be suspended: {USES_NCCL}" in pool.command("leases", "--wide").stdout
+    for order in (["suspend", pool.lease()], ["move", pool.lease(), "--to", "1"]):
+        done = pool.command(*order)
+        assert done.returncode == 75, done.stderr
+        assert USES_NCCL in done.stderr
+    assert CHECKPOINTED not in control.states().values()
+    lines += further(pool, program, 20)
+    assert lines == [f"{step}\n" for step in range(1, 22)]
+    program.kill()
+
+
+# --- what a program uses --------------------------------------------------------------------------
+
+STEPS = 150
+IMAGES = [str(KERNELS / f"{name}_kernels.sm_90.cubin") for name in ("test", "memory")]
+NOT_SUSPENDED = "was not suspended, and runs on"
+
+
+@pytest.fixture
+def suspended(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return the words that start programs/suspended.c, one way or another."""
+    program = compiled("suspended", tmp_path, build.ensure().parent)
+    return lambda mode: [str(program), IMAGES[0], str(STEPS), mode, IMAGES[1]]
+
+
+def begun(pool: FakeGpuPool, words: list[str]) -> tuple["subprocess.Popen[str]", list[str]]:
+    """Start a program; return it and its first lines, once it computes."""
+    program = pool.spawn("run", "-p", "0.9", "--door", "cuda", "--", *words)
+    return program, further(pool, program, 5)
+
+
+def further(pool: FakeGpuPool, program: "subprocess.Popen[str]", count: int) -> list[str]:
+    assert program.stdout is not None
+    lines = [program.stdout.readline() for _ in range(count)]
+    assert all(lines), program.communicate(timeout=DEADLINE_S)[1] + pool.logs()
+    return lines
+
+
+def finished(pool: FakeGpuPool, program: "subprocess.Popen[str]", lines: list[str]) -> str:
+    """Return all that a program has printed, once it has ended well."""
+    assert program.stdout is not None
+    rest = program.stdout.read()
+    assert program.wait(DEADLINE_S) == 0, program.communicate()[1] + pool.logs()
+    return "".join(lines) + rest
+
+
+def test_graphs_streams_and_memory_of_all_kinds_have_the_same_bits_afterwards(
+    pool: FakeGpuPool,
+    control: Control,
+    suspended: Callable[[str], list[str]],
+    tmp_path: Path,
+) -> None:
+    """Events, pinned and mapped memory, and the door's managed memory, which the driver has not."""
+    with Control(tmp_path) as own:
+        expected = natively(own, suspended("kinds"))
+    assert expected.count("\n") == STEPS
+    program, lines = begun(pool, suspended("kinds"))
+    for _ in range(4):
+        suspend(pool, control)
+        assert control.memory_used() == 0
+        assert pool.command("resume", pool.lease()).returncode == 0
+        lines += further(pool, program, 10)
+    assert finished(pool, program, lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("variable", "cannot suspend a program that uses the GPU like this one, for instance with"),
+        ("shares", "its processes share GPU memory with each other, which cannot be suspended"),
+    ],
+)
+def test_what_cannot_be_suspended_is_refused_and_goes_on_as_if_nothing_had_been_asked(
+    mode: str,
+    why: str,
+    pool: FakeGpuPool,
+    control: Control,
+    suspended: Callable[[str], list[str]],
+    tmp_path: Path,
+) -> None:
+    with Control(tmp_path) as own:
+        expected = natively(own, suspended(mode))
+    program, lines = begun(pool, suspended(mode))
+    for _ in range(2):
+        done = pool.command("suspend", pool.lease())
+        assert done.returncode == 75, done.stderr
+        assert NOT_SUSPENDED in done.stderr
+        assert why in done.stderr
+        lines += further(pool, program, 10)
+    assert CHECKPOINTED not in control.states().values()
+    assert finished(pool, program, lines) == expected

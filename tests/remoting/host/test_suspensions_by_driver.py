@@ -15,7 +15,7 @@ from fake_nvml import FakeNvml, device
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
-from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Lease
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory
@@ -189,6 +189,13 @@ async def test_a_lease_goes_on_with_another_gpu_or_back_where_it_was(
     assert found.reason.startswith(f"it needs 82944 MiB of GPU {GPU}, of which ")
     kit.host.resume(lease.id, 3)
     await reaches(kit, lease, P.RUNNING)
+    assert [await each.ask(b"r") for each in (first, second)] == [b"right", b"right"]
+    # An order of its own sends it there once more, and it does not run where it was in between.
+    await move(4, OTHER, gpu, P.STRANDED)
+    await kit.host.kill_lease(LeaseId(0x7F3B), "it is over")
+    kit.host.resume(lease.id, 5, {OTHER: gpu})
+    await reaches(kit, lease, P.RUNNING)
+    has(gpu, OTHER)
     assert [await each.ask(b"r") for each in (first, second)] == [b"right", b"right"]
 
 

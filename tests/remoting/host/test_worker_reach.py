@@ -23,6 +23,7 @@ from test_worker_confinement import as_root, landlock_version, stranger, with_la
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
+from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
@@ -430,7 +431,9 @@ async def test_a_worker_that_is_moved_has_the_device_of_its_new_gpu_instead(
         assert not host_memory.maps(os.getpid(), "/libnccl.so")
         patch.setattr(host_memory, "maps", maps_nccl)
         found = keeper.resume(replace(request, moves={third: first, second: second}))
-        assert (found.unmoved, "NCCL" in found.problem) == (True, True)
+        assert (found.unmoved, found.problem) == (True, USES_NCCL)
+        saved = keeper_messages.SuspendWorkers((), (worker.number,), 0, GIB, GIB)
+        assert keeper.suspend(saved) == keeper_messages.Moved(USES_NCCL)
     assert seen == [list(nodes), list(nodes)]
     assert [await attack(client, each) for each in uses] == ["ENOENT", "used", "used"]
 

@@ -1,12 +1,15 @@
 """Broken builds of the suspension of leases, and of preemption."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tests.simulations.mutations.patching import patched, patched_handler
 
 from gpupool.pool import reconcile
+from gpupool.pool.host_suspension import SuspensionPhase as P
+from gpupool.pool.model.commands import EndLease
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.results import Step
 from gpupool.pool.model.state import Lease, PoolState, Waiting
@@ -115,6 +118,41 @@ def goes_on_where_it_was() -> AbstractContextManager[None]:
         return plan
 
     return patched(reconciler, "plan_suspensions", plan_suspensions)
+
+
+@contextmanager
+def takes_the_way_back() -> Generator[None]:
+    """Give a lease that cannot go on elsewhere its old GPUs, whoever has got them meanwhile."""
+    with (
+        patched(lease_suspensions, "way_back_refusal", _nothing),
+        patched(reconcile, "way_back_refusal", _nothing),
+    ):
+        yield
+
+
+def stranded_for_ever() -> AbstractContextManager[None]:
+    """Leave a lease where it cannot go on, and say nothing of it."""
+    original = reconcile.plan_suspensions
+
+    def plan_suspensions(
+        state: PoolState, self_id: ServerId, incarnation: Any, hosted: Any, worker_count: Any
+    ) -> reconcile.SuspensionPlan:
+        plan = original(state, self_id, incarnation, hosted, worker_count)
+        stranded = {each for each, told in hosted.items() if told.phase is P.STRANDED}
+        plan.propose = [each for each in plan.propose if getattr(each, "lease", 0) not in stranded]
+        return plan
+
+    return patched(reconciler, "plan_suspensions", plan_suspensions)
+
+
+def gives_up_the_way_back() -> AbstractContextManager[None]:
+    """End a lease that cannot go on elsewhere, though its old GPUs are free."""
+
+    def _back_from_move(state: PoolState, lease: Lease, told: Any, key: Any) -> EndLease:
+        del state, key
+        return EndLease(lease.id, f"it could not be moved: {told.reason}; and nobody asked")
+
+    return patched(reconcile, "_back_from_move", _back_from_move)
 
 
 # --- preemption -----------------------------------------------------------------------------------

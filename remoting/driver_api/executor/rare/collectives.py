@@ -104,6 +104,8 @@ class Collectives(HandlerGroup):
     def _nccl(self) -> Nccl:
         if self._loaded is None:
             self._loaded = Nccl.load()
+            # What uses it is not suspended: see Suspensions.objection, and the keeper.
+            self.client.session.stream.tally.nccl = True
         return self._loaded
 
     # --- calls with an answer ---------------------------------------------------------------------

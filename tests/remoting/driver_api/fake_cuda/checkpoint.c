@@ -49,6 +49,9 @@ API CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
 API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args) {
     (void)args;
     ENTER();
+    struct process_use *use = find(pid);
+    if (use != NULL && atomic_load(&use->managed) > 0)
+        return CUDA_ERROR_NOT_SUPPORTED; /* it stays locked */
     return enter(pid, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED);
 }
 
@@ -82,6 +85,8 @@ API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) 
     struct process_use *use = find(pid);
     if (use == NULL)
         return CUDA_ERROR_OPERATING_SYSTEM;
+    if (atomic_load(&use->imported) > 0)
+        return CUDA_ERROR_NOT_SUPPORTED; /* whatever is tried: its memory is lost */
     int goes[DEVICES_MAX];
     if (!pairs_read(args, goes))
         return CUDA_ERROR_INVALID_VALUE;

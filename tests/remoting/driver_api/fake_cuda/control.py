@@ -12,7 +12,7 @@ from typing import Any, Self
 _MAGIC = 0x46434431
 _HEAD = struct.Struct("<IIIIQQ")
 _FAULT = struct.Struct("<IiIIII64s")
-_PROCESS = struct.Struct("<iI16Q16i")
+_PROCESS = struct.Struct("<iI16Q16iII")
 _COUNTER = struct.Struct("<64sQ")
 _FAULTS, _PROCESSES, _COUNTERS = 16, 64, 1024
 _FAULTS_AT = _HEAD.size

@@ -130,7 +130,7 @@ void devices_open(void) {
 
 /* ---- memory in use: of every live process that maps the same control file ---- */
 
-static struct process_use *use_slot(void) {
+struct process_use *use_slot(void) {
     if (own_use != NULL)
         return own_use;
     for (unsigned i = 0; i < PROCESSES_MAX && own_use == NULL; i++) {
@@ -141,6 +141,7 @@ static struct process_use *use_slot(void) {
             continue;
         for (int dev = 0; dev < DEVICES_MAX; dev++)
             atomic_store(&use->used[dev], 0), atomic_store(&use->place[dev], dev);
+        atomic_store(&use->managed, 0), atomic_store(&use->imported, 0);
         atomic_store(&use->state, CU_PROCESS_STATE_RUNNING);
         own_use = use;
     }

@@ -49,6 +49,7 @@ struct process_use {
     _Atomic uint32_t state; /* of cuCheckpointProcessGetState */
     _Atomic uint64_t used[DEVICES_MAX];
     _Atomic int32_t place[DEVICES_MAX]; /* the device that each of its devices is by now */
+    _Atomic uint32_t managed, imported; /* allocations of these kinds that it has */
 };
 
 struct control {
@@ -148,6 +149,7 @@ int device_attribute(int dev, CUdevice_attribute attribute, int *value);
 size_t device_used(int dev); /* of all live processes that share the control file */
 CUresult device_charge(int dev, size_t bytes);
 int device_place(int dev); /* the ordinal of the device that a device is by now */
+struct process_use *use_slot(void); /* this process's part, which it has from now on; or NULL */
 void wait_while_locked(void); /* returns once this process is not suspended (checkpoint.c) */
 void device_refund(int dev, size_t bytes);
 

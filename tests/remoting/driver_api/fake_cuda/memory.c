@@ -66,7 +66,17 @@ static struct region *region_at(CUdeviceptr pointer) {
     return index < region_count && regions[index].base <= pointer ? &regions[index] : NULL;
 }
 
+/* Counts what keeps a process from being suspended, or brought back. */
+static void tell(const struct region *region, int by) {
+    struct process_use *use = use_slot();
+    if (use != NULL && region->kind == REGION_MANAGED)
+        atomic_fetch_add(&use->managed, (uint32_t)by);
+    if (use != NULL && region->imported)
+        atomic_fetch_add(&use->imported, (uint32_t)by);
+}
+
 static struct region *region_insert(const struct region *region) {
+    tell(region, 1);
     if (region_count == region_room) {
         region_room = region_room ? region_room * 2 : 256;
         regions = realloc(regions, region_room * sizeof *regions);
@@ -82,6 +92,7 @@ static struct region *region_insert(const struct region *region) {
 }
 
 static void region_remove(struct region *region) {
+    tell(region, -1);
     size_t index = (size_t)(region - regions);
     memmove(region, region + 1, (region_count - index - 1) * sizeof *regions);
     region_count--;
