@@ -12,6 +12,7 @@ from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import (
+    AWAY_SINCE,
     ConfirmResumed,
     ConfirmSuspended,
     GpuMove,
@@ -59,7 +60,7 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         return state, refuse(RefusalKind.BUSY, "it is being resumed; try again when it runs")
     if found is not None:
         return state, Result(ok=True, why="it is suspended already", lease=lease.id)
-    if why := never_suspendable(state, lease):
+    if state.formats() >= AWAY_SINCE and (why := never_suspendable(state, lease)):
         return state, refuse(RefusalKind.BUSY, why)
     if command.for_request is not None and command.for_request not in state.waiting:
         return state, refuse(RefusalKind.CONFLICT, "the request waits no more")
@@ -166,7 +167,7 @@ def _go_back(state: PoolState, command: RefuseSuspension) -> Step:
     if command.server not in {each.server for each in _suspension(lease).moves}:
         return state, refuse(RefusalKind.CONFLICT, "it is moved on another server")
     taken = way_back_refusal(state, lease)
-    if taken is not None and len(lease.parts) > 1:
+    if taken is not None and (len(lease.parts) > 1 or state.formats() < AWAY_SINCE):
         return state, taken
     there = _before_move(lease)
     reason = command.reason[:TEXT_LENGTH_MAX] or "its server could not"

@@ -8,6 +8,7 @@ from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -17,9 +18,10 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, Zone
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Gpu, PoolState, Request, TokenKind
+from gpupool.pool.model.state import Gpu, PoolState, Request, TokenKind, with_changes
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
@@ -90,6 +92,14 @@ def founding(
             c.ServerUp(server, ONE, "x:1", "1", "580.2", "13.0", gpus, labels, accounts=True)
         )
     return found
+
+
+def upgraded(machine: PoolMachine, version: int = VERSION) -> None:
+    """Have all servers know this version of the formats, as if they had come up with it."""
+    servers = {
+        key: with_changes(each, formats=version) for key, each in machine.state.servers.items()
+    }
+    machine.state = with_changes(machine.state, servers=PersistentMap(servers.items()))
 
 
 class Pool:

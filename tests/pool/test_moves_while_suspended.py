@@ -1,6 +1,6 @@
 """Suspended leases that go on with other GPUs, and those that could not go on there."""
 
-from tests.pool.policy_kit import ONE, A, B
+from tests.pool.policy_kit import ONE, A, B, upgraded
 from tests.pool.test_lease_moves import Moving, gpu
 
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
@@ -15,6 +15,7 @@ P = SuspensionPhase
 
 def suspended(pool: Moving, *places: tuple[GpuId, int], by: str = "ada") -> LeaseId:
     """Return a lease that was suspended by a user or, by another, as an operator does."""
+    upgraded(pool.machine)
     lease = pool.hold(*places)
     assert pool.do(c.SuspendLease(lease, "", by, operator=by != "ada")).ok
     pool.let_go(lease)
@@ -79,6 +80,7 @@ def test_who_has_suspended_a_lease_decides_who_moves_it() -> None:
 
 def test_one_on_several_servers_is_moved_while_it_runs_alone() -> None:
     pool = Moving()
+    upgraded(pool.machine)
     lease = pool.hold((gpu(0), 40), (gpu(0, B), 40))
     assert pool.do(c.SuspendLease(lease, "", "ada")).ok
     pool.let_go(lease, A, B)
@@ -136,6 +138,7 @@ def test_one_that_could_not_go_on_there_is_sent_to_a_third_gpu() -> None:
 
 def test_one_that_let_go_to_be_moved_waits_for_its_own_gpus_in_the_same_way() -> None:
     pool = Moving()
+    upgraded(pool.machine)
     lease = pool.hold((gpu(0), 60))
     assert pool.move(lease, gpu(1)).ok
     pool.let_go(lease)
@@ -144,3 +147,13 @@ def test_one_that_let_go_to_be_moved_waits_for_its_own_gpus_in_the_same_way() ->
     assert pool.do(refusal).ok
     assert (pool.phase(lease), pool.gpus(lease), pool.granted(1)) == (S.SUSPENDED, [gpu(0)], 0)
     assert pool.state.usage["ada"].units == 0
+
+
+def test_servers_that_know_version_7_alone_do_as_they_did() -> None:
+    """Or their tables would differ from those of newer ones."""
+    pool = Moving()
+    lease = suspended(pool, (gpu(0), 60))
+    upgraded(pool.machine, 7)
+    done = pool.move(lease, gpu(2))
+    assert (done.ok, done.why) == (False, "it is suspended; resume it first")
+    assert pool.phase(lease) is S.SUSPENDED

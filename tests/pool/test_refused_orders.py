@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.pool.policy_kit import ONE, A
+from tests.pool.policy_kit import ONE, A, upgraded
 from tests.pool.test_lease_moves import Moving, gpu, gpu_drained, part_of_a_card, taken
 
 from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageError
@@ -52,6 +52,7 @@ def test_a_lease_that_runs_runs_on_where_it_is() -> None:
 
 def test_a_suspended_lease_stays_so_where_there_is_no_room() -> None:
     pool = Moving()
+    upgraded(pool.machine)
     lease = pool.hold((gpu(0), 40))
     name = f"{lease:04x}"
     assert pool.do(c.SuspendLease(lease, "", "ada")).ok

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.pool.policy_kit import upgraded
 from tests.pool.pool_strategies import GIB, SERVERS
 from tests.pool.test_placement_and_reconcile import ONE, Table
 
@@ -352,6 +353,7 @@ def with_driver(pool: Pool, version: str, *, emulated: bool = False) -> None:
     gpus = tuple(replace(gpu, emulated=emulated) for gpu in server.gpus.values())
     up = c.ServerUp(B, ONE, "b:1", "1", version, "13.0", gpus, {}, accounts=True)
     assert pool.apply(up).ok
+    upgraded(pool.machine)
 
 
 @pytest.mark.parametrize(
