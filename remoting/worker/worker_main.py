@@ -347,12 +347,12 @@ class Worker:
             GpupoolError: when the client did not prove that it knows the ticket.
             OSError: when the connection broke.
         """
-        module, _, _ = self._doors[assign.door].partition(":")
-        accept: AcceptTls | None = getattr(importlib.import_module(module), "accept_tls", None)
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
-        if accept is not None and sock.recv(1, socket.MSG_PEEK) == TLS_BEGINS:
+        if sock.recv(1, socket.MSG_PEEK) == TLS_BEGINS:
+            module, _, _ = self._doors[assign.door].partition(":")
+            accept: AcceptTls | None = getattr(importlib.import_module(module), "accept_tls", None)
             sock.setblocking(True)
-            stream = accept(sock, self._context.identity, assign.ticket)
+            stream = accept(sock, self._context.identity, assign.ticket) if accept else None
             if stream is not None:
                 return stream, sock
         proven = accept_client(sock, self._context, assign, plain=plain)

@@ -382,15 +382,15 @@ def test_names_that_the_drop_in_lacks_come_with_advice() -> None:
     said = run_dropin("""
 import importlib.util
 import cupy
-assert importlib.util.find_spec("cupyx.jit") is None
+assert importlib.util.find_spec("cupyx.distributed") is None
 assert not hasattr(cupy, "disp") and not hasattr(cupy.linalg, "nothing")
 try:
-    import cupyx.jit.linalg
+    import cupyx.distributed.array
 except ModuleNotFoundError as error:
     print(error)
 cupy.disp
 """)
-    assert "No module named 'cupyx.jit': gpupool's drop-in cupy lacks it" in said
+    assert "No module named 'cupyx.distributed': gpupool's drop-in cupy lacks it" in said
     assert "module 'cupy' has no attribute 'disp': gpupool's drop-in cupy lacks it" in said
     assert said.count("gpupool door --missing") == 2
 

@@ -47,6 +47,9 @@ QUESTIONS: tuple[Question, ...] = (
 )
 
 
+LATER = {"capacity", "episodes"}
+
+
 def answer(folder: Path, question: Question) -> Any:
     """Return what a history says, as JSON has it."""
     of, metric, name, since, until = question
@@ -55,7 +58,10 @@ def answer(folder: Path, question: Question) -> Any:
     )
     page: HistoryPage = read_history(folder, query)
     assert not page.problem and not page.more
-    return json.loads(json.dumps(asdict(page)))
+    # What came to pages later, and is no answer to these questions.
+    later = {name: value for name, value in asdict(page).items() if name in LATER}
+    assert not any(later.values())
+    return json.loads(json.dumps({k: v for k, v in asdict(page).items() if k not in LATER}))
 
 
 def feed(folder: Path) -> None:
