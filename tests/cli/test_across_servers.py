@@ -88,6 +88,7 @@ def test_kill_9_of_one_server_of_a_lease(live_pool: Any) -> None:
     victim.end(signal.SIGKILL)
     output, errors = program.communicate(timeout=10)
     assert program.returncode == 125, (output, errors)
+    assert output, errors
     status, *lost = output.splitlines()
     assert status == "46"
     assert [line.split()[0] for line in lost] == [*"012345"]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.pool.policy_kit import GIB, ONE, A
+from tests.pool.policy_kit import GIB, ONE, A, upgraded
 from tests.pool.test_lease_moves import Moving, gpu
 
 from gpupool.pool.model import commands as c
@@ -18,6 +18,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.pool, self.history, self.now = Moving(), History(), 0.0
+        upgraded(self.pool.machine)
         self.history.capacity = {gpu(each): CAPACITY for each in range(4)}
         self.id = self.grant(0, "ada")
 
