@@ -208,16 +208,10 @@ class PlainStream:
         self._socket.close()
 
 
-class TlsStream:
-    """A TLS connection whose handshake is done.
+class EncryptedStream:
+    """What connections with TLS have in common, whichever code encrypts them."""
 
-    OpenSSL allows one call at a time on a connection, and a blocking SSL_read would keep every
-    writer out. So each call is made under a lock on a non-blocking socket, and waiting for the
-    socket happens outside of the lock.
-    """
-
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        sock.setblocking(False)
+    def __init__(self, sock: socket.socket) -> None:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = "tls"
@@ -227,44 +221,16 @@ class TlsStream:
         self.bytes_out = 0
         self.receiving = False
         self.sending = False
-        self.lost_after_s = 0.0  # without an acknowledgement of sent bytes; 0: the kernel decides
         self.descriptor = sock.fileno()
         self._socket = sock
-        self._ssl_lock = threading.Lock()
         # Held for a whole message: an SSL_write that had to wait must be repeated with the same
         # bytes before any other.
         self._send_lock = threading.Lock()
         self._spinner = Spinner()
 
-    def recv_into(self, buffer: memoryview) -> int:
-        """Receive some bytes; 0 means that the client has closed.
-
-        One SSL_read returns at most one record of 16 KiB, so reads go on while records are there.
-        """
-        view, count = byte_view(buffer), 0
-        while count < len(view):
-            try:
-                with self._ssl_lock:
-                    received = self._socket.recv_into(view[count:])
-            except ssl.SSLWantReadError:
-                if count:
-                    break
-                self.receiving = True
-                self._wait(select.POLLIN, awake=self._spinner.answered)
-                self.receiving = False
-                continue
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT)
-                continue
-            except (ssl.SSLError, ConnectionError):
-                received = 0
-            if not received:
-                break
-            count += received
-            if received < RECORD_SIZE and not self._socket.pending():
-                break  # the end of a message, mostly; asking for more costs an exception
-        self.bytes_in += count
-        return count
+    def _send_all(self, view: memoryview) -> None:
+        """Encrypt and send some bytes, at least one; raises ConnectionError."""
+        raise NotImplementedError
 
     def send_buffers(self, buffers: Sequence[Buffer]) -> None:
         """Send all bytes of all buffers, in order."""
@@ -302,6 +268,52 @@ class TlsStream:
         elif views:
             self._send_all(memoryview(b"".join(views)))
         views.clear()
+
+
+class TlsStream(EncryptedStream):
+    """A TLS connection whose handshake is done, by Python's ``ssl``.
+
+    OpenSSL allows one call at a time on a connection, and a blocking SSL_read would keep every
+    writer out. So each call is made under a lock on a non-blocking socket, and waiting for the
+    socket happens outside of the lock.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        sock.setblocking(False)
+        super().__init__(sock)
+        self.lost_after_s = 0.0  # without an acknowledgement of sent bytes; 0: the kernel decides
+        self._tls = sock
+        self._ssl_lock = threading.Lock()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed.
+
+        One SSL_read returns at most one record of 16 KiB, so reads go on while records are there.
+        """
+        view, count = byte_view(buffer), 0
+        while count < len(view):
+            try:
+                with self._ssl_lock:
+                    received = self._tls.recv_into(view[count:])
+            except ssl.SSLWantReadError:
+                if count:
+                    break
+                self.receiving = True
+                self._wait(select.POLLIN, awake=self._spinner.answered)
+                self.receiving = False
+                continue
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+                continue
+            except (ssl.SSLError, ConnectionError):
+                received = 0
+            if not received:
+                break
+            count += received
+            if received < RECORD_SIZE and not self._tls.pending():
+                break  # the end of a message, mostly; asking for more costs an exception
+        self.bytes_in += count
+        return count
 
     def _send_all(self, view: memoryview) -> None:
         sent = 0

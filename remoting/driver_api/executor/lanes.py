@@ -16,7 +16,7 @@ from typing import Any, Self
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
 from gpupool.remoting.driver_api.build import LAUNCHER, library_dir
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
-from gpupool.remoting.driver_api.executor.line_tls import Identity
+from gpupool.remoting.driver_api.executor.line_tls import Identity, given_bytes
 from gpupool.remoting.worker.peer_links import Links
 
 LANES_MAX = 8
@@ -94,7 +94,7 @@ class LaneSet:
         Raises:
             ConnectionError: when a connection broke.
         """
-        if self._send(self._self, _address(view), len(view)) < 0:
+        if self._send(self._self, given_bytes(view), len(view)) < 0:
             raise ConnectionError("a connection for large copies broke")
 
     def receive(self, target: memoryview, offset: int) -> None:
@@ -103,19 +103,12 @@ class LaneSet:
         Raises:
             ConnectionError: when a connection broke.
         """
-        if self._receive(self._self, _address(target), offset, len(target)) < 0:
+        if self._receive(self._self, given_bytes(target), offset, len(target)) < 0:
             raise ConnectionError("a connection for large copies broke")
 
     def end(self) -> None:
         """End all connections, also for threads that use them."""
         self._end(self._self)
-
-
-def _address(view: memoryview) -> int | None:
-    # A view that cannot be written has no other way to its address.
-    if view.readonly:
-        return ctypes.cast(ctypes.c_char_p(view.tobytes()), ctypes.c_void_p).value
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Lanes(HandlerGroup):
