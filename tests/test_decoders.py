@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tests.monitoring.records import record
 from tests.pool.pool_strategies import founding
 
-from gpupool.cli.commands import admin, audit
+from gpupool.cli.commands import admin
 from gpupool.cli.lib import config_files as settings_files
-from gpupool.cli.lib import values
+from gpupool.cli.lib import time_spans, values
 from gpupool.cli.run import door_choice
 from gpupool.cli.server import state_dir
 from gpupool.cli.server.records import audit_file
@@ -243,7 +243,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "pair": Case(text(values.parse_pair), (ValueError,), b"a=b"),
         "name": Case(text(values.parse_name), (ValueError,), b"gpu-1"),
         "lease name": Case(text(admin.parse_lease), (ValueError,), b"7f3a"),
-        "time": Case(text(audit.parse_since), (ValueError,), b"2026-11-21T14:30"),
+        "time": Case(text(time_spans.parse_since), (ValueError,), b"2026-11-21T14:30"),
         "program's Python": Case(
             text(lambda t: door_choice.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"
         ),

@@ -9,7 +9,8 @@ import click
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.values import Parsed, parse_duration
+from gpupool.cli.lib.time_spans import parse_since
+from gpupool.cli.lib.values import Parsed
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.state import Act
 from gpupool.pool.view import visible
@@ -18,22 +19,6 @@ if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages import AuditNow
 
 TITLES = ("WHEN (UTC)", "WHO", "WHAT", "SUBJECT", "DETAILS")
-
-
-def parse_since(text: str) -> float:
-    """Return the Unix time in seconds that ``2h`` (ago), ``2026-11-21`` or ``...T14:30`` means."""
-    now = datetime.now(UTC)
-    try:
-        return now.timestamp() - parse_duration(text)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is neither how long ago, as 2h or 7d, nor a time, as 2026-11-21T14:30"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 @click.command()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool import __version__
-from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
-from gpupool.cli.lib.values import Parsed, duration_text
+from gpupool.cli.lib.time_spans import span_options
+from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import ExitCode, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -32,14 +32,7 @@ GOES_ON = "goes on"
 @click.option(
     "--subject", default="", help="Of this alone: a GPU's id, its beginning, or as --json has it."
 )
-@click.option(
-    "--since",
-    default="7d",
-    show_default=True,
-    type=Parsed("time", parse_since),
-    help="From 2h or 30d ago, or 2026-11-21T14:30 UTC.",
-)
-@click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
+@span_options("7d")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with the unit in its header.")
 @click.option("--strict", is_flag=True, help="Exit with 3 when a server does not answer.")
 @pool_options

@@ -11,12 +11,11 @@ import click
 from click.core import ParameterSource
 
 from gpupool import __version__
-from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.terminal_chart import Frame, chart
-from gpupool.cli.lib.values import Parsed
+from gpupool.cli.lib.time_spans import span_options
 from gpupool.pool.errors import ExitCode, UsageError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -39,14 +38,7 @@ SPAN_S = 6 * 3600
     help="What to show: busy, memory, power, temperature, granted, bytes, waits, rtt and others; "
     "one that does not exist lists them (default: busy, of the pool granted).",
 )
-@click.option(
-    "--since",
-    default="6h",
-    show_default=True,
-    type=Parsed("time", parse_since),
-    help="From 2h or 30d ago, or 2026-11-21T14:30 UTC.",
-)
-@click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
+@span_options("6h")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with the unit in its header.")
 @click.option("--ascii", "in_ascii", is_flag=True, help="Draw with ASCII alone.")
 @click.option(

@@ -11,10 +11,10 @@ import click
 from click.core import ParameterSource
 
 from gpupool import __version__
-from gpupool.cli.commands.audit import parse_since
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.time_spans import parse_since, span_options
 from gpupool.cli.lib.usage_asking import FoundUsage, ask_costs, ask_usage
 from gpupool.cli.lib.values import NAME_TYPE, Parsed, parse_lease
 from gpupool.pool.errors import ExitCode, StorageError, UsageError
@@ -48,14 +48,7 @@ WITHOUT_CAPACITY = {
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--since",
-    default=DEFAULT_SINCE,
-    show_default=True,
-    type=Parsed("time", parse_since),
-    help="From 2h or 30d ago, or 2026-11-21T14:30 UTC.",
-)
-@click.option("--until", type=Parsed("time", parse_since), help="Up to then, as --since; else now.")
+@span_options(DEFAULT_SINCE)
 @click.option(
     "--by", type=click.Choice(KEYS), default="user", show_default=True, help="What to sum."
 )
