@@ -38,14 +38,21 @@ PACKAGES = (
 )
 
 
-def archive_of(name: str, version: str) -> bytes:
-    """Return a package's archive."""
+def archive_of(name: str, version: str, expected: str) -> bytes:
+    """Return a package's archive, which must have the SHA-256 ``expected``; else this ends.
+
+    Raises:
+        OSError: when the registry cannot be reached.
+    """
     with urllib.request.urlopen(f"{REGISTRY}/{name}/{version}", timeout=60) as answer:  # noqa: S310
         where = str(json.load(answer)["dist"]["tarball"])
     if not where.startswith("https://"):
         sys.exit(f"{where} is no https address")
     with urllib.request.urlopen(where, timeout=60) as answer:  # noqa: S310
         data: bytes = answer.read()
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        sys.exit(f"{name} {version} has SHA-256 {found}, not {expected}")
     return data
 
 
@@ -54,10 +61,7 @@ def main() -> None:
     VENDOR.mkdir(exist_ok=True)
     sums: list[str] = []
     for name, version, expected, licence, files in PACKAGES:
-        data = archive_of(name, version)
-        found = hashlib.sha256(data).hexdigest()
-        if found != expected:
-            sys.exit(f"{name} {version} has SHA-256 {found}, not {expected}")
+        data = archive_of(name, version, expected)
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             for inside, ours in files.items():
                 member = archive.extractfile(f"package/{inside}")
