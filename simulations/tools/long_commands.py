@@ -1,7 +1,7 @@
 """Measures commands about many rows: ``python -m gpupool.simulations.tools.long_commands``.
 
-One server has the table of a pool of 1,000 servers and 10,000 leases, by default. It applies each
-command until it is done. The longest application is the longest step of the loop, in processor
+One server has the table of a pool of 1,000 servers and 10,000 leases, and a backup has 1,000
+tokens; three numbers in this order say others. It applies each command until it is done. The longest application is the longest step of the loop, in processor
 time of its thread. For a removal and a restart all leases are on one server.
 """
 
@@ -91,7 +91,8 @@ def _packed(servers: int, tokens: int) -> list[bytes]:
 
 def main() -> None:
     """Measure ``SERVERS LEASES TOKENS`` of the command line; one JSON object a line."""
-    servers, leases, tokens = [int(each) for each in sys.argv[1:]] or [1000, 10_000, 1000]
+    given, usual = [int(each) for each in sys.argv[1:4]], [1000, 10_000, 1000]
+    servers, leases, tokens = [*given, *usual[len(given) :]]
     for name, count, longest, total in measure(servers, leases, tokens):
         row = {"command": name, "applied": count, "longest_ms": longest, "all_ms": total}
         print(json.dumps(row), flush=True)  # noqa: T201

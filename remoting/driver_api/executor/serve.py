@@ -16,11 +16,12 @@ from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader, Stream
 from gpupool.remoting.worker.peer_links import Links
 
+__all__ = ["Session", "accept_tls", "serve"]  # the worker looks here for its door's own TLS
+
 ANSWER = struct.Struct("<IiQIiQ")
 REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
 STRIPE = 0x100
 """Added to the kind of an answer whose bulk bytes come by the lanes."""
-__all__ = ["Session", "accept_tls", "serve"]  # the worker looks here for its door's own TLS
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
