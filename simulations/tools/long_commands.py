@@ -2,7 +2,8 @@
 
 One server has the table of a pool of 1,000 servers and 10,000 leases, and a backup has 1,000
 tokens; three numbers in this order say others. It applies each command until it is done. The
-longest application is the longest step of the loop, in processor time of its thread. For a removal and a restart all leases are on one server.
+longest application is the longest step of the loop, in processor time of its thread. For a removal
+and a restart all leases are on one server.
 """
 
 import gc
