@@ -66,7 +66,7 @@ TARGETS = (
     Target("calls", 0.1, 1000, ("tls.c", "link.c")),
     Target("order", 0.1, 200, ("tls.c",)),
     Target(
-        *("launcher", 0.2, 2000, ("turns.c", "lanes.c", "start.c"), NATIVE),
+        *("launcher", 0.2, 2000, ("turns.c", "lanes.c", "line_tls.c", "start.c"), NATIVE),
         wraps=("clock_gettime", "poll"),
     ),
 )

@@ -219,7 +219,8 @@ def test_the_files_never_grow_beyond_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_store, "SYNCHRONOUS", "OFF")  # power cuts are not its topic
-    most, hours = 1 << 19, 8
+    # Half of its margin holds all pages that a slot changes at the end of an hour: 28 of them.
+    most, hours = 1 << 20, 14
     said: list[str] = []
     keeper = writer(tmp_path, said, HistorySettings(size_max=most))
     largest = 0
