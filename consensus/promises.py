@@ -23,7 +23,9 @@ ends: only as a new member, with a new id, may it come back.
 **Clones.** A clone that starts looks like a restart. But a restarted process never speaks again as
 its former self: when the former start is heard after the newer one, both live, and the newer one is
 the clone. A start that takes the place of a connection that had not ended is therefore not listened
-to for ``PROBATION_S``, within which the original dials again.
+to for ``PROBATION_S``, within which the original dials again. Each further connection that it takes
+from a living one begins that time anew: the original may have dialled, with a hello that waits for
+its disk.
 
 **Repair.** A server whose superblock says that synced batches are missing (``floor``) neither votes
 nor campaigns. It takes entries from the leader, and what it acknowledges it holds. It serves again
@@ -37,7 +39,7 @@ An older build says no hello and remembers nothing; it is not refused for that.
 import logging
 from dataclasses import replace
 
-from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.core.library import LEADER, NEVER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.journal import REJOIN_HINT
@@ -119,7 +121,6 @@ class Promises:
     def connected(self, peer: ServerId) -> None:
         """Say hello; a connection that takes the place of a living one is suspicious."""
         context = self._context
-        self._probation.pop(peer, None)
         self._displaced.discard(peer)
         if self._ended_at.get(peer) == context.now:
             self._displaced.add(peer)
@@ -147,7 +148,7 @@ class Promises:
         """Tell whether a message may have any effect here."""
         if peer in self._refused or peer in self._memory.fenced:
             return False
-        if peer in self._probation and self._context.now < self._probation[peer]:
+        if not self._is_believed(peer):
             return False
         return not (self.repairing and message["type"] in _ELECTION)
 
@@ -186,6 +187,7 @@ class Promises:
             known = replace(known, start=known.former, former=Start(), clone=known.start)
             self._memory.set(peer, known)
             self._urgent = True
+            self._probation.pop(peer, None)
         reason = _objection(known, start, message)
         if reason:
             self._refuse(peer, reason, start.boot)
@@ -193,10 +195,16 @@ class Promises:
         self._refused.pop(peer, None)
         if start != known.start:
             self._begin(peer, known, start)
+        elif peer in self._displaced and not self._is_believed(peer):
+            self._probation[peer] = self._context.now + PROBATION_S
         if message["repairing"]:
             self._help(peer)
         else:
             self._repairing.discard(peer)
+
+    def _is_believed(self, peer: ServerId) -> bool:
+        """Tell whether a server's newest start is no longer on probation."""
+        return self._context.now >= self._probation.get(peer, -NEVER)
 
     def _begin(self, peer: ServerId, known: Remembered, start: Start) -> None:
         self._memory.set(peer, replace(known, start=start, former=known.start))

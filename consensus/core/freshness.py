@@ -1,14 +1,21 @@
-"""The age of a follower's table by its leader's messages, and the doubt about late messages.
+"""The age of a follower's table by its leader's messages, and the time that these were under way.
 
 A heartbeat says "at this instant I was in touch with a majority, and so much was committed". A
 server that has applied that much has a table as of that instant, also under a later leader.
 ``TableAge`` keeps these instants until the table has caught up with them.
 
 A message is as old as its way was long, and it may have waited in a socket for half a minute.
-``LeaderClock`` compares the clock that each message states with the clock here: a message that was
-held up states too little. The first messages of a leadership have nothing to be compared with, and
-a server that was itself stopped cannot tell which messages waited meanwhile: ``TableAge.doubt``
-makes it wait for the messages after those. Pure.
+``LeaderClock`` compares the clock that each message states with the clock here. The first messages
+of a leadership, and those that come after this server stood still, have nothing to be compared
+with. So the follower asks the leader for its clock, and believes nothing before the answer: the
+answer, and all that follows on its connection, was sent after the question. Pure.
+
+    event                                   what is known of the leader's clock
+    a message of another leadership         nothing; the leader is asked
+    a new connection, a stop of this server nothing; the leader is asked with its next message
+    no answer within ``ASK_AGAIN_S``        nothing; the leader is asked again
+    the answer                              it was sent after the question: bounds all that follow
+    a message of the same leadership        held up, if it states less than was expected
 """
 
 from collections import deque
@@ -26,8 +33,8 @@ differ by 0.0002; a message that was held up for 30 s is noticed either way."""
 LATE_S = 1.5
 """Without a step for so long, a server was stopped: its timers alone wake it more often."""
 
-DOUBT_S = 0.1
-"""What has waited in sockets is read within this time, once anything of it is."""
+ASK_AGAIN_S = 2.0
+"""When a question may have been lost. An answer that took longer would not help."""
 
 
 class _Point(NamedTuple):
@@ -42,12 +49,9 @@ class TableAge:
         """Begin without knowing."""
         self._as_of = -NEVER
         self._points: deque[_Point] = deque()
-        self._doubt_until = -NEVER
 
-    def said(self, commit_index: int, as_of: float, now: float) -> None:
+    def said(self, commit_index: int, as_of: float) -> None:
         """Take what a message says: so much was committed at ``as_of``."""
-        if now < self._doubt_until:
-            return
         if len(self._points) == POINTS_MAX:
             self._points.pop()
         self._points.append(_Point(commit_index, as_of))
@@ -55,10 +59,6 @@ class TableAge:
     def known(self, as_of: float) -> None:
         """Take over what was known otherwise: the table is as of this instant at least."""
         self._as_of = max(self._as_of, as_of)
-
-    def doubt(self, now: float) -> None:
-        """Believe no message that arrives soon: it may have waited while this server stood."""
-        self._doubt_until = now + DOUBT_S
 
     def as_of(self, applied_index: int) -> float:
         """Return the instant, for a table with everything up to ``applied_index``."""
@@ -72,22 +72,39 @@ class LeaderClock:
 
     def __init__(self) -> None:
         """Begin without a message."""
+        self._count = 0
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, by another connection."""
+        """Begin anew: by another connection, or after this server stood still."""
         self._of: object = None
         self._offset_s = self._at = 0.0
+        self._asked: object = None
+        self._asked_at = -NEVER
 
-    def knows(self, leadership: object) -> bool:
-        """Return whether a message of this leadership can be compared with an earlier one."""
-        return leadership == self._of
+    def question(self, leadership: object, now: float) -> int | None:
+        """Return the number of the question that is to be asked now; nothing when none is."""
+        if leadership == self._of:
+            return None
+        if leadership == self._asked and now < self._asked_at + ASK_AGAIN_S:
+            return None
+        self._count += 1
+        self._asked, self._asked_at = leadership, now
+        return self._count
 
-    def delay_s(self, leadership: object, clock_s: float, now: float) -> float:
-        """Return for how long a message was held up, against the quickest of this leadership."""
+    def answered(self, leadership: object, number: int, clock_s: float, now: float) -> None:
+        """Take an answer: the leader's clock showed ``clock_s`` after the question was asked."""
+        if leadership == self._asked and number == self._count:
+            self._of, self._asked = leadership, None
+            self._offset_s, self._at = clock_s - self._asked_at, now
+
+    def delay_s(self, leadership: object, clock_s: float, now: float) -> float | None:
+        """Return for how long a message was held up, at most; nothing while that is unknown."""
+        if leadership != self._of:
+            return None
         offset_s = clock_s - now
         expected_s = self._offset_s - CLOCK_SLACK * (now - self._at)
-        if leadership != self._of or offset_s >= expected_s:
-            self._of, self._offset_s, self._at = leadership, offset_s, now
+        if offset_s >= expected_s:
+            self._offset_s, self._at = offset_s, now
             return 0.0
         return expected_s - offset_s

@@ -87,6 +87,8 @@ class RaftCore(Replication):
             "next_node_idx": self._on_next_node_idx,
             "commit": self._on_commit,
             "heartbeat": self._on_heartbeat,
+            "ask_clock": self._on_ask_clock,
+            "clock": self._on_clock,
         }
         super().__init__(
             server_id,

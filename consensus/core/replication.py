@@ -155,13 +155,31 @@ class Replication(Elections):
         if "clock_ms" in message:
             clock_s = message["clock_ms"] / 1000
             self._leader_clock_offset_s = clock_s - now
-            if not self._leader_clock.knows((sender, term)):
-                self._table_age.doubt(now)
-            delay_s = self._leader_clock.delay_s((sender, term), clock_s, now)
-            if "commit_index" in message:
-                as_of = now - delay_s - message["majority_age_ms"] / 1000
-                self._table_age.said(message["commit_index"], as_of, now)
+            self._note_freshness((sender, term), clock_s, message)
         return True
+
+    def _note_freshness(
+        self, leadership: tuple[ServerId, int], clock_s: float, message: Message
+    ) -> None:
+        """Note as of when the leader's message is, or ask the leader for its clock."""
+        now = self._active.now
+        if message["type"] == "clock":
+            self._leader_clock.answered(leadership, message["number"], clock_s, now)
+        if (number := self._leader_clock.question(leadership, now)) is not None:
+            self._host.send(leadership[0], {"type": "ask_clock", "number": number})
+        delay_s = self._leader_clock.delay_s(leadership, clock_s, now)
+        if delay_s is not None and "commit_index" in message:
+            as_of = now - delay_s - message["majority_age_ms"] / 1000
+            self._table_age.said(message["commit_index"], as_of)
+
+    def _on_clock(self, node: Peer, message: Message) -> None:
+        self.follow(node.name, message)
+
+    def _on_ask_clock(self, node: Peer, message: Message) -> None:
+        """Answer a follower that wants to know how old this leader's messages are."""
+        if self.state == LEADER:
+            answer = {"type": "clock", "number": message["number"], **self._authority()}
+            self._host.send(node.name, {**answer, "commit_index": self.commit_index})
 
     def observe_leader(self, leader: ServerId | None, message: Message, delay_s: float) -> None:
         """Take what a voter said of the leader, at a server without a vote.
@@ -176,11 +194,11 @@ class Replication(Elections):
             now, age_s = self._active.now, message["majority_age_ms"] / 1000
             self._leader_heard_at = now - age_s
             self._leader_clock_offset_s = message["clock_ms"] / 1000 - now
-            self._table_age.said(message["commit_index"], now - delay_s - age_s, now)
+            self._table_age.said(message["commit_index"], now - delay_s - age_s)
 
     def doubt_messages(self) -> None:
         """Take notice that this server stood still: what arrives now may have waited."""
-        self._table_age.doubt(self._active.now)
+        self._leader_clock.forget()
 
     def clock_ms(self) -> int:
         """Return the leader's clock as this server knows it; its own if it leads."""
@@ -394,7 +412,7 @@ class Replication(Elections):
         return self._log.encoded(first, last, bytes_max)
 
     def may_leave_early(self, message: Message) -> bool:
-        """Tell whether a leader's message may leave while its journal is being synced.
+        """Tell whether a message may leave while this server's journal is being synced.
 
         Entries may: until the leader has synced them, it does not count them as its own, and to
         lose them is to lose a message. What the message rests on must be durable. That is the
@@ -407,8 +425,10 @@ class Replication(Elections):
                 term, index = message["term"], max(message["prevLogIdx"], message["commit_index"])
             case "commit":
                 term, index = message["term"], message["commit_index"]
-            case "heartbeat":
+            case "heartbeat" | "clock":
                 term, index = message["term"], 0
+            case "ask_clock":  # rests on nothing
+                return True
             case "forward_response":  # says no more than where the command would stand
                 term, index = message["log_term"], 0
             case _:

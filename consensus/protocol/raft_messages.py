@@ -139,6 +139,18 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     "refusal": (21, {"server": (str,), "reason": (str,), "for_ms": (int,)}),
     # The sender's whole table after entry ``index``; hashes of other shapes say nothing.
     "whole_hash": (22, {"index": (int,), "shape": (int,), "hash": (bytes,)}),
+    # A follower asks its leader for its clock, to know how old messages are; see ``freshness.py``.
+    "ask_clock": (23, {"number": (int,)}),
+    "clock": (
+        24,
+        {
+            "term": (int,),
+            "commit_index": (int,),
+            "number": (int,),
+            "clock_ms": (int,),
+            "majority_age_ms": (int,),
+        },
+    ),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())

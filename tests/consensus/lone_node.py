@@ -73,6 +73,7 @@ class Lone:
             stopwatch=self.stopwatch,
         )
         self.epoch = getattr(self, "epoch", 0) + 1
+        self.asked_clock: dict[str, int] = {}
         self.writers = {peer: FrameWriter(self.epoch) for peer in self.peers}
         self.readers = {peer: FrameReader() for peer in self.peers}
         for peer in self.peers:
@@ -108,7 +109,9 @@ class Lone:
         for peer, frame in ready.frames:
             body = self.readers[peer].body(frame)
             assert body is not None
-            sent.append((peer, decode_message(body)))
+            sent.append((peer, message := decode_message(body)))
+            if message["type"] == "ask_clock":
+                self.asked_clock[peer] = message["number"]
         return sent
 
     def propose(self, command: Plain, ttl_s: float = 5.0) -> None:
@@ -135,6 +138,26 @@ class Lone:
             entries=encode_entries(entries),
             clock_ms=int(1000 * self.now) if clock_runs else 0,
             majority_age_ms=0,
+        )
+
+    def tell_clock(
+        self,
+        leader: str = "b",
+        *,
+        term: int = 5,
+        commit: int = 1,
+        clock_ms: int | None = None,
+        majority_age_ms: int = 0,
+    ) -> None:
+        """Answer the newest question for the leader's clock."""
+        self.take(
+            leader,
+            "clock",
+            term=term,
+            commit_index=commit,
+            number=self.asked_clock[leader],
+            clock_ms=int(1000 * self.now) if clock_ms is None else clock_ms,
+            majority_age_ms=majority_age_ms,
         )
 
     def campaign(self) -> list[tuple[str, dict[str, Any]]]:

@@ -146,7 +146,7 @@ def test_votes_and_acknowledgements_wait_for_the_sync() -> None:
     assert early(lone) == []
     assert [message["type"] for _, message in late(lone)] == ["response_vote"]
     answers = lone.append(2, 1, [entry("x", 3, 7)], term=7)
-    assert [message["type"] for _, message in answers] == ["next_node_idx"]
+    assert [message["type"] for _, message in answers] == ["ask_clock", "next_node_idx"]
     lone = Lone()
     lone.now = lone.node.next_step_at()
     follower_log = lone.journal.last_index
@@ -166,5 +166,5 @@ def test_votes_and_acknowledgements_wait_for_the_sync() -> None:
         lone.now,
     )
     assert lone.journal.dirty, "the term is new"
-    assert early(lone) == []
+    assert [message["type"] for _, message in early(lone)] == ["ask_clock"]
     assert [message["type"] for _, message in late(lone)] == ["next_node_idx"]

@@ -243,6 +243,25 @@ def test_a_restart_that_takes_the_place_of_a_dead_connection_is_heard_soon() -> 
     assert pair.votes()
 
 
+def test_a_clone_that_dials_again_is_still_not_heard() -> None:
+    """The original has dialled as well, and its hello waits for its slow disk (seed 7021)."""
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)
+    for _ in range(8):
+        pair.lone.tick(0.4)
+        pair.node.disconnected(ServerId("b"), pair.lone.now)
+        pair.node.connected(ServerId("b"), pair.lone.now)  # The original, which says nothing yet.
+        pair.hello(5, 55)
+        assert not pair.votes()
+    pair.lone.tick(0.4)
+    pair.hello(4, 44)
+    assert pair.votes()
+    pair.hello(5, 55)
+    assert pair.refusals() == ["its state directory is a copy of one that is in use"]
+
+
 @pytest.mark.parametrize(
     ("boot", "incarnation", "term", "last_index", "said"),
     [

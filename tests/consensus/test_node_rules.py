@@ -301,19 +301,21 @@ def test_a_new_leader_does_not_take_silence_between_followers_for_absence() -> N
 
 def test_a_follower_adds_the_leaders_own_doubts() -> None:
     lone = Lone()
-    for clock_ms in (0, 110):  # the first message of a leader may have waited
-        lone.take(
-            "b",
-            "append_entries",
-            term=5,
-            commit_index=1,
-            prevLogIdx=2,
-            prevLogTerm=1,
-            entries=b"",
-            clock_ms=clock_ms,
-            majority_age_ms=400,
-        )
-        lone.tick(0.11)
+    lone.append(2, 1, [])
+    lone.tell_clock(clock_ms=0, majority_age_ms=400)
+    lone.tick(0.11)
+    lone.take(
+        "b",
+        "append_entries",
+        term=5,
+        commit_index=1,
+        prevLogIdx=2,
+        prevLogTerm=1,
+        entries=b"",
+        clock_ms=110,
+        majority_age_ms=400,
+    )
+    lone.tick(0.11)
     assert lone.node.health(lone.now).majority_age_s == pytest.approx(0.51)
 
 
