@@ -13,7 +13,7 @@ def test_the_pool_says_how_it_is(live_pool: LivePool) -> None:
     failing = [each for each in health["findings"] if each["status"] == "fail"]
     assert said.returncode == (3 if failing else 0), health
     # The disk and the processors of the machine that runs the tests are what they are.
-    machine = {"disk", "event-loop", "link-rtt", "elections", "worker-start", "quorum"}
+    machine = {"disk", "event-loop", "link-rtt", "elections", "worker-start", "quorum", "apply-lag"}
     assert {each["check"] for each in health["findings"]} <= machine, health
 
     shown = live_pool.run("health")
