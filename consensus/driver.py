@@ -73,6 +73,7 @@ from gpupool.consensus.protocol.raft_settings import (
 )
 from gpupool.consensus.snapshot_transfer import Work
 from gpupool.consensus.storage.store import Storage
+from gpupool.consensus.sync_place import LINK_TURNS, LINKS_WRITE_S, SyncPlace
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
@@ -97,14 +98,6 @@ HAND_OVER_POLL_S = 0.02
 
 GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
-
-SYNC_INLINE_MAX_S = 0.002
-"""Smoothed duration of a sync above which it moves to another thread; a tenth of the time that a
-step of the event loop may take."""
-
-LINK_TURNS = 3
-"""Turns of the event loop until a link has written: it wakes, takes TLS's lock, and writes; the
-order within a turn is drawn."""
 
 WORK_PAUSE_S = 0.0005
 """Between two steps of long work; as long as the steps themselves, so that half is left."""
@@ -143,7 +136,7 @@ class RaftDriver:
         self._barrier: _SharedBarrier | None = None
         self._stopped = False
         self._submitted: dict[_Submitted, None] = {}
-        self._sync_s = 0.0
+        self._sync_place = SyncPlace()
         self._measures = measures or Measures()
         self._work_over = trio.Event()
         self._work_over.set()
@@ -391,39 +384,46 @@ class RaftDriver:
             self._put(done)
 
     async def _sync(self, *, links_write: bool) -> None:
-        """Sync on this thread while that is quick, else on another, so that others can go on.
+        """Sync on this thread or on another, as ``SyncPlace`` says.
 
-        A quick disk (0.1 ms) would lose more by the change of threads than by the wait. With
-        ``links_write``, the links write what they were given before this thread waits.
+        With ``links_write``, the links write what they were given before this thread waits.
         """
         if self._node.storage.sync_is_long:
             await self._sync_on_thread()
             return
-        inline = self._sync_s < SYNC_INLINE_MAX_S
+        began, inline = self._clock.monotonic(), self._sync_place.is_inline
         if inline and links_write:
             for _ in range(LINK_TURNS):
                 await trio.lowlevel.cancel_shielded_checkpoint()
-        began, writes = self._clock.monotonic(), self._node.storage.journal.dirty
-        if inline:
-            self._node.sync()
-        else:
-            await self._sync_on_thread()
-        took_s = self._clock.monotonic() - began
+                if self._clock.monotonic() - began > LINKS_WRITE_S:
+                    break
+        writes = self._node.storage.journal.dirty
+        took_s = self._timed_sync() if inline else await self._sync_on_thread()
         if writes:
             self._measures.observe("raft_fsync_duration_seconds", took_s)
-        self._sync_s += (took_s - self._sync_s) / 8
+        if inline:
+            self._sync_place.synced_inline(took_s)
+        else:
+            self._sync_place.synced_beside(took_s, self._clock.monotonic() - began)
 
-    async def _sync_on_thread(self) -> None:
-        failure: Exception | None = None
+    def _timed_sync(self) -> float:
+        """Sync on the thread that calls; return for how long a real disk kept it."""
+        began = time.perf_counter()
+        self._node.sync()
+        return time.perf_counter() - began
+
+    async def _sync_on_thread(self) -> float:
+        failure, took_s = None, 0.0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._give_up_late)
             try:
-                await trio.to_thread.run_sync(self._node.sync)
+                took_s = await trio.to_thread.run_sync(self._timed_sync)
             except Exception as error:  # noqa: BLE001 - raised below, outside of a group
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
+        return took_s
 
     async def _give_up_late(self) -> None:
         """Answer in time while a disk hangs, for which the node's loop waits."""

@@ -67,7 +67,7 @@ class Hanging:
         self.failure: Exception | None = None
         inside: Any = driver
         inside.node.sync = self
-        inside._sync_s = 1.0  # It is slow: the next one runs on a thread.
+        inside._sync_place.synced_inline(100.0)  # It is slow: the next one runs on a thread.
 
     def __call__(self) -> None:
         if threading.current_thread() is not threading.main_thread():

@@ -1,0 +1,57 @@
+"""Where the journal is synced: on the event loop's thread, or on another. Pure.
+
+A quick disk (0.1 ms) would lose more by the change of threads than by the wait; a slow one would
+keep the loop waiting. The change costs little on an idle machine. On a busy one the result of a
+thread waits for the interpreter, for a processor and for the loop's next turn. A sync of 0.3 ms
+then took 100 to 240 ms, and commits and heartbeats with it: a leader was deposed.
+
+So both are measured, the sync itself and the change of threads::
+
+    the sync takes, smoothed                          it is done
+    less than ``INLINE_MAX_S``                        on the loop's thread
+    less than a quarter of what the change takes      on the loop's thread, below ``BUSY_MAX_S``
+    longer                                            on another thread
+
+The change is measured on another thread alone; what was measured fades with each sync that is not.
+"""
+
+INLINE_MAX_S = 0.002
+"""A tenth of the time that a step of the event loop may take."""
+
+BUSY_MAX_S = 0.02
+"""The same for a loop whose turns take far longer: the time that a step may take."""
+
+LINK_TURNS = 3
+"""Turns of the event loop until a link has written: it wakes, takes TLS's lock, and writes; the
+order within a turn is drawn."""
+
+LINKS_WRITE_S = 0.002
+"""No turn begins later: on a busy loop, three of them take longer than the disks by far."""
+
+CHANGE_SHARE = 0.25
+SMOOTHING = 1 / 8
+FADING = 0.98
+
+
+class SyncPlace:
+    """Chooses where the next sync runs."""
+
+    def __init__(self) -> None:
+        """Begin on the loop's thread."""
+        self._sync_s = self._change_s = 0.0
+
+    @property
+    def is_inline(self) -> bool:
+        """True while the loop's own thread syncs."""
+        busy_s = min(CHANGE_SHARE * self._change_s, BUSY_MAX_S)
+        return self._sync_s < max(INLINE_MAX_S, busy_s)
+
+    def synced_inline(self, sync_s: float) -> None:
+        """Note a sync on the loop's thread."""
+        self._sync_s += SMOOTHING * (sync_s - self._sync_s)
+        self._change_s *= FADING
+
+    def synced_beside(self, sync_s: float, whole_s: float) -> None:
+        """Note a sync on another thread: how long it took there, and until the loop went on."""
+        self._sync_s += SMOOTHING * (sync_s - self._sync_s)
+        self._change_s += SMOOTHING * (max(whole_s - sync_s, 0.0) - self._change_s)
