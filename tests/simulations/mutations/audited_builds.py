@@ -37,7 +37,10 @@ LEASES = (
         "ends-for-a-reason",
         "the leases of a server end that the leader cannot reach",
         broken_leases.lost_contact_ends_leases,
-        (("pause", 2.0), ("deaf", 2.0)),
+        # A client that is there gives such a lease up after 4 s, before its server is unreachable.
+        tune=lambda options: replace(
+            options, hold_s=15.0, faults=(("pause", 2.0), ("client-pause", 0.3))
+        ),
     ),
     Mutation(
         "drain-ends-leases",
