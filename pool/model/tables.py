@@ -3,7 +3,7 @@
 A map and its indexes change together, in one place, so an index is never older than its map.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
@@ -43,7 +43,12 @@ class LeaseRow(Protocol):
 
 
 class WaitingRow(Protocol):
-    """What the bounds of waiting requests need of one."""
+    """What the indexes of waiting requests need of one."""
+
+    @property
+    def priority(self) -> int:
+        """Return its priority: the higher goes first."""
+        ...
 
     @property
     def since(self) -> int:
@@ -148,18 +153,20 @@ def _ends(lease: LeaseRow) -> bool:
 
 
 class WaitingTable(PersistentMap[RequestId, W], Generic[W]):
-    """Waiting requests, with bounds that tell at once that none has lapsed or starves."""
+    """Waiting requests, in their turn, with a bound that tells at once that none has lapsed."""
 
-    __slots__ = ("_renewed_min", "_since_min")
+    __slots__ = ("_renewed_min", "_turns")
 
     _renewed_min: int  # no entry was renewed before
-    _since_min: int  # no entry has waited since before
+    _turns: SortedSet[tuple[int, int, RequestId]]
 
     def __init__(self, content: Mapping[RequestId, W] | Iterable[tuple[RequestId, W]] = ()) -> None:
         """Make a table of ``content``, in its order."""
         super().__init__(content)
         self._renewed_min = min((entry.renewed for entry in self.values()), default=_FAR)
-        self._since_min = min((entry.since for entry in self.values()), default=_FAR)
+        self._turns = SortedSet()
+        for key, entry in self.items():
+            self._turns = self._turns.including(_turn(key, entry))
 
     def renewed_before(self, limit: int) -> list[W]:
         """Return the entries that were not renewed since ``limit``, in their order."""
@@ -168,23 +175,39 @@ class WaitingTable(PersistentMap[RequestId, W], Generic[W]):
         self._renewed_min = min((entry.renewed for entry in self.values()), default=_FAR)
         return [entry for entry in self.values() if entry.renewed < limit]
 
-    def since_at_most(self, limit: int) -> list[W]:
-        """Return the entries that have waited since ``limit`` or longer, in their order."""
-        if self._since_min > limit:
-            return []
-        self._since_min = min((entry.since for entry in self.values()), default=_FAR)
-        return [entry for entry in self.values() if entry.since <= limit]
+    def in_turn(self, limit: int) -> Iterator[W]:
+        """Return the entries that have waited since ``limit`` or longer.
+
+        Those of the highest priority come first, among them those that have waited longest.
+        """
+        younger: int | None = None  # all that are left of this priority are
+        for priority, since, key in self._turns:
+            if since > limit:
+                younger = priority
+            elif priority != younger:
+                yield self[key]
 
     def set(self, key: RequestId, value: W) -> Self:
         """Return the table with an entry set."""
+        before = self.get(key)
         changed = super().set(key, value)
         changed._renewed_min = min(self._renewed_min, value.renewed)
-        changed._since_min = min(self._since_min, value.since)
+        turns, turn = self._turns, _turn(key, value)
+        if before is None or _turn(key, before) != turn:
+            turns = turns if before is None else turns.excluding(_turn(key, before))
+            turns = turns.including(turn)
+        changed._turns = turns
         return changed
 
     def without(self, key: RequestId) -> Self:
         """Return the table without an entry."""
+        before = self.get(key)
         changed = super().without(key)
-        if changed is not self:
-            changed._renewed_min, changed._since_min = self._renewed_min, self._since_min
+        if before is not None:
+            changed._renewed_min = self._renewed_min
+            changed._turns = self._turns.excluding(_turn(key, before))
         return changed
+
+
+def _turn(key: RequestId, entry: WaitingRow) -> tuple[int, int, RequestId]:
+    return -entry.priority, entry.since, key

@@ -34,13 +34,9 @@ def oldest_starved(state: PoolState) -> Waiting | None:
 
     One that a limit of the policy holds back reserves nothing: memory alone would not help it.
     """
-    limit = state.now - state.starved_after_ms
-    starved = state.waiting.since_at_most(limit)
-    if not starved:
-        return None
-    starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
+    starved = state.waiting.in_turn(state.now - state.starved_after_ms)
     if not state.policy.version:
-        return starved[0]
+        return next(starved, None)
     admission = Admission(state)
     return next((w for w in starved if not is_held_back(admission, w)), None)
 

@@ -1,6 +1,7 @@
 """Maps that are never changed, beside dicts and sorted lists that are."""
 
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,7 @@ class Place:
 
     since: int
     renewed: int
+    priority: int = 0
 
 
 def same(persistent: PersistentMap[int, int], plain: dict[int, int]) -> None:
@@ -157,20 +159,29 @@ def test_the_leases_of_a_server_are_the_same_object_until_one_of_them_changes() 
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.booleans()), max_size=60))
-def test_waiting_requests_are_found_by_their_times(changes: list[tuple[int, int, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, 50), st.integers(-1, 1), st.booleans()),
+        max_size=60,
+    )
+)
+def test_waiting_requests_are_found_by_their_times_and_in_their_turn(
+    changes: list[tuple[int, int, int, bool]],
+) -> None:
     table, plain = WaitingTable[Place](), dict[RequestId, Place]()
-    for number, at, stays in changes:
+    for number, at, priority, stays in changes:
         request = RequestId(bytes([number]))
         if stays:
             since = plain[request].since if request in plain else at
-            plain[request] = Place(since, at)
+            plain[request] = Place(since, at, priority)
             table = table.set(request, plain[request])
         else:
             table = table.without(request)
             plain.pop(request, None)
-        for limit in (0, 10, 25, 51):
-            late = [each for each in plain.values() if each.renewed < limit]
-            assert table.renewed_before(limit) == late
-            long = [each for each in plain.values() if each.since <= limit]
-            assert table.since_at_most(limit) == long
+    again = WaitingTable(plain)
+    for each, limit in product((table, again), (0, 10, 25, 51)):
+        late = [row for row in plain.values() if row.renewed < limit]
+        assert each.renewed_before(limit) == late
+        turns = sorted((-row.priority, row.since, key) for key, row in plain.items())
+        long = [plain[key] for _, since, key in turns if since <= limit]
+        assert list(each.in_turn(limit)) == long
