@@ -1,6 +1,7 @@
 // A program that is suspended in mid-run: it computes in steps, and prints what all of its memory has.
 //
-// Arguments: an image with the kernels of fake_cuda/kernels/test_kernels.cu, how many steps, and one of
+// Arguments: an image with the kernels of fake_cuda/kernels/test_kernels.cu, how many steps at most, one of
+// the words below, another image, and a file with which the steps end.
 // "kinds": a graph, two streams with events, pinned, mapped and managed memory;
 // "variable": the same, beside a managed variable of another image, which follows;
 // "shares": another process has opened memory of this one.
@@ -21,6 +22,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *, struct ipc_handle, unsigned);
 enum { N = 5000, BYTES = N * 4, MAPPED = 2, PAUSE_US = 10000 };
 
 static void *increment, *stream, *other, *done, *graph_exec;
+static const char *end_file = "";
 static uint64_t numbers;
 static int *pinned, *mapped, *managed;
 
@@ -88,6 +90,9 @@ static void watch(void) {
     }
 }
 
+// The program has another step, unless somebody wants it to end.
+static bool goes_on(int number, int steps) { return number <= steps && access(end_file, F_OK) != 0; }
+
 static void share(int steps) {
     int down[2], up[2];
     uint64_t address;
@@ -103,7 +108,7 @@ static void share(int steps) {
     CHECK(cuMemAlloc_v2(&address, BYTES));
     CHECK(cuIpcGetMemHandle(&handle, address));
     NEED(write(down[1], &handle, sizeof handle) == sizeof handle);
-    for (int number = 1, value; number <= steps; number++) {
+    for (int number = 1, value; goes_on(number, steps); number++) {
         CHECK(cuMemsetD8_v2(address, (unsigned char)number, sizeof value));
         CHECK(cuCtxSynchronize());
         NEED(write(down[1], "x", 1) == 1 && read(up[0], &value, sizeof value) == sizeof value);
@@ -126,7 +131,7 @@ static void compute(const char *image, int steps) {
     CHECK(cuModuleLoad(&module, image));
     CHECK(cuModuleGetFunction(&increment, module, "increment"));
     prepare();
-    for (int number = 1; number <= steps; number++) {
+    for (int number = 1; goes_on(number, steps); number++) {
         step(number);
         usleep(PAUSE_US);
     }
@@ -136,6 +141,7 @@ int main(int count, char **words) {
     NEED(count >= 4);
     setvbuf(stdout, NULL, _IOLBF, 0);
     int steps = atoi(words[2]);
+    if (count > 5) end_file = words[5];
     if (strcmp(words[3], "shares") == 0) {
         share(steps);
     } else if (strcmp(words[3], "watches") == 0) {
