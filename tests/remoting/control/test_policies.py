@@ -45,12 +45,14 @@ async def test_a_refusal_has_a_line_in_the_log(
     autojump_clock: trio.testing.MockClock,
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", kept.append)
     monkeypatch.setattr(lease_service.LOG, "handlers", [handler])
-    monkeypatch.setattr(lease_service.LOG, "level", logging.INFO)
+    # It has the logger forget what other tests found switched off.
+    caplog.set_level(logging.INFO, logger=lease_service.LOG.name)
     cluster = Cluster(nursery)
     await cluster.start([2])
     async with cluster.client("root") as root, cluster.client() as pool:
