@@ -217,6 +217,11 @@ def test_a_lease_in_use_lives_and_ends_once_it_is_not(
     assert program.returncode == 125
 
 
+def was_unused(view: dict[str, Any]) -> bool:
+    unused = "it was not used for 3 s, its idle timeout"
+    return any(event["text"] == unused for event in view["events"])
+
+
 def test_an_unused_lease_is_announced_and_ended(user: User, live_pool: Any, tmp_path: Path) -> None:
     """The program is told, then its lease is gone; a lazy run takes another one."""
     log = tmp_path / "run.log"
@@ -233,8 +238,7 @@ def test_an_unused_lease_is_announced_and_ended(user: User, live_pool: Any, tmp_
     assert program.stdout is not None
     assert program.stdout.readline() == "8.0\n"
     # A server that is behind shows no lease before it has applied the grant.
-    unused = "it was not used for 3 s, its idle timeout"
-    live_pool.wait_until(lambda view: any(e["text"] == unused for e in view["events"]))
+    live_pool.wait_until(was_unused)
     live_pool.wait_until(no_lease)
     os.close(writing)  # the first program ends, and the second one needs a GPU
     code_, out, errors = output(program)

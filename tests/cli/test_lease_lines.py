@@ -27,10 +27,12 @@ class Kept(logging.Handler):
         self.records.append(record)
 
 
-def test_each_grant_and_each_end_has_a_line_with_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_grant_and_each_end_has_a_line_with_fields(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     kept = Kept()
     monkeypatch.setattr(LOG, "handlers", [kept])
-    monkeypatch.setattr(LOG, "level", logging.INFO)
+    caplog.set_level(logging.INFO, logger=LOG.name)
     pool = Pool()
     lines = LeaseLines(LOG, lambda: pool.state, since_ms=0)
     before = pool.state.events
