@@ -33,8 +33,11 @@ differ by 0.0002; a message that was held up for 30 s is noticed either way."""
 LATE_S = 1.5
 """Without a step for so long, a server was stopped: its timers alone wake it more often."""
 
-ASK_AGAIN_S = 2.0
-"""When a question may have been lost. An answer that took longer would not help."""
+ASK_AGAIN_S = 0.5
+"""A question that has no answer for so long may be lost. An answer that comes after all counts."""
+
+QUESTIONS_MAX = 8
+"""Questions that wait for answers: one that took 4 s would not help."""
 
 
 class _Point(NamedTuple):
@@ -80,23 +83,27 @@ class LeaderClock:
         self._of: object = None
         self._offset_s = self._at = 0.0
         self._asked: object = None
-        self._asked_at = -NEVER
+        self._asked_at: dict[int, float] = {}  # by the number of the question
 
     def question(self, leadership: object, now: float) -> int | None:
         """Return the number of the question that is to be asked now; nothing when none is."""
         if leadership == self._of:
             return None
-        if leadership == self._asked and now < self._asked_at + ASK_AGAIN_S:
+        if leadership != self._asked:
+            self._asked, self._asked_at = leadership, {}
+        if now < self._asked_at.get(self._count, -NEVER) + ASK_AGAIN_S:
             return None
         self._count += 1
-        self._asked, self._asked_at = leadership, now
+        self._asked_at[self._count] = now
+        self._asked_at.pop(self._count - QUESTIONS_MAX, None)
         return self._count
 
     def answered(self, leadership: object, number: int, clock_s: float, now: float) -> None:
         """Take an answer: the leader's clock showed ``clock_s`` after the question was asked."""
-        if leadership == self._asked and number == self._count:
-            self._of, self._asked = leadership, None
-            self._offset_s, self._at = clock_s - self._asked_at, now
+        asked_at = self._asked_at.get(number)
+        if leadership == self._asked and asked_at is not None:
+            self._of, self._asked, self._asked_at = leadership, None, {}
+            self._offset_s, self._at = clock_s - asked_at, now
 
     def delay_s(self, leadership: object, clock_s: float, now: float) -> float | None:
         """Return for how long a message was held up, at most; nothing while that is unknown."""

@@ -201,8 +201,8 @@ class RaftCore(Replication):
             self._may_be_late = False  # Nobody could be asked; that was not for want of time.
         self._SyncObj__connectedNodes.add(node)
         self._restart_probe(node)
-        if node is self._SyncObj__raftLeader:
-            self._leader_clock.forget()
+        if self._led_by is not None and self._led_by[0] is node:
+            self._leader_clock.forget()  # A question may have gone with the connection before.
 
     def disconnected_from(self, peer: ServerId) -> None:
         """End a connection."""

@@ -12,6 +12,7 @@ from gpupool.consensus.core.library import COMMAND_TYPE
 from gpupool.consensus.core.progress import Progress
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.protocol.raft_messages import FrameWriter
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.consensus.table_comparison import ApplyError
 from gpupool.pool.model.ids import Plain, ServerId
@@ -379,23 +380,33 @@ def test_a_new_leaders_heartbeats_from_behind_a_partition_are_not_believed() -> 
     assert age_s(lone) == pytest.approx(0.5), "the newest question was asked two seconds after"
 
 
-def test_a_lost_question_is_asked_again_and_an_old_answer_says_nothing() -> None:
+def test_a_lost_question_is_asked_again_and_a_late_answer_counts_from_its_own() -> None:
     lone = Lone(("me", "b", "c"), term=5)
     lone.append(2, 1, [], clock_runs=True)
-    first = lone.asked_clock["b"]
-    lone.tick(0.9)
-    lone.tick(1.0)
+    first, asked_at = lone.asked_clock["b"], lone.now
+    lone.tick(0.4)
     lone.append(2, 1, [], clock_runs=True)
     assert lone.asked_clock["b"] == first, "it may still be answered"
     lone.tick(0.2)
     lone.append(2, 1, [], clock_runs=True)
     assert lone.asked_clock["b"] == first + 1
+    lone.asked_clock["b"] = first + 7
+    lone.tell_clock()
+    assert age_s(lone) == math.inf, "an answer to nothing"
     lone.asked_clock["b"] = first
     lone.tell_clock()
-    assert age_s(lone) == math.inf
-    lone.asked_clock["b"] = first + 1
-    lone.tell_clock()
-    assert age_s(lone) == 0.0
+    assert age_s(lone) == pytest.approx(lone.now - asked_at)
+
+
+def test_a_question_that_went_with_its_connection_is_asked_again_at_once() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    lone.append(2, 1, [], clock_runs=True)
+    first = lone.asked_clock["b"]
+    lone.node.disconnected(ServerId("b"), lone.now)
+    lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
+    lone.node.connected(ServerId("b"), lone.now)
+    lone.append(2, 1, [], clock_runs=True)
+    assert lone.asked_clock["b"] == first + 1
 
 
 def test_leaders_alone_answer_a_question_for_their_clock() -> None:
