@@ -3,7 +3,7 @@
 A quick disk (0.1 ms) would lose more by the change of threads than by the wait; a slow one would
 keep the loop waiting. The change costs little on an idle machine. On a busy one the result of a
 thread waits for the interpreter, for a processor and for the loop's next turn. A sync of 0.3 ms
-then took 100 to 240 ms, and commits and heartbeats with it: a leader was deposed.
+then took up to 240 ms, and commits and heartbeats waited with it.
 
 So both are measured, the sync itself and the change of threads::
 
@@ -12,7 +12,7 @@ So both are measured, the sync itself and the change of threads::
     less than a quarter of what the change takes      on the loop's thread, below ``BUSY_MAX_S``
     longer                                            on another thread
 
-The change is measured on another thread alone; what was measured fades with each sync that is not.
+The change can be measured only when there is one, so its figure fades with each sync without one.
 """
 
 INLINE_MAX_S = 0.002

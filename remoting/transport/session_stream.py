@@ -230,7 +230,7 @@ class EncryptedStream:
 
     def _send_all(self, view: memoryview) -> None:
         """Encrypt and send some bytes, at least one; raises ConnectionError."""
-        raise NotImplementedError
+        raise NotImplementedError  # Python encrypts in one subclass, C in the other
 
     def send_buffers(self, buffers: Sequence[Buffer]) -> None:
         """Send all bytes of all buffers, in order."""

@@ -127,6 +127,7 @@ class Lone:
         commit: int = 1,
         leader: str = "b",
         clock_runs: bool = False,
+        sent_at: float = 0.0,
     ) -> list[tuple[str, dict[str, Any]]]:
         return self.take(
             leader,
@@ -136,7 +137,7 @@ class Lone:
             prevLogIdx=previous,
             prevLogTerm=previous_term,
             entries=encode_entries(entries),
-            clock_ms=int(1000 * self.now) if clock_runs else 0,
+            clock_ms=int(1000 * (self.now if clock_runs else sent_at)),
             majority_age_ms=0,
         )
 
