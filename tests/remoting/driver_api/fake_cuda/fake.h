@@ -193,6 +193,7 @@ struct CUgreenCtx_st { /* green.c */
 };
 CUcontext context_primary(int dev);
 CUresult context_wait(CUcontext ctx); /* until all its streams are idle; spoils captures */
+CUresult context_wait_to_free(CUcontext ctx); /* the same, but for relaxed captures, as cuMemFree does */
 CUresult context_drain(CUcontext ctx); /* the same, and leaves captures alone */
 CUresult context_keep(CUcontext ctx, CUresult (*wait)(CUcontext)); /* and other threads' calls wait */
 void context_kept(void); /* until no other thread's call keeps this one */

@@ -470,7 +470,7 @@ API CUresult cuMemFree_v2(CUdeviceptr dptr) {
         return CUDA_SUCCESS;
     if (getenv("FAKE_CUDA_LATE_FREES") != NULL) /* as if its thread had been kept from it */
         usleep(50000);
-    TRY(context_keep(ctx, context_wait));
+    TRY(context_keep(ctx, context_wait_to_free));
     return memory_release(dptr, false);
 }
 
@@ -526,7 +526,7 @@ API CUresult cuMemFreeHost(void *p) {
     ENTER_CONTEXT(ctx);
     if (p == NULL)
         return CUDA_SUCCESS;
-    TRY(context_keep(ctx, context_wait));
+    TRY(context_keep(ctx, context_wait_to_free));
     return host_release(p, REGION_HOST, CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -550,7 +550,7 @@ API CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags) {
 
 API CUresult cuMemHostUnregister(void *p) {
     ENTER_CONTEXT(ctx);
-    TRY(context_keep(ctx, context_wait));
+    TRY(context_keep(ctx, context_wait_to_free));
     return host_release(p, REGION_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 

@@ -422,18 +422,22 @@ CUresult context_drain(CUcontext ctx) {
     return atomic_load(&ctx->error);
 }
 
-CUresult context_wait(CUcontext ctx) {
+static CUresult wait_spoiling(CUcontext ctx, bool relaxed) {
     bool capturing = false;
     pthread_mutex_lock(&engine);
     for (CUstream one = ctx->streams; one; one = one->next) {
-        bool relaxed = one->capture != NULL && one->capture->mode == 2;
-        capturing |= !relaxed && capture_spoil(one);
+        bool spoils = relaxed || (one->capture != NULL && one->capture->mode != 2);
+        capturing |= spoils && capture_spoil(one);
         wait_for(one, one->submitted);
     }
     pthread_mutex_unlock(&engine);
     printed_flush();
     return capturing ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : atomic_load(&ctx->error);
 }
+
+CUresult context_wait(CUcontext ctx) { return wait_spoiling(ctx, true); }
+
+CUresult context_wait_to_free(CUcontext ctx) { return wait_spoiling(ctx, false); }
 
 void streams_close_context(CUcontext ctx) {
     pthread_mutex_lock(&engine);
