@@ -22,7 +22,7 @@ from gpupool.remoting.worker.peer_links import Links
 LANES_MAX = 8
 """Connections of a session that go one way; of ``lanes.h``."""
 
-STRIPE_MIN = 1 << 20
+STRIPE_MIN = 256 << 10
 """Bytes that go by the lanes; what is less goes by the line. Of ``lanes.h``."""
 
 AHEAD_SIZE_MAX = 512 << 20

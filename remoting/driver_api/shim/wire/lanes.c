@@ -128,7 +128,8 @@ static void *send_chunks(void *argument) {
         }
         if (lanes->lost) break;
         uint64_t left = lanes->end - lanes->started;
-        uint32_t size = left < GP_LANE_CHUNK ? (uint32_t)left : GP_LANE_CHUNK;
+        uint32_t most = lanes->end < GP_SMALL_STRIPE ? GP_SMALL_CHUNK : GP_LANE_CHUNK;
+        uint32_t size = left < most ? (uint32_t)left : most;
         struct chunk head = {MAGIC, size, lanes->stripe, lanes->started};
         const unsigned char *bytes = lanes->memory + lanes->started;
         lanes->started += size;
@@ -154,7 +155,7 @@ static int belongs(const struct gp_lanes *lanes, const struct chunk *head) {
 
 static bool is_chunk(const struct chunk *head) {
     return head->magic == MAGIC && head->size > 0 && head->size <= GP_LANE_CHUNK &&
-           head->offset % GP_LANE_CHUNK == 0;
+           head->offset % GP_SMALL_CHUNK == 0;
 }
 
 // With the lock: wait until a chunk belongs to the part at hand, for PATIENCE_NS if it can be kept.
