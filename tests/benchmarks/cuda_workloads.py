@@ -7,10 +7,10 @@
 Needs a real GPU, PyTorch with torchvision, transformers, JAX and CuPy; a workload that lacks one of
 them fails alone. Weights are random, so nothing is fetched. Remote means one worker over TCP on
 loopback (``loopback.py``), and the same with each delay, which our own proxy (``peer.c``) adds to
-each round trip. ``--tls`` plays all of it a second time, encrypted; large copies go by one
-connection then, where a pool's go by several. ``--before`` names a checkout of another commit,
-whose library and worker take turns as well: ``git archive --prefix=before/ COMMIT | tar x`` makes
-one. ``--trace`` runs each workload once more and writes down which records its steps sent.
+each round trip. ``--tls`` plays all of it a second time, encrypted. ``--before`` names a checkout
+of another commit, whose library and worker take turns as well: ``git archive --prefix=before/
+COMMIT | tar x`` makes one. ``--trace`` runs each workload once more and writes down which records
+its steps sent.
 
 The last lines are a table of throughput, in percent of native, each a median of the rounds; below
 its bar, a figure has a ``!``. The exit status is 1 when a workload failed, gave another result than
@@ -107,7 +107,8 @@ class Mode:
     def name(self) -> str:
         """Return the heading of its column."""
         delay = f"+{self.delay_us}" if self.delay_us else ""
-        return f"{'tls' if self.is_tls else self.root}{delay}"
+        kind = "" if not self.is_tls else "tls" if self.root == "now" else f"{self.root}-tls"
+        return f"{kind or self.root}{delay}"
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,16 @@ class Bench:
         for root in self.roots.values():
             words = [sys.executable, "-m", "gpupool.remoting.driver_api.build"]
             subprocess.run(words, env=self.environment(root), check=True, capture_output=True)
+        self.with_lanes = {
+            name
+            for name, root in self.roots.items()
+            if '"--lanes"' in (root / LOOPBACK.relative_to(ROOT)).read_text()
+        }
         self.modes = [Mode(root, delay) for root in self.roots for delay in delays]
-        self.modes += [Mode("now", delay, is_tls=True) for delay in delays if options.tls]
+        if options.tls:
+            self.modes += [
+                Mode(root, delay, is_tls=True) for root in self.roots for delay in delays
+            ]
         self.turns: list[Turns] = []
         self.notes: list[str] = []
 
@@ -193,7 +202,7 @@ class Bench:
         library = root / "remoting" / "driver_api" / "library"
         words = [sys.executable, str(LOOPBACK), "--library", str(library), "--tcp"]
         words += ["--root", str(root), "--memory", str(100 << 30), *options]
-        words += ["--lanes"] if mode.root == "now" else []
+        words += ["--lanes"] if mode.root in self.with_lanes else []
         words += ["--tls"] if mode.is_tls else []
         if mode.delay_us:
             words += ["--peer", str(self.peer), "--delay-us", str(mode.delay_us)]
