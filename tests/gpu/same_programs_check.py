@@ -72,6 +72,7 @@ PROGRAMS = [
     Program("times", (CUBIN,)),
     Program("items", (CUBIN,)),
     Program("rows", (CUBIN,)),
+    Program("kept", (CUBIN, "all")),
     Program("graphs", (CUBIN,)),
     Program("captures", (CUBIN,)),
     Program("host_copies", (CUBIN,)),

@@ -9,6 +9,8 @@ from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGro
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.modules.shared_state import GAVE_UP
 from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
+from gpupool.remoting.driver_api.executor.turn_end import await_work
+from gpupool.remoting.driver_api.schema import table
 
 IDLE_STREAMS_MAX = 64
 """Streams that are asked one by one whether they are idle, before a thread waits for the device."""
@@ -33,6 +35,7 @@ class Streams(HandlerGroup):
             "SYNC_EVENT": self._sync_event,
             "END_EVENT": self._end_event,
             "AWAIT_STREAM": self._await_stream,
+            "AWAIT_DEVICE": self._await_device,
             "SYNC_DEVICE": self._sync_device,
             "QUERY_STREAM": self._query_stream,
             "QUERY_EVENT": self._query_event,
@@ -110,6 +113,14 @@ class Streams(HandlerGroup):
         if stream not in self.streams:
             raise CudaError(INVALID_HANDLE, "cuStreamSynchronize")
         self.client.awaited = stream
+
+    def _await_device(self) -> None:
+        """Execute nothing more until the device has come here, as CUDA's cuMemFree returns then."""
+        try:
+            self._idle_soon(list(self.streams.values()))  # awake, as the driver would not be
+            await_work(self.client)
+        except self.api.errors as error:
+            self.client.fail(table.AWAIT_DEVICE, self.api.status_of(error))
 
     def _sync_device(self, device: int) -> None:
         if self.client.take_failure(self.client.request):

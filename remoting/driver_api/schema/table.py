@@ -166,6 +166,7 @@ NCCL_POST = 160
 LANES = 161
 GRAPH_EARLY = 162
 SLOT_EARLY = 163
+AWAIT_DEVICE = 164
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

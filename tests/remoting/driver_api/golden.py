@@ -62,6 +62,7 @@ class Run:
     options: tuple[str, ...] = ()
     sharing: bool = False
     known: bool = False  # the server has the image already
+    keeps: bool = False  # the library keeps freed memory: addresses come again by the clock
 
 
 RUNS = (
@@ -85,6 +86,7 @@ RUNS = (
     Run("times", "times", (IMAGE,)),
     Run("collectives", "collectives"),
     Run("host_copies", "host_copies", (IMAGE,)),
+    Run("kept", "kept", (IMAGE, "rounds"), keeps=True),
 )
 
 
@@ -194,9 +196,9 @@ def tapped(of: Run, library: Path, folder: Path) -> list[Sent]:
     if of.sharing:
         (folder / "shared").mkdir()
         options += ["--share", str(folder / "shared")]
-    images = {}
+    more = {} if of.keeps else {"GPUPOOL_KEEP_FREED": "0"}
     if of.known:
-        images = {"GPUPOOL_IMAGES": str(folder / "images")}
+        more["GPUPOOL_IMAGES"] = str(folder / "images")
         (folder / "images").mkdir(mode=0o700)
         data = Path(IMAGE).read_bytes()
         (folder / "images" / hashlib.sha256(data).hexdigest()).write_bytes(data)
@@ -205,7 +207,7 @@ def tapped(of: Run, library: Path, folder: Path) -> list[Sent]:
             shutil.copy(KERNELS / word, folder)
     with Control(folder) as control:
         command = ["/usr/bin/env", "-C", str(folder), str(program), *of.words]
-        done = run(library, control, command, *options, devices=of.devices, more=images)
+        done = run(library, control, command, *options, devices=of.devices, more=more)
     assert done.returncode == 0, done.stderr
     streams = [path.read_bytes() for path in sorted(taps.iterdir())]
     return [sent for data in streams for sent in sent_in(data)]

@@ -1,5 +1,6 @@
 """What needs no round trip behind the door: it is the same as natively, and it is quick."""
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -11,14 +12,28 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
-from golden import NAMES, Run, tapped
-from test_cuda_door import HERE, KERNELS, compiled, right, run
+from golden import NAMES, NUMBERS, Run, tapped
+from test_cuda_door import (
+    HERE,
+    KERNELS,
+    ROOT,
+    ScriptedStream,
+    compiled,
+    frame,
+    in_one_process,
+    record,
+    right,
+    run,
+)
 from test_cuda_door_calls import natively
 
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC
+from gpupool.remoting.driver_api.schema import table
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 
+
+KEPT_ROUNDS = Run("kept", "kept", (IMAGE, "rounds"), keeps=True)
 
 ROUNDS = 20
 """Of times.c: ten on each of two streams."""
@@ -56,6 +71,65 @@ def test_copies_in_a_row_are_waited_for_once(library: Path, tmp_path: Path) -> N
     counts = json.loads(path.read_text())
     assert counts["AWAIT_STREAM"] == rows * copies
     assert counts["settled"] == rows
+
+
+def test_memory_that_is_freed_and_allocated_again_needs_no_answer(
+    library: Path, tmp_path: Path
+) -> None:
+    """Without it each of 800 allocations is waited for."""
+    sent = Counter(NAMES[one.op] for one in tapped(KEPT_ROUNDS, library, tmp_path / "door"))
+    assert sent["ALLOCATE"] <= 40 and sent["FREE"] <= sent["ALLOCATE"]
+    assert sent["AWAIT_DEVICE"] >= 400
+
+
+@pytest.mark.parametrize("option", ["", pytest.param("--old", marks=pytest.mark.slow)])
+def test_nothing_shows_that_memory_is_kept(option: str, library: Path, tmp_path: Path) -> None:
+    """Other streams find it idle, it counts as free, and it is free after a moment."""
+    options = (option,) if option else ()
+    program = Run("kept", "kept", (IMAGE, "all"), options=options, keeps=True)
+    (tmp_path / "native").mkdir()
+    with Control(tmp_path / "native") as control:
+        path = compiled("kept", tmp_path / "native", library)
+        assert natively(control, [str(path), IMAGE, "all"]) == "results right\n"
+    sent = Counter(NAMES[one.op] for one in tapped(program, library, tmp_path / "door"))
+    assert sent["ALLOCATE"] - 2 <= sent["FREE"] <= sent["ALLOCATE"]
+    assert (sent["AWAIT_DEVICE"] > 0) == (option == "")
+
+
+def test_a_wait_for_the_device_leaves_captures_alone(tmp_path: Path) -> None:
+    """Another thread of the program may begin one while this one takes memory again."""
+    code = f"""
+import sys
+sys.path[:0] = [{str(HERE)!r}, {str(ROOT / "src")!r}]
+from test_cuda_door_times import serve_capture
+serve_capture()
+"""
+    done = in_one_process(tmp_path, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "captured 1, waited 1, failures []\n"), done.stderr
+
+
+def serve_capture() -> None:
+    """Begin a capture, wait for the device, end it; runs in a process with the fake driver."""
+    from loopback import CountingBudget
+
+    from gpupool.remoting.devices.base import DeviceSpec
+    from gpupool.remoting.driver_api.executor.serve import serve
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)
+    stream, graph = 7, 9
+    data = frame(
+        record(table.HELLO, 1, table.PROTOCOL, 13000, flags=1)
+        + record(NUMBERS["cuStreamCreate"], stream, 1)
+        + record(table.BEGIN_CAPTURE, stream, 2, graph)
+        + record(table.AWAIT_DEVICE)
+        + record(table.END_CAPTURE, 2, stream, graph, flags=1)
+    )
+    spec = DeviceSpec(0, "GPU-0", "GPU", 1 << 26, emulated=False, ordinal=0)
+    said = list[str]()
+    serve(ScriptedStream(data), [spec], CountingBudget(1 << 26), said.append)
+    failures = [one for one in said if "failed" in one]
+    sys.stdout.write(f"captured 1, waited 1, failures {failures}\n")
 
 
 @pytest.mark.parametrize("wish", ["", pytest.param("wait", marks=pytest.mark.slow)])

@@ -100,6 +100,7 @@ def test_what_came_later_stays_as_it_came() -> None:
         ("LANES", True, "<Q"),
         ("GRAPH_EARLY", False, "<QQ"),
         ("SLOT_EARLY", False, "<QQ"),
+        ("AWAIT_DEVICE", False, "<"),
     ]
 
 

@@ -3,6 +3,7 @@
 #include "base.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static pthread_rwlock_t range_lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct gp_range *ranges;  // sorted by start, disjoint
@@ -141,4 +142,10 @@ int gp_remove_range(uint64_t start, struct gp_range *removed) {
     }
     pthread_rwlock_unlock(&range_lock);
     return status;
+}
+
+void gp_give_back_addresses(const struct gp_range *removed) {
+    if (!(removed->flags & GP_RESERVED)) return;
+    size_t whole = (size_t)((removed->size + 4095) & ~(uint64_t)4095);
+    munmap((void *)(uintptr_t)removed->start, whole);
 }

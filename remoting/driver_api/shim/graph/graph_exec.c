@@ -114,6 +114,7 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
         uint64_t of = ((struct gp_handle *)graph)->id;
         status = send_early(handle, &exec->early);
         if (status == GP_SUCCESS) {
+            gp_free_kept();
             status = gp_call_graph_instantiate(handle->id, of, flags, on, reply);
         }
         if (result != NULL) *result = (int)reply[0];

@@ -196,6 +196,7 @@ struct gp_hooks {
 // state.c
 extern struct gp_state gp;
 extern struct gp_hooks gp_hooks;
+int64_t gp_now_ns(void);  // of a clock that nobody sets
 extern bool gp_several;      // the devices are of several servers
 extern int gp_started;       // 1: by cuInit; -1: this is a fork of a process that had started
 extern int gp_servers_left;  // those that are not lost
@@ -301,7 +302,8 @@ enum {
     GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
     GP_SHARED_MEMORY,   // another process's
 };
-#define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
+#define GP_RESERVED 1  // in the flags of a range: nothing else of the program gets its addresses
+#define GP_OF_POOL 2   // the same addresses come again and again
 bool gp_find_range(uint64_t address, struct gp_range *found);
 bool gp_set_waits(uint64_t address, bool waits);  // false where no range is
 // Memory that ends with the context in which it was allocated, which is the current one for gp_own.
@@ -311,6 +313,7 @@ bool gp_find_owned(const void *context, struct gp_range *found);
 bool gp_range_within(uint64_t start, uint64_t size);  // whether any address of these is of a range
 int gp_add_range(struct gp_range range);
 int gp_remove_range(uint64_t start, struct gp_range *removed);
+void gp_give_back_addresses(const struct gp_range *removed);  // that were reserved for it
 extern uint64_t gp_pinned_low, gp_pinned_high;
 static inline bool gp_may_be_pinned(uint64_t address) {
     return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&

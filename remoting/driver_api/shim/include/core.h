@@ -10,6 +10,13 @@
 // memory.c
 int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
 
+
+// kept.c: memory that was freed and is kept for a moment
+#define GP_KEPT_NS 20000000
+bool gp_keep(const struct gp_range *range, const void *context);  // false where the worker must free it
+bool gp_take_kept(uint64_t size, struct gp_range *taken);         // for the current context
+void gp_free_kept(void);  // before a call that needs the memory, or tells how much there is
+
 // copies.c
 bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
 int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);

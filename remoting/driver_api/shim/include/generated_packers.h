@@ -911,6 +911,10 @@ static inline unsigned char *gp_open_slot_early(uint64_t executable, uint64_t co
     return at + sizeof packed;
 }
 
+static inline int gp_post_await_device(void) {
+    return gp_post(GP_AWAIT_DEVICE, NULL, 0);
+}
+
 static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {
     const uint64_t packed[2] = {stream, flags};
     return gp_post(GP_CALL_cuStreamCreate, packed, 2);

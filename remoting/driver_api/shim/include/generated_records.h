@@ -165,6 +165,7 @@
 #define GP_LANES 161
 #define GP_GRAPH_EARLY 162
 #define GP_SLOT_EARLY 163
+#define GP_AWAIT_DEVICE 164
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257

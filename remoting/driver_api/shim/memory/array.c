@@ -48,6 +48,7 @@ static int make(void **handle, enum gp_kind kind, const struct descriptor *wante
         return GP_OUT_OF_MEMORY;
     }
     made->detail = detail;
+    gp_free_kept();
     int status = gp_call_array_create(made->id, wanted->width, wanted->height, wanted->depth,
                                       wanted->format, wanted->channels, wanted->flags, levels);
     if (status != GP_SUCCESS) {

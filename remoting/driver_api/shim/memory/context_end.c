@@ -22,6 +22,7 @@ int gp_destroy_context(void *context) {
     if (known->primary || known->green != NULL) return GP_INVALID_CONTEXT;
     gp_end_locals(known);
     free_owned(known);
+    gp_free_kept();
     gp_forget_context(known);
     // Its memory stays: another thread may still have it on its stack, and must find it dead.
     known->handle.magic = 0;
@@ -39,6 +40,7 @@ GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
     gp_end_locals(&gp.primaries[device]);
     __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
     free_owned(&gp.primaries[device]);
+    gp_free_kept();
     GP_ROUTE(device);
     return gp_post_reset_device(gp_server_device(device));
 }

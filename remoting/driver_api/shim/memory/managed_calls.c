@@ -113,6 +113,7 @@ GP_EXPORT int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) 
     struct allocation *made = calloc(1, sizeof *made);
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->preferred = made->prefetched = NOWHERE;
+    gp_free_kept();
     uint64_t start = 0;
     int status;
     if (size <= SMALL_MAX) {

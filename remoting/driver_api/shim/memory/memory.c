@@ -16,7 +16,7 @@ static int add_device_range(uint64_t address, uint64_t size, int kind) {
         void *got = mmap(wanted, whole, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
         if (got == wanted) {
-            range.flags = 1;
+            range.flags = GP_RESERVED;
         } else if (got != MAP_FAILED) {
             munmap(got, whole);
         }
@@ -24,28 +24,38 @@ static int add_device_range(uint64_t address, uint64_t size, int kind) {
     return gp_add_range(range);
 }
 
-static int remove_device_range(uint64_t address) {
-    struct gp_range range;
-    GP_CHECK(gp_remove_range(address, &range));
-    if (range.kind != GP_DEVICE_MEMORY) {
-        gp_add_range(range);
-        return GP_INVALID_VALUE;
-    }
-    if (range.flags & 1) {
-        munmap((void *)(uintptr_t)address, (size_t)((range.size + 4095) & ~(uint64_t)4095));
-    }
-    return GP_SUCCESS;
+static int remove_device_range(uint64_t address, struct gp_range *range) {
+    GP_CHECK(gp_remove_range(address, range));
+    if (range->kind == GP_DEVICE_MEMORY) return GP_SUCCESS;
+    gp_add_range(*range);
+    return GP_INVALID_VALUE;
 }
 
 // --- allocation -----------------------------------------------------------------------------------
 
+// Another process of the lease may keep for a moment what it has freed.
+static int ask(size_t size, uint64_t reply[1]) {
+    int status = gp_call_allocate(size, reply);
+    if (status != GP_OUT_OF_MEMORY || size > gp.devices[gp_current_device()].memory) return status;
+    gp_free_kept();
+    const struct timespec pause = {.tv_nsec = GP_KEPT_NS + GP_KEPT_NS / 2};
+    nanosleep(&pause, NULL);
+    return gp_call_allocate(size, reply);
+}
+
 static int allocate(uint64_t *address, size_t size) {
     GP_ENTER();
     if (address == NULL || size == 0) return GP_INVALID_VALUE;
+    struct gp_range kept;
     uint64_t reply[1] = {0};
-    GP_CHECK(gp_call_allocate(size, reply));
+    bool again = gp_take_kept(size, &kept);
+    if (again) {
+        reply[0] = kept.start;
+    } else {
+        GP_CHECK(ask(size, reply));
+    }
     *address = reply[0];
-    int status = add_device_range(reply[0], size, GP_DEVICE_MEMORY);
+    int status = again ? gp_add_range(kept) : add_device_range(reply[0], size, GP_DEVICE_MEMORY);
     if (status == GP_SUCCESS) {
         gp_own(reply[0]);
     } else {
@@ -72,7 +82,11 @@ int gp_free(uint64_t address) {
     if (address == 0) return GP_SUCCESS;
     GP_ON_ADDRESS(address);
     if (gp_managed_count && gp_managed_free(address) == GP_SUCCESS) return GP_SUCCESS;
-    GP_CHECK(remove_device_range(address));
+    const void *owner = gp_owner_of(address);
+    struct gp_range range;
+    GP_CHECK(remove_device_range(address, &range));
+    if (gp_keep(&range, owner)) return GP_SUCCESS;
+    gp_give_back_addresses(&range);
     return gp_post_free(address);
 }
 
@@ -91,13 +105,16 @@ GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) return gp_hooks.capture_free(address, stream);
-    GP_CHECK(remove_device_range(address));
+    struct gp_range range;
+    GP_CHECK(remove_device_range(address, &range));
+    gp_give_back_addresses(&range);
     return gp_post_free_async(address, id);
 }
 
 GP_EXPORT int cuMemGetInfo_v2(size_t *left, size_t *total) {
     GP_ENTER();
     if (left == NULL || total == NULL) return GP_INVALID_VALUE;
+    gp_free_kept();
     uint64_t reply[2] = {0};
     GP_CHECK(gp_call_memory_info(reply));
     *left = reply[0];

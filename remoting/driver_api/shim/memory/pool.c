@@ -297,6 +297,7 @@ static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool
         if (pool != NULL && pool->device != device) return GP_NOT_SUPPORTED;
         return gp_hooks.capture_allocate(address, size, stream);
     }
+    gp_free_kept();
     uint64_t reply[1] = {0};
     GP_CHECK(gp_call_allocate_async(size, pool == NULL ? 0 : pool->id, id, reply));
     *address = reply[0];

@@ -91,6 +91,7 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
     made->detail = physical;
     physical->size = size;
     uint64_t device = (uint64_t)gp_server_device(made->device);
+    gp_free_kept();
     int status = gp_call_virtual_create(made->id, size, device, properties->handles);
     if (status != GP_SUCCESS) {
         gp_end(made);

@@ -32,6 +32,8 @@ uint64_t gp_capture_of(void *stream) {
     return gp_capture_of_handle(gp_stream_handle(stream));
 }
 
+bool gp_captures_any(void) { return __atomic_load_n(&captures, __ATOMIC_RELAXED) != 0; }
+
 struct gp_handle *gp_captured_graph(void *stream) {
     if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return NULL;
     const struct gp_handle *handle = gp_stream_handle(stream);

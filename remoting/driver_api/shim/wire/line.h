@@ -133,12 +133,6 @@ static inline bool gp_line_is_lost(const struct line *line) {
     return gp_is_lost_at(line->link->server);
 }
 
-static inline int64_t gp_now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
 // receive.c: wait until request is done, or, without one, read one answer if nobody else reads.
 void gp_line_await(struct line *line, struct gp_request *request);
 

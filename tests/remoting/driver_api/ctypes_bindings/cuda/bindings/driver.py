@@ -47,6 +47,7 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "cuOccupancyMaxPotentialClusterSize": (I,),
 }
 LAST: dict[str, tuple[Any, ...]] = {
+    "cuStreamIsCapturing": (ctypes.c_int,),
     "cuGetErrorName": (ctypes.c_char_p,),
     "cuGetErrorString": (ctypes.c_char_p,),
     "cuMemPoolGetAttribute": (U,),

@@ -1,0 +1,132 @@
+// Memory that was freed and is kept for a moment: the next allocation of its size costs no round trip.
+//
+// Allocators that empty their caches, and programs without one, free and allocate the same sizes in
+// each step. gp_keep() takes over what cuMemFree would have the worker free, and gp_take_kept() gives
+// it to a cuMemAlloc of the same size in the same context. CUDA's cuMemFree waits for the device, so
+// that no stream still works on what another one gets. The worker does so when the memory is taken
+// again: AWAIT_DEVICE has it execute nothing more until the device has come so far.
+//
+// Nothing must show that memory is kept. What nobody has taken after GP_KEPT_NS, a thread frees.
+// All is freed before a call that allocates in another way, that says how much memory there is, or
+// that ends a context. It is little beside what the program may have (KEPT_PART), as other processes
+// of the lease may want it. Nothing is kept that other processes know, nor while a stream is captured,
+// which a wait would end, nor while host functions are pending, for which the worker would wait.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#define KEPT_MAX 32
+#define KEPT_BYTES_MAX (256u << 20)
+#define KEPT_PART 16  // of a device's memory, one of so many
+
+struct kept {
+    struct gp_range range;
+    const void *context;
+    int64_t since;
+};
+
+static struct kept kept[KEPT_MAX];  // the oldest first
+static int kept_count;
+static uint64_t kept_bytes;
+static bool started;
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;  // held before those of lines
+static pthread_cond_t kept_some = PTHREAD_COND_INITIALIZER;
+// By device: the position of the line at which the worker has waited for it last.
+static uint64_t awaited[GP_DEVICES_MAX];
+
+static void take_out(int at) {
+    kept_bytes -= kept[at].range.size;
+    __atomic_store_n(&kept_count, kept_count - 1, __ATOMIC_RELAXED);
+    memmove(kept + at, kept + at + 1, (size_t)(kept_count - at) * sizeof *kept);
+}
+
+// Free what was kept before a moment. The lock is held until the worker was told, so that whoever finds
+// nothing kept finds the memory free.
+static void free_before(int64_t moment) {
+    while (kept_count > 0 && kept[0].since <= moment) {
+        struct gp_range range = kept[0].range;
+        take_out(0);
+        GP_ROUTE(range.device);
+        gp_give_back_addresses(&range);
+        gp_post_free(range.start);
+    }
+}
+
+void gp_free_kept(void) {
+    if (__atomic_load_n(&kept_count, __ATOMIC_RELAXED) == 0) return;
+    pthread_mutex_lock(&kept_lock);
+    free_before(INT64_MAX);
+    pthread_mutex_unlock(&kept_lock);
+}
+
+static void *free_late(void *unused) {
+    (void)unused;
+    for (;;) {
+        pthread_mutex_lock(&kept_lock);
+        while (kept_count == 0) pthread_cond_wait(&kept_some, &kept_lock);
+        // In a capture the worker's wait for the device would come at a bad time.
+        if (!gp_captures_any()) free_before(gp_now_ns() - GP_KEPT_NS);
+        int64_t left = kept_count > 0 ? kept[0].since + GP_KEPT_NS - gp_now_ns() : 0;
+        if (kept_count > 0 && left <= 0) left = GP_KEPT_NS;
+        pthread_mutex_unlock(&kept_lock);
+        const struct timespec pause = {.tv_nsec = left};
+        if (left > 0) nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+static bool wanted;
+
+static void read_wish(void) {
+    const char *wish = getenv("GPUPOOL_KEEP_FREED");
+    wanted = wish == NULL || strcmp(wish, "0") != 0;
+}
+
+static bool may_keep(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_wish);
+    return wanted && !__atomic_load_n(&gp_shares, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) && !gp_captures_any() &&
+           gp_knows(GP_AWAIT_DEVICE);
+}
+
+bool gp_keep(const struct gp_range *range, const void *context) {
+    if (context == NULL || range->flags & GP_OF_POOL || range->waits || !may_keep()) return false;
+    uint64_t most = gp.devices[range->device].memory / KEPT_PART;
+    if (most > KEPT_BYTES_MAX) most = KEPT_BYTES_MAX;
+    pthread_mutex_lock(&kept_lock);
+    bool keeps = kept_count < KEPT_MAX && range->size <= most && kept_bytes <= most - range->size;
+    if (keeps && !started) keeps = started = gp_start_thread(free_late, NULL, 0) == 0;
+    if (keeps) {
+        kept[kept_count] = (struct kept){*range, context, gp_now_ns()};
+        kept_bytes += range->size;
+        __atomic_store_n(&kept_count, kept_count + 1, __ATOMIC_RELAXED);
+        if (kept_count == 1) pthread_cond_signal(&kept_some);
+    }
+    pthread_mutex_unlock(&kept_lock);
+    return keeps;
+}
+
+static void await_device(int device) {
+    if (gp_is_device_idle(device) || awaited[device] == gp_position()) return;
+    gp_post_await_device();
+    awaited[device] = gp_position();
+}
+
+bool gp_take_kept(uint64_t size, struct gp_range *taken) {
+    if (__atomic_load_n(&kept_count, __ATOMIC_RELAXED) == 0 || !may_keep()) return false;
+    const struct gp_context *context = gp_current();
+    if (context->green != NULL) return false;
+    pthread_mutex_lock(&kept_lock);
+    int at = kept_count - 1;
+    while (at >= 0 && (kept[at].range.size != size || kept[at].context != context)) at--;
+    if (at >= 0) {
+        *taken = kept[at].range;
+        take_out(at);
+        await_device(taken->device);
+    }
+    pthread_mutex_unlock(&kept_lock);
+    return at >= 0;
+}
