@@ -19,6 +19,10 @@ from gpupool.pool.telemetry import HISTOGRAMS, Histogram, SessionTelemetry
 GAP_MAX_S = 10.0
 """Between two samples; what lies further apart was not observed, and is not counted."""
 
+AHEAD_S = 60.0
+"""GPU seconds by which a user must be ahead to take another one's rows, so that users who take
+turns do not make new series each time."""
+
 REASONS = (
     ("idle", ("idle timeout",)),
     ("client-gone", ("client", "nobody waits", "connection")),
@@ -80,9 +84,13 @@ class Totals:
     """Those that are made of records here."""
 
     def __init__(self, users: int = 0) -> None:
-        """Make empty ones; so many users get rows of their own, those with the most GPU time."""
+        """Make empty ones.
+
+        So many users have rows of their own: those with the most GPU time since then, but for
+        ``AHEAD_S``. Rows begin at 0, and what a user had before stays with the others.
+        """
         self._users = users
-        self._named: list[str] = []
+        self._named: set[str] = set()
         self._time_of: dict[str, float] = {}
         self._sums: dict[str, dict[tuple[str, ...], float]] = {}
         self._waits: dict[Key, Buckets] = {}
@@ -102,9 +110,10 @@ class Totals:
         gap_s = gap_s if 0 < gap_s <= GAP_MAX_S else 0.0
         capacity = {gpu.gpu: gpu.capacity for gpu in sample.gpus}
         sessions = {session.lease: session for session in sample.telemetry.sessions}
+        if self._users:
+            self._choose_users(sample, capacity, gap_s)
         for lease in sample.leases:
             shares = _shares(lease, capacity)
-            self._note_user(lease.user, shares * gap_s)
             key = self._key(lease.user_class, lease.user)
             self._grow("granted_gpu_seconds_total", shares * gap_s, *key)
             self._grow(
@@ -151,14 +160,31 @@ class Totals:
             return user_class, ""
         return user_class, user if user in self._named else OTHER
 
-    def _note_user(self, user: str, gpu_s: float) -> None:
-        """Give a user rows of his own while there is room; who has them keeps them."""
-        if not self._users or user in self._named:
-            return
-        self._time_of[user] = self._time_of.get(user, 0.0) + gpu_s
-        if len(self._named) < self._users and self._time_of[user] >= max(self._time_of.values()):
-            self._named.append(user)
-            del self._time_of[user]
+    def _choose_users(self, sample: Sample, capacity: Mapping[GpuId, int], gap_s: float) -> None:
+        """Give rows to users while there is room, and to who is ahead of one who has them."""
+        for lease in sample.leases:
+            used = self._time_of.get(lease.user, 0.0)
+            self._time_of[lease.user] = used + _shares(lease, capacity) * gap_s
+        users = {lease.user for lease in sample.leases} - self._named
+        for user in sorted(users, key=self._rank, reverse=True):
+            if len(self._named) >= self._users:
+                least = min(self._named, key=self._rank)
+                if self._time_of[user] <= self._time_of[least] + AHEAD_S:
+                    return
+                self._named.remove(least)
+                self._forget_rows(least)
+            self._named.add(user)
+
+    def _rank(self, user: str) -> tuple[float, str]:
+        return self._time_of[user], user
+
+    def _forget_rows(self, user: str) -> None:
+        """Drop a user's rows. Sums of the others do not grow by them: counters would leap."""
+        for rows in self._sums.values():
+            for labels in [labels for labels in rows if labels[1] == user]:
+                del rows[labels]
+        for key in [key for key in self._waits if key[1] == user]:
+            del self._waits[key]
 
     def _grow(self, name: str, by: float, *labels: str) -> None:
         rows = self._sums.setdefault(name, {})

@@ -23,7 +23,8 @@ scraper's access within 2 s. Options of `gpupool join`:
 | option | effect |
 | --- | --- |
 | `--metrics-open CIDR` | who connects from there needs no token; repeatable |
-| `--metrics-users N` | the label `user` for leases: N users, the rest `_other` |
+| `--metrics-users N` | the label `user` for leases: the N users with the most GPU time since the \
+observer began, the rest `_other`. Who is a GPU minute ahead takes the rows of another, from 0 on |
 | `--sd-labels NAMES` | labels of servers that `/sd` tells Prometheus |
 | `--web-cert FILE --web-key FILE` | a certificate of your own; read again when the files change |
 | `--no-web` | no HTTPS at all |

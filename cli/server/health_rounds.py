@@ -19,7 +19,7 @@ from gpupool.monitoring.health.device_memory import FILE, DeviceMemory, SelfTest
 from gpupool.monitoring.health.health_monitor import HealthMonitor
 from gpupool.monitoring.health.readings import ObserverReadings, Readings
 from gpupool.monitoring.health.server_tests import ServerTests
-from gpupool.monitoring.history.history_settings import CAPPED, NOT_BEGUN
+from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
@@ -205,7 +205,7 @@ class HealthRounds:
         problems = [page.problem for page in pages if isinstance(page, RecordPage | HistoryPage)]
         said = [each for each in problems if each not in ("", *ABSENCES)]
         text = said[0] if said else ""
-        self._observer = ObserverReadings(problem=text, capped=text == CAPPED)
+        self._observer = ObserverReadings(problem=text)
 
     def _tests_differ(self) -> bool:
         """Return whether a test has ended since the last call."""

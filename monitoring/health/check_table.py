@@ -128,7 +128,8 @@ CHECKS = (
     Check(
         "history",
         "observer, samples, database",
-        "the observer ended more than 3 times in an hour; samples were dropped; no room is left",
+        "the observer ended more than 3 times in an hour; samples were dropped; no room is left;"
+        " the clock was set back",
         "its database cannot be used",
     ),
     Check(

@@ -26,7 +26,6 @@ class ObserverReadings:
     restarts: int = 0
     dropped: int = 0  # samples
     problem: str = ""  # of the accounts or the history
-    capped: bool = False  # it is only that no more room may be taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

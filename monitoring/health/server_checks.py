@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from gpupool.monitoring.health.readings import LAGS, Past, Readings, Result
+from gpupool.monitoring.history.history_settings import PASSING
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import ServerStatus
 from gpupool.pool.table_clock import BOUND_S, agreed_time
@@ -298,7 +299,7 @@ def history(readings: Readings, past: Past) -> Iterator[Result]:
     if observer is None:
         return
     if observer.problem:
-        status = WARN if observer.capped else FAIL
+        status = WARN if observer.problem in PASSING else FAIL
         yield Result("history", "database", status, observer.problem, "see the log of this server")
     hour = past.counted(3660.0, readings.now_s)
     if hour is not None:

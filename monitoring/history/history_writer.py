@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpupool.monitoring.history.episodes import EpisodeBook
-from gpupool.monitoring.history.history_settings import CAPPED, FULL, HistorySettings
+from gpupool.monitoring.history.history_settings import CAPPED, FULL, SET_BACK, HistorySettings
 from gpupool.monitoring.history.history_store import (
     FILE_NAME,
     HistoryStore,
@@ -71,7 +71,10 @@ class HistoryWriter:
         for sample in samples:
             if self._episodes is not None:
                 self._episodes.look(sample.telemetry.findings, sample.at)
+            refused = self.refused
             slot = self._slots.add(sample)
+            if self.refused > refused:
+                self._note(SET_BACK)  # until a slot is written again
             if slot is not None:
                 self._write(slot, sample.name)
 

@@ -22,6 +22,9 @@ SIGN = "sign"
 CURED_S = 2.5
 """After a sign: until nothing that its server proposed for it is under way."""
 
+SILENCED = "disk", "clock", "temperature"
+"""Checks that operators silence: so few that orders about the same one follow each other."""
+
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
 
@@ -416,6 +419,16 @@ class ClusterFaults:
             self._cluster.operator.rotate_ca()
         elif what == "retire-ca":
             self._cluster.operator.retire_ca()
+        elif what == "silence":
+            named = self._environment.machines[random.choice(self.server_names())]
+            server = f"{named.name}-{named.server[:4]}" if random.random() < 0.5 else ""
+            for_s = 0.2 * 60 ** random.random() if random.random() < 0.8 else 0.0
+            self._cluster.operator.silence(random.choice(SILENCED), server, for_s)
+        elif what == "forget-user":
+            patience_s = 8.0 if random.random() < 0.9 else 0.0
+            self._cluster.operator.forget_user(random.choice(USERS), patience_s)
+        elif what == "backup":
+            self._cluster.operator.back_up()
         elif what == "replace":
             self._cluster.replace(random.choice(self.server_names()))
 

@@ -5,6 +5,7 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
+from gpupool.pool.model.forgetting import SALT_SIZE
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.authorities import fingerprint_of
@@ -21,6 +22,9 @@ UNDRAIN_AGAIN_S = 1.0
 
 JOIN_AGAIN_S = 1.0
 """Until ``gpupool join`` is repeated, when the pool was busy."""
+
+FORGET_AGAIN_S = 0.05
+"""Until an operator looks again whether a user has nothing left in the pool."""
 
 Place = tuple[ServerId, GpuId]
 
@@ -163,6 +167,27 @@ class Operator:
         number = self._random.randbytes(16)
         self._order(m.MoveLease(lease, server, (), to, number), lambda _at: None)
 
+    def silence(self, check: str, server: str, for_s: float) -> None:
+        """Silence a check for so long, on one server or on all; 0: no more."""
+        reason, number = "known" if for_s else None, self._random.randbytes(16)
+        self._order(m.SetSilence(check, server, "", reason, for_s, number), lambda _at: None)
+
+    def forget_user(self, user: str, patience_s: float) -> None:
+        """Have the accounts forget a user, who has to be without leases: wait so long for that."""
+        state = self._environment.checkers.logs.state
+        held = [*state.leases.values(), *state.waiting.values()]
+        if patience_s > 0 and any(each.user == user for each in held):
+            later = partial(self.forget_user, user, patience_s - FORGET_AGAIN_S)
+            self.process.after(FORGET_AGAIN_S, later)
+            return
+        salt = self._random.randbytes(SALT_SIZE)
+        self._environment.checkers.forgotten.ordered(user, salt)
+        self._order(m.ForgetUser(user, salt), lambda _at: None)
+
+    def back_up(self) -> None:
+        """Have a backup made, which the table takes note of."""
+        self._order(m.GetBackup(), lambda _at: None)
+
     def set_clock(self) -> None:
         """Set the table's time to where the voters' clocks are."""
         self._order(m.SetClock(), lambda _at: None)
@@ -197,7 +222,7 @@ class Operator:
         trace.note("operator", "orders", describe(order))
 
         def answered(answer: m.Message, at: float) -> None:
-            if isinstance(answer, m.Done):
+            if isinstance(answer, m.Done | m.BackupIs):
                 trace.note("operator", "confirmed", describe(order))
                 done(at)
             else:
@@ -270,5 +295,10 @@ def describe(order: m.Call) -> str:
             return f"move lease {order.lease} to {order.to or 'any'} of {order.server}"
         case m.RemoveServer():
             return f"remove {order.server}"
+        case m.SetSilence():
+            what = f"silence of {order.of} on {order.server or 'all'}"
+            return f"{what} for {order.for_s:.2f} s" if order.reason else f"no {what}"
+        case m.ForgetUser():
+            return f"forget {order.user}"
         case _:
             return type(order).__name__

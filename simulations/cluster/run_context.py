@@ -14,6 +14,7 @@ from gpupool.simulations.checkers.history import History
 from gpupool.simulations.checkers.late_commands import LateCommands
 from gpupool.simulations.checkers.lease_causes import LeaseCauses
 from gpupool.simulations.checkers.lease_checkers import BatchesGoOn, LeasesEndRightly
+from gpupool.simulations.checkers.order_checkers import ForgottenStay, SilencesEnd
 from gpupool.simulations.checkers.policy_checkers import (
     GrantedAsAsked,
     LeasesEnd,
@@ -92,6 +93,8 @@ class Checkers:
         self.suspended = SuspendedGoOn(failures, in_force)
         self.settled = SuspensionsSettle(failures)
         self.versions = VersionsAgree(failures)
+        self.silences = SilencesEnd(failures)
+        self.forgotten = ForgottenStay(failures)
 
 
 @dataclass(slots=True)
@@ -160,6 +163,8 @@ class Environment:
         self.checkers.drains.applied(envelope, before, state)
         self.checkers.preemption.applied(envelope, before, state)
         self.checkers.versions.applied(before, state)
+        self.checkers.silences.applied(envelope, before, state)
+        self.checkers.forgotten.applied(envelope, before, state)
 
     def wall_clocks(self) -> dict[ServerId, int]:
         """Return what the wall clock of each server's machine shows."""

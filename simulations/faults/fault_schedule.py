@@ -396,4 +396,7 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "suspend": _operate("suspend"),
     "move": _operate("move"),
     "sign": _sign,
+    "silence": _operate("silence"),
+    "forget-user": _operate("forget-user"),
+    "backup": _operate("backup"),
 }

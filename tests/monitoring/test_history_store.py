@@ -14,7 +14,7 @@ import pytest
 from tests.monitoring.samples import START_MS, gpu_id, sample, table
 
 from gpupool.monitoring.history import history_store
-from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_settings import SET_BACK, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
 from gpupool.monitoring.history.history_writer import CAPPED, FULL, HistoryWriter
 from gpupool.monitoring.history.packed_hours import Packed
@@ -138,14 +138,38 @@ def test_a_lease_without_a_worker_is_idle() -> None:
 
 
 def test_a_clock_that_was_set_back_writes_nothing_until_it_has_caught_up(tmp_path: Path) -> None:
-    keeper = writer(tmp_path)
+    said: list[str] = []
+    keeper = writer(tmp_path, said)
     keeper.take(seconds(0, 41))
+    assert (keeper.problem, said) == ("", [])
     keeper.take(seconds(0, 39))
-    assert keeper.refused == 39
-    keeper.take(seconds(41, 20))
+    assert (keeper.refused, keeper.problem, said) == (39, SET_BACK, [SET_BACK])
+    keeper.take(seconds(41, 9))
+    assert keeper.problem == SET_BACK, "no slot has ended yet"
+    keeper.take(seconds(50, 11))
+    assert (keeper.problem, said[1:]) == ("", ["the history is kept again"])
     keeper.close()
     found = rows_of(tmp_path, "SELECT t, n FROM server_sample_10s ORDER BY t")
     assert found == [(T0 + 10 * at, 10) for at in range(6)]
+
+
+def test_a_clock_that_was_set_back_while_the_observer_was_away_is_said(tmp_path: Path) -> None:
+    keeper = writer(tmp_path)
+    keeper.take(seconds(0, 41))
+    keeper.close()
+    said: list[str] = []
+    again = writer(tmp_path, said)
+    again.take(seconds(0, 5))
+    assert (again.problem, said) == (SET_BACK, [SET_BACK])
+
+
+def test_a_restart_in_the_middle_of_a_slot_is_no_clock_that_was_set_back(tmp_path: Path) -> None:
+    said: list[str] = []
+    for first in (0, 25, 50):
+        keeper = writer(tmp_path, said)
+        keeper.take(seconds(first, 25))
+        keeper.close()
+    assert said == []
 
 
 # --- roll-ups -------------------------------------------------------------------------------------

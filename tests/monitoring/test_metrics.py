@@ -261,6 +261,46 @@ def test_users_have_rows_only_where_asked_for() -> None:
     assert b"ada" not in written(read(everything(), Totals(), OWN))[0]
 
 
+def test_users_with_the_most_gpu_time_have_the_rows() -> None:
+    """The first who come have rows at first, and lose them to others who use more."""
+    totals = Totals(users=2)
+
+    def users_after(first: int, **gpus: int) -> dict[str, float]:
+        """Let users hold so many GPUs for 121 s; return GPU seconds by user with rows."""
+        whole = everything(8, 8)
+        [gpu, *_] = whole.gpus
+        leases = [
+            replace(each, user=user, granted={gpu.gpu: count * gpu.capacity})
+            for each, (user, count) in zip(whole.leases, gpus.items(), strict=False)
+        ]
+        for second in range(first, first + 121):
+            at = Milliseconds(START_MS + 1000 * second)
+            totals.add(replace(whole, leases=tuple(leases), at=at))
+        rows = read(replace(whole, leases=()), totals, replace(OWN, users=2)).series
+        values = rows["granted_gpu_seconds_total"].items()
+        return {labels[1]: value for labels, value in values if isinstance(value, float)}
+
+    assert users_after(0, ada=1, bob=1) == {"ada": 120.0, "bob": 120.0}
+    second = users_after(121, ada=1, bob=0, cy=3)
+    assert second.keys() == {"ada", "cy", "_other"}
+    assert sum(second.values()) == pytest.approx(240.0 + 4 * 121 - 120.0), "but for bob's past"
+    third = users_after(242, bob=1, dee=1)
+    assert third.keys() == {"ada", "cy", "_other"}, "ada has used as much as bob and dee"
+    assert third["_other"] == pytest.approx(second["_other"] + 2 * 121), "no counter falls"
+
+
+def test_users_who_take_turns_do_not_take_each_others_rows() -> None:
+    totals, whole = Totals(users=1), everything(8, 1)
+    [lease] = whole.leases
+    named = set[str]()
+    for second in range(100):
+        turn = replace(lease, user=("ada", "bob")[second // 10 % 2])
+        totals.add(replace(whole, leases=(turn,), at=Milliseconds(START_MS + 1000 * second)))
+        found = read(whole, totals, replace(OWN, users=1)).series["granted_gpu_seconds_total"]
+        named |= {labels[1] for labels in found}
+    assert named == {"ada", "_other"}
+
+
 def test_eight_gpus_and_fifty_leases_are_within_the_bound() -> None:
     totals = Totals()
     whole = everything()

@@ -14,6 +14,7 @@ from gpupool.monitoring.health.device_memory import DeviceMemory, SelfTest
 from gpupool.monitoring.health.finding_tracker import FindingTracker
 from gpupool.monitoring.health.health_monitor import SIGNS
 from gpupool.monitoring.health.readings import ObserverReadings, Result
+from gpupool.monitoring.history.history_settings import CAPPED, FULL, SET_BACK
 from gpupool.pool.automatic_drains import SIGN_NAMES
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import (
@@ -225,11 +226,14 @@ CASES = [
         attribute(observer=ObserverReadings(problem="damaged")),
         attribute(observer=ObserverReadings()),
     ),
-    Case(
-        "history",
-        WARN,
-        attribute(observer=ObserverReadings(problem="no room is left", capped=True)),
-        attribute(observer=ObserverReadings()),
+    *(
+        Case(
+            "history",
+            WARN,
+            attribute(observer=ObserverReadings(problem=problem)),
+            attribute(observer=ObserverReadings()),
+        )
+        for problem in (FULL, CAPPED, SET_BACK)
     ),
     Case("history", WARN, attribute(observer=ObserverReadings(dropped=3)), None, 100),
     Case("history", WARN, attribute(observer=ObserverReadings(restarts=4)), None, 100),

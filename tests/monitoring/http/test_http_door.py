@@ -119,6 +119,7 @@ async def test_whole_networks_may_scrape_when_told_so(tmp_path: Path) -> None:
 async def test_a_server_that_comes_or_goes_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert web_link.TARGETS_EVERY_S < 5.0, "by then it must be found"
     monkeypatch.setattr(web_link, "TARGETS_EVERY_S", 0.02)
     async with served(tmp_path) as web:
         token = web.viewer()

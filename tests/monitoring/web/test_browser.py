@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -239,6 +240,25 @@ def test_a_moment_leads_to_the_charts_around_it(browser: Any, served: Served) ->
     visit.open("events")
     href = visit.page.get_attribute("main tbody td >> nth=0 >> a", "href")
     assert href.startswith("/history?of=") and "&at=" in href
+    visit.check()
+
+
+def test_a_report_of_leases_up_to_the_end_of_a_day(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("usage?span=7d&by=lease")
+    visit.page.wait_for_selector("section[aria-label='By lease']")
+    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    visit.page.get_by_label("Up to").fill(str((day - timedelta(days=1)).date()))
+    visit.page.wait_for_function("location.search.includes('until=')")
+    visit.page.wait_for_selector("text=GPU-hours")
+    asked = [each for each in visit.asked if "/api/v1/usage" in each][-1]
+    until = 1000 * int(day.timestamp())
+    found = parse_qs(urlsplit(asked).query)
+    assert int(found["until"][0]) == until
+    assert int(found["since"][0]) == until - 7 * 86_400_000
+    visit.open(f"usage?until={(day + timedelta(days=2)).date()}")
+    visit.page.wait_for_selector("text=GPU-hours")
+    assert "until=" not in [each for each in visit.asked if "/api/v1/usage" in each][-1]
     visit.check()
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -128,6 +129,18 @@ async def test_every_answer_has_the_headers_that_keep_others_out(page: Page) -> 
 async def test_files_outside_of_the_page_are_not_served(page: Page) -> None:
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/vendor/SHA256SUMS", "/static/"):
         assert (await page.client.get(path)).status_code == 404, path
+
+
+async def test_our_own_files_are_sent_without_comments_and_the_vendors_as_they_are(
+    page: Page,
+) -> None:
+    for path, kept in (("pages/overview.js", "export function"), ("style.css", "@media print{")):
+        source = (WEB / "static" / path).read_text("utf-8")
+        sent = (await page.client.get(f"/static/{path}")).text
+        assert kept in sent and len(sent) < len(source)
+        assert not re.search(r"^\s*(//|/\*)|^[ \t]", sent, re.MULTILINE)
+    library = (WEB / "vendor" / "lit-html.js").read_bytes()
+    assert (await page.client.get("/vendor/lit-html.js")).content == library
 
 
 async def test_a_file_that_the_browser_has_is_not_sent_again(page: Page) -> None:

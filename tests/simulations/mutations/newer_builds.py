@@ -8,6 +8,7 @@ from tests.simulations.mutations import (
     broken_suspensions,
     broken_versions,
 )
+from tests.simulations.mutations.broken_orders import ORDERS
 from tests.simulations.mutations.mutation import Mutation, short
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -34,6 +35,7 @@ def _sleeping(options: Options) -> Options:
 
 
 NEWER = (
+    *ORDERS,
     Mutation(
         "revoked-stays-connected",
         "revoked-unserved",

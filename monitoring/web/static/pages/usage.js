@@ -7,8 +7,9 @@ import { missing } from "./leases.js";
 
 /** @type {[string, string, number][]} */
 const SPANS = [["24h", "24 h", 1], ["7d", "7 days", 7], ["30d", "30 days", 30], ["90d", "90 days", 90], ["365d", "1 year", 365]];
-const KEYS = [["user", "User"], ["class", "Class"], ["department", "Department"], ["client", "Client"], ["server", "Server"], ["model", "Model"], ["program", "Program"], ["day", "Day"]];
+const KEYS = [["user", "User"], ["class", "Class"], ["department", "Department"], ["client", "Client"], ["lease", "Lease"], ["server", "Server"], ["model", "Model"], ["program", "Program"], ["day", "Day"]];
 const report = { query: "", data: null, capacity: null, error: "", busy: false };
+const DAY_MS = 86400000;
 const PARTS = [["granted", "Granted"], ["free", "Free"], ["drained", "Drained"], ["down", "Down"], ["fault", "At fault"], ["outside", "Others than gpupool"]];
 
 function query() {
@@ -17,7 +18,12 @@ function query() {
   const by = KEYS.find(([name]) => name === asked.get("by")) || KEYS[0];
   const minute = Math.floor(Date.now() / 60000) * 60000;
   const cost = asked.get("cost") === "1";
-  return { span: span[0], by: by[0], title: by[1], cost, text: `by=${by[0]}&since=${minute - span[2] * 86400000}${cost ? "&cost=1" : ""}`, key: `${by[0]} ${span[0]} ${cost}` };
+  // A day counts up to its end, by UTC as sums by day do.
+  const day = Date.parse(`${asked.get("until") || ""}T00:00Z`);
+  const until = day && day + DAY_MS <= minute ? asked.get("until") : "";
+  const end = until ? day + DAY_MS : minute;
+  const range = `since=${end - span[2] * DAY_MS}${until ? `&until=${end}` : ""}`;
+  return { span: span[0], by: by[0], title: by[1], cost, until, text: `by=${by[0]}&${range}${cost ? "&cost=1" : ""}`, key: `${by[0]} ${span[0]} ${cost} ${until}` };
 }
 
 async function load() {
@@ -92,13 +98,14 @@ function capacity(data) {
 }
 
 export function view() {
-  const { span, by, title, cost, text } = query();
+  const { span, by, title, cost, until, text } = query();
   if (report.query !== query().key) queueMicrotask(load);
   const { data, error } = report;
   return html`<div class="filters">
       ${choice("Time", SPANS.map(([name, words]) => [name, words]), span, (value) => setParams({ span: value === "30d" ? "" : value, page: "" }, { push: true }))}
       ${choice("Sum by", KEYS, by, (value) => setParams({ by: value === "user" ? "" : value, sort: "", page: "" }, { push: true }))}
       ${choice("Figures", [["", "Hours"], ["1", "With cost"]], cost ? "1" : "", (value) => setParams({ cost: value, page: "" }, { push: true }))}
+      <label>Up to <input type="date" .value=${until} max=${new Date().toISOString().slice(0, 10)} @change=${(event) => setParams({ until: event.target.value, page: "" }, { push: true })}></label>
       <span class="right"><a class="button" href="/api/v1/usage?format=csv&${text}" download>CSV</a><button type="button" @click=${() => print()}>Print</button></span>
     </div>
     ${error ? html`<p class="notice fail">${error}</p>` : nothing} ${missing(data)}
