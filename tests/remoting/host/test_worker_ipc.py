@@ -5,10 +5,19 @@ Each attack is tried in a worker without the property as well, where it must suc
 
 import ctypes
 import errno
+import mmap
+import os
+from pathlib import Path
 
+import pytest
 from host_kit import MakeHost
+from test_worker_confinement import as_root
 from test_worker_reach import ALL, attack, with_filter
 
+from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.measuring import unnamed_memory as measuring
+from gpupool.remoting.host.measuring.unnamed_memory import unnamed_memory
+from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
 from gpupool.remoting.worker import syscall_filter
 from gpupool.remoting.worker.syscall_table import FORBIDDEN
 
@@ -63,3 +72,75 @@ def test_all_calls_of_system_v_and_of_queues_are_forbidden() -> None:
         assert name in FORBIDDEN, name
         for architecture in syscall_filter.ARCHITECTURES:
             assert FORBIDDEN[name][architecture.column] is not None
+
+
+# --- memory without a name ----------------------------------------------------------------------
+
+MIB = 1 << 20
+FEW = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=128 * MIB, files=8 * MIB)
+FILL = "for _ in range(48): os.write(kept, bytes(4 << 20))\n"
+HOLDERS = {
+    "memfd": "kept = os.memfd_create('x')\n" + FILL,
+    "deleted": (
+        "kept = os.open('/dev/shm/x', os.O_CREAT | os.O_EXCL | os.O_WRONLY)\n"
+        "os.unlink('/dev/shm/x')\n" + FILL
+    ),
+    "mapping": (
+        "import mmap\nkept = os.memfd_create('x')\n" + FILL + "os.memory = mmap.mmap(kept, 4096)\n"
+        "os.close(kept)\n"
+    ),
+    "anonymous": (
+        "import mmap\nos.memory = mmap.mmap(-1, 192 << 20)\n"
+        "for _ in range(48):\n"
+        "    os.memory.write(bytes(4 << 20))\n"
+        "    os.memory.madvise(mmap.MADV_DONTNEED)\n"
+    ),
+}
+
+
+@as_root
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("confine", [ALL - {"cgroup"}, ALL - {"cgroup", "shared-memory"}])
+async def test_memory_without_a_name_counts_for_its_lease(
+    make_host: MakeHost, holder: str, confine: frozenset[str]
+) -> None:
+    """What was written into a memfd and never mapped was nobody's."""
+    kit = await make_host(limits=FEW, confine=confine)
+    client, _ = await kit.connect(kit.lease(memory=MIB))
+    await client.send(b"x", ("import os\n" + HOLDERS[holder] + "answer = 1").encode())
+    await kit.logged("of this server's memory, and may have 129 MiB")
+
+
+@as_root
+def test_each_file_without_a_name_counts_once_and_what_is_mapped_not_again() -> None:
+    size, uid, me = 32 * MIB, os.geteuid(), os.getpid()
+    device = Path("/").stat().st_dev
+    before = sum(unnamed_memory({1: [me]}, uid, device).values())
+
+    def added(families: dict[int, list[int]], owner: int = uid) -> int:
+        return sum(unnamed_memory(families, owner, device).values()) - before
+
+    file = os.memfd_create("x")
+    other = os.dup(file)
+    try:
+        os.truncate(file, size)
+        assert added({1: [me]}) == 0  # no page of it is there
+        os.write(file, bytes(size))
+        assert added({1: [me, me], 2: [me]}) == size
+        with mmap.mmap(file, size) as memory:
+            assert added({1: [me]}) == size
+            assert sum(memory[:: mmap.PAGESIZE]) == 0  # touches each page
+            assert added({1: [me]}) == 0  # host_memory.resident has it
+        os.fchown(file, uid + 1, -1)
+        assert added({1: [me]}) == 0  # as a client's, which it shares with its worker
+    finally:
+        os.close(file)
+        os.close(other)
+
+
+@as_root
+def test_more_open_files_than_can_be_looked_at_are_more_than_any_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "DESCRIPTOR_COUNT_MAX", 2)
+    assert unnamed_memory({1: [os.getpid()]}, os.geteuid(), 0)[1] >= UNSEEN_SIZE
