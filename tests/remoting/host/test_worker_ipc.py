@@ -3,22 +3,27 @@
 Each attack is tried in a worker without the property as well, where it must succeed.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from host_kit import MakeHost
-from test_worker_confinement import as_root
-from test_worker_reach import ALL, attack, with_filter
+from test_worker_confinement import as_root, in_child
+from test_worker_reach import ALL, attack, having, with_filter
 
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import unnamed_memory as measuring
 from gpupool.remoting.host.measuring.unnamed_memory import unnamed_memory
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
-from gpupool.remoting.worker import syscall_filter
+from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 from gpupool.remoting.worker.syscall_table import FORBIDDEN
 
 # --- System V and queues of messages ------------------------------------------------------------
@@ -144,3 +149,112 @@ def test_more_open_files_than_can_be_looked_at_are_more_than_any_bound(
 ) -> None:
     monkeypatch.setattr(measuring, "DESCRIPTOR_COUNT_MAX", 2)
     assert unnamed_memory({1: [os.getpid()]}, os.geteuid(), 0)[1] >= UNSEEN_SIZE
+
+
+# --- Unix sockets with paths --------------------------------------------------------------------
+
+FOLDERS = [folder for folder in namespaces.FOLDERS if os.access(folder, os.W_OK)]
+CONNECT = "s = socket.socket(socket.AF_UNIX)\ns.connect({path!r})\nanswer = 'connected'"
+
+
+@pytest.fixture
+def open_sockets() -> Iterator[list[str]]:
+    """Listen where any user of the machine may connect."""
+    with contextlib.ExitStack() as stack:
+        paths: list[str] = []
+        for folder in FOLDERS:
+            place = Path(tempfile.mkdtemp(prefix="gpupool-test-socket-", dir=folder))
+            stack.callback(shutil.rmtree, place)
+            place.chmod(0o755)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(place / "s"))
+            (place / "s").chmod(0o777)
+            listener.listen()
+            paths.append(str(place / "s"))
+        yield paths
+
+
+@as_root
+async def test_a_worker_reaches_no_unix_sockets_of_other_programs(
+    make_host: MakeHost, open_sockets: list[str]
+) -> None:
+    """It could talk to D-Bus, to the journal, and to all that listens in ``/tmp``."""
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    having(kit, "private-folders")
+    for path in open_sockets:
+        assert await attack(client, CONNECT.format(path=path)) == "ENOENT", path
+    for folder in FOLDERS:
+        write = f"open({folder!r} + '/x', 'w')\nanswer = 'written'"
+        assert await attack(client, write) in {"EACCES", "EROFS"}
+    # What it needs is there: its own directory, and its libraries.
+    own = "open(os.environ['TMPDIR'] + '/x', 'w').write('x')\nanswer = 'written'"
+    assert await attack(client, own) == "written"
+    assert (worker.directory / "x").read_text() == "x"
+    late = "import json.tool, gpupool.pool.view\nanswer = 'imported'"
+    assert await attack(client, late) == "imported"
+
+
+@as_root
+async def test_without_the_property_a_worker_reaches_them(
+    make_host: MakeHost, open_sockets: list[str]
+) -> None:
+    kit = await make_host(confine=ALL - {"folders"})
+    client, _ = await kit.connect(kit.lease())
+    for path in open_sockets:
+        assert await attack(client, CONNECT.format(path=path)) == "connected", path
+    assert "private-folders" not in kit.host.confinement()
+    await kit.logged("that hide other programs' Unix sockets (left out by GPUPOOL_UNCONFINED)")
+
+
+@as_root
+async def test_a_worker_keeps_the_sockets_of_nvidias_daemons(
+    make_host: MakeHost, open_sockets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(Path(open_sockets[0]).parent))
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    having(kit, "private-folders")
+    first, *others = [await attack(client, CONNECT.format(path=each)) for each in open_sockets]
+    assert first == "connected"
+    assert set(others) <= {"ENOENT"}
+
+
+@as_root
+def test_folders_show_what_is_needed_by_each_of_its_names(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    for path in (folder / "kept" / "inner", folder / "gone", elsewhere / "venv"):
+        path.mkdir(parents=True)
+    (folder / "file").write_text("x")
+    (folder / "other").write_text("y")
+    (folder / "link").symlink_to(elsewhere)
+    (tmp_path / "second").symlink_to(folder)
+    kept = ["kept", "kept/inner", "file", "link/venv", "not-there"]
+
+    def inside() -> bytes:
+        names = [str(tmp_path / "second" / "file"), *(str(folder / name) for name in kept)]
+        hides = namespaces.hide_folders(names, [str(folder), str(tmp_path / "not-there")])
+        (folder / "kept" / "new").write_text("z")
+        with pytest.raises(OSError, match="Read-only"):
+            (folder / "new").write_text("z")
+        found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+        return f"{hides} {found}".encode()
+
+    seen = ["file", "kept", "kept/inner", "kept/new", "link", "link/venv"]
+    assert in_child(inside).decode() == f"True {seen}"
+    assert (folder / "other").read_text() == "y"
+
+
+@as_root
+def test_folders_that_are_needed_whole_or_cannot_be_covered_are_as_they_were(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+
+    def inside() -> bytes:
+        whole = [namespaces.hide_folders([kept], [str(tmp_path)]) for kept in ("/", str(tmp_path))]
+        sandbox.become(52_999, 52_999, ())
+        return f"{whole} {namespaces.hide_folders([], [str(tmp_path)])}".encode()
+
+    assert in_child(inside) == b"[False, False] False"
+    assert (tmp_path / "file").exists()
