@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 from host_kit import EchoClient, MakeHost, nest_directories, unix_address
+from kernel_probes import landlock_version
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
@@ -23,12 +24,6 @@ from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.worker import namespaces, sandbox
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")
-
-
-def landlock_version() -> int:
-    import ctypes
-
-    return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
 
 
 SEEN = frozenset(confinement.PROPERTIES) - {"folders"}
