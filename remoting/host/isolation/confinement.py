@@ -235,7 +235,8 @@ class Confinement:
             ):
                 note("landlock-network", "its Landlock is none, or older than Linux 6.12")
         if "private-folders" not in holds:
-            note("folders", denied)
+            whole = ", or Python's path names one of them whole" if self.root else ""
+            note("folders", denied + whole)
         if "private-devices" not in holds:
             unknown = "NVML does not name them, or some are not there yet"
             note("devices", f"a private /dev: {denied}" if self._knows_devices() else unknown)

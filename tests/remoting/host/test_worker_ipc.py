@@ -19,6 +19,7 @@ from host_kit import MakeHost
 from test_worker_confinement import as_root, in_child
 from test_worker_reach import ALL, attack, having, with_filter
 
+from gpupool.remoting.host.isolation import confinement
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring import unnamed_memory as measuring
 from gpupool.remoting.host.measuring.unnamed_memory import unnamed_memory
@@ -205,6 +206,11 @@ async def test_without_the_property_a_worker_reaches_them(
         assert await attack(client, CONNECT.format(path=path)) == "connected", path
     assert "private-folders" not in kit.host.confinement()
     await kit.logged("that hide other programs' Unix sockets (left out by GPUPOOL_UNCONFINED)")
+
+
+def test_a_server_that_is_not_root_says_that_its_workers_reach_them() -> None:
+    lines = confinement.Confinement(root=False).lacking(())
+    assert "a /run and a /tmp that hide other programs' Unix sockets (that needs root)" in lines
 
 
 @as_root
