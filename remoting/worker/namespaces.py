@@ -172,7 +172,7 @@ def hide_folders(kept: Iterable[str], folders: Iterable[str] = FOLDERS) -> bool:
     """Show this process, and those that it starts, nothing but ``kept`` in some folders.
 
     It keeps them from connecting to Unix sockets with paths, which neither Landlock nor a filter
-    of system calls can do. The rest of such a folder is empty and read-only.
+    of system calls can do. The rest of the folders is empty and read-only.
 
     Args:
         kept: absolute paths; those that are not there, or lie elsewhere, change nothing.
