@@ -56,7 +56,7 @@ class MemoryWatchdog:
         self._files_of = files_of
         self._suspended, self._besides = suspended, besides
         self._machine = host_memory.machine_memory()
-        self._started: Mapping[int, int] = {}  # bytes of what workers have started, by number
+        self._others: Mapping[int, int] = {}  # bytes that workers have besides, by number
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -74,7 +74,7 @@ class MemoryWatchdog:
             if any(worker.lease is not None for worker in self._workers.values()):
                 with suppress(GpupoolError):  # It could not be measured this time.
                     files = await self._files_of()
-                    self._started = files.memory
+                    self._others = files.memory
                     self._watch_files(files)
 
     async def measure_contexts(self, worker: WorkerHandle) -> None:
@@ -165,15 +165,15 @@ class MemoryWatchdog:
         for worker in self._workers.values():
             if worker.lease is not None:
                 used = host_memory.resident(worker.process.pid)
-                used += self._started.get(worker.number, 0)
+                used += self._others.get(worker.number, 0)
                 found.setdefault(worker.lease, []).append((used, worker))
         for lease, each in found.items():
             used = sum(size for size, _ in each)
             may = self._allowance(lease, len(each)) + self._besides(lease)
             if used > may:
+                much = f"{used // MIB} MiB" if used < UNSEEN_SIZE else "more than can be counted"
                 max(each, key=lambda one: one[0])[1].kill(
-                    f"its lease used {used // MIB} MiB of this server's memory, "
-                    f"and may have {may // MIB} MiB"
+                    f"its lease used {much} of this server's memory, and may have {may // MIB} MiB"
                 )
 
     def _watch_files(self, files: keeper_messages.Files) -> None:

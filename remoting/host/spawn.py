@@ -16,6 +16,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host import host_memory, orphan_reaper
 from gpupool.remoting.host.isolation.lease_cgroups import WorkerGroup
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT, LeaseUser, UidPool
+from gpupool.remoting.host.measuring.unnamed_memory import unnamed_memory
 from gpupool.remoting.host.measuring.worker_files import Place, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.protocol import worker_messages
@@ -81,12 +82,28 @@ class KeptWorker:
         memory = (user.memory,) if user is not None and user.memory and is_first else ()
         return Place(self.number, (self.directory, *memory), lambda: family_of(pid))
 
-    def started_memory(self) -> int:
-        """Return the bytes of memory of the processes that it has started.
 
-        What a child shares with its parent until one of them writes there counts for both.
-        """
-        return sum(host_memory.resident(pid) for pid in family_of(self.process.pid)[1:])
+def memory_besides(workers: Iterable[KeptWorker], device: int) -> dict[int, int]:
+    """Return the bytes of each worker's memory that its own process does not show.
+
+    They are those of processes that it has started, and of files in memory without a name. What a
+    child shares with its parent until one of them writes there counts for both.
+
+    Args:
+        workers: on this host.
+        device: of the file system whose deleted files count as files.
+    """
+    found: dict[int, int] = {}
+    families: dict[int, dict[int, list[int]]] = {}
+    for worker in workers:
+        family = family_of(worker.process.pid)
+        found[worker.number] = sum(host_memory.resident(pid) for pid in family[1:])
+        families.setdefault(worker.uid, {})[worker.number] = family
+    for uid, of_lease in families.items():
+        unnamed = unnamed_memory(of_lease, os.geteuid() if uid < 0 else uid, device)
+        for number, size in unnamed.items():
+            found[number] += size
+    return {number: size for number, size in found.items() if size}
 
 
 def isolation_for(*, cuda: bool, wanted: bool, uids: UidPool) -> Isolation:

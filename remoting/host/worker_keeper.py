@@ -327,16 +327,15 @@ class WorkerKeeper:
         return out_of_memory
 
     def files(self) -> keeper_messages.Files:
-        """Return how much of the disk assigned workers take, and their processes of the memory."""
+        """Return how much of the disk assigned workers take, and of memory besides their own."""
         with self._lock:
             workers = [worker for worker in self.workers.values() if worker.assigned]
         with self._files_lock:
             if self._files is None:
                 return keeper_messages.Files({}, 0)
             sizes, whole = self._files.measure([each.place() for each in workers])
-        started = {each.number: each.started_memory() for each in workers}
-        memory = {number: size for number, size in started.items() if size}
-        return keeper_messages.Files(sizes, whole, memory)
+            device = self._files.device()
+        return keeper_messages.Files(sizes, whole, spawn.memory_besides(workers, device))
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""

@@ -172,11 +172,11 @@ class Buried:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The use of this server by workers: of its disk, and by their processes of its memory."""
+    """The use of this server by workers: of its disk, and of its memory beside their own."""
 
     sizes: dict[int, int]  # bytes of files, by worker
     whole: int  # bytes of the file system
-    #: Bytes of memory of the processes that a worker has started, where it has.
+    #: Bytes of memory of processes that a worker has started, and of files without a name.
     memory: dict[int, int] = field(default_factory=dict[int, int])
 
 

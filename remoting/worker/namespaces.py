@@ -8,8 +8,11 @@ import contextlib
 import ctypes
 import os
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x0002_0000, 0x4000_0000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
@@ -21,6 +24,22 @@ _STANDARD_LINKS = (
     *(("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0")),
     *(("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")),
 )
+
+FOLDERS = ("/run", "/tmp", "/var/run", "/var/tmp")  # noqa: S108
+"""Where programs of a machine have Unix sockets, which many of them leave open to all users."""
+
+_DRIVERS_FOLDERS = (
+    *("/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/nvidia-topologyd"),
+    *("/run/nvidia-mps", MPS_DIRECTORY, "/run/opengl-driver"),
+)
+_VARIABLES = (
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_PATH",
+    "CUDA_HOME",
+    "LD_LIBRARY_PATH",
+    "GPUPOOL_NCCL",
+)
+"""Those that name what the driver's and NCCL's libraries open, with colons between."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -136,6 +155,92 @@ def expose(directories: Sequence[str], writable: Sequence[str] = ()) -> bool:
         for descriptor in opened.values():
             os.close(descriptor)
     return True
+
+
+def needed_paths(own: Iterable[str]) -> list[str]:
+    """Return what a worker uses below ``FOLDERS``, if it lies there: see ``hide_folders``.
+
+    Args:
+        own: its directory, and those of the installation.
+    """
+    named = [part for name in _VARIABLES for part in os.environ.get(name, "").split(os.pathsep)]
+    python = (sys.prefix, sys.base_prefix, sys.executable, *sys.path)
+    return [path for path in (*own, *_DRIVERS_FOLDERS, *named, *python) if os.path.isabs(path)]
+
+
+def hide_folders(kept: Iterable[str], folders: Iterable[str] = FOLDERS) -> bool:
+    """Show this process, and those that it starts, nothing but ``kept`` in some folders.
+
+    It keeps them from connecting to Unix sockets with paths, which neither Landlock nor a filter
+    of system calls can do. The rest of the folders is empty and read-only.
+
+    Args:
+        kept: absolute paths; those that are not there, or lie elsewhere, change nothing.
+        folders: absolute paths; those that are not there are left out.
+
+    Returns:
+        Whether that worked; if not, every folder is what it was.
+    """
+    libc = _libc()
+    covers = {os.path.realpath(folder) for folder in folders if os.path.isdir(folder)}
+    covers = {each for each in covers if not any(_lies_in(each, other) for other in covers)}
+    paths = _below(covers, kept)
+    if any(path in covers or _lies_in(cover, path) for path in kept for cover in covers):
+        return False
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    covered: list[str] = []
+    opened: dict[str, int] = {}
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    try:
+        # Nothing below may reach the machine's own mounts.
+        mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
+        for path in paths:
+            opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        for cover in covers:
+            mount(libc, "tmpfs", cover, "tmpfs", flags, "mode=0755,size=1m")
+            covered.append(cover)
+        for path, descriptor in opened.items():
+            _bring_back(libc, path, descriptor)
+        for cover in covers:
+            mount(libc, None, cover, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | flags)
+    except OSError:
+        for cover in covered:
+            libc.umount2(os.fsencode(cover), _MNT_DETACH)
+        return False
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+    return True
+
+
+def _below(covers: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """Return those of these paths that lie in one of ``covers``; what holds another comes first.
+
+    A path may go through links: its name is to be there afterwards, and what it leads to as well.
+    """
+    found = {each for path in paths for each in (os.path.normpath(path), os.path.realpath(path))}
+    return sorted(
+        each
+        for each in found
+        if os.path.exists(each) and any(_lies_in(each, cover) for cover in covers)
+    )
+
+
+def _bring_back(libc: ctypes.CDLL, path: str, descriptor: int) -> None:
+    place = Path(path)
+    if place.exists():  # within another of them
+        return
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        place.mkdir(mode=0o755, parents=True)
+    else:
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place.touch(mode=0o644)
+    mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path != folder and path.startswith(folder.rstrip("/") + "/")
 
 
 def mount(

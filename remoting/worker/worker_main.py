@@ -146,6 +146,10 @@ def _confine(
         if is_root and namespaces.private_devices(confine.devices, staging):
             holds.append("private-devices")
             devices, own_directories = (), (start.directory, "/dev")
+    if is_root and "folders" in confine.properties:
+        needed = namespaces.needed_paths((start.directory, *start.readable))
+        if namespaces.hide_folders(needed):
+            holds.append("private-folders")
     if start.landlock:
         tcp = "landlock-network" in confine.properties
         # Within a lease's own network such sockets are CUDA's, and reach nobody else.

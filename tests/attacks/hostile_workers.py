@@ -117,6 +117,44 @@ import os
 while True:
     with open(f"/dev/shm/{os.urandom(8).hex()}", "wb") as out: out.write(bytes(64 << 20))
 """,
+    """
+import os
+while True: os.write(os.memfd_create("x"), bytes(64 << 20))
+""",
+    """
+import mmap, os
+held = []
+while True:
+    fd = os.memfd_create("x"); os.write(fd, bytes(64 << 20))
+    held.append(mmap.mmap(fd, 64 << 20)); os.close(fd)
+""",
+    """
+import os  # without a name, in the memory of the lease
+while True:
+    name = f"/dev/shm/{os.urandom(8).hex()}"
+    fd = os.open(name, os.O_CREAT | os.O_WRONLY); os.unlink(name); os.write(fd, bytes(64 << 20))
+""",
+    """
+import array, os, socket  # descriptors on their way
+held = []
+while True:
+    ends = socket.socketpair(); held.append(ends)
+    fd = os.memfd_create("x"); os.write(fd, bytes(64 << 20))
+    ends[0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+    os.close(fd)
+""",
+    """
+import ctypes  # System V: memory, queues and semaphores, which outlive who made them
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+while True:
+    made = libc.shmget(0, 64 << 20, 0o1666)
+    if made >= 0: ctypes.memset(libc.shmat(made, None, 0), 1, 64 << 20)
+    libc.semget(0, 1000, 0o1666)
+    queue = libc.msgget(0, 0o1666)
+    if queue >= 0: libc.msgsnd(queue, b"\\1" * 4096, 4088, 0o4000)
+    for number in range(64): libc.shmat(number, None, 0)
+""",
 )
 
 NETWORK = (
@@ -135,6 +173,21 @@ while True:
     for call in range(450):
         if call not in (0, 15, 34, 35, 57, 58, 60, 61, 62, 101, 129, 130, 219, 230, 231, 247, 434):
             libc.syscall(call, -1, -1, -1, -1, -1, -1)
+""",
+    """
+import os, socket
+KNOWN = ("/run/dbus/system_bus_socket", "/run/systemd/journal/socket", "/dev/log",
+    "/run/systemd/private", "/run/docker.sock", "/var/run/nscd/socket")
+while True:
+    found = list(KNOWN)
+    for top in ("/run", "/tmp", "/var", "/home"):
+        for folder, _, names in os.walk(top): found += [f"{folder}/{name}" for name in names]
+    for path in found:
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+            s = socket.socket(socket.AF_UNIX, kind)
+            try: s.connect(path); s.sendall(b"x" * 1000)
+            except OSError: pass
+            s.close()
 """,
 )
 

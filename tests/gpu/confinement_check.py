@@ -23,7 +23,7 @@ from leasing import RealPool  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
 
-PROPERTIES = "network,landlock-network,devices,shared-memory,system-calls,cgroup,priority"
+PROPERTIES = "network,landlock-network,folders,devices,shared-memory,system-calls,cgroup,priority"
 LIMIT_S = 60.0
 
 

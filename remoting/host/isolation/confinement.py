@@ -19,6 +19,7 @@ from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
 PROPERTIES = {
     "network": "a network namespace without interfaces",
     "landlock-network": "a ban on TCP and on Unix sockets without paths, by Landlock",
+    "folders": "a /run and a /tmp that hide other programs' Unix sockets",
     "devices": "a /dev with the standard device nodes and those of its GPUs alone",
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
@@ -233,6 +234,9 @@ class Confinement:
                 or "no-abstract-sockets" not in holds
             ):
                 note("landlock-network", "its Landlock is none, or older than Linux 6.12")
+        if "private-folders" not in holds:
+            whole = ", or Python's path names one of them whole" if self.root else ""
+            note("folders", denied + whole)
         if "private-devices" not in holds:
             unknown = "NVML does not name them, or some are not there yet"
             note("devices", f"a private /dev: {denied}" if self._knows_devices() else unknown)

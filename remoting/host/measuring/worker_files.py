@@ -73,9 +73,13 @@ class WorkerFiles:
             self._used, self._inodes = min(used, self._used), min(inodes, self._inodes)
         return self._sizes, found.f_blocks * found.f_frsize
 
+    def device(self) -> int:
+        """Return the device of the file system in which is measured."""
+        return self._base.stat().st_dev
+
     def _size(self, place: Place) -> int:
         size = sum(size_of(path) for path in place.directories)
-        return size + deleted_size(place.processes(), self._base.stat().st_dev)
+        return size + deleted_size(place.processes(), self.device())
 
 
 def size_of(path: Path) -> int:

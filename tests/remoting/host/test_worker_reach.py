@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import kernel_probes
 import pytest
 import trio
 from fake_nvml import FakeNvml, device
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost, unix_address
-from test_worker_confinement import as_root, landlock_version, stranger, with_landlock
+from kernel_probes import landlock_version
+from test_worker_confinement import as_root, stranger, with_landlock
 
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
@@ -37,7 +39,7 @@ from gpupool.remoting.worker import sandbox, syscall_filter
 __all__ = ["stranger"]
 
 with_filter = pytest.mark.skipif(
-    not syscall_filter.available(), reason="no filter of system calls here"
+    not kernel_probes.filters(), reason="this kernel has no filter of system calls"
 )
 ALL = frozenset(confinement.PROPERTIES)
 
@@ -53,9 +55,18 @@ async def attack(client: EchoClient, code: str) -> str:
 
 
 def having(kit: HostKit, name: str) -> None:
-    """Skip the rest where the machine cannot give this; what is not claimed is not promised."""
-    if name not in kit.host.confinement():
-        pytest.skip(f"no {name} here: " + "; ".join(line for line in kit.log if "confined" in line))
+    """Fail if this is not claimed, and skip the rest where the kernel cannot give it."""
+    said = [line for line in kit.log if "confined" in line]
+    kernel_probes.must_claim(name, kit.host.confinement(), said)
+
+
+def test_what_is_not_claimed_fails_where_the_kernel_can_give_it() -> None:
+    """Else each of these tests would be green with a confinement that is broken."""
+    kernel_probes.must_claim("no-network", {"no-network"}, can=lambda: True)
+    with pytest.raises(pytest.fail.Exception, match="this kernel can"):
+        kernel_probes.must_claim("no-network", set(), can=lambda: True)
+    with pytest.raises(pytest.skip.Exception, match="no no-network here: none"):
+        kernel_probes.must_claim("no-network", set(), ["none"], can=lambda: False)
 
 
 # --- the network --------------------------------------------------------------------------------
