@@ -305,8 +305,10 @@ async def _put(credentials: str | None, packed: bytes, base: int | None) -> int:
 
 def _unpack(policy: "PolicyIs") -> str:
     from gpupool.pool.transitions.policy_versions import unpack_text
+    from gpupool.remoting.protocol.shown_text import clean_lines
 
-    return unpack_text(policy.packed)
+    # It came as bytes, so nobody has looked at the text yet.
+    return clean_lines(unpack_text(policy.packed))
 
 
 def _read(file: str) -> str:
