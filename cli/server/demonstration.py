@@ -22,6 +22,7 @@ import trio
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.paths import program
 from gpupool.cli.server.bootstrap import TOKENS_FILE
+from gpupool.cli.server.join_process import start_join
 from gpupool.pool.errors import GpupoolError
 
 NAMES = ("server-a", "server-b", "server-c")
@@ -93,12 +94,12 @@ class Demonstration:
         self._head("Start a pool: three servers, each with two emulated GPUs of 8 GiB")
         self._say("A server of a pool is one process. The first creates the pool:")
         self._show(f"gpupool join --emulate {EMULATE}")
-        first = self._start(NAMES[0], [])
+        first = self._start(NAMES[0], None)
         token = self._token_of(first)
         self._say("It made a token, which lets further servers in. It is read from stdin:")
         self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
         for name in NAMES[1:]:
-            self._start(name, ["--token", token, *self.faults_of(name)])
+            self._start(name, token)
         self._wait_for(servers=3)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
@@ -175,7 +176,7 @@ class Demonstration:
     def _argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "gpupool.cli.main", *arguments]
 
-    def _start(self, name: str, arguments: list[str]) -> Server:
+    def _start(self, name: str, token: str | None) -> Server:
         log = self._folder / f"{name}.log"
         argv = self._argv(
             "join",
@@ -189,20 +190,11 @@ class Demonstration:
             "demo",
             "--state-dir",
             str(self._folder / name),
-            *arguments,
+            *self.faults_of(name),
         )
         with log.open("w") as errors:
-            process = subprocess.Popen(
-                argv,
-                env=self._env,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                text=True,
-                # A Ctrl-C ends the story, which then ends its servers.
-                start_new_session=True,
-            )
+            # In a session of its own: a Ctrl-C ends the story, which then ends its servers.
+            process = start_join(argv, token, env=self._env, cwd=self._folder, errors=errors)
         server = Server(name, process, log)
         self._servers[name] = server
         return server
