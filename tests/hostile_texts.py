@@ -33,12 +33,13 @@ def _hostile(value: Any) -> Any:
     if type(value) is str:
         return f"{HOSTILE}{value}\nline"
     if type(value) is int:
-        return value % LARGE  # a time that a calendar has
+        return cast(int, value) % LARGE  # a time that a calendar has
     if isinstance(value, tuple):
         return tuple(_hostile(each) for each in cast("tuple[Any, ...]", value))
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return cast(Any, type(value))({_hostile(key): _hostile(each) for key, each in items})
+        make = cast(Any, type(cast(object, value)))
+        return make({_hostile(key): _hostile(each) for key, each in items})
     return value
 
 

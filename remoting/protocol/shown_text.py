@@ -6,7 +6,7 @@ them where it decodes a message, and no command has to. Bytes are data, and stay
 
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain
@@ -41,23 +41,21 @@ def clean_plain(value: Plain, clean: Clean) -> Plain:
     if type(value) is str:
         return clean(value)
     if type(value) is list:
-        items = cast("list[Any]", value)
+        items = cast("list[Plain]", value)
         for at, item in enumerate(items):
-            kind = type(item)
-            if kind is str:
+            if type(item) is str:
                 if not item.isprintable():
                     items[at] = clean(item)
-            elif kind is list or kind is dict:
+            elif type(item) is list or type(item) is dict:
                 clean_plain(item, clean)
     elif type(value) is dict:
-        fields = cast("dict[str, Any]", value)
+        fields = cast("dict[str, Plain]", value)
         for name, item in fields.items():
             if not name.isprintable():
                 raise RemoteProtocolError("malformed message", why="a field with a strange name")
-            kind = type(item)
-            if kind is str:
+            if type(item) is str:
                 if not item.isprintable():
                     fields[name] = clean(item)
-            elif kind is list or kind is dict:
+            elif type(item) is list or type(item) is dict:
                 clean_plain(item, clean)
     return value

@@ -48,7 +48,7 @@ class Hello(Opening):
     protocol: int
     version: str
     token: TokenId
-    secret: bytes
+    secret: bytes = field(repr=False)
     client: str  # user@host, for people
 
 
