@@ -19,6 +19,7 @@ from typing import Any
 import click
 import trio
 
+from gpupool.cli.lib.abandoned_folders import make_folder
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.paths import program
 from gpupool.cli.server.bootstrap import TOKENS_FILE
@@ -30,6 +31,7 @@ START_S = 20.0
 STEP_S = 60.0
 EMULATE = "2:8G"
 FAULTY = NAMES[1]
+FOLDER_PREFIX = "gpupool-demo-"
 FAULTS = """\
 [[at]]
 temperature = 48
@@ -59,7 +61,7 @@ class Demonstration:
         self._keep = keep
         self._web = web
         self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        self._folder = Path(tempfile.mkdtemp(prefix="gpupool-demo-"))
+        self._folder, self._held = make_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX)
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
         self._servers: dict[str, Server] = {}
         self._step = 0
@@ -194,7 +196,10 @@ class Demonstration:
         )
         with log.open("w") as errors:
             # In a session of its own: a Ctrl-C ends the story, which then ends its servers.
-            process = start_join(argv, token, env=self._env, cwd=self._folder, errors=errors)
+            # A pool that is kept outlives this process, and so must the lock of its folder.
+            process = start_join(
+                argv, token, env=self._env, cwd=self._folder, errors=errors, held=self._held
+            )
         server = Server(name, process, log)
         self._servers[name] = server
         return server
@@ -309,6 +314,7 @@ class Demonstration:
                 server.process.kill()
                 server.process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._held)
 
 
 def _last_line(path: Path) -> str:

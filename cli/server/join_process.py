@@ -17,6 +17,7 @@ def start_join(
     env: Mapping[str, str],
     cwd: Path | str,
     errors: IO[str],
+    held: int | None = None,
 ) -> "subprocess.Popen[str]":
     """Start a server in a session of its own; one with a token joins the pool of that token.
 
@@ -26,6 +27,7 @@ def start_join(
         env: its environment.
         cwd: its folder.
         errors: what it says.
+        held: a descriptor to inherit, which holds a folder locked for as long as the server lives.
     """
     process = subprocess.Popen(
         [*argv, *(["--token", "-"] if token else [])],
@@ -36,6 +38,7 @@ def start_join(
         stderr=errors,
         text=True,
         start_new_session=True,
+        pass_fds=() if held is None else (held,),
     )
     if process.stdin is not None and token:
         # The pipe has room for a token. One that has ended says why in its log.
