@@ -187,7 +187,7 @@ def edit(credentials: str | None) -> None:
 
     If the text has mistakes, or another operator was faster, it is kept in a file.
     """
-    from gpupool.cli.lib.policy_draft import draft_of, keep
+    from gpupool.cli.run.policy_draft import draft_of, keep
 
     before = run_async(lambda: _get(credentials, 0))
     text = _unpack(before) if before.version else NEW

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.lib import policy_draft
 from gpupool.cli.lib.abandoned_folders import ABANDONED_AFTER_S
-from gpupool.cli.lib.policy_draft import DRAFT, draft_of
+from gpupool.cli.run import policy_draft
+from gpupool.cli.run.policy_draft import DRAFT, draft_of
 from gpupool.cli.server import demonstration
 from gpupool.cli.server.demonstration import NAMES, Demonstration
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-EDITS = "from gpupool.cli.lib.policy_draft import draft_of"
+EDITS = "from gpupool.cli.run.policy_draft import draft_of"
 SHOWS = "from gpupool.cli.server.demonstration import Demonstration"
 
 
