@@ -46,22 +46,26 @@ $(BIN)/python:
 	  { echo "gpupool needs Python 3.11 or newer; say which: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
-	@echo "Installing gpupool into $(VENV): about half a minute, and a C compiler runs ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
-	@touch $@
-
 # With LOCKED=1, as in CI, the versions are those of requirements/, and pip compares their hashes.
 # pysyncobj has no wheel. It and gpupool are built by what build.txt names, which is installed first:
 # pip would get others for a build apart, and compares no hashes of them.
 LOCKED ?=
 APART := $(if $(LOCKED),--no-build-isolation)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+HASHED := $(PIP_INSTALL) --require-hashes --only-binary :all:
+FROM_SOURCE := --no-binary pysyncobj $(APART) --use-pep517
+
+$(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
+	@echo "Installing gpupool into $(VENV): about half a minute, and a C compiler runs ..."
+	$(if $(LOCKED),@$(HASHED) --requirement requirements/build.txt)
+	$(if $(LOCKED),@$(HASHED) $(FROM_SOURCE) --requirement requirements/server.txt)
+	@$(PIP_INSTALL) --use-pep517 $(APART) -e .
+	@touch $@
+
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
-	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  --only-binary :all: --requirement requirements/build.txt)
-	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  --only-binary :all: --no-binary pysyncobj $(APART) --use-pep517 --requirement requirements/dev.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 $(APART) -e '.[dev]'
+	$(if $(LOCKED),$(HASHED) --requirement requirements/build.txt)
+	$(if $(LOCKED),$(HASHED) $(FROM_SOURCE) --requirement requirements/dev.txt)
+	$(PIP_INSTALL) --use-pep517 $(APART) -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
 install: $(VENV)/installed
@@ -190,9 +194,8 @@ web-vendor: $(BIN)/python
 	$(BIN)/python packaging/web_vendor.py
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
-	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  --only-binary :all: --no-binary pysyncobj $(APART) --use-pep517 --requirement requirements/browser.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 $(APART) -e '.[dev,browser]'
+	$(if $(LOCKED),$(HASHED) $(FROM_SOURCE) --requirement requirements/browser.txt)
+	$(PIP_INSTALL) --use-pep517 $(APART) -e '.[dev,browser]'
 	@touch $@
 
 # What needs Chromium, and what needs Prometheus; axe-core judges each page.

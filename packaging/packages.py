@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,8 +56,14 @@ def make_tree(tree: Path, wheel: Path, arch: str, version: str) -> None:
     top = tree / PREFIX.lstrip("/")
     site = top / "lib" / f"python{version}" / "site-packages"
     pure = tree.parent / "pure"
-    requirement = next(line for line in locked() if line.startswith(SOURCE_ONLY))
-    pip("wheel", "--no-deps", "--wheel-dir", str(pure), requirement.split(";")[0])
+    source = tree.parent / "source.txt"
+    source.write_text(with_hashes(SOURCE_ONLY), encoding="utf-8")
+    # Where the versions are locked, this Python has what builds it: see the Makefile.
+    apart = ("--no-build-isolation",) if os.environ.get("LOCKED") else ()
+    pip(
+        *("wheel", "--no-deps", "--require-hashes", "--no-binary", SOURCE_ONLY, *apart),
+        *("--wheel-dir", str(pure), "--requirement", str(source)),
+    )
     platforms = (f"manylinux_2_28_{arch}", f"manylinux_2_17_{arch}", f"manylinux2014_{arch}")
     pip(
         *("install", "--only-binary", ":all:", "--no-compile", "--python-version", version),
@@ -100,6 +107,15 @@ def locked() -> list[str]:
     """Return the requirements of requirements/server.txt, without their hashes."""
     text = (ROOT / "requirements" / "server.txt").read_text(encoding="utf-8")
     return [line.rstrip(" \\") for line in text.splitlines() if "==" in line.split("#")[0]]
+
+
+def with_hashes(name: str) -> str:
+    """Return the requirement of one package in requirements/server.txt, with its hashes."""
+    text = (ROOT / "requirements" / "server.txt").read_text(encoding="utf-8")
+    found = re.search(rf"(?m)^{name}==.*\\\n(?: +--hash=.*\n)+", text)
+    if found is None:
+        raise SystemExit(f"requirements/server.txt has no hashes of {name}")
+    return found[0]
 
 
 def constraints(folder: Path) -> Path:

@@ -28,7 +28,8 @@ def read_token(given: str | None) -> str:
         text = sys.stdin.read(TOKEN_LENGTH_MAX)
     if not text.strip():
         raise UsageError(
-            "no token was given", hint="gpupool login TOKEN, or - to read it from stdin"
+            "no token was given",
+            hint="gpupool login asks for it, gpupool login - reads stdin",
         )
     return text.strip()
 

@@ -4,7 +4,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,33 +187,30 @@ def edit(credentials: str | None) -> None:
 
     If the text has mistakes, or another operator was faster, it is kept in a file.
     """
+    from gpupool.cli.run.policy_draft import draft_of, keep
+
     before = run_async(lambda: _get(credentials, 0))
     text = _unpack(before) if before.version else NEW
-    handle, name = tempfile.mkstemp(prefix="gpupool-policy-", suffix=".toml")
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    try:
-        _open_editor(name)
-    except GpupoolError as error:
-        if _read(name) == text:
-            Path(name).unlink()
-        else:
-            error.hint = f"your text is kept in {name}"
-        raise
-    changed = _read(name)
-    if changed == text:
-        Path(name).unlink()
-        say("gpupool: nothing was changed")
-        return
-    try:
-        packed = _checked(changed, name)
-        version = run_async(lambda: _put(credentials, packed, before.version))
-    except GpupoolError as error:
-        say(f"gpupool: your text is kept in {name}")
-        if isinstance(error, ConflictError):
-            error.hint = f"see gpupool policy show, then: gpupool policy apply {name}"
-        raise
-    Path(name).unlink()
+    with draft_of(text) as draft:
+        try:
+            _open_editor(str(draft))
+        except GpupoolError as error:
+            if _read(str(draft)) != text:
+                error.hint = f"your text is kept in {keep(draft)}"
+            raise
+        changed = _read(str(draft))
+        if changed == text:
+            say("gpupool: nothing was changed")
+            return
+        try:
+            packed = _checked(changed, draft.name)
+            version = run_async(lambda: _put(credentials, packed, before.version))
+        except GpupoolError as error:
+            name = keep(draft)
+            say(f"gpupool: your text is kept in {name}")
+            if isinstance(error, ConflictError):
+                error.hint = f"see gpupool policy show, then: gpupool policy apply {name}"
+            raise
     say(f"gpupool: version {version} of the policy is in force")
 
 
@@ -305,8 +301,10 @@ async def _put(credentials: str | None, packed: bytes, base: int | None) -> int:
 
 def _unpack(policy: "PolicyIs") -> str:
     from gpupool.pool.transitions.policy_versions import unpack_text
+    from gpupool.remoting.protocol.shown_text import clean_lines
 
-    return unpack_text(policy.packed)
+    # It came as bytes, so nobody has looked at the text yet.
+    return clean_lines(unpack_text(policy.packed))
 
 
 def _read(file: str) -> str:

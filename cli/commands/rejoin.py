@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--token", help='Made by "gpupool token create --server" in the same pool.')
+@click.option(
+    "--token",
+    help='Made by "gpupool token create --server" in the same pool; "-" reads it from stdin.',
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, exists=True),
@@ -47,7 +50,8 @@ def command(
     \b
     1. As an operator: "gpupool token create --server", and "gpupool leave NAME", or choose
        another --name below. Then the new member removes the old one by itself.
-    2. Here: "gpupool rejoin --token TOKEN", then "gpupool join" with the same options as before.
+    2. Here: "gpupool rejoin --token -", which reads the token from stdin; then "gpupool join"
+       with the same options as before.
     """
     from gpupool.cli.commands.join import given_token
     from gpupool.cli.server.state_dir import open_state_dir

@@ -4,24 +4,21 @@ One JSON object per line each way. A connection lives as long as the process tha
 the lease is pushed on it.
 """
 
-import fcntl
 import json
 import math
 import os
 import secrets
 import shutil
-import stat
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
 import trio
 
+from gpupool.cli.lib.abandoned_folders import make_folder
 from gpupool.cli.lib.paths import runtime_dir
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
@@ -155,9 +152,6 @@ def _is_alive(pid: int) -> bool:
 
 
 FOLDER_PREFIX = "gpupool-run-"
-ABANDONED_AFTER_S = 5.0
-ABANDONED_COUNT_MAX = 1000
-"""Folders that one start looks at."""
 
 
 @contextmanager
@@ -174,34 +168,12 @@ def private_dir() -> Generator[Path]:
         base = Path(tempfile.gettempdir())
     if len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
         base = Path("/tmp")  # noqa: S108  mkdtemp below makes a folder of our own in it
-    _remove_abandoned(base)
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=base))
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder, held = make_folder(base, FOLDER_PREFIX)
     try:
-        fcntl.flock(held, fcntl.LOCK_SH)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
-
-
-def _remove_abandoned(base: Path) -> None:
-    """Remove this user's folders whose ``gpupool`` was killed: nobody holds their lock any more.
-
-    A folder that is younger than ``ABANDONED_AFTER_S`` may not be locked yet.
-    """
-    for path in islice(base.glob(f"{FOLDER_PREFIX}*"), ABANDONED_COUNT_MAX):
-        with suppress(OSError):
-            status = path.lstat()
-            is_young = time.time() - status.st_mtime < ABANDONED_AFTER_S
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or is_young:
-                continue
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.cli.lib.paths import config_dir
+from gpupool.cli.server.join_process import start_join
 from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.view import PoolView
 
@@ -111,7 +112,7 @@ class BackgroundPool:
         try:
             for name in self.record.names:
                 first = name == self.record.names[0]
-                self._start(name, [] if first or not fresh else ["--token", self._new_token()])
+                self._start(name, None if first or not fresh else self._new_token())
                 if first and fresh:
                     self._wait_for_login(name, status)
             self._wait_for_servers(len(self.record.names), status)
@@ -143,25 +144,17 @@ class BackgroundPool:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
         return {**env, "GPUPOOL_CREDENTIALS": str(self.credentials)}
 
-    def _start(self, name: str, arguments: list[str]) -> None:
+    def _start(self, name: str, token: str | None) -> None:
         assert self.record is not None
         log = self.folder / f"{name}.log"
         argv = [
             *(sys.executable, "-m", "gpupool.cli.main", "join", "--name", name),
             *("--pool-name", "local", "--state-dir", str(self.folder / name)),
             *([] if (self.folder / name).exists() else ["--listen", "127.0.0.1:0"]),
-            *(*self.record.arguments, *arguments),
+            *self.record.arguments,
         ]
         with log.open("a", encoding="utf-8") as errors:
-            process = subprocess.Popen(
-                argv,
-                env=self.environment(),
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a new pool prints its tokens there
-                stderr=errors,
-                start_new_session=True,
-            )
+            process = start_join(argv, token, env=self.environment(), cwd="/", errors=errors)
         process.returncode = 0  # it outlives this command, which is no reason for a warning
         self.record.processes.append(Process(name, process.pid, beginning_of(process.pid)))
         self._write()

@@ -53,7 +53,7 @@ class PoolBootstrap:
     address: str
     data_encryption: str
     log: logging.Logger
-    tokens: dict[TokenKind, str] = field(default_factory=dict[TokenKind, str])
+    tokens: dict[TokenKind, str] = field(default_factory=dict[TokenKind, str], repr=False)
     logged_in: str = ""  # a sentence
     is_logged_in: bool = False
     save_login: SaveLogin = save_login

@@ -19,9 +19,11 @@ from typing import Any
 import click
 import trio
 
+from gpupool.cli.lib.abandoned_folders import make_folder
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.paths import program
 from gpupool.cli.server.bootstrap import TOKENS_FILE
+from gpupool.cli.server.join_process import start_join
 from gpupool.pool.errors import GpupoolError
 
 NAMES = ("server-a", "server-b", "server-c")
@@ -29,6 +31,7 @@ START_S = 20.0
 STEP_S = 60.0
 EMULATE = "2:8G"
 FAULTY = NAMES[1]
+FOLDER_PREFIX = "gpupool-demo-"
 FAULTS = """\
 [[at]]
 temperature = 48
@@ -58,7 +61,7 @@ class Demonstration:
         self._keep = keep
         self._web = web
         self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        self._folder = Path(tempfile.mkdtemp(prefix="gpupool-demo-"))
+        self._folder, self._held = make_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX)
         self._folder.chmod(0o711)  # workers have users of their own, and pass through here
         self._servers: dict[str, Server] = {}
         self._step = 0
@@ -93,12 +96,12 @@ class Demonstration:
         self._head("Start a pool: three servers, each with two emulated GPUs of 8 GiB")
         self._say("A server of a pool is one process. The first creates the pool:")
         self._show(f"gpupool join --emulate {EMULATE}")
-        first = self._start(NAMES[0], [])
+        first = self._start(NAMES[0], None)
         token = self._token_of(first)
         self._say("It made a token, which lets further servers in. It is read from stdin:")
         self._show(f"echo gpupool-... | gpupool join --emulate {EMULATE} --token -")
         for name in NAMES[1:]:
-            self._start(name, ["--token", token, *self.faults_of(name)])
+            self._start(name, token)
         self._wait_for(servers=3)
         self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
@@ -175,7 +178,7 @@ class Demonstration:
     def _argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "gpupool.cli.main", *arguments]
 
-    def _start(self, name: str, arguments: list[str]) -> Server:
+    def _start(self, name: str, token: str | None) -> Server:
         log = self._folder / f"{name}.log"
         argv = self._argv(
             "join",
@@ -189,19 +192,13 @@ class Demonstration:
             "demo",
             "--state-dir",
             str(self._folder / name),
-            *arguments,
+            *self.faults_of(name),
         )
         with log.open("w") as errors:
-            process = subprocess.Popen(
-                argv,
-                env=self._env,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                text=True,
-                # A Ctrl-C ends the story, which then ends its servers.
-                start_new_session=True,
+            # In a session of its own: a Ctrl-C ends the story, which then ends its servers.
+            # A pool that is kept outlives this process, and so must the lock of its folder.
+            process = start_join(
+                argv, token, env=self._env, cwd=self._folder, errors=errors, held=self._held
             )
         server = Server(name, process, log)
         self._servers[name] = server
@@ -317,6 +314,7 @@ class Demonstration:
                 server.process.kill()
                 server.process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._held)
 
 
 def _last_line(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The options of ``gpupool join`` in one record, which all parts of the start read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.cli.lib.values import Emulation
@@ -27,7 +27,7 @@ class WebOptions:
 class JoinOptions:
     """The options of ``gpupool join``."""
 
-    token: str
+    token: str = field(repr=False)
     address: Address | None
     listen: Address | None  # None: as last time, or the default
     advertise: Address | None

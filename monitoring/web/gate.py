@@ -9,7 +9,7 @@ serves may be sent ours, but it can give no order with it.
 import hmac
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Protocol
 
@@ -28,8 +28,8 @@ ORDER_HEADER = "x-gpupool"
 class Entry:
     """What a key is exchanged for."""
 
-    cookie: str  # the whole header
-    order_secret: str
+    cookie: str = field(repr=False)  # the whole header
+    order_secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -44,9 +44,9 @@ Lend = Callable[[str, Judgement], LentSource]
 
 @dataclass(slots=True)
 class _Session:
-    text: str  # the token
+    text: str = field(repr=False)  # the token
     user: str
-    order_secret: str
+    order_secret: str = field(repr=False)
     source: LentSource
     began: float
     used: float

@@ -182,6 +182,10 @@ async def _read_run(
     while more and after < last:
         wanted = replace(query, after=after, through=last)
         page = await _page(connection, wanted, SUM_TIMEOUT_S if query.by else PAGE_TIMEOUT_S)
+        if page.more and page.upto <= after:
+            # It would be asked for the same page for ever.
+            why = "a page that leads no further"
+            raise UnreachableError(f"server {connection.name} makes no sense", why=why)
         collected.add(replace(page, upto=min(page.upto, last)))
         after, more = page.upto, page.more
 

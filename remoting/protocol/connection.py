@@ -108,7 +108,9 @@ class Connection:
             while self.phase is not Phase.CLOSED and (frame := self._reader.next()) is not None:
                 if self._may_be_newer(frame.kind) and messages.kind_of(frame.kind) is None:
                     continue
-                call, message = messages.from_body(frame.kind, frame.body)
+                # Whoever shows a text of a server need not think of what is in it.
+                client = self.end is End.CLIENT
+                call, message = messages.from_body(frame.kind, frame.body, clean=client)
                 if not may_send(self._other, self.phase, type(message)):
                     raise RemoteProtocolError(
                         f"{type(message).__name__} out of turn",

@@ -143,20 +143,29 @@ def load(data: bytes) -> Plain:
     return check_plain(value)
 
 
+_PLAIN_LEAVES = frozenset((type(None), bool, float, str, bytes))
+
+
 def check_plain(value: object) -> Plain:
-    """Return ``value`` when it holds plain values only: no simple values, no bignums."""
-    if value is None or isinstance(value, bool | float | str | bytes):
-        return value
+    """Return ``value`` when it holds plain values only: no simple values, no bignums.
+
+    Most values of a large message are texts, which take no call of their own.
+    """
+    kind = type(value)
+    if kind in _PLAIN_LEAVES:
+        return cast(Plain, value)
     if type(value) is int and -(2**64) <= value < 2**64:
         return value
     if type(value) is list:
         for item in cast("list[Any]", value):
-            check_plain(item)
+            if type(item) not in _PLAIN_LEAVES:
+                check_plain(item)
         return cast(Plain, value)
     if type(value) is dict:
         for key, item in cast("dict[Any, Any]", value).items():
             if type(key) is not str:
                 raise RemoteProtocolError("malformed CBOR", why="a key that is no text")
-            check_plain(item)
+            if type(item) not in _PLAIN_LEAVES:
+                check_plain(item)
         return cast(Plain, value)
-    raise RemoteProtocolError("malformed CBOR", why=f"a value of type {type(value).__name__}")
+    raise RemoteProtocolError("malformed CBOR", why=f"a value of type {kind.__name__}")

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,7 +36,7 @@ class SessionInfo:
 
     session: bytes  # 16 random bytes, made by the host
     certificate_sha256: bytes  # of the worker's DER certificate
-    ticket: bytes  # 32 random bytes, for this session alone
+    ticket: bytes = field(repr=False)  # 32 random bytes, for this session alone
     unix_path: str  # Unix socket for clients on the same host; empty when there is none
     devices: tuple[SessionDevice, ...]
 

@@ -5,7 +5,7 @@ One message is one packet of a ``SOCK_SEQPACKET`` socket: its kind, then CBOR. T
 strictly as if a stranger had sent it, because one that has taken over the server may have.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
@@ -24,7 +24,7 @@ class AskPublic:
 class KeepKey:
     """Seal a key that an older build has given in the clear."""
 
-    key_pem: bytes
+    key_pem: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SignServer:
     """Sign a server's certificate."""
 
     ca_pem: bytes
-    key_pem: bytes  # sealed, as always
+    key_pem: bytes = field(repr=False)  # sealed, as always
     server: str
     csr_pem: bytes
     now_ms: int
@@ -54,7 +54,7 @@ class SignWeb:
     """Sign the certificate of a server's observer."""
 
     ca_pem: bytes
-    key_pem: bytes
+    key_pem: bytes = field(repr=False)
     server: str
     name: str
     address: str
@@ -66,7 +66,7 @@ class SignWeb:
 class GiveKeys:
     """Seal keys to another server's signer."""
 
-    keys: tuple[bytes, ...]
+    keys: tuple[bytes, ...] = field(repr=False)
     server: str
     request: bytes
 

@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -44,7 +44,7 @@ class Greeting:
     """A client's introduction: its token, its version and its name."""
 
     token: TokenId
-    secret: bytes
+    secret: bytes = field(repr=False)
     version: str
     client: str  # user@host
 

@@ -61,12 +61,13 @@ TARGETS = (
     Target("json", 0.1, 600, folder=None, wraps=()),
     Target("nvml", 0.1, 2000, folder=None, wraps=()),
     Target("agent", 0.1, 2000, ("tls.c", "link.c")),
-    Target("answers", 0.2, 2000, ("tls.c",)),
+    Target("answers", 0.15, 2000, ("tls.c",)),
     Target("hello", 0.1, 8000, ("tls.c", "snapshot.c")),
     Target("calls", 0.1, 1000, ("tls.c", "link.c")),
     Target("order", 0.1, 200, ("tls.c",)),
+    Target("lanes", 0.1, 600, folder=None, wraps=("pthread_cond_wait", "pthread_cond_timedwait")),
     Target(
-        *("launcher", 0.2, 2000, ("turns.c", "lanes.c", "line_tls.c", "start.c"), NATIVE),
+        *("launcher", 0.15, 2000, ("turns.c", "lanes.c", "line_tls.c", "start.c"), NATIVE),
         wraps=("clock_gettime", "poll"),
     ),
 )

@@ -12,7 +12,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     for (size_t at = 0; at < sizeof KEYS / sizeof *KEYS; at++) {
         const char *value = gp_json_field(text, KEYS[at]);
         if (value != NULL && (value < text || value > end)) abort();
-        if (gp_json_string(value, target, capacity) && strlen(target) >= capacity) abort();
+        if (gp_json_string(value, target, capacity)) {
+            if (strlen(target) >= capacity) abort();
+            // It may be printed, so nothing in it commands a terminal.
+            for (const char *letter = target; *letter != '\0'; letter++)
+                if (*letter < ' ' || *letter > '~') abort();
+        }
         const char *behind = value == NULL ? text : gp_json_value(value);
         if (behind < text || behind > end) abort();
         gp_json_field(gp_json_field(value, "uuid"), KEYS[at]);

@@ -47,6 +47,7 @@ def of(target: str) -> list[bytes]:
             "hello": _hellos,
             "calls": _calls,
             "order": _orders,
+            "lanes": _lanes,
             "launcher": _frames,
         }[target]()
     )
@@ -54,6 +55,25 @@ def of(target: str) -> list[bytes]:
 
 def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
+
+
+def _lanes() -> Iterator[bytes]:
+    want, first, second, nothing = b"\x09", b"\x0a", b"\x0e", b"\x08"
+    whole = nothing + b"\x02\x00" + nothing + b"\x01"  # a chunk with all of its bytes
+    yield want + b"\x80" + first + whole + want
+    yield want + b"\x01" + first + whole + second + nothing + b"\x02\x10" + nothing + b"\x01" + want
+    yield (
+        first
+        + nothing
+        + b"\x03\x10"
+        + nothing
+        + b"\x01"
+        + nothing
+        + b"\x01"
+        + want
+        + b"\x01"
+        + want
+    )
 
 
 def _texts() -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from typing import TypeVar, dataclass_transform
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.remoting.protocol.framing import dump, frame_bytes, load
+from gpupool.remoting.protocol.shown_text import clean_line, clean_lines, clean_plain
 
 CALL_NUMBER_MAX = 2**32 - 1
 
@@ -103,6 +104,9 @@ RANGES: dict[type[Message], range] = {
 BY_NUMBER: dict[int, type[Message]] = {}
 NUMBERS: dict[type[Message], int] = {}
 
+#: Messages whose texts may have several lines.
+WITH_LINES: set[type[Message]] = set()
+
 #: The declaration of every call.
 CALL_DECLARATIONS: dict[type[Call], CallDeclaration] = {}
 
@@ -136,7 +140,11 @@ def kind_of(number: int) -> type[Message] | None:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(
-    number: int, *, answered_by: type[Answer] | None = None, rights: Rights | None = None
+    number: int,
+    *,
+    answered_by: type[Answer] | None = None,
+    rights: Rights | None = None,
+    lines: bool = False,
 ) -> Callable[[type[M]], type[M]]:
     """Make a class a message: a frozen dataclass with this number, which is never used again.
 
@@ -144,6 +152,7 @@ def message(
         number: of the message on the wire, in the range of its kind.
         answered_by: the answer to a call.
         rights: the token that a call takes.
+        lines: its texts may have several lines, which a client keeps.
     """
 
     def declare(given: type[M]) -> type[M]:
@@ -154,6 +163,8 @@ def message(
         assert issubclass(kind, Call) == (answered_by is not None and rights is not None)
         BY_NUMBER[number] = kind
         NUMBERS[kind] = number
+        if lines:
+            WITH_LINES.add(kind)
         if issubclass(kind, Call) and answered_by is not None and rights is not None:
             CALL_DECLARATIONS[kind] = CallDeclaration(answered_by, rights)
         return kind
@@ -195,8 +206,13 @@ def push_frame(message: Outgoing, *, size_max: int) -> bytes:
     return frame
 
 
-def from_body(kind: int, body: bytes) -> tuple[int, Message]:
+def from_body(kind: int, body: bytes, *, clean: bool = False) -> tuple[int, Message]:
     """Return the call number and the message of a frame.
+
+    Args:
+        kind: the number of the message.
+        body: of the frame.
+        clean: replace what no text may have that is shown, as a client does with a server's.
 
     Raises:
         RemoteProtocolError: for an unknown kind, or a body that is not exactly its message.
@@ -210,6 +226,8 @@ def from_body(kind: int, body: bytes) -> tuple[int, Message]:
     call, fields = plain
     if type(call) is not int or not 0 <= call <= CALL_NUMBER_MAX:
         raise RemoteProtocolError("malformed message", why="call number out of range")
+    if clean:
+        clean_plain(fields, clean_lines if expected in WITH_LINES else clean_line)
     try:
         return call, decode(expected, fields, unknown_fields=not issubclass(expected, Call))
     except CodecError as error:

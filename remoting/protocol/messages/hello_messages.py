@@ -48,7 +48,7 @@ class Hello(Opening):
     protocol: int
     version: str
     token: TokenId
-    secret: bytes
+    secret: bytes = field(repr=False)
     client: str  # user@host, for people
 
 
@@ -99,7 +99,7 @@ class Welcome(Answer):
     """When the token expires, if that is soon; 0 if it is not."""
 
 
-@message(130)
+@message(130, lines=True)
 class Refused(Answer):
     """An error of ``pool.errors``, by its code."""
 
@@ -109,7 +109,7 @@ class Refused(Answer):
     hint: str = ""
 
 
-@message(131)
+@message(131, lines=True)
 class Done(Answer):
     """The call has succeeded; ``note`` may add that nothing had to change."""
 
@@ -121,7 +121,7 @@ class Ping(Call):
     """Say that you are there."""
 
 
-@message(196)
+@message(196, lines=True)
 class Dismissed(Push):
     """The server is about to close this connection, and why."""
 

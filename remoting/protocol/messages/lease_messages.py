@@ -85,7 +85,7 @@ class Attach(Call):
     """Tie the lease to this connection as well: when it closes, the lease ends."""
 
     lease: LeaseId
-    ticket: bytes
+    ticket: bytes = field(repr=False)
 
 
 @message(21, answered_by=Done, rights=Rights.OWNER)

@@ -1,5 +1,7 @@
 """The messages by which a server joins the pool."""
 
+from dataclasses import field
+
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.messages.declaration import (
     Answer,
@@ -16,7 +18,7 @@ class Joined(Answer):
 
     certificate_pem: bytes
     ca_pem: bytes
-    ca_key_pem: bytes
+    ca_key_pem: bytes = field(repr=False)
     voter: bool
     members: tuple[Member, ...]
 

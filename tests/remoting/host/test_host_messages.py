@@ -126,11 +126,6 @@ def test_largest_assignment_fits() -> None:
     assert len(worker_messages.encode(assign)) < worker_messages.MESSAGE_SIZE_MAX
 
 
-def test_ticket_is_not_in_the_repr() -> None:
-    assign = worker_messages.Assign(1, b"s" * 16, b"T" * 32, "arrays", "p", "", ())
-    assert "TTTT" not in repr(assign)
-
-
 @given(st.text())
 def test_shortened_text_fits_and_prints_on_one_line(text: str) -> None:
     short = worker_messages.shortened(text * 50)

@@ -71,8 +71,10 @@ bool gp_json_string(const char *value, char *target, size_t capacity) {
             }
         }
         if (used + 1 >= capacity) return false;
-        // No control character is in a name, and a terminal would take it for a command.
-        target[used++] = (unsigned char)letter < ' ' || letter == 0x7f ? '?' : letter;
+        // A terminal takes control characters for commands, those of ISO 6429 in UTF-8 as well. Python
+        // escapes all that is not ASCII, so that bytes of other letters come from nobody of ours.
+        unsigned char byte = (unsigned char)letter;
+        target[used++] = byte < ' ' || byte >= 0x7f ? '?' : letter;
     }
     target[used] = '\0';
     return true;

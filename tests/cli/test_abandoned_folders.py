@@ -1,0 +1,89 @@
+"""Folders in a temporary directory: those of killed commands go, and nothing that is used."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli.lib.abandoned_folders import ABANDONED_AFTER_S
+from gpupool.cli.run import policy_draft
+from gpupool.cli.run.policy_draft import DRAFT, draft_of
+from gpupool.cli.server import demonstration
+from gpupool.cli.server.demonstration import NAMES, Demonstration
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+EDITS = "from gpupool.cli.run.policy_draft import draft_of"
+SHOWS = "from gpupool.cli.server.demonstration import Demonstration"
+
+
+@pytest.fixture
+def left_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return what runs a program that is killed, and gives the old folder that it leaves."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def run(program: str) -> Path:
+        before = set(tmp_path.iterdir())
+        done = subprocess.run([sys.executable, "-c", program], check=False)
+        assert done.returncode == -signal.SIGKILL
+        (left,) = set(tmp_path.iterdir()) - before
+        aged(left)
+        return left
+
+    return run
+
+
+def aged(folder: Path) -> None:
+    then = folder.stat().st_mtime - 2 * ABANDONED_AFTER_S
+    os.utime(folder, (then, then))
+
+
+def test_the_folder_of_a_killed_demonstration_is_removed_by_the_next_one(
+    left_by: Callable[[str], Path],
+) -> None:
+    left = left_by(f"{SHOWS}; Demonstration(keep=False, color=False); {KILLED}")
+    assert left.name.startswith(demonstration.FOLDER_PREFIX)
+    shown = Demonstration(keep=False, color=False)
+    assert not left.exists()
+    shown._clean_up()  # pyright: ignore[reportPrivateUsage]
+    assert list(left.parent.iterdir()) == []
+
+
+def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
+    left_by: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kept = Demonstration(keep=True, color=False)
+    try:
+        server = kept._start(NAMES[0], None)  # pyright: ignore[reportPrivateUsage]
+        kept._token_of(server)  # pyright: ignore[reportPrivateUsage]
+        # As when the command has ended.
+        folder = kept._folder  # pyright: ignore[reportPrivateUsage]
+        os.close(kept._held)  # pyright: ignore[reportPrivateUsage]
+        kept._held = os.open(os.devnull, os.O_RDONLY)  # pyright: ignore[reportPrivateUsage]
+        aged(folder)
+        other = Demonstration(keep=False, color=False)
+        assert folder.exists()
+        shutil.rmtree(other._folder)  # pyright: ignore[reportPrivateUsage]
+        os.close(other._held)  # pyright: ignore[reportPrivateUsage]
+    finally:
+        kept._clean_up()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_draft_of_a_killed_editor_goes_unless_it_was_edited(
+    left_by: Callable[[str], Path],
+) -> None:
+    plain = left_by(f"{EDITS}\nwith draft_of('a'):\n    {KILLED}")
+    edited = left_by(
+        f"{EDITS}\nwith draft_of('a') as draft:\n    draft.write_text('b')\n    {KILLED}"
+    )
+    assert edited.name.startswith(policy_draft.PREFIX)
+    with draft_of("a") as draft:
+        assert draft.read_text() == "a"
+        assert not plain.exists()
+        assert (edited / DRAFT).read_text() == "b"
+    assert list(edited.parent.iterdir()) == [edited]

@@ -1,0 +1,74 @@
+"""No process that a command starts has a token among its arguments, which all users can read."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpupool
+from gpupool.cli.server.background_pool import BackgroundPool
+from gpupool.cli.server.demonstration import NAMES, Demonstration
+from gpupool.cli.server.join_process import start_join
+
+TOKEN = re.compile(r"gpupool-[a-z2-7]{20}")
+
+
+def arguments_of_processes(mark: str) -> list[str]:
+    """Return the arguments of all processes that have ``mark`` among them."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has ended
+        if mark in words:
+            found.append(words)
+    return found
+
+
+def test_a_server_reads_its_token_from_a_pipe(tmp_path: Path) -> None:
+    code = "import sys; print(sys.argv[1:], sys.stdin.read(), file=sys.stderr)"
+    said = tmp_path / "said"
+    for token, expected in (
+        (None, "[] \n"),
+        ("gpupool-secret", "['--token', '-'] gpupool-secret\n"),
+    ):
+        with said.open("w") as errors:
+            argv = [sys.executable, "-c", code]
+            process = start_join(argv, token, env={}, cwd=tmp_path, errors=errors)
+            assert process.wait() == 0
+        assert said.read_text() == expected
+
+
+def test_a_server_that_has_ended_takes_no_token(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as errors:
+        process = start_join(["/bin/false"], "x" * 1000, env={}, cwd=tmp_path, errors=errors)
+        assert process.wait() == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_no_server_of_a_background_pool_has_a_token_among_its_arguments(tmp_path: Path) -> None:
+    pool = BackgroundPool(tmp_path / "pool")
+    try:
+        pool.start(2, ["--emulate", "1:1G"], lambda at: gpupool.Pool(credentials=at).status())
+        found = arguments_of_processes(str(tmp_path / "pool"))
+    finally:
+        pool.stop(remove=True)
+    assert len(found) >= 2
+    assert [words for words in found if TOKEN.search(words)] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_no_server_of_the_demonstration_has_a_token_among_its_arguments() -> None:
+    shown = Demonstration(keep=False, color=False)
+    try:
+        first = shown._start(NAMES[0], None)  # pyright: ignore[reportPrivateUsage]
+        token = shown._token_of(first)  # pyright: ignore[reportPrivateUsage]
+        shown._start(NAMES[1], token)  # pyright: ignore[reportPrivateUsage]
+        found = arguments_of_processes(str(shown._folder))  # pyright: ignore[reportPrivateUsage]
+    finally:
+        shown._clean_up()  # pyright: ignore[reportPrivateUsage]
+    assert len(found) >= 2
+    assert TOKEN.search(token)
+    assert [words for words in found if TOKEN.search(words)] == []
