@@ -171,7 +171,9 @@ static int await_place(struct gp_lanes *lanes, const struct chunk *head) {
         if (lanes->kept_bytes + head->size > lanes->ahead_max) {
             pthread_cond_wait(&lanes->changed, &lanes->lock);
         } else if (pthread_cond_timedwait(&lanes->changed, &lanes->lock, &until) == ETIMEDOUT) {
-            return lanes->lost ? -1 : belongs(lanes, head);
+            // Another lane may have kept a chunk meanwhile, and then there is no room for this one.
+            bool room = lanes->kept_bytes + head->size <= lanes->ahead_max;
+            if (lanes->lost || room) return lanes->lost ? -1 : belongs(lanes, head);
         }
     }
 }
