@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ def draft_of(text: str) -> Generator[Path, None, None]:
         for name in (BEFORE, DRAFT):
             (folder / name).write_text(text, encoding="utf-8")
         yield folder / DRAFT
+    except KeyboardInterrupt:
+        if was_edited(folder):
+            sys.stderr.write(f"\nyour text is kept in {keep(folder / DRAFT)}\n")
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)

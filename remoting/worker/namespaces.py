@@ -38,8 +38,10 @@ _VARIABLES = (
     "CUDA_HOME",
     "LD_LIBRARY_PATH",
     "GPUPOOL_NCCL",
+    "PATH",
 )
-"""Those that name what the driver's and NCCL's libraries open, with colons between."""
+"""Those that name what the driver's and NCCL's libraries open, with colons between, and where
+compilers are: some systems have these in ``/run``."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -231,11 +233,16 @@ def _bring_back(libc: ctypes.CDLL, path: str, descriptor: int) -> None:
     place = Path(path)
     if place.exists():  # within another of them
         return
-    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        place.mkdir(mode=0o755, parents=True)
-    else:
-        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        place.touch(mode=0o644)
+    # A service's umask would shut the worker out of what lies above its directory.
+    before = os.umask(0o022)
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            place.mkdir(mode=0o755, parents=True)
+        else:
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            place.touch(mode=0o644)
+    finally:
+        os.umask(before)
     mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +88,23 @@ def test_a_draft_of_a_killed_editor_goes_unless_it_was_edited(
         assert not plain.exists()
         assert (edited / DRAFT).read_text() == "b"
     assert list(edited.parent.iterdir()) == [edited]
+
+
+def interrupted(text: str) -> None:
+    with draft_of("a") as draft:
+        draft.write_text(text)
+        raise KeyboardInterrupt
+
+
+def test_an_edited_draft_is_kept_when_its_command_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted("b")
+    (kept,) = tmp_path.iterdir()
+    assert kept.read_text() == "b"
+    assert str(kept) in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        interrupted("a")
+    assert list(tmp_path.iterdir()) == [kept]

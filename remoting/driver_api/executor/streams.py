@@ -4,13 +4,11 @@ import struct
 from collections.abc import Callable
 from functools import partial
 
-from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, CudaError
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, NOT_READY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.modules.shared_state import GAVE_UP
 from gpupool.remoting.driver_api.executor.sync_waiter import SPIN_COUNT
-from gpupool.remoting.driver_api.executor.turn_end import await_work
-from gpupool.remoting.driver_api.schema import table
 
 IDLE_STREAMS_MAX = 64
 """Streams that are asked one by one whether they are idle, before a thread waits for the device."""
@@ -115,12 +113,32 @@ class Streams(HandlerGroup):
         self.client.awaited = stream
 
     def _await_device(self) -> None:
-        """Execute nothing more until the device has come here, as CUDA's cuMemFree returns then."""
-        try:
-            self._idle_soon(list(self.streams.values()))  # awake, as the driver would not be
-            await_work(self.client)
-        except self.api.errors as error:
-            self.client.fail(table.AWAIT_DEVICE, self.api.status_of(error))
+        """Answer when all that was issued so far is over, as CUDA's cuMemFree returns then.
+
+        It leaves captures alone, so it says no while there are any.
+        """
+        if self.client.take_failure(self.client.request):
+            return
+        handles = list(self.streams.values())
+        if self.client.captures or len(handles) > IDLE_STREAMS_MAX:
+            raise CudaError(NOT_READY, "cuMemFree")
+        if self._idle_soon(handles):
+            self.waiter.guarded(self.client.request, lambda: None)()
+            return
+        device, waiter = self.client.device, self.waiter
+        events = [waiter.event(device) for _ in handles]
+        for event, handle in zip(events, handles, strict=True):
+            self.api.record(event, handle)
+
+        def reached() -> None:
+            try:
+                for event in events:
+                    self.api.runtime.eventSynchronize(event)
+            finally:
+                for event in events:
+                    waiter.give_event(device, event)
+
+        waiter.start(device, waiter.guarded(self.client.request, reached))
 
     def _sync_device(self, device: int) -> None:
         if self.client.take_failure(self.client.request):

@@ -1,22 +1,8 @@
-"""A wait for all work of this client process on a device, as at the end of a lease's turn."""
+"""The end of a lease's turn on a GPU: all work of this client process is waited for."""
 
+from gpupool.remoting.driver_api.executor.api import CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client
 from gpupool.remoting.worker.launch_gate import LaunchGate
-
-
-def await_work(client: Client) -> None:
-    """Wait for all that was issued to the current device; what fails is not told here."""
-    # To wait for a context, or for the legacy stream, would spoil the captures of its streams.
-    with client.capture_lock:
-        if not client.captures:
-            client.api.runtime.deviceSynchronize()
-            return
-    for stream in list(client.streams.values()):
-        try:
-            if stream and not int(client.api.call("cuStreamIsCapturing", stream)):
-                client.api.runtime.streamSynchronize(stream)
-        except client.api.errors:
-            continue  # it has ended meanwhile
 
 
 class TurnEnd:
@@ -33,5 +19,16 @@ class TurnEnd:
 
     def _drain(self, device: int) -> None:
         """Wait for all that was issued; a failure is the program's, which hears of it itself."""
-        self._api.runtime.setDevice(self._client.ordinals[device])
-        await_work(self._client)
+        client, runtime = self._client, self._api.runtime
+        runtime.setDevice(client.ordinals[device])
+        # To wait for a context, or for the legacy stream, would spoil the captures of its streams.
+        with client.capture_lock:
+            if not client.captures:
+                runtime.deviceSynchronize()
+                return
+        for stream in list(client.streams.values()):
+            try:
+                if stream and not int(self._api.call("cuStreamIsCapturing", stream)):
+                    runtime.streamSynchronize(stream)
+            except CudaError:
+                continue  # it has ended meanwhile

@@ -182,4 +182,4 @@ class Methods(TypedDict, total=False):
     LANES: Callable[[int], Answer]
     GRAPH_EARLY: Callable[[int, int, memoryview], None]
     SLOT_EARLY: Callable[[int, int, memoryview], None]
-    AWAIT_DEVICE: Callable[[], None]
+    AWAIT_DEVICE: Callable[[], Answer]

@@ -249,7 +249,7 @@ RECORDS: tuple[Record, ...] = (
     # or updated, with a copy before it; and the bytes of these copies, of the next launch.
     posted("GRAPH_EARLY", "executable count", tail=items("pairs", count=16)),
     posted("SLOT_EARLY", "executable count", tail=items("pieces", count=EARLY_PIECE_SIZE)),
-    posted("AWAIT_DEVICE"),
+    asked("AWAIT_DEVICE"),
 )
 
 BASE_RECORDS = 156

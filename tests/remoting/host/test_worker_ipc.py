@@ -255,6 +255,22 @@ def test_folders_show_what_is_needed_by_each_of_its_names(tmp_path: Path) -> Non
 
 
 @as_root
+def test_what_lies_above_a_kept_folder_is_open_to_a_worker_whatever_the_umask(
+    tmp_path: Path,
+) -> None:
+    """As that of the keeper's service, which is 0077."""
+    kept = tmp_path / "folder" / "above" / "kept"
+    kept.mkdir(parents=True)
+
+    def inside() -> bytes:
+        os.umask(0o077)
+        hides = namespaces.hide_folders([str(kept)], [str(tmp_path / "folder")])
+        return f"{hides} {kept.parent.stat().st_mode & 0o777:o} {os.umask(0):o}".encode()
+
+    assert in_child(inside) == b"True 755 77"
+
+
+@as_root
 def test_folders_that_are_needed_whole_or_cannot_be_covered_are_as_they_were(
     tmp_path: Path,
 ) -> None:

@@ -15,6 +15,7 @@ int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
 #define GP_KEPT_NS 20000000
 bool gp_keep(const struct gp_range *range, const void *context);  // false where the worker must free it
 bool gp_take_kept(uint64_t size, struct gp_range *taken);         // for the current context
+void gp_note_asked(uint64_t size);  // the worker is asked for so much: nothing kept has this size
 void gp_free_kept(void);  // before a call that needs the memory, or tells how much there is
 
 // copies.c

@@ -911,8 +911,8 @@ static inline unsigned char *gp_open_slot_early(uint64_t executable, uint64_t co
     return at + sizeof packed;
 }
 
-static inline int gp_post_await_device(void) {
-    return gp_post(GP_AWAIT_DEVICE, NULL, 0);
+static inline int gp_call_await_device(void) {
+    return gp_call(GP_AWAIT_DEVICE, NULL, 0, NULL, 0);
 }
 
 static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {

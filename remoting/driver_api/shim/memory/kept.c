@@ -2,15 +2,19 @@
 //
 // Allocators that empty their caches, and programs without one, free and allocate the same sizes in
 // each step. gp_keep() takes over what cuMemFree would have the worker free, and gp_take_kept() gives
-// it to a cuMemAlloc of the same size in the same context. CUDA's cuMemFree waits for the device, so
-// that no stream still works on what another one gets. The worker does so when the memory is taken
-// again: AWAIT_DEVICE has it execute nothing more until the device has come so far.
+// it to a cuMemAlloc of the same size in the same context.
+//
+// CUDA's cuMemFree returns when the device is done with all that came before, so that no stream still
+// works on what another one gets. So does gp_keep(): it keeps nothing before the device is known to have
+// come so far. If it is not, one wait tells (AWAIT_DEVICE), for all that is freed next. The wait is worth
+// it only where memory is taken again: `credit` counts allocations of sizes that were freed just before,
+// and what was kept in vain takes from it.
 //
 // Nothing must show that memory is kept. What nobody has taken after GP_KEPT_NS, a thread frees.
 // All is freed before a call that allocates in another way, that says how much memory there is, or
 // that ends a context. It is little beside what the program may have (KEPT_PART), as other processes
 // of the lease may want it. Nothing is kept that other processes know, nor while a stream is captured,
-// which a wait would end, nor while host functions are pending, for which the worker would wait.
+// which a wait would end, nor while host functions are pending, which a wait would wait for.
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -20,6 +24,8 @@
 #define KEPT_MAX 32
 #define KEPT_BYTES_MAX (256u << 20)
 #define KEPT_PART 16  // of a device's memory, one of so many
+#define FREED_MAX 32
+#define CREDIT_MAX 8
 
 struct kept {
     struct gp_range range;
@@ -33,8 +39,17 @@ static uint64_t kept_bytes;
 static bool started;
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;  // held before those of lines
 static pthread_cond_t kept_some = PTHREAD_COND_INITIALIZER;
-// By device: the position of the line at which the worker has waited for it last.
-static uint64_t awaited[GP_DEVICES_MAX];
+
+// Sizes that the worker was told to free, the latest over the oldest; and what they say. Read and
+// written with kept_lock.
+static struct {
+    uint64_t size;
+    int64_t at;
+} freed[FREED_MAX];
+static unsigned freed_next;
+static int credit;
+// By device: the position of the line up to which a wait has told that all is over.
+static uint64_t over[GP_DEVICES_MAX];
 
 static void take_out(int at) {
     kept_bytes -= kept[at].range.size;
@@ -50,7 +65,10 @@ static void free_before(int64_t moment) {
         take_out(0);
         GP_ROUTE(range.device);
         gp_give_back_addresses(&range);
-        gp_post_free(range.start);
+        // Not by gp_post_free, which closes mapped memory: the program is in the middle of something.
+        unsigned char *at = gp_open(GP_FREE, 0, sizeof range.start);
+        memcpy(at, &range.start, sizeof range.start);
+        gp_close();
     }
 }
 
@@ -67,7 +85,9 @@ static void *free_late(void *unused) {
         pthread_mutex_lock(&kept_lock);
         while (kept_count == 0) pthread_cond_wait(&kept_some, &kept_lock);
         // In a capture the worker's wait for the device would come at a bad time.
+        int count = kept_count;
         if (!gp_captures_any()) free_before(gp_now_ns() - GP_KEPT_NS);
+        if (kept_count < count && credit > 0) credit--;
         int64_t left = kept_count > 0 ? kept[0].since + GP_KEPT_NS - gp_now_ns() : 0;
         if (kept_count > 0 && left <= 0) left = GP_KEPT_NS;
         pthread_mutex_unlock(&kept_lock);
@@ -92,40 +112,72 @@ static bool may_keep(void) {
            gp_knows(GP_AWAIT_DEVICE);
 }
 
+// Whether all that the device had got before this call is over; false also where it may not be waited for.
+static bool is_over(int device) {
+    if (gp_is_device_idle(device)) return true;
+    if (__atomic_load_n(&over[device], __ATOMIC_RELAXED) == gp_position()) return true;
+    pthread_mutex_lock(&kept_lock);
+    bool pays = credit > 0;
+    pthread_mutex_unlock(&kept_lock);
+    if (!pays) return false;
+    uint64_t before = gp_position();
+    if (gp_call_await_device() != GP_SUCCESS) return false;
+    // The call that said so is one; anything beyond it came from another thread.
+    if (gp_position() == before + 1) __atomic_store_n(&over[device], before + 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+// With the lock.
+static void note_freed(uint64_t size) {
+    freed[freed_next].size = size;
+    freed[freed_next].at = gp_now_ns();
+    freed_next = (freed_next + 1) % FREED_MAX;
+}
+
 bool gp_keep(const struct gp_range *range, const void *context) {
     if (context == NULL || range->flags & GP_OF_POOL || range->waits || !may_keep()) return false;
     uint64_t most = gp.devices[range->device].memory / KEPT_PART;
     if (most > KEPT_BYTES_MAX) most = KEPT_BYTES_MAX;
+    const struct gp_context *current = gp_current();
+    bool fits = range->size <= most && current != NULL && current->green == NULL &&
+                range->device == gp_current_device();
+    bool keeps = fits && is_over(range->device);
     pthread_mutex_lock(&kept_lock);
-    bool keeps = kept_count < KEPT_MAX && range->size <= most && kept_bytes <= most - range->size;
+    keeps = keeps && kept_count < KEPT_MAX && kept_bytes <= most - range->size;
     if (keeps && !started) keeps = started = gp_start_thread(free_late, NULL, 0) == 0;
     if (keeps) {
         kept[kept_count] = (struct kept){*range, context, gp_now_ns()};
         kept_bytes += range->size;
         __atomic_store_n(&kept_count, kept_count + 1, __ATOMIC_RELAXED);
         if (kept_count == 1) pthread_cond_signal(&kept_some);
+    } else if (fits) {
+        note_freed(range->size);
     }
     pthread_mutex_unlock(&kept_lock);
     return keeps;
 }
 
-static void await_device(int device) {
-    if (gp_is_device_idle(device) || awaited[device] == gp_position()) return;
-    gp_post_await_device();
-    awaited[device] = gp_position();
+void gp_note_asked(uint64_t size) {
+    pthread_mutex_lock(&kept_lock);
+    int64_t since = gp_now_ns() - GP_KEPT_NS;
+    for (int at = 0; at < FREED_MAX; at++) {
+        if (freed[at].size != size || freed[at].at < since) continue;
+        credit = CREDIT_MAX;
+        freed[at].size = 0;
+        break;
+    }
+    pthread_mutex_unlock(&kept_lock);
 }
 
 bool gp_take_kept(uint64_t size, struct gp_range *taken) {
     if (__atomic_load_n(&kept_count, __ATOMIC_RELAXED) == 0 || !may_keep()) return false;
-    const struct gp_context *context = gp_current();
-    if (context->green != NULL) return false;
+    const void *context = gp_current();
     pthread_mutex_lock(&kept_lock);
     int at = kept_count - 1;
     while (at >= 0 && (kept[at].range.size != size || kept[at].context != context)) at--;
     if (at >= 0) {
         *taken = kept[at].range;
         take_out(at);
-        await_device(taken->device);
     }
     pthread_mutex_unlock(&kept_lock);
     return at >= 0;

@@ -35,6 +35,7 @@ static int remove_device_range(uint64_t address, struct gp_range *range) {
 
 // Another process of the lease may keep for a moment what it has freed.
 static int ask(size_t size, uint64_t reply[1]) {
+    gp_note_asked(size);
     int status = gp_call_allocate(size, reply);
     if (status != GP_OUT_OF_MEMORY || size > gp.devices[gp_current_device()].memory) return status;
     gp_free_kept();

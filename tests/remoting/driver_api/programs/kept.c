@@ -62,6 +62,44 @@ static void order(void) {
     }
 }
 
+int cuStreamWaitValue32_v2(void *, uint64_t, uint32_t, unsigned), cuStreamWriteValue32_v2(void *, uint64_t, uint32_t, unsigned);
+
+static uint64_t flag;
+
+static void *write_flag(void *unused) {
+    start(0);
+    usleep(LATER_US);
+    CHECK(cuStreamWriteValue32_v2(other, flag, 1, 0));
+    return unused;
+}
+
+// A stream waits for what comes later, from this thread after a free or from another one during it.
+static void later(void) {
+    pthread_t thread;
+    uint64_t piece;
+    CHECK(cuMemAlloc_v2(&flag, PIECE / 2));
+    CHECK(cuMemsetD8_v2(flag, 0, 4));
+    for (int round = 0; round < 3; round++) {
+        CHECK(cuMemAlloc_v2(&piece, PIECE));
+        CHECK(cuCtxSynchronize());
+        CHECK(cuMemFree_v2(piece));
+        CHECK(cuStreamWaitValue32_v2(one, flag, (uint32_t)round + 1, 1));
+        CHECK(cuMemAlloc_v2(&piece, PIECE));
+        CHECK(cuStreamWriteValue32_v2(other, flag, (uint32_t)round + 1, 0));
+        CHECK(cuCtxSynchronize());
+        CHECK(cuMemFree_v2(piece));
+    }
+    CHECK(cuMemsetD8_v2(flag, 0, 4));
+    CHECK(cuMemAlloc_v2(&piece, PIECE));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuStreamWaitValue32_v2(one, flag, 1, 1));
+    NEED(pthread_create(&thread, NULL, write_flag, NULL) == 0);
+    CHECK(cuMemFree_v2(piece));
+    CHECK(cuStreamSynchronize(one));
+    NEED(pthread_join(thread, NULL) == 0);
+    CHECK(cuMemFree_v2(flag));
+}
+
 // What is kept counts as free, whoever asks and in whatever way memory is allocated.
 static void room(void) {
     size_t before = left(), most = before / LARGE * LARGE;
@@ -178,6 +216,7 @@ int main(int count, char **arguments) {
         for (int at = 0; at < MANY; at++) CHECK(cuMemFree_v2(pieces[at]));
         usleep(LATER_US);
         captures();
+        later();
         exceptions();
     }
     puts("results right");
