@@ -163,6 +163,14 @@ def _many_servers(count: int) -> PoolSnapshot:
     return PoolSnapshot(replace(view, servers=named))
 
 
+@pytest.fixture(autouse=True)
+def interrupts_as_before() -> Generator[None]:
+    """Leave Ctrl-C as it was: commands that end change what it does."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def snapshot() -> PoolSnapshot:
     """Three servers: one with a lease, one drained, one witness."""
