@@ -9,7 +9,7 @@ import ctypes
 import os
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
@@ -133,6 +133,30 @@ def expose(directories: Sequence[str], writable: Sequence[str] = ()) -> bool:
         return False
     paths = sorted({*directories, *writable})  # what lies inside another comes after it
     covers = sorted({str(_closed_above(Path(path))) for path in paths})
+
+    def bring_back(opened: Mapping[str, int]) -> None:
+        for path, descriptor in opened.items():
+            if not Path(path).is_dir():  # within another of them
+                Path(path).mkdir(mode=0o755, parents=True)
+            mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
+            access = 0 if path in writable else _MS_RDONLY
+            mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | access | _MS_NOSUID)
+
+    return _cover(libc, covers, _MS_NOSUID | _MS_NODEV, paths, bring_back)
+
+
+def _cover(
+    libc: ctypes.CDLL,
+    covers: Collection[str],
+    flags: int,
+    paths: Iterable[str],
+    bring_back: Callable[[Mapping[str, int]], None],
+) -> bool:
+    """Put an empty folder over each of ``covers``, and have ``bring_back`` show ``paths`` there.
+
+    The mounts are this process's own already. ``bring_back`` gets a descriptor of each path, as it
+    was before. Returns whether that worked; if not, every folder is what it was.
+    """
     covered: list[str] = []
     opened: dict[str, int] = {}
     try:
@@ -141,14 +165,9 @@ def expose(directories: Sequence[str], writable: Sequence[str] = ()) -> bool:
         for path in paths:
             opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
         for cover in covers:
-            mount(libc, "tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+            mount(libc, "tmpfs", cover, "tmpfs", flags, "mode=0755,size=1m")
             covered.append(cover)
-        for path, descriptor in opened.items():
-            if not Path(path).is_dir():  # within another of them
-                Path(path).mkdir(mode=0o755, parents=True)
-            mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
-            access = 0 if path in writable else _MS_RDONLY
-            mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | access | _MS_NOSUID)
+        bring_back(opened)
     except OSError:
         for cover in covered:
             libc.umount2(os.fsencode(cover), _MNT_DETACH)
@@ -183,37 +202,23 @@ def hide_folders(kept: Iterable[str], folders: Iterable[str] = FOLDERS) -> bool:
     Returns:
         Whether that worked; if not, every folder is what it was.
     """
-    libc = _libc()
     covers = {os.path.realpath(folder) for folder in folders if os.path.isdir(folder)}
     covers = {each for each in covers if not any(_lies_in(each, other) for other in covers)}
     paths = _below(covers, kept)
     if any(path in covers or _lies_in(cover, path) for path in kept for cover in covers):
         return False
+    libc = _libc()
     if libc.unshare(_CLONE_NEWNS) != 0:
         return False
-    covered: list[str] = []
-    opened: dict[str, int] = {}
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-    try:
-        # Nothing below may reach the machine's own mounts.
-        mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
-        for path in paths:
-            opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        for cover in covers:
-            mount(libc, "tmpfs", cover, "tmpfs", flags, "mode=0755,size=1m")
-            covered.append(cover)
+
+    def bring_back(opened: Mapping[str, int]) -> None:
         for path, descriptor in opened.items():
             _bring_back(libc, path, descriptor)
         for cover in covers:
             mount(libc, None, cover, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | flags)
-    except OSError:
-        for cover in covered:
-            libc.umount2(os.fsencode(cover), _MNT_DETACH)
-        return False
-    finally:
-        for descriptor in opened.values():
-            os.close(descriptor)
-    return True
+
+    return _cover(libc, covers, flags, paths, bring_back)
 
 
 def _below(covers: Iterable[str], paths: Iterable[str]) -> list[str]:
