@@ -10,7 +10,6 @@
 // memory.c
 int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
 
-
 // kept.c: memory that was freed and is kept for a moment
 #define GP_KEPT_NS 20000000
 bool gp_keep(const struct gp_range *range, const void *context);  // false where the worker must free it

@@ -25,7 +25,7 @@
 
 #define GP_LANES_MAX 8  // one way
 #define GP_LANE_CHUNK (256u << 10)
-#define GP_SMALL_CHUNK (64u << 10)  // of a stripe of less than
+#define GP_SMALL_CHUNK (64u << 10)   // of stripes below GP_SMALL_STRIPE
 #define GP_SMALL_STRIPE (1u << 20)
 #define GP_STRIPE_MIN (256u << 10)  // what is smaller goes by the line
 

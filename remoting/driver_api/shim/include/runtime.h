@@ -50,7 +50,7 @@ void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its e
 // captures.c
 uint64_t gp_capture_of(void *stream);
 uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
-bool gp_captures_any(void);
+bool gp_captures_any(void);  // whether any thread captures now
 // What a captured stream said when it was asked whether it is done, which ends its capture.
 int gp_spoil_capture(const struct gp_handle *stream, int status);
 struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captured

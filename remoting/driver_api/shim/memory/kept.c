@@ -40,8 +40,7 @@ static bool started;
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;  // held before those of lines
 static pthread_cond_t kept_some = PTHREAD_COND_INITIALIZER;
 
-// Sizes that the worker was told to free, the latest over the oldest; and what they say. Read and
-// written with kept_lock.
+// With kept_lock: the sizes that the worker was told to free lately, in a ring, and whether waits pay.
 static struct {
     uint64_t size;
     int64_t at;
@@ -84,7 +83,7 @@ static void *free_late(void *unused) {
     for (;;) {
         pthread_mutex_lock(&kept_lock);
         while (kept_count == 0) pthread_cond_wait(&kept_some, &kept_lock);
-        // In a capture the worker's wait for the device would come at a bad time.
+        // CUDA would have freed it before a capture that began since.
         int count = kept_count;
         if (!gp_captures_any()) free_before(gp_now_ns() - GP_KEPT_NS);
         if (kept_count < count && credit > 0) credit--;
