@@ -1,6 +1,7 @@
 """The first commands of a new pool, the text for its creator, and another operator's token."""
 
 import logging
+import os
 import secrets
 import sys
 import time
@@ -183,7 +184,13 @@ def _new_token(
 
 
 def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
-    """Make the creator of the pool its operator on this machine."""
+    """Make the creator of the pool its operator on this machine.
+
+    The user of a service is nobody who types commands, so its operator's token is shown.
+    """
+    if os.environ.get("STATE_DIRECTORY"):
+        founder.logged_in = f"Nobody is logged in here: {user_name()} is the user of a service."
+        return
     credentials = Credentials(
         cluster_id=founder.identity.cluster_id,
         pool=founder.identity.pool,

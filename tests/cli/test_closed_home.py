@@ -11,6 +11,9 @@ import pytest
 from gpupool.cli.server import bootstrap
 from gpupool.cli.server.bootstrap import PoolBootstrap
 from gpupool.pool.model.state import TokenKind
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.token_text import SHORT_SIZE, new_token
 
 SCRIPT = """
 import ctypes, os, sys
@@ -70,7 +73,31 @@ def test_a_creator_that_could_not_be_logged_in_gets_the_operators_token(
     assert ("echo token-of-operator | gpupool login -" in shown[0]) is not is_logged_in
 
 
+@pytest.mark.parametrize("is_service", [True, False])
+def test_the_user_of_a_service_is_not_logged_in(
+    monkeypatch: pytest.MonkeyPatch, is_service: bool
+) -> None:
+    """The package's user has its home in the state directory: nobody got the operator's token."""
+    saved: list[Credentials] = []
+
+    def save(credentials: Credentials) -> str:
+        saved.append(credentials)
+        return "You are logged in."
+
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    if is_service:
+        monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/gpupool")
+    founder = PoolBootstrap(cast(Any, Identity), "a:1", "tls", cast(Any, None), save_login=save)
+    token = new_token(TokenKind.OPERATOR, bytes(SHORT_SIZE), bytes(32), (parse_address("a:1"),))
+    bootstrap._log_in(founder, token, b"PEM")  # pyright: ignore[reportPrivateUsage]
+    assert founder.is_logged_in is not is_service
+    assert len(saved) == int(not is_service)
+    assert ("is the user of a service" in founder.logged_in) is is_service
+
+
 class Identity:
     """A server's, as far as it is printed."""
+
+    cluster_id = "c"
 
     pool = "lab"
