@@ -1,7 +1,8 @@
 """The server's side of its signer: a ``CaVaultPort`` whose calls another process carries out.
 
 A call blocks. It takes about as long as signing in this process does, and is rare: one for each
-server that joins, or renews its certificate. A signer that does not answer in time is given up.
+server that joins, or renews its certificate. What a signer answers too late, as on a machine that
+is busy for a second, is passed over: the next call gets an answer of its own.
 """
 
 import os
@@ -33,6 +34,7 @@ class RemoteVault:
             GpupoolError: when it does not come up.
         """
         self._socket, self.pid, self.has_own_user = sock, pid, has_own_user
+        self._late = 0  # answers that nobody waits for any more
         sock.settimeout(START_TIMEOUT_S)
         try:
             self._public = self._receive()[0]
@@ -89,10 +91,15 @@ class RemoteVault:
 
     def _receive(self) -> tuple[bytes, ...]:
         try:
+            # An answer that comes late must not be taken for that of another call.
+            while self._late and self._socket.recv(m.PACKET_SIZE_MAX + 1):
+                self._late -= 1
             packet = self._socket.recv(m.PACKET_SIZE_MAX + 1)
             answer = m.decode_answer(packet)
+        except TimeoutError as error:
+            self._late += 1
+            raise AuthenticationError("the signer of the CA's key does not answer yet") from error
         except (OSError, RemoteProtocolError) as error:
-            # An answer that comes late must not be taken for that of another call.
             self._socket.close()
             raise AuthenticationError("the signer of the CA's key does not answer") from error
         if isinstance(answer, m.Refused):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ from gpupool.cli.server.signer_start import fork_signer
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
+from gpupool.remoting.privileges import remote_vault
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders, open_key
+from gpupool.remoting.protocol import signer_messages
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.transport.authority import ca_vault
 from gpupool.remoting.transport.authority.ca_bundle import belongs, keys_of
@@ -96,6 +99,26 @@ def signer(state: Path) -> Iterator[RemoteVault]:
     vault.end()
     os.close(folder)
     os.close(own)
+
+
+def test_a_signer_that_was_late_once_signs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose signer took more than 1 s once had none until its next start."""
+    monkeypatch.setattr(remote_vault, "ANSWER_TIMEOUT_S", 0.05)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(signer_messages.encode(signer_messages.Made((b"public",))))
+        vault = RemoteVault(ours, -1)
+        for key in (b"1", b"2"):
+            with pytest.raises(AuthenticationError, match="does not answer yet"):
+                vault.keep(key)
+        for answer in (b"one", b"two", b"three"):
+            theirs.send(signer_messages.encode(signer_messages.Made((answer,))))
+        assert vault.keep(b"3") == b"three"
+        theirs.send(signer_messages.encode(signer_messages.Made((b"four",))))
+        assert vault.keep(b"4") == b"four"
+    with pytest.raises(AuthenticationError, match="is not there"):
+        vault.keep(b"5")
+    vault.end()
 
 
 def test_no_key_of_the_ca_is_in_the_memory_of_the_server(state: Path) -> None:
