@@ -11,8 +11,9 @@ from pathlib import Path
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
-RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
-"""Anonymous and shared memory. Mapped files do not count: all workers share their libraries."""
+RESIDENT = re.compile(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
+"""Anonymous and shared memory, also what is in swap. Mapped files do not count: all workers share
+their libraries."""
 
 
 def machine_memory() -> int:
@@ -37,7 +38,7 @@ def available() -> int:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of memory that a process has; 0 where that cannot be seen."""
+    """Return the bytes of memory and swap that a process has; 0 where that cannot be seen."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:

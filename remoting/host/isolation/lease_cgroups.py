@@ -3,8 +3,10 @@
 Below the server's own group there is one for each lease, and in it one for each of its workers,
 which holds all that the worker starts. When they want the processors, all leases together weigh as
 much as the server, and each lease as much as another. Only a server whose group is delegated to it,
-or that is root, can make them. Even then the controllers may belong to another program, and the
-kernel may be too old to kill a group: the host goes on without what is missing.
+or that is root, can make them. A group with processes hands no controllers down, so the server's
+move into a group below. Where other programs are in there as well, as in a session of a terminal,
+the leases' groups are beside the server's own. Even then the controllers may belong to another
+program, and the kernel may be too old to kill a group: the host goes on without what is missing.
 """
 
 import contextlib
@@ -20,7 +22,13 @@ from gpupool.pool.model.ids import LeaseId
 
 MOUNTS, MEMBERSHIP = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 PREFIX = "gpupool-"
+SERVER_GROUP = f"{PREFIX}server"
+"""The server's processes are in there, where its own group hands controllers down."""
+
 CONTROLLERS = ("cpu", "memory", "pids")
+CONTROLLERS_BESIDE = ("memory", "pids")
+"""In a group that has others' groups below: these would share the processors in another way."""
+
 TASK_COUNT_MAX = 2048
 """As ``sandbox.PROCESS_COUNT_MAX``, which holds for a uid: threads count."""
 
@@ -28,6 +36,8 @@ KILL_TIMEOUT_S = 2.0
 """A killed process ends within milliseconds, unless it hangs in the kernel."""
 
 _POLL_S = 0.005
+_MOVE_COUNT = 3
+"""A process may start another one while they are moved."""
 
 
 @dataclass(slots=True)
@@ -94,11 +104,12 @@ class LeaseCgroups:
             own = own_group(mounts.read_text(), membership.read_text())
             if own is None:
                 return None
-            _sweep(own)
-            base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=own))
+            for each in (own, own.parent):
+                _sweep(each)
+            base, names = _make_base(own, siblings)
         except OSError:
             return None
-        return LeaseCgroups(base, _delegate(own, base, siblings))
+        return LeaseCgroups(base, frozenset(_hand_down(base, names)))
 
     def hold(self, pid: int) -> WorkerGroup | None:
         """Put a worker, and what it will start, into a group of its own; None if that fails.
@@ -141,8 +152,12 @@ class LeaseCgroups:
 
     def bound(self, worker: WorkerGroup, memory: int) -> None:
         """Bound the memory of a worker's lease; raise OSError where that cannot be done."""
-        if "memory" in self.controllers:
-            (worker.path.parent / "memory.max").write_text(str(memory))
+        if "memory" not in self.controllers:
+            return
+        home = worker.path.parent
+        (home / "memory.max").write_text(str(memory))
+        with contextlib.suppress(OSError):  # The kernel counts no swap.
+            (home / "memory.swap.max").write_text(str(memory))
 
     def close(self) -> None:
         """Remove what is empty of it; a later server removes the rest."""
@@ -172,18 +187,50 @@ def own_group(mounts: str, membership: str) -> Path | None:
     return None
 
 
-def _delegate(own: Path, base: Path, siblings: Collection[int]) -> frozenset[str]:
-    """Let groups below ``base`` have the controllers that ``own`` has; return which they got."""
-    try:
-        there = (own / "cgroup.controllers").read_text().split()
-        names = [name for name in CONTROLLERS if name in there]
-        if not _hand_down(own, names):
-            # A group that has processes of its own cannot hand controllers down.
+def _make_base(own: Path, siblings: Collection[int]) -> tuple[Path, list[str]]:
+    """Make the group below which leases have theirs; return it, and the controllers that it has."""
+    place, names = _place_for(own, siblings)
+    prefix = f"{PREFIX}{os.getpid()}-"
+    if place != own:
+        with contextlib.suppress(OSError):  # It is not ours.
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=place)), names
+        names = []
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=own)), names
+
+
+def _place_for(own: Path, siblings: Collection[int]) -> tuple[Path, list[str]]:
+    """Return the group below which that is to be, and the controllers that it hands down."""
+    names = _controllers_of(own, CONTROLLERS)
+    if names and not _may_hand_down(own):
+        with contextlib.suppress(OSError):  # Others' processes are in there.
             _move_down(own, siblings)
-            names = _hand_down(own, names)
-        return frozenset(_hand_down(base, names))
+    for place, wanted in ((own, names), (own.parent, CONTROLLERS_BESIDE)):
+        if _may_hand_down(place) and (found := _hand_down(place, _controllers_of(place, wanted))):
+            return place, found
+    return own, []
+
+
+def _may_hand_down(group: Path) -> bool:
+    """Return whether a group has no processes of its own, or is above all others.
+
+    The kernel lets one with processes hand down two of the controllers all the same. Groups below
+    it then take only threads, so no worker could be moved there (cgroups(7), "threaded").
+    """
+    if not (group / "cgroup.type").exists():
+        return True
+    try:
+        return not (group / "cgroup.procs").read_text().strip()
     except OSError:
-        return frozenset()
+        return False
+
+
+def _controllers_of(group: Path, wanted: Sequence[str]) -> list[str]:
+    """Return which of these controllers a group has; none if it is no control group."""
+    try:
+        there = (group / "cgroup.controllers").read_text().split()
+    except OSError:
+        return []
+    return [name for name in wanted if name in there]
 
 
 def _hand_down(group: Path, names: Sequence[str]) -> list[str]:
@@ -198,15 +245,31 @@ def _hand_down(group: Path, names: Sequence[str]) -> list[str]:
 
 
 def _move_down(own: Path, siblings: Collection[int] = ()) -> None:
-    """Put our processes into a group below ``own``, unless others are there as well."""
-    there = {int(pid) for pid in (own / "cgroup.procs").read_text().split()}
-    if not there <= {os.getpid(), *siblings}:
-        raise OSError("the group is others' as well")
-    below = own / f"{PREFIX}server"
-    below.mkdir(exist_ok=True)
-    for pid in there:
-        with contextlib.suppress(ProcessLookupError):
-            _move(pid, below)
+    """Put our processes into a group below ``own``, unless others are there as well.
+
+    Ours are this one, its siblings, and what they have started: under systemd, the signer.
+    """
+    first = {os.getpid(), *siblings}
+    below = own / SERVER_GROUP
+    for _ in range(_MOVE_COUNT):
+        there = {int(pid) for pid in (own / "cgroup.procs").read_text().split()}
+        if not all(_comes_from(pid, first) for pid in there):
+            raise OSError("the group is others' as well")
+        below.mkdir(exist_ok=True)
+        for pid in there:
+            with contextlib.suppress(ProcessLookupError):
+                _move(pid, below)
+
+
+def _comes_from(pid: int, first: Collection[int]) -> bool:
+    """Return whether a process is one of ``first``, or has one of them above it."""
+    while pid > 1 and pid not in first:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return True  # It has ended, or the kernel will refuse to move it.
+        pid = int(text.rpartition(")")[2].split()[1])
+    return pid in first
 
 
 def _sweep(own: Path) -> None:

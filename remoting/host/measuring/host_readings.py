@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpupool.pool.telemetry import HostTelemetry
+from gpupool.remoting.host.isolation.lease_cgroups import SERVER_GROUP
 from gpupool.remoting.host.measuring.network_speed import speed_of
 
 KIB = 1024
@@ -131,6 +132,8 @@ class HostReader:
         if not line:
             return {}
         folder = self._sys / "fs" / "cgroup" / line[3:].lstrip("/")
+        if folder.name == SERVER_GROUP:  # which has no limits of its own
+            folder = folder.parent
 
         def number(name: str) -> int | None:
             with suppress(OSError, ValueError):  # without a limit it says "max"

@@ -77,6 +77,14 @@ def test_limits_of_the_servers_unit(tmp_path: Path) -> None:
     found = reader.read({})
     assert (found.memory_charged, found.memory_limit) == (6000, 20000)
     assert (found.pids, found.pids_max) == (42, 100)
+    # The server has moved into a group below, so that its own hands controllers down to leases.
+    (proc / "self" / "cgroup").write_text("0::/system.slice/gpupool.service/gpupool-server\n")
+    below = unit / "gpupool-server"
+    below.mkdir()
+    for name in ("memory.max", "pids.max"):
+        (below / name).write_text("max\n")
+    assert reader.read({}).memory_limit == 20000
+    assert reader.read({}).pids_max == 100
 
 
 def test_time_of_processors_never_falls(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ MOUNTS = (
     "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
     "41 31 0:38 {root} /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
 )
+MADE_UP = "41 31 0:38 / {place} rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -57,6 +59,17 @@ async def test_a_call_cannot_make_far_more_than_the_partition_has(make_host: Mak
         "answer = next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]",
     )
     assert int(peak) * 1024 < GIB
+
+
+def test_memory_in_swap_is_memory_of_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with swap, what went there was counted by nobody."""
+    fields = {"VmRSS": 99, "RssAnon": 10, "RssFile": 80, "RssShmem": 9, "VmSwap": 500}
+
+    def read(_path: Path, **_how: object) -> str:
+        return "".join(f"{name}:\t{size:8} kB\n" for name, size in fields.items())
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert host_memory.resident(7) == 519 * 1024
 
 
 def test_no_lease_has_more_of_a_small_machine_than_a_quarter() -> None:
@@ -186,6 +199,8 @@ def test_a_lease_is_bounded_where_the_controllers_are_ours(tmp_path: Path) -> No
     lease = first.path.parent
     assert (lease / "memory.max").read_text() == str(5 * GIB)
     assert (lease / "pids.max").read_text() == str(lease_cgroups.TASK_COUNT_MAX)
+    # What goes to the disk of a machine with swap is bounded, too.
+    assert (lease / "memory.swap.max").read_text() == str(5 * GIB)
     # The second worker of the lease goes where the first one is, and that of another does not.
     groups.join(LeaseId(7), second, 6 * GIB)
     assert second.path.parent == lease
@@ -202,9 +217,9 @@ def test_a_controller_that_is_refused_keeps_no_other_from_a_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel refuses that of the processors where a real-time process runs."""
-    base = tmp_path / "gpupool-1-x"
-    base.mkdir()
-    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    own = tmp_path / "unit"
+    own.mkdir()
+    (own / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     handed: list[tuple[Path, str]] = []
 
     def write(path: Path, word: str) -> None:
@@ -213,9 +228,104 @@ def test_a_controller_that_is_refused_keeps_no_other_from_a_lease(
         handed.append((path.parent, word))
 
     monkeypatch.setattr(Path, "write_text", write)
-    got = lease_cgroups._delegate(tmp_path, base, ())  # pyright: ignore[reportPrivateUsage]
-    assert got == {"memory", "pids"}
-    assert handed == [(group, word) for group in (tmp_path, base) for word in ("+memory", "+pids")]
+    groups = make_groups(own)
+    assert groups.controllers == {"memory", "pids"}
+    (base,) = own.glob("gpupool-[0-9]*")
+    assert handed == [(group, word) for group in (own, base) for word in ("+memory", "+pids")]
+
+
+def make_groups(own: Path) -> LeaseCgroups:
+    """Make the groups of a server whose own group is this folder."""
+    mounts, membership = own.with_name("mounts"), own.with_name("membership")
+    with mounts.open("w") as out:
+        out.write(MADE_UP.format(place=own.parent))
+    with membership.open("w") as out:
+        out.write(f"0::/{own.name}\n")
+    made = LeaseCgroups.make(mounts, membership)
+    assert made is not None
+    return made
+
+
+def test_leases_have_groups_beside_that_of_a_server_which_shares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal's session the shell is in the server's group: root's leases had no bounds."""
+    own = tmp_path / "user.slice" / "session-1.scope"
+    own.mkdir(parents=True)
+    for group, names in ((own, "memory pids"), (own.parent, "cpu memory pids")):
+        (group / "cgroup.controllers").write_text(names + "\n")
+        (group / "cgroup.type").write_text("domain\n")
+        (group / "cgroup.procs").touch()
+    (own / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
+    handed: list[tuple[Path, str]] = []
+
+    def write(path: Path, word: str) -> None:
+        if path.parent == own:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        handed.append((path.parent, word))
+
+    monkeypatch.setattr(Path, "write_text", write)
+    groups = make_groups(own)
+    assert groups.controllers == {"memory", "pids"}
+    (base,) = own.parent.glob("gpupool-[0-9]*")
+    # The others there go on sharing the processors as they did.
+    wanted = [(group, word) for group in (own.parent, base) for word in ("+memory", "+pids")]
+    assert handed == wanted
+    groups.close()
+    assert not base.exists()
+
+
+def test_a_group_hands_controllers_down_once_it_has_no_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel let it hand down two of them at once, and then no worker could be moved there."""
+    own = tmp_path / "unit"
+    own.mkdir()
+    procs = own / "cgroup.procs"
+    (own / "cgroup.controllers").write_text("cpu memory pids\n")
+    (own / "cgroup.type").write_text("domain\n")
+    procs.write_text(f"{os.getpid()}\n")
+    handed: list[Path] = []
+
+    def write(path: Path, word: str) -> None:
+        if path.name == "cgroup.procs":
+            assert word == str(os.getpid())
+            procs.open("w").close()
+        else:
+            assert not procs.read_text()
+            handed.append(path.parent)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert make_groups(own).controllers == {"cpu", "memory", "pids"}
+    assert handed[:3] == [own] * 3
+    assert (own / "gpupool-server").is_dir()
+
+
+def test_leases_have_groups_without_bounds_where_the_one_above_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "user.slice" / "session-1.scope"
+    own.mkdir(parents=True)
+    for group in (own, own.parent):
+        (group / "cgroup.controllers").write_text("memory pids\n")
+    (own / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
+
+    make = tempfile.mkdtemp
+
+    def write(path: Path, _word: str) -> None:
+        if path.parent == own:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+
+    def make_where_allowed(*, prefix: str, dir: Path) -> str:  # noqa: A002 - as it is called
+        if dir == own.parent:
+            raise PermissionError
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(tempfile, "mkdtemp", make_where_allowed)
+    assert not make_groups(own).controllers
+    assert len(list(own.glob("gpupool-[0-9]*"))) == 1
+    assert not list(own.parent.glob("gpupool-[0-9]*"))
 
 
 def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: Path) -> None:
@@ -226,6 +336,20 @@ def test_controllers_are_not_taken_from_a_group_with_others_processes(tmp_path: 
     lease_cgroups._move_down(tmp_path, {1})  # pyright: ignore[reportPrivateUsage]
     moved = (tmp_path / "gpupool-server" / "cgroup.procs").read_text()
     assert moved in {"1", str(os.getpid())}
+
+
+def test_what_a_keeper_has_started_is_moved_with_it(tmp_path: Path) -> None:
+    """Under systemd its signer was taken for another program, so no lease had bounds."""
+    words = ["/bin/sh", "-c", "sleep 300 & echo $!; wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0) as signer:
+        assert signer.stdout is not None
+        below = int(signer.stdout.readline())
+        procs = tmp_path / "cgroup.procs"
+        procs.write_text(f"{os.getpid()}\n{signer.pid}\n{below}\n")
+        lease_cgroups._move_down(tmp_path)  # pyright: ignore[reportPrivateUsage]
+        os.killpg(signer.pid, signal.SIGKILL)
+    moved = int((tmp_path / "gpupool-server" / "cgroup.procs").read_text())
+    assert moved in {os.getpid(), signer.pid, below}
 
 
 @pytest.fixture
@@ -266,6 +390,49 @@ def test_killing_a_group_kills_all_in_it_and_no_sibling(groups: LeaseCgroups) ->
         assert sibling.kill()
         groups.close()
         assert not sibling.path.parents[1].exists()
+
+
+TAKE = """
+import os
+while True: os.write(os.memfd_create("x"), bytes(16 << 20))
+"""
+
+
+async def test_the_kernel_kills_a_worker_that_takes_more_than_its_lease_may_have(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "machine_memory", lambda: GIB)
+    limits = HostLimits(host_memory=64 * MIB, host_memory_each=128 * MIB, sample_interval_s=600)
+    kit = await make_host(limits=limits)
+    client, worker = await kit.connect(kit.lease(memory=64 * MIB))
+    other, _ = await kit.connect(kit.lease(2))
+    if "memory-limit" not in kit.host.confinement():
+        pytest.skip("no control group that bounds memory can be made here")
+    group = kit.kept(worker).group
+    assert group is not None
+    most = int((group.path.parent / "memory.max").read_text())
+    assert 3 * 64 * MIB < most < GIB
+    await client.send(b"x", TAKE.encode())
+    await kit.logged("its lease used all of this server's memory that it may have")
+    assert not group.path.parent.exists()
+    assert await other.ask(b"e", b"x") == b"x"
+
+
+async def test_a_lease_has_no_more_processes_than_its_group_may_have(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_cgroups, "TASK_COUNT_MAX", 64)
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    other, _ = await kit.connect(kit.lease(2))
+    if "pids-limit" not in kit.host.confinement():
+        pytest.skip("no control group that bounds processes can be made here")
+    code = (
+        "import subprocess\n"
+        "for answer in range(100): subprocess.Popen(['/bin/sleep', '300'], process_group=0)"
+    )
+    assert await attack(client, code) == "EAGAIN"
+    assert int(await other.ask(b"c")) > 0
 
 
 @as_root
