@@ -195,7 +195,11 @@ def closed_above(path: Path) -> Path | None:
 
 
 def installation_paths() -> tuple[Path, ...]:
-    """Return the directories that hold Python, its packages and gpupool, as they are named."""
+    """Return the directories that hold Python, its packages and gpupool, as they are named.
+
+    Python with ``-m`` has its current folder on its path. A service's is the whole machine, which
+    no worker is to read.
+    """
     # In a checkout, the packages are links to folders elsewhere.
     packages = (each for part in gpupool.__path__ for each in Path(part).iterdir())
     names = [
@@ -204,7 +208,8 @@ def installation_paths() -> tuple[Path, ...]:
         *gpupool.__path__,
         *(str(each) for each in packages if each.name != "__pycache__"),
     ]
-    return tuple(sorted({Path(name).absolute() for name in names if name and Path(name).is_dir()}))
+    found = {Path(name).absolute() for name in names if name and Path(name).is_dir()}
+    return tuple(sorted(found - {Path("/")}))
 
 
 def installation_files() -> tuple[Path, ...]:

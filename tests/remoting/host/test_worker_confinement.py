@@ -48,6 +48,14 @@ def secret() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
+def test_no_worker_may_read_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the unit for systemd it might: the keeper's path had "/", where the service ran."""
+    monkeypatch.setattr(sys, "path", ["/", *sys.path])
+    assert Path("/") not in spawn.installation_paths()
+    unit = Path(__file__).resolve().parents[3] / "packaging" / "gpupool-keeper@.service"
+    assert "/opt/gpupool/bin/python -P -m " in unit.read_text()
+
+
 @as_root
 async def test_workers_of_a_lease_have_a_powerless_uid_of_their_own(
     make_host: MakeHost, secret: Path
