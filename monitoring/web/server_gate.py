@@ -26,10 +26,11 @@ from gpupool.monitoring.web.gate import (
 from gpupool.monitoring.web.lent_source import LentSource
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import AuthenticationError, UnreachableError, UsageError
+from gpupool.pool.user_bound import UserBound
 
 SESSION_S, IDLE_S = 12 * 3600.0, 3600.0
-SESSIONS_MAX, SESSIONS_USER_MAX = 64, 8
-"""Of all, and of one user: with one more, their own that was not used for the longest time ends."""
+SESSIONS_MAX, SESSION_BOUND = 64, UserBound(user=8, token=6)
+"""Of all, and of one user or token: with one more, the one of theirs unused for longest ends."""
 KEY_S, KEYS_MAX = 60.0, 64
 MINUTE_S = 60.0
 TRIES_EACH, TRIES_ALL = 5, 60
@@ -103,7 +104,7 @@ class ServerGate:
         now = self._clock()
         self._drop_old(now)
         source = self._source_of(text) or self._lend(text, judgement)
-        self._make_room(judgement.user)
+        self._make_room(judgement.user, text)
         session = _Session(text, judgement.user, secret, source, now, now)
         self._sessions[_digest(value)] = session
         return Entry(f"{COOKIE}={value}; {COOKIE_RULES}", secret)
@@ -165,11 +166,16 @@ class ServerGate:
         """Return what a session of the same token uses: one set of connections is enough."""
         return next((each.source for each in self._sessions.values() if each.text == text), None)
 
-    def _make_room(self, user: str) -> None:
+    def _make_room(self, user: str, text: str) -> None:
         """Let the sessions go for which one more has no place, those unused for longest first."""
-        own = [digest for digest, each in self._sessions.items() if each.user == user]
-        for digest in own[: max(0, len(own) - SESSIONS_USER_MAX + 1)]:
-            del self._sessions[digest]
+        for most, of_token in ((SESSION_BOUND.token, True), (SESSION_BOUND.user, False)):
+            own = [
+                digest
+                for digest, each in self._sessions.items()
+                if each.user == user and (each.text == text or not of_token)
+            ]
+            for digest in own[: max(0, len(own) - most + 1)]:
+                del self._sessions[digest]
         while len(self._sessions) >= SESSIONS_MAX:
             self._sessions.popitem(last=False)
 

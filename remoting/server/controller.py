@@ -79,6 +79,7 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.protocol.view_encoding import MadeView
@@ -108,8 +109,8 @@ from gpupool.remoting.transport.authority.ca_store import NextCa
 #: Calls of one connection that may be under way; further ones are refused.
 CALL_COUNT_MAX = 64
 
-#: Connections of one user, with all tokens together; a tenth of what a server serves.
-USER_CONNECTION_COUNT_MAX = 1024
+#: Connections; those of a user are a tenth of what a server serves.
+CONNECTION_BOUND = UserBound(user=1024, token=768)
 
 CLIENT_NAME_LENGTH_MAX = 100
 
@@ -315,8 +316,8 @@ class Controller:
     def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
         context = self._context
         token = authenticate(context, hello)
-        if self._clients.count_of(token.user) >= USER_CONNECTION_COUNT_MAX:
-            why = f"{token.user} has {USER_CONNECTION_COUNT_MAX} connections to this server"
+        if has := self._clients.reached(CONNECTION_BOUND, Holder(token.user, token.id)):
+            why = f"{has} connections to this server"
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
         client = Client(connection, token.id, token.user, token.kind, name, hello.protocol)

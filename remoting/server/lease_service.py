@@ -268,7 +268,7 @@ class LeaseService:
             answer = make_offer(context.state_now(), shown, request, client.user)
         if isinstance(answer, NoOffer):
             if answer.kind == RefusalKind.BUSY and message.waits:
-                context.wait_queue.add(client.connection, request, now, client.user)
+                context.wait_queue.add(client.connection, request, now, client.holder)
             elif answer.kind in FINAL:
                 _log_refusal(client, answer.kind, answer.why)
             context.answer(client, call, m.Offered(None, answer))
@@ -278,7 +278,7 @@ class LeaseService:
     def _await_gpus(self, client: Client, call: int, message: m.AwaitGpus) -> None:
         check_request(message.request)
         wait_queue, now = self._context.wait_queue, self._context.clock.monotonic()
-        wait_queue.add(client.connection, message.request, now, client.user)
+        wait_queue.add(client.connection, message.request, now, client.holder)
         request = as_all_know_it(self._context.state, message.request)
         command = commands.Wait(request, client.user, client.token, message.reason)
 

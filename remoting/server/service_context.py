@@ -21,6 +21,7 @@ from gpupool.pool.ports import Clock, RaftHealth, Role
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Finding
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost
@@ -77,6 +78,11 @@ class Client:
     members: tuple[m.Member, ...] = ()
     ca_pem: bytes = b""
 
+    @property
+    def holder(self) -> Holder:
+        """The user and the token of what this client holds."""
+        return Holder(self.user, self.token)
+
     def __str__(self) -> str:
         """Return who this is, for logs."""
         return f"{self.user} ({self.name or 'unnamed client'}, token {self.token})"
@@ -87,7 +93,7 @@ class ClientTable:
 
     def __init__(self) -> None:
         self._clients: dict[int, Client | None] = {}
-        self._by_user: Counter[str] = Counter()
+        self._count: Counter[str | Holder] = Counter()  # by user, and by holder
 
     def opened(self, connection: int) -> None:
         """Add a connection whose client is not known yet."""
@@ -96,20 +102,21 @@ class ClientTable:
     def welcome(self, client: Client) -> None:
         """Note the client of an open connection."""
         self._clients[client.connection] = client
-        self._by_user[client.user] += 1
+        self._count.update((client.user, client.holder))
 
     def closed(self, connection: int) -> Client | None:
         """Remove a connection, and return its client if it had been welcomed."""
         client = self._clients.pop(connection, None)
         if client is not None:
-            self._by_user[client.user] -= 1
-            if not self._by_user[client.user]:
-                del self._by_user[client.user]
+            for key in (client.user, client.holder):
+                self._count[key] -= 1
+                if not self._count[key]:
+                    del self._count[key]
         return client
 
-    def count_of(self, user: str) -> int:
-        """Return how many open connections one user has."""
-        return self._by_user[user]
+    def reached(self, bound: UserBound, holder: Holder) -> str:
+        """Return whose bound of open connections leaves ``holder`` no more, or an empty text."""
+        return bound.reached_by(holder, self._count[holder.user], self._count[holder])
 
     def has(self, connection: int) -> bool:
         """Return whether the connection is open, welcomed or not."""

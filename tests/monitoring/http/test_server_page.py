@@ -22,9 +22,9 @@ from gpupool.monitoring.web.lent_source import UNSEEN_S, LentSource
 from gpupool.monitoring.web.server_gate import (
     IDLE_S,
     KEY_S,
+    SESSION_BOUND,
     SESSION_S,
     SESSIONS_MAX,
-    SESSIONS_USER_MAX,
     TRIES_ALL,
     TRIES_EACH,
     ServerGate,
@@ -175,7 +175,8 @@ class Bench:
     async def _judge(self, text: str, _connection: int) -> Judgement:
         if self.down:
             return Judgement(why="it is away", status=503)
-        return Judgement(text, "user") if text in self.good else Judgement(why="no")
+        user = text.partition("/")[0]
+        return Judgement(user, "user") if user in self.good else Judgement(why="no")
 
     def _lend(self, text: str, _judgement: Judgement) -> LentSource:
         source = LentSource(text, "user", _nobody, lambda _task: None)
@@ -237,8 +238,13 @@ async def test_sessions_end() -> None:
 async def test_sessions_are_bounded_by_user_and_in_all() -> None:
     bench = Bench()
     graces = await bench.log_in("grace")
-    adas = [await bench.log_in("ada") for _ in range(SESSIONS_USER_MAX + 1)]
+    adas = [await bench.log_in("ada") for _ in range(SESSION_BOUND.token + 1)]
     assert [await bench.is_in(each) for each in (graces, *adas[:2])] == [True, False, True]
+    left = SESSION_BOUND.user - SESSION_BOUND.token
+    others = [await bench.log_in("ada/2") for _ in range(left + 1)]
+    assert [await bench.is_in(each) for each in (*adas[1:3], *others)] == [False] + [True] * (
+        left + 2
+    )
     bench.good |= {f"user {number}" for number in range(SESSIONS_MAX)}
     for number in range(SESSIONS_MAX):
         await bench.log_in(f"user {number}")

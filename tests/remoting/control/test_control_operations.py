@@ -23,6 +23,7 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.transitions.policy_versions import pack_text
+from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.client import subscription
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.client.pool_client import Pool
@@ -653,7 +654,7 @@ async def test_each_server_is_told_the_weights_of_its_own_leases(
 async def test_one_user_cannot_take_all_connections(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "USER_CONNECTION_COUNT_MAX", 2)
+    monkeypatch.setattr(controller, "CONNECTION_BOUND", UserBound(user=2, token=2))
     cluster = Cluster(nursery)
     await cluster.start([1], users=("ada", "eve"))
     async with cluster.client("ada"), cluster.client("eve") as eve:
@@ -665,6 +666,21 @@ async def test_one_user_cannot_take_all_connections(
         await eve.view()
         async with cluster.client("ada") as again:
             await again.view()
+
+
+async def test_one_token_leaves_its_users_others_a_connection(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "CONNECTION_BOUND", UserBound(user=2, token=1))
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada",))
+    async with cluster.client("ada") as first:
+        with pytest.raises(NotNowError, match=r"token [0-9a-f]{12} of ada has 1 connections"):
+            async with cluster.client("ada"):
+                pass
+        await first.view()
+    async with cluster.client("ada") as again:
+        await again.view()
 
 
 async def test_one_connection_cannot_have_any_number_of_leases(
@@ -714,7 +730,7 @@ def test_beats_are_those_of_the_clock(every_s: float) -> None:
 async def test_one_user_cannot_take_all_questions(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_service, "USAGE_USER_COUNT_MAX", 2)
+    monkeypatch.setattr(admin_service, "USAGE_BOUND", UserBound(user=2, token=2))
     monkeypatch.setattr(admin_service, "USAGE_TOTAL_MAX", 3)
     cluster = Cluster(nursery)
     await cluster.start([1], ["ada", "bob", "eve"])
@@ -740,7 +756,7 @@ async def test_one_user_cannot_take_all_questions(
             for pool in (*adas[:2], others[0]):
                 asking.start_soon(ask, pool)
                 await trio.sleep(1)
-            with pytest.raises(NotNowError, match="2 questions of ada"):
+            with pytest.raises(NotNowError, match="ada has 2 questions about usage"):
                 await ask(adas[2])
             with pytest.raises(NotNowError, match="too many questions"):
                 await ask(others[1])
@@ -752,7 +768,7 @@ async def test_one_user_cannot_take_all_questions(
 async def test_one_user_cannot_take_all_subscriptions(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_service, "USER_SUBSCRIPTION_COUNT_MAX", 1)
+    monkeypatch.setattr(view_service, "SUBSCRIPTION_BOUND", UserBound(user=2, token=1))
     cluster = Cluster(nursery)
     await cluster.start([1])
     async with cluster.client("ada") as one, cluster.client("ada") as two:
@@ -760,7 +776,7 @@ async def test_one_user_cannot_take_all_subscriptions(
         second = next(iter(two.connections.by_server.values()))
         await first.call(m.Subscribe(1.0), timeout_s=5)
         await first.call(m.Subscribe(2.0), timeout_s=5)
-        with pytest.raises(NotNowError, match="ada has 1 subscriptions"):
+        with pytest.raises(NotNowError, match="of ada has 1 subscriptions"):
             await second.call(m.Subscribe(1.0), timeout_s=5)
         await first.call(m.Subscribe(0.0), timeout_s=5)
         await second.call(m.Subscribe(1.0), timeout_s=5)
