@@ -20,6 +20,10 @@ from gpupool.remoting.host.measuring.worker_files import (
 )
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+MAPS_SIZE_MAX = 32 << 20
+"""Bytes of lists of mappings that one look reads, of 100 each; PyTorch's workers have 0.5 MB."""
+DETAILS_SIZE_MAX = 128 << 20
+"""Bytes of ``smaps`` that one look reads; what the rest has mapped counts whole."""
 EXACT_MIN = 16 << 20
 """Below this sum it counts whole: what processes have mapped of it takes longer to find out."""
 
@@ -68,7 +72,7 @@ class _Look:
         self.unseen = 0
         self._sizes: dict[File, int] = {}
         self._uid, self._devices, self._seen = uid, devices, seen
-        self._left = DESCRIPTOR_COUNT_MAX
+        self._left, self._maps_left = DESCRIPTOR_COUNT_MAX, MAPS_SIZE_MAX
 
     def size(self, mapped: Mapping[File, int] = MappingProxyType({})) -> int:
         """Return the bytes of what was found, less those that are counted elsewhere."""
@@ -80,18 +84,25 @@ class _Look:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 self._take_file(f"/proc/{pid}/fd/{name}")
         with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            text = _read(f"/proc/{pid}/maps", self._maps_left)
+            self._maps_left -= len(text)
+            for line in text.splitlines():
                 if line.endswith(_DELETED) and (found := _MAPPING.match(line)):
                     place, major, minor, inode = found.groups()
                     file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
                     if file not in self._seen:
                         self._take_file(f"/proc/{pid}/map_files/{_plain(place)}")
+        if self._maps_left <= 0:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.unseen = UNSEEN_SIZE
+        raise _EndlessError
 
     def _take_file(self, path: str) -> None:
         self._left -= 1
         if self._left < 0:
-            self.unseen = UNSEEN_SIZE
-            raise _EndlessError
+            self._give_up()
         with suppress(OSError):  # It has been closed meanwhile.
             found = os.stat(path)
             file = found.st_dev, found.st_ino
@@ -106,6 +117,12 @@ class _Look:
                 self._sizes[file] = found.st_blocks * 512
 
 
+def _read(path: str, most: int) -> str:
+    """Return the beginning of a file of the kernel, of ``most`` bytes at most."""
+    with open(path, "rb") as file:
+        return file.read(max(0, most)).decode("ascii", "replace")
+
+
 def _plain(place: str) -> str:
     """Return a range of addresses as ``map_files`` names it: without leading zeros."""
     return "-".join(f"{int(part, 16):x}" for part in place.split("-"))
@@ -114,9 +131,11 @@ def _plain(place: str) -> str:
 def _mapped(processes: Iterable[int], files: Collection[File]) -> dict[File, int]:
     """Return how many bytes of these files are in the processes' own memory, all together."""
     found: dict[File, int] = {}
+    left = DETAILS_SIZE_MAX
     for pid in processes:
         with suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps").read_text(errors="replace")
+            text = _read(f"/proc/{pid}/smaps", left)
+            left -= len(text)
             for mapping in _MAPPING.finditer(text):
                 _, major, minor, inode = mapping.groups()
                 file = os.makedev(int(major, 16), int(minor, 16)), int(inode)

@@ -140,6 +140,9 @@ def test_each_file_without_a_name_counts_once_and_what_is_mapped_not_again(
             assert added({1: [me]}) == size
             assert sum(memory[:: mmap.PAGESIZE]) == 0  # touches each page
             assert added({1: [me]}) == 0  # host_memory.resident has it
+            with monkeypatch.context() as patch:
+                patch.setattr(measuring, "DETAILS_SIZE_MAX", 0)
+                assert added({1: [me]}) >= size  # more than can be told apart counts twice
         os.fchown(file, uid + 1, -1)
         assert added({1: [me]}) == 0  # as a client's, which it shares with its worker
     finally:
@@ -148,10 +151,11 @@ def test_each_file_without_a_name_counts_once_and_what_is_mapped_not_again(
 
 
 @as_root
-def test_more_open_files_than_can_be_looked_at_are_more_than_any_bound(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("bound", ["DESCRIPTOR_COUNT_MAX", "MAPS_SIZE_MAX"])
+def test_more_files_or_mappings_than_can_be_looked_at_are_more_than_any_bound(
+    monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(measuring, "DESCRIPTOR_COUNT_MAX", 2)
+    monkeypatch.setattr(measuring, bound, 2)
     assert unnamed_memory({1: [os.getpid()]}, os.geteuid(), 0)[1] >= UNSEEN_SIZE
 
 
