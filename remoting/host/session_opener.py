@@ -218,8 +218,7 @@ class SessionOpener:
         if real and worker.cuda_problem:
             raise GpupoolError("no session can be opened", why=worker.cuda_problem)
         self._check_context_room(lease.id, gpus)  # Another session may have taken it meanwhile.
-        worker.lease, worker.real = lease.id, real
-        worker.holder = Holder(lease.user, lease.token)
+        worker.lease, worker.real, worker.holder = lease.id, real, Holder(lease.user, lease.token)
         self._note_use(worker)
         worker.devices = tuple(gpu.id for gpu in gpus)
         worker.session, worker.door = os.urandom(16), door

@@ -86,6 +86,9 @@ class ViewService:
     def closed(self, client: Client) -> None:
         """Forget a client that is gone."""
         self._unsubscribe(client)
+        for asker in self._asking():
+            if asker.client is client:
+                self._context.clients.end_call(client)
         self._askers = [each for each in self._askers if each.client is not client]
         if self._making is not None:
             mine = [each for each in self._making.askers if each.client is not client]

@@ -13,12 +13,13 @@ from tests.remoting.control.control_kit import until
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
+    GpupoolError,
     NoQuorumError,
     NotNowError,
     UsageError,
 )
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.table_clock import ClockSample
@@ -496,6 +497,46 @@ async def test_calls_of_one_client_are_limited(
             for _ in range(70):
                 inner.start_soon(wait)
         assert refused == 6
+
+
+async def test_calls_of_one_user_are_limited_and_each_is_counted_once(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "CALL_BOUND", UserBound(user=12, token=10))
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada", "bob"))
+    cluster.log.latency_s = 0.5
+    refused: list[str] = []
+
+    async def wait(pool: Pool, message: m.Call) -> None:
+        (connection,) = pool.connections.by_server.values()
+        try:
+            await connection.call(message, timeout_s=5)
+        except GpupoolError as error:
+            refused.append(str(error))
+
+    def everything(pool: Pool) -> list[m.Call]:
+        unknown = m.Attach(LeaseId(2**40), b"x")
+        return [m.AwaitGpus(request(pool), "busy"), m.GetAudit(), unknown, m.GetView()]
+
+    async with cluster.client("ada") as one, cluster.client("bob") as bob:
+        async with cluster.client("ada") as two, trio.open_nursery() as calling:
+            for _ in range(6):
+                calling.start_soon(wait, one, m.AwaitGpus(request(one), "busy"))
+                calling.start_soon(wait, two, m.AwaitGpus(request(two), "busy"))
+            await trio.sleep(0.1)
+            assert len(refused) == 2
+            assert "of ada has 10 calls under way" in refused[0]
+            await wait(bob, m.Ping())
+            await trio.sleep(1)
+            for message in everything(two):
+                calling.start_soon(wait, two, message)
+            await trio.sleep(0.1)
+            calling.cancel_scope.cancel()
+        await trio.sleep(5)  # what was asked for by a connection that has gone is over
+        (node,) = cluster.nodes
+        assert node.server.controller.calls_under_way() == 0
+        assert len(refused) == 2
 
 
 async def test_a_client_that_reads_nothing_is_hung_up_on(

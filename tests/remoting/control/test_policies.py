@@ -15,7 +15,7 @@ from gpupool.pool.errors import DeniedError, NeverFitsError, UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting.server import lease_service, policy_service
+from gpupool.remoting.server import policy_service, service_context
 from gpupool.remoting.server.client_checks import check_request
 
 
@@ -50,9 +50,9 @@ async def test_a_refusal_has_a_line_in_the_log(
     kept: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", kept.append)
-    monkeypatch.setattr(lease_service.LOG, "handlers", [handler])
+    monkeypatch.setattr(service_context.LOG, "handlers", [handler])
     # It has the logger forget what other tests found switched off.
-    caplog.set_level(logging.INFO, logger=lease_service.LOG.name)
+    caplog.set_level(logging.INFO, logger=service_context.LOG.name)
     cluster = Cluster(nursery)
     await cluster.start([2])
     async with cluster.client("root") as root, cluster.client() as pool:
