@@ -1,7 +1,7 @@
 """The streams of the clients: each is read when it is its user's turn, and has a task that writes.
 
-What a client sends is not decoded before its turn (``message_turns``). What is sent to a client waits in an
-outbox with a bound; a client that does not read is hung up on.
+What a client sends is not decoded before its turn (``message_turns``). What is sent to a client
+waits in an outbox with a bound; a client that does not read is hung up on.
 """
 
 import itertools
