@@ -49,6 +49,7 @@ from gpupool.remoting.client.credentials import (
     save_credentials,
 )
 from gpupool.remoting.client.enrolment import login
+from gpupool.remoting.client.pool_client import Pool as Client
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.privileges.first_process import leave_first_place
 from gpupool.remoting.protocol import messages as m
@@ -415,7 +416,7 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
                     await connection.call(m.Subscribe(0.1), timeout_s=20)
             await trio.sleep_forever()
 
-    async def pipelined(message: Callable[[Pool], m.Call]) -> None:
+    async def pipelined(message: Callable[[Client], m.Call]) -> None:
         """Send as many calls at once as a read of a server takes; answers are thrown away."""
         nonlocal count
         async with connect_pool(credentials) as pool:
