@@ -19,12 +19,11 @@ from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.isolation.confinement import uses_mps
 from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
-from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
 SUSPENDED_ANSWER_S = 20.0
@@ -283,7 +282,7 @@ class SessionOpener:
         gpus: Sequence[Gpu],
     ) -> None:
         """Have a worker take turns with other leases, unless NVIDIA's daemon mixes their work."""
-        if worker.real and uses_mps():
+        if worker.real and mps_folders.is_used():
             return
         pairs = zip(gpus, partitions, strict=True)
         shares = [(gpu.id, due_share(lease, partition, gpu)) for gpu, partition in pairs]

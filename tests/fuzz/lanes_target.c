@@ -14,7 +14,7 @@
 #include <setjmp.h>
 
 #define LANES 2
-#define AHEAD_MAX 256
+#define AHEAD_MAX (4 * (GP_LANE_CHUNK + sizeof(struct kept) + ALLOCATION_COST))
 #define PARTS_MAX 4
 
 static struct {
@@ -154,11 +154,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     uint64_t kept_bytes = 0;
     for (struct kept *one = play.lanes->kept, *next; one != NULL; one = next) {
         next = one->next;
-        kept_bytes += one->head.size;
+        kept_bytes += cost_of(&one->head);
         free(one);
     }
     // Lanes that wait at once for the part at hand may each keep a chunk.
-    uint64_t most = AHEAD_MAX + (LANES - 1) * GP_LANE_CHUNK;
+    uint64_t most = AHEAD_MAX / 4 * (4 + LANES - 1);
     if (kept_bytes != play.lanes->kept_bytes || kept_bytes > most) abort();
     pthread_cond_destroy(&play.lanes->changed);
     pthread_cond_destroy(&play.lanes->finished);
