@@ -208,7 +208,6 @@ def command(
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
@@ -227,7 +226,7 @@ def command(
         gpm=gpm,
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
-        ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
+        ca=Path(ca) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
         client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
