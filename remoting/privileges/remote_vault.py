@@ -35,7 +35,9 @@ class RemoteVault:
         self._socket, self.pid, self.has_own_user = sock, pid, has_own_user
         sock.settimeout(START_TIMEOUT_S)
         try:
-            self._public = self._receive()[0]
+            self._public, *former = self._receive()
+            #: The CA of a former pool, if the signer was given one.
+            self.former = Authority(*former) if former else None
         except AuthenticationError as error:
             self.end()
             raise GpupoolError(
