@@ -114,6 +114,8 @@ class Load:
             bytes_out=draw.randrange(20_000) if works else 0,
             waits=draw.randrange(1_000) if works else 0, rtt_n=10, rtt=draw.randrange(900, 2_000),
             busy_max=draw.randrange(1_000) if works else 0, memory_max=16_000,
+            calls=draw.randrange(100_000) if works else 0,
+            wait_time=draw.randrange(100_000) if works else 0,
         )  # fmt: skip
 
 
@@ -188,7 +190,7 @@ def identity(folder: Path) -> None:
     db = sqlite3.connect(folder / FILE_NAME)
     rolled = dict(db.execute("SELECT * FROM rolled"))
     for table in TABLES:
-        totals = ", ".join(f"sum({each})" for each in table.sums)
+        totals = ", ".join(f"sum({each})" for each in table.all_sums)
         for at, (finer, coarser) in enumerate(pairwise(TIERS)):
             begin = db.execute(f"SELECT min(t) FROM {table.at(finer)}").fetchone()[0]
             begin = -(-begin // coarser.step_s) * coarser.step_s
@@ -213,7 +215,7 @@ def with_packed(
     total = [each or 0 for each in sums]
     for packed in packed_of(db):
         if packed.table is table:
-            times, *columns = packed.columns(("t", *table.sums))
+            times, *columns = packed.columns(("t", *table.all_sums))
             chosen = [each >= begin for each in times]
             for at, column in enumerate(columns):
                 total[at] += sum(compress(column, chosen))
