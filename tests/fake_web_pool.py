@@ -413,6 +413,7 @@ class FakePool:
             return HistoryAnswer({each: fake_kept.of_gpu(query, step, mine) for each in servers})
         wave = 0.0 if query.metric == "capacity" else 0.4
         full = 1000 * {"busy": 1000 * self.gpus, "capacity": 2 << 20}.get(query.metric, 1 << 20)
+        full = 60 << 20 if (query.of, query.metric) == ("gpu", "memory") else full
         points = tuple(
             (t, int((wave * math.sin(t / 900) + 0.5) * full), 1000, -1)
             for t in range(int(query.since) // 1000, int(query.until) // 1000, step)

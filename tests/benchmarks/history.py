@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import compress, pairwise
 from pathlib import Path
 
+from gpupool.monitoring.history.gpu_marks import reason_mark
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
@@ -38,6 +39,9 @@ START = 1_790_000_000 // DAY_S * DAY_S
 H200_MIB = 140 << 10
 LEASE_SLOTS = 430
 """Slots for which a lease runs: 1,000 ends a day of 50 at a time."""
+
+HELD_DOWN = 0.2
+"""Of the slots of a GPU: those in which its power limit held its clocks down."""
 
 SPECIFIED = {"10s": 50.5, "1m": 60.6, "1h": 60.6}
 """Bytes a row of GPUs and leases."""
@@ -75,6 +79,8 @@ class Load:
                 tensor=draw.randrange(1000), bandwidth=draw.randrange(1000), busy_max=1000,
                 memory_max=120_000 + draw.randrange(10_000), power_max=700, temperature_max=80,
             )  # fmt: skip
+            if draw.random() < HELD_DOWN:
+                slot.marks[books.gpu, reason_mark("power") or 0] = Row(amount=draw.randrange(9000))
         for at in range(self.leases):
             self._lease(slot, number, at)
         slot.server = Row(

@@ -28,7 +28,7 @@ async function load() {
 function ends(at, name) {
   if (!known(at)) return "–";
   const days = Math.floor((at - poolNow()) / DAY_MS);
-  const words = `${when(at)}, ${days < 0 ? "it has ended" : `in ${days} days`}`;
+  const words = `${new Date(at).toISOString().slice(0, 10)}, ${days < 0 ? "it has ended" : `in ${days} days`}`;
   return days < (SOON[name] || 30) ? html`<span class="tag warn">${words}</span>` : words;
 }
 
@@ -57,7 +57,7 @@ function storage() {
 function tier(found) {
   if (!found) return "–";
   const [, kept_s, oldest] = found;
-  return html`${duration(kept_s * 1000)}<span class="faint">${oldest ? `, since ${when(oldest)}` : ", none yet"}</span>`;
+  return html`${kept_s % 86400 ? duration(kept_s * 1000) : `${kept_s / 86400} d`}<span class="faint">${oldest ? `, since ${when(oldest)}` : ", none yet"}</span>`;
 }
 
 function keeping() {
