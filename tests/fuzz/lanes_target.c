@@ -9,7 +9,10 @@
 
 #undef GP_LANE_CHUNK
 #define GP_LANE_CHUNK 64  // small, so that a copy has many
+#undef GP_SMALL_CHUNK
+#define GP_SMALL_CHUNK GP_LANE_CHUNK  // at whose multiples chunks begin
 #include "wire/lanes.c"
+#include "chunk.h"
 
 #include <setjmp.h>
 
@@ -125,13 +128,7 @@ ssize_t gp_receive(struct gp_link *link, void *target, size_t size) {
         memset(target, 0x5a, part);
         return (ssize_t)part;
     }
-    unsigned byte = take_byte(play.input), place = take_byte(play.input);
-    struct chunk head = {MAGIC, 1 + place % GP_LANE_CHUNK, play.lanes->stripe + (byte & 1),
-                         (uint64_t)(place >> 4) * GP_LANE_CHUNK};
-    if (byte & 2) head.size = GP_LANE_CHUNK;
-    if (byte & 4) head.offset += play.lanes->start;
-    if ((byte & 0xf0) == 0xf0) take_bytes(play.input, &head, sizeof head);
-    if ((byte & 0xf8) == 0xe8) take_bytes(play.input, &head.size, sizeof head - sizeof head.magic);
+    struct chunk head = take_chunk(play.input, play.lanes);
     memcpy(target, &head, sizeof head);
     return sizeof head;
 }
