@@ -15,11 +15,14 @@ CLIENT_TESTS := tests/pool tests/cli/test_keys.py tests/cli/test_output.py \
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test tests slow-tests sanitized-tests client-tests coverage fuzz wheels test-wheels \
-  check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests
+  check-wheel wheels-release packages test-packages lint lock docs site clean web-vendor browser-tests \
+  root-tests audit
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
+	@echo "make root-tests   the tests of what only root can confine; as root"
+	@echo "make audit  compare the locked versions with the database of advisories"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make test-cupy     run CuPy's own tests through the array door; CUPY=/path/to/cupy"
 	@echo "make test-pages    follow what the pages tell a reader to type; five minutes"
@@ -93,6 +96,14 @@ test: lint
 # Whole pools and clusters under faults: minutes that the default run is spared.
 long-tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 3 --dist worksteal -m long
+
+# What confines workers, and gives up a server's privileges: most of it is left out for others.
+ROOT_TESTS := tests/remoting/host tests/remoting/privileges tests/remoting/control/test_ca_signer.py \
+  tests/cli/test_privilege_separation.py tests/cli/test_closed_home.py tests/cli/test_full_disk.py \
+  tests/cli/test_backup_restore.py tests/consensus/test_findings_full_disk.py
+root-tests: $(VENV)/installed-dev
+	@test "$$(id -u)" = 0 || { echo "only root can run these tests"; exit 1; }
+	$(BIN)/pytest -n 3 --dist worksteal -rs $(ROOT_TESTS)
 
 .PHONY: test-pages
 # Each block of the pages that is marked as tested, as a reader types it, with a pool.
@@ -188,7 +199,25 @@ lock:
 	  --output-file requirements/build.txt
 	$(subst pyproject.toml,requirements/wheels.in,$(LOCK)) --constraint requirements/server.txt \
 	  --output-file requirements/wheels.txt
+	$(subst pyproject.toml,requirements/audit.in,$(LOCK)) --output-file requirements/audit.txt
+	for extra in cuda12 cuda13; do \
+	  $(LOCK) --extra $$extra --constraint requirements/server.txt \
+	    --output-file requirements/$$extra.txt || exit 1; \
+	done
 	$(subst pyproject.toml,--group pyproject.toml:docs,$(LOCK)) --output-file requirements/docs.txt
+
+# Exact versions, whose hashes pip compares, against the database of advisories.
+AUDIT := $(VENV)/audit
+$(AUDIT)/installed: $(BIN)/python requirements/audit.txt
+	rm -rf $(AUDIT) && $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --require-hashes --only-binary :all: --requirement requirements/audit.txt
+	@touch $@
+
+audit: $(AUDIT)/installed
+	for list in requirements/*.txt; do \
+	  $(AUDIT)/bin/pip-audit --require-hashes --requirement $$list || exit 1; \
+	done
 
 web-vendor: $(BIN)/python
 	$(BIN)/python packaging/web_vendor.py

@@ -25,7 +25,8 @@ its former self: when the former start is heard after the newer one, both live, 
 the clone. A start that takes the place of a connection that had not ended is therefore not listened
 to for ``PROBATION_S``, within which the original dials again. Each further connection that it takes
 from a living one begins that time anew: the original may have dialled, with a hello that waits for
-its disk.
+its disk. A start is remembered once it is believed. One that ends before has said nothing that
+counts here, and may have been a clone's: the original is not held to it (seed 110036).
 
 **Repair.** A server whose superblock says that synced batches are missing (``floor``) neither votes
 nor campaigns. It takes entries from the leader, and what it acknowledges it holds. It serves again
@@ -82,6 +83,8 @@ class Promises:
         self._told_at: dict[ServerId, float] = {}
         self._displaced: set[ServerId] = set()
         self._probation: dict[ServerId, float] = {}
+        self._unproven: dict[ServerId, Start] = {}  # on probation, and not remembered yet
+        self._speaks: dict[ServerId, Start] = {}  # by the present connection
         self._repairing: set[ServerId] = set()
         self._saved_at = float("-inf")
         self._urgent = False
@@ -122,6 +125,7 @@ class Promises:
         """Say hello; a connection that takes the place of a living one is suspicious."""
         context = self._context
         self._displaced.discard(peer)
+        self._speaks.pop(peer, None)
         if self._ended_at.get(peer) == context.now:
             self._displaced.add(peer)
         self._greet(peer)
@@ -141,6 +145,7 @@ class Promises:
     def disconnected(self, peer: ServerId) -> None:
         """Note when a connection ended."""
         self._ended_at[peer] = self._context.now
+        self._speaks.pop(peer, None)
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -176,27 +181,19 @@ class Promises:
         if peer in self._memory.fenced:
             self._refuse(peer, self._memory.why_fenced, start.boot)
             return
-        if start == known.former != Start():
-            _log.error(
-                "server %s lives twice: its start %d is heard after start %d, whose state "
-                "directory must be a copy; that one is refused",
-                peer,
-                start.boot,
-                known.start.boot,
-            )
+        if start == known.start and peer in self._unproven:
+            known = self._lives_twice(peer, replace(known, clone=self._unproven[peer]))
+        elif start == known.former != Start():
             known = replace(known, start=known.former, former=Start(), clone=known.start)
-            self._memory.set(peer, known)
-            self._urgent = True
-            self._probation.pop(peer, None)
+            known = self._lives_twice(peer, known)
         reason = _objection(known, start, message)
         if reason:
             self._refuse(peer, reason, start.boot)
             return
         self._refused.pop(peer, None)
+        self._speaks[peer] = start
         if start != known.start:
             self._begin(peer, known, start)
-        elif peer in self._displaced and not self._is_believed(peer):
-            self._probation[peer] = self._context.now + PROBATION_S
         if message["repairing"]:
             self._help(peer)
         else:
@@ -206,11 +203,38 @@ class Promises:
         """Tell whether a server's newest start is no longer on probation."""
         return self._context.now >= self._probation.get(peer, -NEVER)
 
+    def _lives_twice(self, peer: ServerId, known: Remembered) -> Remembered:
+        """Remember that a server was heard after its clone."""
+        _log.error(
+            "server %s lives twice: its start %d is heard after start %d, whose state "
+            "directory must be a copy; that one is refused",
+            peer,
+            known.start.boot,
+            known.clone.boot,
+        )
+        self._remember(peer, known)
+        self._probation.pop(peer, None)
+        return known
+
     def _begin(self, peer: ServerId, known: Remembered, start: Start) -> None:
-        self._memory.set(peer, replace(known, start=start, former=known.start))
-        self._urgent = True
         if peer in self._displaced and known.start != Start():
             self._probation[peer] = self._context.now + PROBATION_S
+        if self._is_believed(peer):
+            self._remember(peer, replace(known, start=start, former=known.start))
+        else:
+            self._unproven[peer] = start
+
+    def _remember(self, peer: ServerId, known: Remembered) -> None:
+        self._memory.set(peer, known)
+        self._unproven.pop(peer, None)
+        self._urgent = True
+
+    def _end_probation(self) -> None:
+        """Remember the starts that are believed by now, and have not ended."""
+        for peer, start in list(self._unproven.items()):
+            if self._is_believed(peer) and self._speaks.get(peer) == start:
+                known = self._memory.of(peer)
+                self._remember(peer, replace(known, start=start, former=known.start))
 
     def _help(self, peer: ServerId) -> None:
         """Tell a server that is being repaired what it promised here; count on none of it."""
@@ -273,6 +297,7 @@ class Promises:
             for peer in sorted(self._context.frames.connected()):
                 self._greet(peer)
         self._note_told()
+        self._end_probation()
         now = self._context.now
         if now < self._saved_at + (SAVE_URGENT_S if self._urgent else SAVE_EVERY_S):
             return

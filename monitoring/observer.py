@@ -40,6 +40,7 @@ from gpupool.monitoring.frames import (
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_writer import HistoryWriter
+from gpupool.monitoring.history.kept_files import storage_of
 from gpupool.monitoring.history.series import SLOT_S
 from gpupool.monitoring.http.http_door import HttpDoor
 from gpupool.monitoring.http.http_frames import (
@@ -108,7 +109,8 @@ class Observer:
         self._writer = RecordWriter(folder, _say, self._ended)
         self.sample: Sample | None = None
         """The latest one."""
-        self._history = HistoryWriter(folder, settings or HistorySettings(), _say)
+        self._settings = settings or HistorySettings()
+        self._history = HistoryWriter(folder, self._settings, _say)
         self._samples: list[Sample] = []
         self._sampled = trio.Event()
         self._keeping = trio.CapacityLimiter(1)
@@ -231,10 +233,12 @@ class Observer:
         await self._send(Answered(asked.number, page))
 
     async def _answer_history(self, asked: HistoryAsked) -> None:
+        if asked.query.of == "storage":
+            job = partial(storage_of, self._folder, self._settings)
+        else:
+            job = partial(read_history, self._folder, asked.query)
         try:
-            page = await self._in_thread(
-                partial(read_history, self._folder, asked.query), limiter=self._readers
-            )
+            page = await self._in_thread(job, limiter=self._readers)
         except Exception as error:  # noqa: BLE001 - a question ends no observer
             page = HistoryPage(problem=f"its observer cannot read the history: {error}"[:300])
         page = replace(page, lost=self._history.lost)

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpupool.monitoring.accounting import gaps_of
 from gpupool.pool.errors import StorageError
-from gpupool.pool.model.forgetting import Forgotten, meant
+from gpupool.pool.model.forgetting import Forgotten, meant, without_names
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.model.suspension import Span
 from gpupool.pool.record_query import RecordQuery
@@ -111,9 +111,12 @@ class UsageStore:
 
     def forget(self, forgotten: Iterable[Forgotten]) -> None:
         """Replace the names of users by pseudonyms, in the file and in its journal."""
+        orders = tuple(forgotten)
         users = self._db.execute("SELECT DISTINCT user FROM record").fetchall()
-        found = [(order, user) for (user,) in users for order in meant(forgotten, user)]
-        if not found:
+        found = [(order, user) for (user,) in users for order in meant(orders, user)]
+        reasons = self._db.execute("SELECT DISTINCT reason FROM record").fetchall()
+        naming = [r for (r,) in reasons if without_names(r, orders) != r]
+        if not found and not naming:
             return
         self._db.execute("PRAGMA secure_delete=ON")
         with self._db:
@@ -121,6 +124,14 @@ class UsageStore:
                 "UPDATE record SET user = ?, client = '' WHERE user = ? AND number <= ?",
                 [(order.pseudonym, user, order.number) for order, user in found],
             )
+            for order in orders:
+                said = [
+                    (without_names(reason, (order,)), reason, order.number) for reason in naming
+                ]
+                self._db.executemany(
+                    "UPDATE record SET reason = ? WHERE reason = ? AND number <= ?", said
+                )
+                naming += [new for new, old, _ in said if new != old]
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def newest(self) -> int:

@@ -7,7 +7,8 @@ not told, and says how often it could not be.
 Every server that could send follows what holds, and one of them tells (``alert_gate``). A server
 that begins to send is silent for a minute first: the former sender may have told. So is one that
 loses touch with a majority, which then tells of nothing else, and one that is in touch again: it
-tells that this is over, also where another server is the sender now. The simulator runs this code
+tells that this is over, also where another server is the sender now. So is one that stood still: it
+cannot know who has sent meanwhile. The simulator runs this code
 for each of its servers (``alert_checker``).
 """
 
@@ -23,6 +24,8 @@ GROUP_S = 30.0
 REPEAT_S = 4 * 3600.0
 MESSAGES_AN_HOUR = 20
 SILENT_FIRST_S = 60.0
+STANDSTILL_S = 30.0
+"""After as long without a look a sender begins anew; looks come every 5 s."""
 OVER_AFTER_S = 15.0
 """For which a condition must not hold before its alert is over."""
 ALERTS_A_MESSAGE = 100
@@ -62,6 +65,7 @@ class Times:
     repeat_s: float = REPEAT_S
     silent_first_s: float = SILENT_FIRST_S
     over_after_s: float = OVER_AFTER_S
+    standstill_s: float = STANDSTILL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class AlertLog:
     )
     _role: _Role | None = None
     _since_s: float = 0.0  # since when it has that role
+    _looked_s: float = float("-inf")
     _due_s: float | None = None
     _sent: deque[float] = field(default_factory=deque[float])
     _left_out: int = 0
@@ -143,8 +148,9 @@ class AlertLog:
         """
         self._follow(conditions, now_s, now_ms)
         role = _Role.ALL if sends and majority else _Role.OWN if majority else _Role.CUT_OFF
-        if role is not self._role:
+        if role is not self._role or now_s - self._looked_s > self.times.standstill_s:
             self._role, self._since_s, self._due_s = role, now_s, None
+        self._looked_s = now_s
         untold = self._untold(now_s)
         if not untold:
             self._due_s = None

@@ -22,7 +22,9 @@ EVERYBODY = "*"
 class HistoryQuery:
     """Which figures are wanted: of moments from ``since`` to before ``until``, the pool's time."""
 
-    of: str  # pool, server, gpu, lease, user, client, sums, health, or capacity
+    #: pool, server, gpu, lease, user, client, sums, health, capacity, storage; or of one GPU
+    #: gpu-leases, the memory that they use, and gpu-marks, what happened to it.
+    of: str
     metric: str = ""  # of sums: by what, a key of ``record_query.KEYS``; of health: a check, or any
     #: A GPU's id, a lease's number, the name of a user or client; of sums: a lease's number,
     #: ``EVERYBODY``, or empty; of health: a check's subject, or empty for any.
@@ -122,6 +124,25 @@ class CapacitySum:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTier:
+    """Rows of one step."""
+
+    step_s: int
+    kept_s: int  # for how long
+    oldest: Milliseconds  # 0: there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What one server keeps of what was, and when its certificates end."""
+
+    files: dict[str, int] = field(default_factory=dict[str, int])  # bytes by name
+    size_max: int = 0  # bytes of the databases together
+    tiers: tuple[KeptTier, ...] = ()
+    ends: dict[str, Milliseconds] = field(default_factory=dict[str, Milliseconds])
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryPage:
     """One part of an answer."""
 
@@ -136,6 +157,7 @@ class HistoryPage:
     #: What checks found, the newest first; ``oldest`` is since when that is known, or 0.
     episodes: tuple[Episode, ...] = field(default=(), metadata=OPTIONAL)
     capacity: tuple[CapacitySum, ...] = field(default=(), metadata=OPTIONAL)
+    storage: Storage | None = field(default=None, metadata=OPTIONAL)
 
 
 def joined(pages: Sequence[HistoryPage]) -> HistoryPage:

@@ -4,16 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from tests import fake_kept
+
 from gpupool.monitoring.web.pool_source import Snapshot
 from gpupool.pool.errors import DeniedError
-from gpupool.pool.history_query import (
-    CapacitySum,
-    Episode,
-    HistoryPage,
-    HistoryQuery,
-    HistorySeries,
-    SampleSum,
-)
+from gpupool.pool.history_query import Episode, HistoryPage, HistoryQuery, HistorySeries
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -405,21 +400,20 @@ class FakePool:
         if query.of == "health":
             return HistoryAnswer({self._server_id(n): self._episodes(n) for n in range(2)})
         if query.of == "capacity":
-            day, hour = START_MS // 1000 // 86_400 * 86_400, 3_600_000_000
-            parts = (24 * 3600, 192 * hour, 96 * hour, 0, 24 * hour, 0, 8 * hour)
-            sums = tuple(CapacitySum(day - 86_400 * n, MODELS[0], *parts) for n in range(3))
-            page = HistoryPage(capacity=sums, oldest=Milliseconds(1000 * sums[-1].day))
-            return HistoryAnswer({self._server_id(0): page})
+            return HistoryAnswer({self._server_id(0): fake_kept.capacity(START_MS, MODELS[0])})
         if query.of == "sums":
-            names = USERS[:6] if query.metric == "user" else ("",)
-            measured = tuple(
-                SampleSum(name, 900, 90 * n, 900 * 10**7, 90 * n * 10**7, 9000, 4_000_000, 1, 2, 1)
-                for n, name in enumerate(names)
-            )
-            return HistoryAnswer({self._server_id(0): HistoryPage(sums=measured)})
+            return HistoryAnswer({self._server_id(0): fake_kept.sums(query, USERS)})
+        if query.of == "storage":
+            alive = [n for n in range(self.servers) if n not in self.dead]
+            kept = {self._server_id(n): fake_kept.storage(START_MS, n) for n in alive}
+            return HistoryAnswer(kept)
         step = max(10, int(query.until - query.since) // 300_000)
+        if query.of.startswith("gpu-"):
+            mine = (("", ""), ("1000", HOSTILE if self.hostile else "ada"), ("1025", "barbara"))
+            return HistoryAnswer({each: fake_kept.of_gpu(query, step, mine) for each in servers})
         wave = 0.0 if query.metric == "capacity" else 0.4
         full = 1000 * {"busy": 1000 * self.gpus, "capacity": 2 << 20}.get(query.metric, 1 << 20)
+        full = 60 << 20 if (query.of, query.metric) == ("gpu", "memory") else full
         points = tuple(
             (t, int((wave * math.sin(t / 900) + 0.5) * full), 1000, -1)
             for t in range(int(query.since) // 1000, int(query.until) // 1000, step)

@@ -32,6 +32,14 @@ ASKED: dict[str, list[str]] = {
     "release": listed("release"),
     "build": [*PROJECT["build-system"]["requires"], *listed("build")],
     "wheels": listed("wheels"),
+    "audit": listed("audit"),
+    **{
+        name: [
+            *PROJECT["project"]["dependencies"],
+            *PROJECT["project"]["optional-dependencies"][name],
+        ]
+        for name in ("cuda12", "cuda13")
+    },
 }
 
 
@@ -59,6 +67,20 @@ def test_the_locked_versions_are_what_is_asked_for(name: str) -> None:
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
+def installations(text: str) -> list[str]:
+    """Return the commands of a text by which pip installs, each on one line."""
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    return re.findall(r"\bpipx? install\b[^;&|\n]*", joined)
+
+
+def compares_hashes(command: str) -> bool:
+    """Return whether pip compares the hashes of all that a command has it fetch."""
+    if "--no-deps" in command:
+        return "--no-build-isolation" in command
+    builds = "--only-binary :all:" not in command or "--no-binary" in command
+    return "--require-hashes" in command and (not builds or "--no-build-isolation" in command)
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_each_workflow_installs_locked_versions(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -66,12 +88,72 @@ def test_each_workflow_installs_locked_versions(path: Path) -> None:
     # sudo drops the variables of the workflow.
     for line in re.findall(r"(?m)^.*\bsudo env .*\bmake .*$", text):
         assert "LOCKED=1" in line
+    # What they install themselves would have no list; make has one for each of its targets.
+    assert installations(text) == []
+    # A tag can be moved to another commit.
+    actions = re.findall(r"(?m)^\s*(?:- )?uses: (\S+)", text)
+    assert actions
+    assert [each for each in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", each)] == []
+
+
+def test_images_have_what_the_lists_have() -> None:
+    found = installations((ROOT / "packaging" / "Dockerfile").read_text(encoding="utf-8"))
+    assert len(found) == 4
+    assert [each for each in found if not compares_hashes(each)] == []
+    lists = [re.findall(r"-r \"?requirements/([\w${}]+)\.txt", each) for each in found]
+    assert lists == [["build"], ["server"], [], ["${EXTRAS}"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "good"),
+    [
+        ("pip install 'pip-audit==2.*'", False),
+        ('pip install --no-cache-dir "/src[cuda12]"', False),
+        ("pip install --no-deps .", False),  # what builds it comes from elsewhere
+        ("pip install --require-hashes -r a.txt", False),  # likewise
+        ("pip install --require-hashes --only-binary :all: -r a.txt", True),
+        ("pip install --no-deps --no-build-isolation .", True),
+    ],
+)
+def test_a_command_that_compares_no_hashes_is_told(command: str, good: bool) -> None:
+    text = "RUN x && {} && y".format(command.replace(" -r", " \\\n  -r"))
+    assert installations(text) == [f"{command} "]
+    assert compares_hashes(command) is good
 
 
 def test_the_advisories_of_each_locked_list_are_read() -> None:
     text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
-    audited = set(re.findall(r"pip-audit .*--requirement requirements/(\w+)\.txt", text))
-    assert audited == {path.stem for path in (ROOT / "requirements").glob("*.txt")}
+    assert "- run: make audit\n" in text
+    command = ["make", "--dry-run", "--always-make", "audit"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "for list in requirements/*.txt; do" in done.stdout
+    assert "pip-audit --require-hashes --requirement $list || exit 1" in done.stdout
+
+
+def root_only(path: Path) -> bool:
+    """Return whether a file has tests that are left out for who is not root."""
+    text = path.read_text(encoding="utf-8")
+    return bool(re.search(r"geteuid\(\) (!=|==) 0|\bimport as_root\b", text))
+
+
+def test_a_workflow_runs_as_root_what_only_root_can_run() -> None:
+    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert '- run: sudo env "PATH=$PATH" LOCKED=1 make root-tests\n' in ci
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.search(r"(?m)^ROOT_TESTS := ((?:.*\\\n)*.*)$", makefile)
+    assert named is not None
+    listed_tests = [ROOT / each for each in named[1].replace("\\\n", " ").split()]
+    assert [each for each in listed_tests if not each.exists()] == []
+    found = [path for path in (ROOT / "tests").rglob("test_*.py") if root_only(path)]
+    # make test-packages runs those of packaging as root each night; of a GPU there is none in CI.
+    others = [ROOT / "tests" / "packaging", ROOT / "tests" / "gpu"]
+    left = [
+        path
+        for path in found
+        if not any(path.is_relative_to(each) for each in [*listed_tests, *others])
+    ]
+    assert len(found) > 10
+    assert left == []
 
 
 @pytest.mark.parametrize(("target", "name"), [("installed", "server"), ("installed-dev", "dev")])

@@ -1,5 +1,7 @@
 """``gpupool join``: offer this machine's GPUs, in a new pool or in one that exists."""
 
+import ctypes
+import os
 import re
 from functools import partial
 from ipaddress import ip_network
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupool.cli.commands.login import STDIN, read_token
+from gpupool.cli.commands.login import STDIN, read_token, warn_of_argument
 from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
 from gpupool.cli.lib.output import invocation
@@ -208,7 +210,6 @@ def command(
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     check_gpus(gpus, emulate_faults, witness=witness, emulates=emulate is not None)
-    from gpupool.cli.server.enter_pool import read_authority
     from gpupool.cli.server.join_options import JoinOptions, history_settings, read_faults
     from gpupool.cli.server.state_dir import may_be_new
 
@@ -227,7 +228,7 @@ def command(
         gpm=gpm,
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
-        ca=read_authority(Path(ca)) if ca and may_be_new(folder) else None,
+        ca=Path(ca) if ca and may_be_new(folder) else None,
         operator_token=operator_token,
         client_timeout_s=_checked_timeout(client_timeout),
         drain_timeout_s=drain_timeout,
@@ -310,18 +311,37 @@ def _run(options: "JoinOptions", log_format: str) -> None:
 
 def given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:
     """Return the token of either option; raises ``UsageError`` when they do not fit."""
+    forget_variable(f"{click.get_current_context().auto_envvar_prefix}_TOKEN")
     if token and token_file:
         raise UsageError("--token and --token-file exclude each other", hint="give one of them")
     if token_file:
         token = _read_token(Path(token_file))
     elif token == STDIN:
         token = read_token(token)
+    elif token:
+        warn_of_argument("token", "--token-file FILE, or --token - for stdin")
     if address is not None and not token:
         raise UsageError(
             "joining a pool needs a token",
             hint='"gpupool token create --server" makes one',
         )
     return token
+
+
+def forget_variable(name: str) -> None:
+    """Remove a variable from this process's environment, so that no child gets it.
+
+    ``/proc/PID/environ`` shows the memory in which the environment came, for as long as the process
+    lives. So the value is overwritten there.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return
+    getenv = ctypes.CDLL(None).getenv
+    getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
+    if place := getenv(os.fsencode(name)):
+        ctypes.memset(place, 0, len(os.fsencode(value)))
+    del os.environ[name]
 
 
 def _read_token(path: Path) -> str:

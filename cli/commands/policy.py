@@ -56,13 +56,18 @@ def command() -> None:
 @json_option
 def show(credentials: str | None, version: int | None, as_json: bool) -> None:
     """Print the policy in force, as it was written."""
+    from gpupool.remoting.protocol.shown_text import clean_lines
+
     policy = run_async(lambda: _get(credentials, version or 0))
     text = _unpack(policy)
     if as_json:
         print_json(version=policy.version, by=policy.by, at=policy.at, text=text)
     elif policy.version:
         say(f"gpupool: version {policy.version}, applied by {policy.by} at {_when(policy.at)}")
-        click.echo(text, nl=not text.endswith("\n"))
+        shown = clean_lines(text)
+        click.echo(shown, nl=not shown.endswith("\n"))
+        if shown != text:
+            say("gpupool: � stands for what would command a terminal; --json has it as it is")
     else:
         say("gpupool: the pool has no policy; gpupool policy edit writes the first")
 
@@ -300,11 +305,10 @@ async def _put(credentials: str | None, packed: bytes, base: int | None) -> int:
 
 
 def _unpack(policy: "PolicyIs") -> str:
+    """Return the text as it was written. It came as bytes, so nobody has looked at it yet."""
     from gpupool.pool.transitions.policy_versions import unpack_text
-    from gpupool.remoting.protocol.shown_text import clean_lines
 
-    # It came as bytes, so nobody has looked at the text yet.
-    return clean_lines(unpack_text(policy.packed))
+    return unpack_text(policy.packed)
 
 
 def _read(file: str) -> str:

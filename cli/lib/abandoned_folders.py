@@ -6,14 +6,15 @@ nobody holds locked any more.
 
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+
+from gpupool.remoting.host.remove_tree import remove_tree
 
 ABANDONED_AFTER_S = 5.0
 ABANDONED_COUNT_MAX = 1000
@@ -34,6 +35,19 @@ def make_folder(
     return folder, held
 
 
+@contextmanager
+def lent_folder(
+    prefix: str, *, keeps: Callable[[Path], bool] = lambda _folder: False
+) -> Generator[Path]:
+    """Lend a folder of ``make_folder`` in the temporary directory, and remove it after."""
+    folder, held = make_folder(Path(tempfile.gettempdir()), prefix, keeps=keeps)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+        os.close(held)
+
+
 def remove_abandoned(base: Path, prefix: str, keeps: Callable[[Path], bool]) -> None:
     """Remove this user's folders whose program was killed: nobody holds their lock any more.
 
@@ -50,6 +64,6 @@ def remove_abandoned(base: Path, prefix: str, keeps: Callable[[Path], bool]) -> 
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not keeps(path):
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
             finally:
                 os.close(held)

@@ -1,11 +1,13 @@
 """Magics for IPython: ``%load_ext gpupool``, then ``%%gpu -p 0.5`` at the top of a cell."""
 
-import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from typing import Any
+
+from gpupool.cli.lib.abandoned_folders import lent_folder
+
+FOLDER_PREFIX = "gpupool-cell-"
 
 
 def gpu(line: str, cell: str) -> None:
@@ -19,12 +21,12 @@ def gpu(line: str, cell: str) -> None:
     except ValueError as error:
         sys.stdout.write(f"gpupool: {line!r} cannot be read: {str(error).lower()}\n")
         return
-    with tempfile.NamedTemporaryFile("w", suffix=".py", prefix="cell-", delete=False) as file:
-        file.write(cell)
     command = [sys.executable, "-m", "gpupool.cli.main", "run", *options, "--"]
-    try:
+    with lent_folder(FOLDER_PREFIX) as folder:
+        file = folder / "cell.py"
+        file.write_text(cell, encoding="utf-8")
         with subprocess.Popen(
-            [*command, sys.executable, "-u", file.name],
+            [*command, sys.executable, "-u", str(file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -35,8 +37,6 @@ def gpu(line: str, cell: str) -> None:
             for text in process.stdout:
                 sys.stdout.write(text)
                 sys.stdout.flush()
-    finally:
-        os.unlink(file.name)
     if process.returncode:
         sys.stdout.write(f"gpupool: the cell's program ended with {process.returncode}\n")
 

@@ -1,14 +1,13 @@
 """The file in which an operator edits a policy: removed after, unless its text is worth keeping."""
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpupool.cli.lib.abandoned_folders import make_folder
+from gpupool.cli.lib.abandoned_folders import lent_folder
 
 PREFIX = "gpupool-policy-"
 DRAFT, BEFORE = "policy.toml", "before.toml"
@@ -17,18 +16,15 @@ DRAFT, BEFORE = "policy.toml", "before.toml"
 @contextmanager
 def draft_of(text: str) -> Generator[Path, None, None]:
     """Lend a file with ``text`` in a folder of its own; drafts of killed editors go before."""
-    folder, held = make_folder(Path(tempfile.gettempdir()), PREFIX, keeps=was_edited)
-    try:
-        for name in (BEFORE, DRAFT):
-            (folder / name).write_text(text, encoding="utf-8")
-        yield folder / DRAFT
-    except KeyboardInterrupt:
-        if was_edited(folder):
-            sys.stderr.write(f"\nyour text is kept in {keep(folder / DRAFT)}\n")
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+    with lent_folder(PREFIX, keeps=was_edited) as folder:
+        try:
+            for name in (BEFORE, DRAFT):
+                (folder / name).write_text(text, encoding="utf-8")
+            yield folder / DRAFT
+        except KeyboardInterrupt:
+            if was_edited(folder):
+                sys.stderr.write(f"\nyour text is kept in {keep(folder / DRAFT)}\n")
+            raise
 
 
 def was_edited(folder: Path) -> bool:

@@ -9,7 +9,6 @@ import os
 import secrets
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import trio
 
@@ -23,20 +22,17 @@ from gpupool.cli.server.state_dir import (
     StateDir,
 )
 from gpupool.consensus.storage.store import bootstrap, open_storage
-from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.enrolment import JoinedPool, join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.privileges.signer_process import SECRET, open_key
+from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
-from gpupool.remoting.transport.authority.ca_bundle import oldest_of
-from gpupool.remoting.transport.authority.ca_vault import CaVaultPort
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
-    Authority,
     cluster_id_of,
     create_key_and_csr,
 )
@@ -81,7 +77,7 @@ async def enter_pool(
     state: StateDir,
     options: JoinOptions,
     address: str,
-    vault: CaVaultPort,
+    vault: RemoteVault,
     log: logging.Logger,
 ) -> None:
     """Create this server's identity, in a new pool or in one that exists; or resume it."""
@@ -100,12 +96,12 @@ async def enter_pool(
 
 
 def _create_pool(
-    state: StateDir, options: JoinOptions, name: str, address: str, vault: CaVaultPort
+    state: StateDir, options: JoinOptions, name: str, address: str, vault: RemoteVault
 ) -> None:
     server = ServerId(secrets.token_hex(6))
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     # The CA of a former pool goes with its id, by which clients know that it is theirs.
-    authority = options.ca
+    authority = vault.former
     cluster_id = cluster_id_of(authority) if authority else secrets.token_hex(16)
     identity = ServerIdentity(
         server=server,
@@ -119,8 +115,6 @@ def _create_pool(
     state.begin(identity)
     if authority is None:
         authority = vault.create(identity.cluster_id, now_ms, 1, b"")
-    else:
-        authority = replace(authority, key_pem=vault.keep(authority.key_pem))
     key, csr = create_key_and_csr(server)
     state.write(CA_CERTIFICATE, authority.certificate_pem)
     state.write(CA_KEY, authority.key_pem)
@@ -132,23 +126,6 @@ def _create_pool(
     finally:
         storage.close()
     state.finish(identity)
-
-
-def read_authority(folder: Path) -> Authority:
-    """Return the CA of a former pool, by its certificate and key in ``folder``.
-
-    Raises:
-        StorageError: when it cannot be read.
-    """
-    try:
-        certificate, key = ((folder / name).read_bytes() for name in (CA_CERTIFICATE, CA_KEY))
-        return Authority(oldest_of(certificate), open_key(folder, key))
-    except OSError as error:
-        raise StorageError(
-            f"cannot read the CA in {folder}",
-            why=f"{error.filename}: {(error.strerror or str(error)).lower()}",
-            hint=f"it must hold {CA_CERTIFICATE}, {CA_KEY} and {SECRET} of a former server",
-        ) from error
 
 
 async def _join_pool(

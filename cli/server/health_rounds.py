@@ -23,7 +23,7 @@ from gpupool.monitoring.history.history_settings import NOT_BEGUN
 from gpupool.monitoring.observer_link import AWAY, NO_HISTORY, ObserverLink
 from gpupool.pool.alert_gate import sends_alerts
 from gpupool.pool.errors import GpupoolError, NotNowError
-from gpupool.pool.history_query import HistoryPage, HistoryQuery
+from gpupool.pool.history_query import HistoryPage, HistoryQuery, Storage
 from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.record_query import (
@@ -131,7 +131,8 @@ class HealthRounds:
     async def answer(self, query: ObserverQuery) -> ObserverPage:
         """Answer what a client asks of this server beside its table."""
         if not isinstance(query, ServerTest):
-            return await self._observer_link.answer(query)
+            page = await self._observer_link.answer(query)
+            return self._with_ends(page) if _asks_storage(query) else page
         if self._tests is None or self._links is None:
             raise NotNowError("this server has only just started")
         if isinstance(query, BandwidthQuery):
@@ -173,9 +174,7 @@ class HealthRounds:
     ) -> None:
         observer = self._observer_link
         now_ms = Milliseconds(controller.table_clock.now_ms())
-        telemetry, ends_ms = controller.telemetry(), dict(self._ends_ms)
-        if self._web.ends_ms:
-            ends_ms["web"] = self._web.ends_ms
+        telemetry = controller.telemetry()
         self._gpus = len(telemetry.gpus)
         self.devices.note_errors(telemetry.gpus, now_ms)
         readings = Readings(
@@ -184,7 +183,7 @@ class HealthRounds:
             telemetry=telemetry,
             state=machine.state,
             health=health,
-            certificates={name: (end - now_ms) / 1000 for name, end in ends_ms.items()},
+            certificates={name: (end - now_ms) / 1000 for name, end in self._ends().items()},
             observer=replace(self._observer, restarts=observer.restarts, dropped=observer.dropped),
             gpus_before=self._gpus_before,
             errors_a_second=self.devices.errors_a_second(now_ms),
@@ -197,6 +196,17 @@ class HealthRounds:
         for each in findings:
             if before.get((each.check, each.subject)) != each.status:
                 self._log.warning("health, %s: %s: %s", each.status.name, each.check, each.text)
+
+    def _ends(self) -> dict[str, int]:
+        """Return when the certificates of this server end, by the clock of the pool."""
+        return self._ends_ms | ({"web": self._web.ends_ms} if self._web.ends_ms else {})
+
+    def _with_ends(self, page: ObserverPage) -> ObserverPage:
+        """Return what the observer keeps, with the certificates, which it does not have."""
+        if not isinstance(page, HistoryPage):
+            return page
+        ends = {name: Milliseconds(end) for name, end in self._ends().items()}
+        return replace(page, storage=replace(page.storage or Storage(), ends=ends))
 
     async def _ask_observer(self, observer: ObserverLink) -> None:
         """Ask the observer whether it keeps what happens; its silence is counted elsewhere."""
@@ -241,6 +251,10 @@ class HealthRounds:
         if now >= self._told_at.get(text, float("-inf")) + TOLD_EVERY_S:
             self._told_at[text] = now
             self._log.error("a check fails, which is a bug of gpupool: %s", text)
+
+
+def _asks_storage(query: ObserverQuery) -> bool:
+    return isinstance(query, HistoryQuery) and query.of == "storage"
 
 
 def _gate(machine: PoolMachine, me: ServerId, health: Callable[[], RaftHealth]) -> int:

@@ -9,7 +9,6 @@ from gpupool.pool.errors import UsageError
 from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.web_certificate import SiteFiles
-from gpupool.remoting.transport.pki import Authority
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class JoinOptions:
     gpus: tuple[str, ...]  # to offer; empty: all
     gpm: str  # auto, on, off
     data_encryption: str
-    ca: Authority | None  # of a new pool: that of a former pool
+    ca: Path | None  # of a new pool: the folder with the CA of a former one
     operator_token: bool  # make another one, and print it
     client_timeout_s: float
     drain_timeout_s: float

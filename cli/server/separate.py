@@ -29,7 +29,8 @@ from gpupool.remoting.host import spawn
 from gpupool.remoting.host.isolation.confinement import kernel_ports, nccl_ports, wanted
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
-from gpupool.remoting.privileges import keeper_process, ownership, unprivileged
+from gpupool.remoting.privileges import former_ca, keeper_process, ownership, unprivileged
+from gpupool.remoting.privileges.former_ca import FormerCa
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.privileges.remote_vault import RemoteVault
@@ -83,16 +84,27 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
 
     Must be called while the process has one thread. Without a keeper, which is logged, the server
     starts its workers itself, with the privileges that it has.
+
+    Raises:
+        GpupoolError: when there is no server; then no new state directory is left.
     """
-    if given := os.environ.get(VARIABLE):
-        return _with_signer(options, _connect(given), log)
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return _with_signer(options, None, log)
+    with former_ca.opened(options.ca):
+        pass  # one that is not there is refused before anything is made
+    is_new = not options.state_dir.exists()
     try:
-        return _separate(options, log)
-    except _CannotError as error:
-        log.warning("this server keeps the privileges of root: %s", error)
-        return _with_signer(options, None, log)
+        if given := os.environ.get(VARIABLE):
+            return _with_signer(options, _connect(given), log)
+        if sys.platform != "linux" or os.geteuid() != 0:
+            return _with_signer(options, None, log)
+        try:
+            return _separate(options, log)
+        except _CannotError as error:
+            log.warning("this server keeps the privileges of root: %s", error)
+            return _with_signer(options, None, log)
+    except GpupoolError:
+        if is_new:
+            ownership.remove_unused(options.state_dir, LOCK, SECRET, RECORD)
+        raise
 
 
 def _connect(path: str) -> socket.socket:
@@ -119,7 +131,8 @@ def _with_signer(
     state = open_state_dir(options.state_dir)
     folder = os.open(state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        vault = _signer(folder, keeper, log)
+        with former_ca.opened(options.ca) as former:
+            vault = _signer(folder, former, keeper, log)
     finally:
         os.close(folder)
         state.close()
@@ -127,15 +140,17 @@ def _with_signer(
     return Separated(options, kept, vault=vault, unused=unused)
 
 
-def _signer(state: int, keeper: socket.socket | None, log: logging.Logger) -> RemoteVault:
+def _signer(
+    state: int, former: FormerCa | None, keeper: socket.socket | None, log: logging.Logger
+) -> RemoteVault:
     if keeper is not None:
         try:
-            return ask_for_signer(keeper, state)
+            return ask_for_signer(keeper, state, former)
         except GpupoolError as error:
             log.warning("the signer of the CA's key has this server's user: %s", error)
     own = os.dup(state)
     try:
-        return fork_signer(SignerFolders(own, state), log, None)
+        return fork_signer(SignerFolders(own, state, former), log, None)
     finally:
         os.close(own)
 
@@ -157,7 +172,9 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
         part = _prepare(state, user, log)
         unused = place if is_new else None
         login_writer = LoginWriter() if may_be_new(place) and not options.token else None
-        signer = fork_signer(SignerFolders(part, state), log, login_writer, has_own_user=True)
+        with former_ca.opened(options.ca) as former:
+            folders = SignerFolders(part, state, former)
+            signer = fork_signer(folders, log, login_writer, has_own_user=True)
         keeper = _fork_keeper(part, _runtime_dirs(user), unused, login_writer, signer, log)
     except OSError as error:
         raise _CannotError(f"{error.filename or 'its files'}: {error.strerror or error}") from error

@@ -25,7 +25,7 @@ def fork_signer(
     Must be called while the process has one thread.
 
     Args:
-        folders: of its secret, and of the server's files; they stay the caller's.
+        folders: what it reads and writes; they stay the caller's.
         log: takes what it says.
         login_writer: another process of this server, if there is one.
         has_own_user: whether the server is to become another one than the signer's.
@@ -42,7 +42,8 @@ def fork_signer(
             ours.close()
             if login_writer is not None:
                 login_writer.hang_up()
-            _close_others({theirs.fileno(), folders.own, folders.state})
+            former = folders.former.descriptors if folders.former else ()
+            _close_others({theirs.fileno(), folders.own, folders.state, *former})
             signer_process.serve(theirs, folders, log.info)
             code = 0
         except OSError as error:

@@ -6,9 +6,12 @@ import stat
 import tempfile
 from pathlib import Path
 
+from gpupool.cli.lib.abandoned_folders import make_folder
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.host.remove_tree import remove_tree
+
+FOLDER_PREFIX = "gpupool-server-"
 
 
 def make_runtime_dir(server: ServerId) -> Path:
@@ -24,7 +27,8 @@ def make_runtime_dir(server: ServerId) -> Path:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             # Somebody else's, in a folder where everybody may write.
-            path = Path(tempfile.mkdtemp(prefix="gpupool-"))
+            # The descriptor that holds it locked stays open for as long as this server lives.
+            path, _held = make_folder(Path(tempfile.gettempdir()), FOLDER_PREFIX)
         else:
             remove_tree(path)
             path.mkdir(mode=0o711, exist_ok=True)

@@ -6,12 +6,13 @@ the finer ones, so that it reaches to the last ten seconds. A question that take
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpupool.monitoring.accounting import day_of
 from gpupool.monitoring.history import episode_table
+from gpupool.monitoring.history.gpu_questions import GpuQuestions, mark_names
 from gpupool.monitoring.history.history_settings import DAY_S, NOT_BEGUN
 from gpupool.monitoring.history.history_store import FILE_NAME, connect
 from gpupool.monitoring.history.packed_hours import (
@@ -62,7 +63,9 @@ SEVERAL = ("user", "client")
 """What may be asked for by a name that several leases have; columns of these names."""
 
 NAMES_AT_A_TIME = 500
-PACKED_SCHEMA, CHECKS_SCHEMA = 2, 3
+PACKED_SCHEMA, CHECKS_SCHEMA, CALLS_SCHEMA = 2, 3, 4
+OF_GPU = ("gpu-leases", "gpu-marks")
+"""What is asked of one GPU besides its figures."""
 
 Parts = list[tuple[str, int, int]]  # a tier's name, and from when to before when
 Groups = dict[tuple[int, int, int], list[int]]  # by day or 0, lease and GPU
@@ -104,6 +107,7 @@ class _Reader:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         self._has_packed = version >= PACKED_SCHEMA
         self._has_checks = version >= CHECKS_SCHEMA
+        self._has_calls = version >= CALLS_SCHEMA
         self._rolled: dict[str, int] = dict(db.execute("SELECT * FROM rolled"))
         self._oldest: dict[str, int] = {}
         for tier in TIERS:
@@ -124,6 +128,8 @@ class _Reader:
             page = self._sums(query, since, until)
         elif query.of == "capacity":
             page = self._capacity(query, since, until)
+        elif query.of in OF_GPU:
+            page = self._of_gpu(query, since, until)
         else:
             kind = "lease" if query.of in SEVERAL else query.of
             found = METRICS.get(kind, {}).get(query.metric)
@@ -131,6 +137,9 @@ class _Reader:
                 found = METRICS["gpu"].get(query.metric)
             if found is None:
                 return HistoryPage(problem=f"it knows no {query.metric[:64]} of a {query.of[:64]}")
+            table, metric = found
+            if not self._has_calls and not {*metric.columns}.isdisjoint(table.later):
+                return HistoryPage(problem=f"it has not kept {query.metric} yet")
             page = self._series(query, *found, since, until)
         return replace(page, oldest=oldest)
 
@@ -185,14 +194,7 @@ class _Reader:
     def _series(
         self, query: HistoryQuery, table: Table, metric: Metric, since: int, until: int
     ) -> HistoryPage:
-        tier = tier_for(until - since, self._oldest, since)
-        most = min(max(2, query.points_max), POINTS_MAX)
-        steps = -(-(until - since) // (tier.step_s * (most - 1)))
-        step = tier.step_s * max(1, steps)
-        since -= since % step  # all points are of whole steps
-        parts: Parts = [(tier.name, since, until)]
-        for finer in reversed(TIERS[: TIERS.index(tier)]):
-            parts.append((finer.name, max(since, self._rolled.get(finer.name, 0)), until))
+        step, parts = self._steps(query, since, until)
         chosen, values = _chosen(query, table)
         where = f"{table.keys[0]} IN ({chosen})" if chosen else "1"
         # No more columns than are needed: SQLite copies each of them.
@@ -217,23 +219,35 @@ class _Reader:
             for k, t, s, n, m in _at_each_time(rows, metric) if table is LEASE else rows:
                 point = points.setdefault((k, t - t % step), [0, 0, -1])
                 point[:] = point[0] + s, point[1] + n, max(point[2], m)
-        known = sorted((*key, *point) for key, point in points.items() if point[1] > 0)
-        shown = known[query.after : query.after + PART_POINTS]
-        return HistoryPage(
-            step_s=step,
-            series=tuple(self._named(table, shown)),
-            after=query.after + len(shown),
-            more=len(known) > query.after + PART_POINTS,
-        )
-
-    def _named(self, table: Table, rows: Iterable[tuple[int, ...]]) -> Iterator[HistorySeries]:
         names = {key: (gpu, f"GPU {number}") for key, gpu, number in self._gpus()}
-        points: dict[int, list[tuple[int, ...]]] = {}
-        for key, *point in rows:
-            points.setdefault(key, []).append(tuple(point))
-        for key, found in points.items():
-            name, label = names.get(key, ("", "")) if table is GPU else ("", "")
-            yield HistorySeries(name, label, tuple(found))
+        return _page(query, step, points, names if table is GPU else {})
+
+    def _steps(self, query: HistoryQuery, since: int, until: int) -> tuple[int, Parts]:
+        """Return how far points are apart, and the tiers that have them; all are of whole steps."""
+        tier = tier_for(until - since, self._oldest, since)
+        most = min(max(2, query.points_max), POINTS_MAX)
+        steps = -(-(until - since) // (tier.step_s * (most - 1)))
+        step = tier.step_s * max(1, steps)
+        since -= since % step
+        parts: Parts = [(tier.name, since, until)]
+        for finer in reversed(TIERS[: TIERS.index(tier)]):
+            parts.append((finer.name, max(since, self._rolled.get(finer.name, 0)), until))
+        return step, parts
+
+    def _of_gpu(self, query: HistoryQuery, since: int, until: int) -> HistoryPage:
+        """Return what happened to one GPU, which every user may see but for names of leases."""
+        if query.of == "gpu-marks" and not self._has_calls:
+            return HistoryPage(problem="it has not kept what happened to its GPUs")
+        step, parts = self._steps(query, since, until)
+        row = self._db.execute("SELECT id FROM gpu WHERE gpu = ?", (query.name,)).fetchone()
+        if row is None:
+            return HistoryPage(step_s=step)
+        asked = GpuQuestions(self._db, row[0], parts, step)
+        if query.of == "gpu-marks":
+            points = asked.marks()
+            return _page(query, step, points, mark_names(key for key, _ in points))
+        points = asked.leases(query.user, self._packed)
+        return _page(query, step, points, asked.names({key for key, _ in points}))
 
     def _gpus(self) -> list[tuple[int, str, int]]:
         return self._db.execute("SELECT id, gpu, number FROM gpu").fetchall()
@@ -337,6 +351,28 @@ class _Reader:
             self._cover(at - 1, last, until, parts)
         else:
             self._cover(at - 1, since, until, parts)
+
+
+def _page(
+    query: HistoryQuery,
+    step: int,
+    points: Mapping[tuple[int, int], Sequence[int]],
+    names: Mapping[int, tuple[str, str]],
+) -> HistoryPage:
+    """Return the part of these points, by key and time, that is asked for."""
+    known = sorted((*key, *point) for key, point in points.items() if point[1] > 0)
+    shown = known[query.after : query.after + PART_POINTS]
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for key, *point in shown:
+        found.setdefault(key, []).append(tuple(point))
+    return HistoryPage(
+        step_s=step,
+        series=tuple(
+            HistorySeries(*names.get(key, ("", "")), tuple(each)) for key, each in found.items()
+        ),
+        after=query.after + len(shown),
+        more=len(known) > query.after + PART_POINTS,
+    )
 
 
 def _chosen(query: HistoryQuery, table: Table) -> tuple[str, tuple[str | int, ...]]:

@@ -23,6 +23,7 @@ from gpupool.monitoring.history.series import (
     CAPACITY,
     GPU,
     LEASE,
+    MARK,
     MIB,
     PACKED,
     POOL,
@@ -37,9 +38,10 @@ from gpupool.pool.history_query import Episode
 from gpupool.pool.model.forgetting import Forgotten, meant
 
 FILE_NAME = "history.db"
-SCHEMA = 3
+SCHEMA = 4
 """1 had no packed hours; a file of it gets their tables, and its days are packed one by one. 2 had
-neither episodes of the checks nor what became of the pool's GPUs, and gets these tables."""
+neither episodes of the checks nor what became of the pool's GPUs, and gets these tables. 3 had no
+marks of GPUs, and of leases neither calls nor the time of those that are waited for."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -67,10 +69,9 @@ def _make() -> str:
         "CREATE TABLE rolled (tier TEXT PRIMARY KEY, upto INTEGER NOT NULL)",
         "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ]
-    parts += [
-        statement for table in TABLES if table is not CAPACITY for statement in _make_tiers(table)
-    ]
-    return "; ".join(parts) + f"; {_MAKE_PACKED}{_MAKE_OF_3}"
+    first = (table for table in TABLES if table not in (CAPACITY, MARK))
+    parts += [statement for table in first for statement in _make_tiers(table)]
+    return "; ".join(parts) + f"; {_MAKE_PACKED}{_MAKE_OF_3}{_MAKE_MARKS}"
 
 
 def _make_tiers(table: Table) -> list[str]:
@@ -94,6 +95,15 @@ _MAKE_OF_3 = "; ".join(
         episode_table.MAKE_EPISODES,
     )
 )
+_MAKE_MARKS = "; ".join(_make_tiers(MARK)) + "; "
+_MAKE_OF_4 = _MAKE_MARKS + "".join(
+    f"ALTER TABLE {LEASE.at(tier)} ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0; "
+    for tier in TIERS
+    for column in LEASE.later
+)
+
+_MAKE_LATER = {1: _MAKE_PACKED, 2: _MAKE_OF_3, 3: _MAKE_OF_4}
+"""What files of each schema, and of those before it, lack."""
 
 
 # Names of our own tables and columns alone are put into statements; values are parameters.
@@ -110,6 +120,7 @@ def _roll(table: Table, at: int) -> str:
     begin = f"t - t % {coarser.step_s}"
     values = [begin, *table.keys]
     values += [f"sum({each})" for each in table.sums] + [f"max({each})" for each in table.maxima]
+    values += [f"sum({each})" for each in table.later]
     groups = ", ".join(str(each + 1) for each in range(1 + len(table.keys)))
     return (
         f"INSERT OR REPLACE INTO {table.at(coarser)} ({', '.join(table.columns)})"  # noqa: S608
@@ -152,8 +163,8 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
         db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
         if version < SCHEMA:
-            made = _make() if version == 0 else _MAKE_OF_3
-            made = _MAKE_PACKED + made if version == 1 else made
+            lacks = [each for before, each in _MAKE_LATER.items() if before >= version]
+            made = "".join(lacks) if version else _make()
             db.executescript(f"BEGIN; {made} PRAGMA user_version={SCHEMA}; COMMIT;")
     except BaseException:
         db.close()
@@ -228,6 +239,8 @@ class HistoryStore:
             self._insert(LEASE, slot.t, leases)
             self._insert(SERVER, slot.t, {(): slot.server} if slot.server["n"] else {})
             self._insert(POOL, slot.t, {(): slot.pool} if slot.pool["n"] else {})
+            marks = {(self._gpus[g][0], mark): row for (g, mark), row in slot.marks.items()}
+            self._insert(MARK, slot.t, marks)
             models = {(self._models[name],): row for name, row in slot.models.items()}
             self._insert(CAPACITY, slot.t, models)
             episode_table.write(self._db, episodes, 1000 * (slot.t + TIERS[0].step_s))
@@ -235,7 +248,7 @@ class HistoryStore:
             self._pack()
 
     def _insert(self, table: Table, t: int, rows: Mapping[Any, Row]) -> None:
-        columns = (*table.sums, *table.maxima)
+        columns = (*table.sums, *table.maxima, *table.later)
         values = [(t, *key, *(row[each] for each in columns)) for key, row in rows.items()]
         self._db.executemany(_INSERT[table.name], values)
 

@@ -48,9 +48,15 @@ class Packed:
         """
         places = self._places()
         try:
-            return [self._column(name, *places[self.table.columns.index(name)]) for name in names]
+            return [self._named(name, places) for name in names]
         except (zlib.error, ValueError) as error:
             raise StorageError("the history is damaged", why=str(error)) from error
+
+    def _named(self, name: str, places: Sequence[tuple[int, int, int]]) -> Column:
+        at = self.table.columns.index(name)
+        if at < len(places):
+            return self._column(name, *places[at])
+        return [0] * len(self._column("t", *places[0]))  # it came later than these rows
 
     def _column(self, name: str, width: int, start: int, end: int) -> Column:
         values = _spread(zlib.decompress(self.data[start:end]), width)
@@ -62,10 +68,12 @@ class Packed:
         return [times[each] for each in values]
 
     def _places(self) -> list[tuple[int, int, int]]:
-        """Return the width, the start and the end of each column."""
+        """Return the width, the start and the end of each column that is there."""
         places: list[tuple[int, int, int]] = []
         at = 0
-        for _ in self.table.columns:
+        for column in self.table.columns:
+            if at == len(self.data) and column in self.table.later:
+                break
             start = at + WIDTH_BYTES + SIZE_BYTES
             size = int.from_bytes(self.data[at + WIDTH_BYTES : start], "little")
             if self.data[at : at + 1] not in (b"\1", b"\2", b"\4", b"\x08"):
@@ -190,6 +198,17 @@ def lease_sums(
         now = lease, gpu, list(row)
     if now is not None:
         yield now
+
+
+def memory_of_leases(
+    packed: Packed, gpu: int, since: int, until: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the lease, the time and the sum of memory of each row of one GPU."""
+    assert packed.table is LEASE
+    times, leases, gpus, memory = packed.columns(("t", *LEASE.keys, "memory"))
+    for t, lease, at, used in zip(times, leases, gpus, memory, strict=True):
+        if at == gpu and since <= t < until:
+            yield lease, t, used
 
 
 def add_up(known: list[int], more: Sequence[int]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 SLOT_S = 10
 MIB = 1 << 20
+WAIT_UNITS_A_MS = 100
+"""``wait_time`` is in tens of microseconds: its rows are shorter than those of microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,18 @@ class Table:
     keys: tuple[str, ...]  # after the time
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
+    later: tuple[str, ...] = ()
+    """Sums that came later: the last columns, which rows that were packed before lack."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Return all columns, in their order."""
-        return ("t", *self.keys, *self.sums, *self.maxima)
+        return ("t", *self.keys, *self.sums, *self.maxima, *self.later)
+
+    @property
+    def all_sums(self) -> tuple[str, ...]:
+        """Return all columns that are added up."""
+        return (*self.sums, *self.later)
 
     def at(self, tier: Tier) -> str:
         """Return the table's name in a tier."""
@@ -72,6 +81,7 @@ LEASE = Table(
         *("waits", "rtt_n", "rtt"),  # of the whole lease as well; microseconds
     ),
     ("busy_max", "memory_max"),
+    ("calls", "wait_time"),  # of the whole lease as well; tens of microseconds
 )
 SERVER = Table(
     "server_sample",
@@ -106,7 +116,9 @@ CAPACITY = Table(
     ("n", "gpus", "granted", "outside", "drained", "down", "fault"),
     (),
 )
-TABLES = (GPU, LEASE, SERVER, POOL, CAPACITY)
+MARK = Table("mark_sample", ("gpu", "mark"), ("amount",), ())
+"""What happened to a GPU, of the slots in which it did: ``gpu_marks`` says what marks are."""
+TABLES = (GPU, LEASE, SERVER, POOL, CAPACITY, MARK)
 PACKED = (GPU, LEASE)
 """Tables whose hours are packed, a day after the other: those with many rows of each hour."""
 
@@ -181,6 +193,11 @@ METRICS: dict[str, dict[str, tuple[Table, Metric]]] = {
         "bytes-in": (LEASE, Metric(("bytes_in",), "n", "", 1 / 1024, "MiB/s")),
         "bytes-out": (LEASE, Metric(("bytes_out",), "n", "", 1 / 1024, "MiB/s")),
         "waits": (LEASE, Metric(("waits",), "n", "", 1.0, "/s")),
+        "calls": (LEASE, Metric(("calls",), "n", "", 1.0, "/s")),
+        "call-time": (
+            LEASE,
+            Metric(("wait_time",), "waits", "", 1 / WAIT_UNITS_A_MS, "ms", additive=False),
+        ),
         "rtt": (LEASE, Metric(("rtt",), "rtt_n", "", 0.001, "ms", additive=False)),
         "wire": (
             LEASE,

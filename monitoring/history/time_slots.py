@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpupool.monitoring.history.series import MIB, SLOT_S
+from gpupool.monitoring.history.gpu_marks import reason_mark, xid_mark
+from gpupool.monitoring.history.series import MIB, SLOT_S, WAIT_UNITS_A_MS
 from gpupool.monitoring.sample import GpuBooks, LeaseBooks, PoolBooks, Sample
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.telemetry import GpuTelemetry, HostTelemetry, SessionTelemetry
@@ -32,6 +33,7 @@ class Slot:
     leases: dict[tuple[LeaseId, GpuId], Row] = field(
         default_factory=dict[tuple[LeaseId, GpuId], Row]
     )
+    marks: dict[tuple[GpuId, int], Row] = field(default_factory=dict[tuple[GpuId, int], Row])
     server: Row = field(default_factory=Row)
     pool: Row = field(default_factory=Row)
     models: dict[str, Row] = field(default_factory=dict[str, Row])
@@ -88,6 +90,8 @@ class SlotMaker:
             slot.gpu_books[gpu.gpu] = gpu
             row = slot.gpus.setdefault(gpu.gpu, Row())
             _take_gpu(row, gpu, measured.get(gpu.gpu))
+            if gpu.gpu in measured:
+                self._take_marks(slot, measured[gpu.gpu])
         sessions = {each.lease: each for each in sample.telemetry.sessions}
         for lease in sample.leases:
             slot.lease_books[lease.lease] = lease
@@ -97,10 +101,30 @@ class SlotMaker:
             _take_pool(slot.pool, sample)
             _take_capacity(slot.models, sample.pool)
 
+    def _take_marks(self, slot: Slot, gpu: GpuTelemetry) -> None:
+        """Take for how long clocks were held down, and the Xid errors that have come."""
+        name, grown = f"gpu {gpu.gpu}", dict[int, int]()
+        for reason, held_s in gpu.throttled_s.items():
+            mark = reason_mark(reason)
+            if mark is not None:
+                grown[mark] = self._grown(f"{name} {mark}", round(1000 * held_s))
+        seen_before = self._counters.setdefault(name, 0) > 0
+        self._counters[name] = 1
+        for xid, count in gpu.xids.items():
+            mark = xid_mark(xid)
+            if seen_before:
+                # The server names an error from its first one on: before, there was none of it.
+                self._counters.setdefault(f"{name} {mark}", 0)
+            grown[mark] = self._grown(f"{name} {mark}", count)
+        for mark, amount in grown.items():
+            if amount:
+                slot.marks.setdefault((gpu.gpu, mark), Row())["amount"] += amount
+
     def _take_lease(self, slot: Slot, lease: LeaseBooks, session: SessionTelemetry | None) -> None:
-        name, worked = f"lease {lease.lease}", False
+        name, worked, calls = f"lease {lease.lease}", False, 0
         if session is not None:
-            worked = self._grown(f"{name} calls", session.calls) > 0
+            calls = self._grown(f"{name} calls", session.calls)
+            worked = calls > 0
         for at, (gpu, granted) in enumerate(lease.granted.items()):
             key = (lease.lease, gpu)
             row = slot.leases.setdefault(key, Row())
@@ -119,6 +143,7 @@ class SlotMaker:
                 slot.unsure.add(key)
             self._take_memory(row, lease, session)
             if at == 0:
+                row["calls"] += calls
                 self._take_traffic(row, name, session)
 
     def _take_memory(self, row: Row, lease: LeaseBooks, session: SessionTelemetry) -> None:
@@ -133,6 +158,9 @@ class SlotMaker:
         row["bytes_out"] += self._grown(f"{name} out", session.bytes_out, KIB)
         if session.waits is not None:
             row["waits"] += self._grown(f"{name} waits", session.waits)
+        if session.wait_us is not None:
+            unit = 1000 // WAIT_UNITS_A_MS
+            row["wait_time"] += self._grown(f"{name} waited", session.wait_us, unit)
         if session.rtt_us is not None:
             _sum(row, "rtt", session.rtt_us)
 

@@ -31,6 +31,7 @@ from gpupool.monitoring.metric_totals import Totals
 from gpupool.monitoring.metrics import Own, read
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.model.state import LeaseRecord
+from gpupool.pool.network_turns import network_of
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
 from gpupool.remoting.transport.failures import within
 from gpupool.remoting.transport.freed_memory import free_tls
@@ -80,6 +81,7 @@ class HttpDoor:
         self._application: Application | None = None
         self._requests: Requests | None = None
         self._checks: TokenChecks | None = None
+        self._networks: dict[int, str] = {}  # of the connections
         self.open_networks: Sequence[str] = ()
         self.users = 0
         self.targets: Targets | None = None
@@ -152,7 +154,7 @@ class HttpDoor:
     async def judge(self, token: str, connection: int) -> "Judgement":
         """Return the server's word on a token."""
         assert self._checks is not None
-        return await self._checks.judge(token, connection)
+        return await self._checks.judge(token, connection, self._networks.get(connection, ""))
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -188,6 +190,7 @@ class HttpDoor:
         except Exception as error:  # noqa: BLE001 - a stranger's request ends no other one
             self._say(f"a request could not be answered: {type(error).__name__}: {error}"[:300])
         finally:
+            self._networks.pop(number, None)
             await self._tell_end(number)
 
     async def _serve_tls(self, connection: socket.socket, number: int) -> None:
@@ -195,6 +198,7 @@ class HttpDoor:
         if context is None:
             return
         client = _address(connection)
+        self._networks[number] = network_of(client)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         try:
@@ -230,6 +234,8 @@ class HttpDoor:
 
         self._requests = Requests(trio.current_time)
         self._checks = TokenChecks(self._ask, time.monotonic)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._checks.pace)
         self._application = build_app(self, self._requests, self._pages())
 
     def _pages(self) -> "Sequence[BaseRoute]":

@@ -4,9 +4,10 @@ A good word holds for as long as the server says, twice a second, that no token 
 has said nothing for a second, it is asked again. So a scraper that comes again and again does not
 wait for the server's loop, and a revoked token is refused within 2 s. A refusal is kept for less.
 
-Strangers may not have the server asked as often as they like: tokens that are not known good share
-a budget. Those that were good within the hour are outside of it, so a flood of wrong ones cannot
-keep a scraper out.
+Strangers may not have the server asked as often as they like. Tokens that were not good within the
+hour wait for their turn: ``ASKED_PER_S`` of all, a source network after the other. So a flood of
+wrong ones keeps no good one from being checked, even when this process has just begun and knows
+none.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ import trio
 
 from gpupool.monitoring.http.http_frames import TokenAnswered, TokenAsked, TokensSeen
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.network_turns import NetworkTurns
 from gpupool.remoting.protocol.token_text import TEXT_LENGTH_MAX, parse_token
 
 KEPT_S = 1.0
@@ -27,11 +29,17 @@ SEEN_FOR_S = 1.2
 """For which the server's word that no token has changed is taken: revoked tokens are refused within
 2 s, which is this, the tick of the table, and the way."""
 GOOD_FOR_S = 3600.0
-CONNECTIONS_MAX = 64
+CONNECTIONS_MAX = 128
 """Of one token, that are remembered as those whose proof the server has heard of."""
 REMEMBERED_MAX = 1024
-ASKED_PER_S = 20.0
+ASKED_PER_S = 100.0
+"""Each costs the server's loop some 0.1 ms. Strangers begin up to 150 connections a second, and
+three of four turns are for networks that had none, so a line of these is short."""
 BURST = 20.0
+WAIT_S = 10.0
+"""For a turn."""
+WAITING_MAX, WAITING_OF_NETWORK_MAX = 2048, 512
+"""Tokens that wait for their turn: one of each connection at most."""
 ANSWER_TIMEOUT_S = 2.0
 
 
@@ -66,9 +74,22 @@ class TokenChecks:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._open: dict[int, tuple[trio.Event, list[TokenAnswered]]] = {}
         self._budget, self._budget_at = BURST, clock()
+        self._waiting = NetworkTurns[trio.Event]()
+        self._has_waiting = trio.Event()
         self._seen: TokensSeen | None = None
 
-    async def judge(self, text: str, connection: int) -> Judgement:
+    async def pace(self) -> None:
+        """Give turns to those that wait for one, until cancelled."""
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting = trio.Event()
+            while self._waiting.size:
+                if self._take():
+                    self._waiting.pop().set()
+                else:
+                    await trio.sleep(1 / ASKED_PER_S)
+
+    async def judge(self, text: str, connection: int, network: str) -> Judgement:
         """Return the server's word on the token ``text``, which came over a connection."""
         if len(text) > TEXT_LENGTH_MAX:
             return Judgement(why="this is no token")
@@ -82,7 +103,7 @@ class TokenChecks:
         if known is not None and self._holds(known, connection, now):
             return known.judgement
         was_good = known is not None and now - known.good_at < GOOD_FOR_S
-        if not was_good and not self._take(now):
+        if not was_good and not await self._turn(network):
             return Judgement(why="too many tokens are tried", status=429)
         answer = await self._asked(text, connection)
         judgement = _judgement(answer)
@@ -138,7 +159,25 @@ class TokenChecks:
             del self._open[number]
         return answers[0] if answers else None
 
-    def _take(self, now: float) -> bool:
+    async def _turn(self, network: str) -> bool:
+        """Wait until the server may be asked for a network; False: too many wait."""
+        if not self._waiting.size and self._take():
+            return True
+        count = self._waiting.count(network)
+        if self._waiting.size >= WAITING_MAX or count >= WAITING_OF_NETWORK_MAX:
+            return False
+        turn = trio.Event()
+        self._waiting.add(network, turn)
+        self._has_waiting.set()
+        try:
+            with trio.move_on_after(WAIT_S):
+                await turn.wait()
+        finally:
+            self._waiting.remove(network, turn)
+        return turn.is_set()
+
+    def _take(self) -> bool:
+        now = self._clock()
         self._budget = min(BURST, self._budget + (now - self._budget_at) * ASKED_PER_S)
         self._budget_at = now
         if self._budget < 1.0:

@@ -8,6 +8,7 @@ each one, so that it can end a connection whatever the observer does.
 import itertools
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -25,11 +26,13 @@ from gpupool.monitoring.http.http_frames import (
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import PoolState, Server, Token
+from gpupool.pool.user_bound import Holder, UserBound
 
 UNPROVEN_S = 30.0
 """How long a connection lasts over which no good token has come."""
-PROVEN_MAX = 512
-"""Connections over which one has come."""
+PROVEN_MAX, PROVEN_BOUND = 512, UserBound(user=64, token=48)
+"""Connections over which one has come: of all, and of one user or token. When all are taken, the
+user with the most loses the oldest for the next one."""
 HAND_OVER_S = 2.0
 TARGETS_EVERY_S = 1.0
 TOKENS_EVERY_S = 0.5
@@ -47,7 +50,6 @@ class WebLink:
         self._sd_labels = tuple(sd_labels)
         self._numbers = itertools.count(1)
         self._open: dict[int, _Connection] = {}
-        self._proven = 0
         self._door: socket.socket | None = None
         self._sending = trio.Lock()  # two tasks must not wait for one socket
         self._say: Say = lambda _message: False
@@ -84,7 +86,6 @@ class WebLink:
                 await connection.ended.wait()
         finally:
             del self._open[number]
-            self._proven -= connection.is_proven
             with suppress(OSError):
                 stream.socket.shutdown(socket.SHUT_RDWR)
 
@@ -125,12 +126,12 @@ class WebLink:
             self._say(TokenAnswered(asked.number, why=str(error), later=True))
             return
         connection = self._open.get(asked.connection)
-        if connection is not None and not connection.is_proven:
-            if self._proven >= PROVEN_MAX:
+        if connection is not None and connection.holder is None:
+            holder = Holder(token.user, token.id)
+            if not self._has_room(holder):
                 connection.ended.set()
                 return
-            self._proven += 1
-            connection.prove()
+            connection.prove(holder)
         self._say(
             TokenAnswered(
                 asked.number,
@@ -140,6 +141,24 @@ class WebLink:
                 expires_at=token.expires_at,
             )
         )
+
+    def _has_room(self, holder: Holder) -> bool:
+        """Return whether one may have one more connection; another one's may end for it."""
+        proven = [
+            (each.holder, each)
+            for each in self._open.values()
+            if each.holder is not None and not each.ended.is_set()
+        ]
+        if PROVEN_BOUND.reached(holder, [each for each, _ in proven]):
+            return False
+        if len(proven) < PROVEN_MAX:
+            return True
+        counts = Counter(each.user for each, _ in proven)
+        user, count = counts.most_common(1)[0]
+        if counts[holder.user] >= count:
+            user = holder.user
+        next(connection for each, connection in proven if each.user == user).ended.set()
+        return True
 
     async def _hear_ends(self, door: socket.socket) -> None:
         while True:
@@ -189,10 +208,10 @@ class _Connection:
         self._prove = prove
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
-        self.is_proven = False
+        self.holder: Holder | None = None  # of the first good token that came over it
 
-    def prove(self) -> None:
-        self.is_proven = True
+    def prove(self, holder: Holder) -> None:
+        self.holder = holder
         self.scope.deadline = float("inf")
         self._prove()
 

@@ -15,12 +15,15 @@ from starlette.routing import Route
 
 from gpupool.monitoring.web.check_history import ask_checks
 from gpupool.monitoring.web.gate import Gate, NoEntry
+from gpupool.monitoring.web.gpu_history import ask_gpu_history
 from gpupool.monitoring.web.history_series import ask_series
+from gpupool.monitoring.web.limit_answers import PolicyLimits
 from gpupool.monitoring.web.live_book import Book, Packed
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
 from gpupool.monitoring.web.pool_day import PoolDay
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.monitoring.web.recent import METRICS, Recent
+from gpupool.monitoring.web.storage_answers import ask_storage
 from gpupool.monitoring.web.usage_answers import (
     ask_capacity,
     ask_lease,
@@ -48,6 +51,7 @@ ACT_MARK = " (web)"
 HOURS_MAX = 24 * 90
 REASON_MAX = 140
 GPU_DIGITS_MAX = 4
+NAME_LENGTH_MAX = 256
 
 Handler = Callable[[Request, PoolSource], Awaitable[Response]]
 
@@ -102,6 +106,7 @@ class _Live:
         self.memory = Memory()
         self.recent = Recent()
         self.day = PoolDay()
+        self.limits = PolicyLimits()
         self._made: dict[str, float] = {}
 
     def refresh(self, name: str, moment: Moment, viewer: Mapping[str, object]) -> None:
@@ -135,6 +140,9 @@ class Api:
             "/recent": self._recent,
             "/day": self._day,
             "/history": self._history,
+            "/gpu-history": self._gpu_history,
+            "/limits": self._limits,
+            "/storage": self._storage,
             "/checks": self._checks,
             "/usage": self._usage,
             "/capacity": self._capacity,
@@ -292,6 +300,18 @@ class Api:
 
     async def _history(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_series(source, request.query_params))
+
+    async def _gpu_history(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_gpu_history(source, request.query_params))
+
+    async def _limits(self, request: Request, source: PoolSource) -> Response:
+        user = request.query_params.get("user", "")[:NAME_LENGTH_MAX]
+        snapshot = source.latest()
+        now_ms = Moment(snapshot, source.now()).pool_now if snapshot is not None else 0
+        return _json(request, await self.refresh(source).limits.told(source, now_ms, user))
+
+    async def _storage(self, request: Request, source: PoolSource) -> Response:
+        return _json(request, await ask_storage(source))
 
     async def _checks(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_checks(source, request.query_params))

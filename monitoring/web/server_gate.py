@@ -4,12 +4,15 @@ A browser logs in with a token, or with a key that ``gpupool web --on`` got for 
 cookie, and a second secret that it sends with every order. Sessions are in memory alone: twelve
 hours, one hour without a request, and no longer than the **server** finds the token good, which is
 asked with every request. The token stays in memory for the connections of ``LentSource``.
+
+Wrong log-ins are not counted: a count would keep out those who are right. Secrets and keys have 128
+random bits at least, so nobody guesses one, and ``token_checks`` bounds what a wrong one costs.
 """
 
 import hashlib
 import secrets
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -26,14 +29,14 @@ from gpupool.monitoring.web.gate import (
 from gpupool.monitoring.web.lent_source import LentSource
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import AuthenticationError, UnreachableError, UsageError
+from gpupool.pool.user_bound import UserBound
 
 SESSION_S, IDLE_S = 12 * 3600.0, 3600.0
-SESSIONS_MAX, SESSIONS_USER_MAX = 64, 8
-"""Of all, and of one user: with one more, their own that was not used for the longest time ends."""
-KEY_S, KEYS_MAX = 60.0, 64
-MINUTE_S = 60.0
-TRIES_EACH, TRIES_ALL = 5, 60
-"""Wrong log-ins in a minute: of one address, and of all."""
+SESSIONS_MAX, SESSION_BOUND = 64, UserBound(user=8, token=6)
+"""Of all, and of one user or token: with one more, the one of theirs unused for longest ends."""
+KEY_S, KEYS_MAX, KEY_BOUND = 60.0, 64, UserBound(user=8, token=6)
+"""Of all, and of one user or token: with one more, the oldest one of theirs is good no more. When
+all are taken, the user with the most loses the oldest."""
 
 COOKIE = "__Host-gpupool"
 COOKIE_RULES = "Path=/; Secure; HttpOnly; SameSite=Strict"
@@ -50,6 +53,13 @@ class _Session:
     source: LentSource
     began: float
     used: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    text: str = field(repr=False)  # the token
+    user: str
+    until: float
 
 
 class ServerGate:
@@ -70,8 +80,7 @@ class ServerGate:
         self._lend = lend
         self._clock = clock
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
-        self._keys: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        self._tries: deque[tuple[float, str]] = deque()
+        self._keys: OrderedDict[bytes, _Key] = OrderedDict()
 
     def host_is_ours(self, host: str) -> bool:
         """Return True for any name: a browser checks the certificate's, and sends it its cookie."""
@@ -81,29 +90,22 @@ class ServerGate:
         """Let a browser in by a token or a key."""
         if ORDER_HEADER not in request.headers or not is_own_origin(request, "https"):
             return NoEntry(AuthenticationError("another site's page has asked"), 403)
-        address = _address(request)
-        if not self._may_try(address):
-            return NoEntry(AuthenticationError("too many wrong log-ins; wait a minute"), 429)
         text = str(given.get("token", "")).strip()
         if key := str(given.get("key", "")):
-            text, until = self._keys.pop(_digest(key), ("", 0.0))
-            if self._clock() > until:
-                text = ""
+            found = self._keys.pop(_digest(key), None)
+            text = found.text if found is not None and self._clock() <= found.until else ""
         if not text:
-            self._tries.append((self._clock(), address))
             wrong = "this address was used already, or is older than a minute"
             what = wrong if key else "this is no token"
             return NoEntry(AuthenticationError(what, hint=self.hint))
         judgement = await self._judge(text, request.state.connection)
         if not judgement.kind:
-            if judgement.status != 503:
-                self._tries.append((self._clock(), address))
             return NoEntry(AuthenticationError(judgement.why), judgement.status)
         value, secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         now = self._clock()
         self._drop_old(now)
         source = self._source_of(text) or self._lend(text, judgement)
-        self._make_room(judgement.user)
+        self._make_room(judgement.user, text)
         session = _Session(text, judgement.user, secret, source, now, now)
         self._sessions[_digest(value)] = session
         return Entry(f"{COOKIE}={value}; {COOKIE_RULES}", secret)
@@ -111,19 +113,14 @@ class ServerGate:
     async def invite(self, request: Request) -> str | NoEntry:
         """Return a key for who shows a token, as ``gpupool web --on`` does."""
         kind, _, text = request.headers.get("authorization", "").partition(" ")
-        address = _address(request)
         if kind.lower() != "bearer" or not text.strip():
             return NoEntry(UsageError("this takes a token: Authorization: Bearer gpupool-..."), 401)
-        if not self._may_try(address):
-            return NoEntry(AuthenticationError("too many wrong log-ins; wait a minute"), 429)
         judgement = await self._judge(text.strip(), request.state.connection)
         if not judgement.kind:
-            self._tries.append((self._clock(), address))
             return NoEntry(AuthenticationError(judgement.why), judgement.status)
         key = secrets.token_urlsafe(32)
-        self._keys[_digest(key)] = text.strip(), self._clock() + KEY_S
-        if len(self._keys) > KEYS_MAX:
-            self._keys.popitem(last=False)
+        self._make_room_for_key(judgement.user, text.strip())
+        self._keys[_digest(key)] = _Key(text.strip(), judgement.user, self._clock() + KEY_S)
         return key
 
     def leave(self, request: Request) -> str:
@@ -165,11 +162,9 @@ class ServerGate:
         """Return what a session of the same token uses: one set of connections is enough."""
         return next((each.source for each in self._sessions.values() if each.text == text), None)
 
-    def _make_room(self, user: str) -> None:
+    def _make_room(self, user: str, text: str) -> None:
         """Let the sessions go for which one more has no place, those unused for longest first."""
-        own = [digest for digest, each in self._sessions.items() if each.user == user]
-        for digest in own[: max(0, len(own) - SESSIONS_USER_MAX + 1)]:
-            del self._sessions[digest]
+        _drop_own(self._sessions, SESSION_BOUND, user, text)
         while len(self._sessions) >= SESSIONS_MAX:
             self._sessions.popitem(last=False)
 
@@ -178,16 +173,33 @@ class ServerGate:
             if now - session.began > SESSION_S or now - session.used > IDLE_S:
                 del self._sessions[digest]
 
-    def _may_try(self, address: str) -> bool:
+    def _make_room_for_key(self, user: str, text: str) -> None:
+        """Forget the keys that have ended, and those for which one more has no place."""
         now = self._clock()
-        while self._tries and now - self._tries[0][0] > MINUTE_S:
-            self._tries.popleft()
-        own = sum(1 for _, each in self._tries if each == address)
-        return own < TRIES_EACH and len(self._tries) < TRIES_ALL
+        for digest, key in list(self._keys.items()):
+            if now > key.until:
+                del self._keys[digest]
+        _drop_own(self._keys, KEY_BOUND, user, text)
+        if len(self._keys) >= KEYS_MAX:
+            busiest = Counter(key.user for key in self._keys.values()).most_common(1)[0][0]
+            del self._keys[next(d for d, key in self._keys.items() if key.user == busiest)]
 
 
-def _address(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+def _drop_own(
+    held: MutableMapping[bytes, _Key] | MutableMapping[bytes, _Session],
+    bound: UserBound,
+    user: str,
+    text: str,
+) -> None:
+    """Drop the first ones of a user and of a token, so that there is room for one more."""
+    for most, of_token in ((bound.token, True), (bound.user, False)):
+        own = [
+            digest
+            for digest, each in held.items()
+            if each.user == user and (each.text == text or not of_token)
+        ]
+        for digest in own[: max(0, len(own) - most + 1)]:
+            del held[digest]
 
 
 def _digest(value: str) -> bytes:

@@ -5,6 +5,7 @@ that was away finds the order in its table when it is back.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,9 @@ SALT_SIZE, DIGEST_SIZE = 16, 32
 FORGOTTEN_COUNT_MAX = 64
 FORGOTTEN_MS = 90 * 86_400_000
 """For so long servers that are away can still do it; then the hash goes from the table, too."""
+
+
+_WORD = re.compile(r"""[^\s,;:()\[\]'"]+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,25 @@ def digest_of(salt: bytes, user: str) -> bytes:
 def pseudonym_of(digest: bytes) -> str:
     """Return the name that stands in place of a forgotten one."""
     return f"forgotten-{digest[:6].hex()}"
+
+
+def without_names(text: str, orders: Iterable[Forgotten]) -> str:
+    """Return a text with pseudonyms in the place of forgotten names, wherever they are words.
+
+    The reason by which a lease ended may name its user, or one who went first.
+    """
+    for order in orders:
+
+        def word(found: re.Match[str], order: Forgotten = order) -> str:
+            name = found[0].rstrip(".")
+            return order.pseudonym + found[0][len(name) :] if _means(order, name) else found[0]
+
+        text = _WORD.sub(word, text)
+    return text
+
+
+def _means(order: Forgotten, name: str) -> bool:
+    return _is(order.salt, order.digest, name)
 
 
 @lru_cache(maxsize=4096)

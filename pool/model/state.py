@@ -52,8 +52,8 @@ RECORD_COUNT_MAX = 1024
 CLOSED_REQUEST_COUNT_MAX = 8192
 """Ended request ids kept so that a late grant for one of them is refused."""
 
-WAITING_COUNT_MAX = 4096
-"""Waiting entries kept; a client beyond that still retries, unseen."""
+WAITING_COUNT_MAX, USER_WAITING_COUNT_MAX = 4096, 512
+"""Waiting entries kept, of all and of one user; a client beyond that still retries, unseen."""
 
 WAITING_LAPSE_MS = 15_000
 """A waiting entry that was not renewed for so long is dropped (design section 3.6)."""

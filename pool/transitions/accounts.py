@@ -19,6 +19,7 @@ from gpupool.pool.model.forgetting import (
     ForgetUser,
     Forgotten,
     meant,
+    without_names,
 )
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
@@ -137,7 +138,9 @@ def forget_user(state: PoolState, command: ForgetUser) -> Step:
 
 def under_pseudonym(made: LeaseRecord, forgotten: tuple[Forgotten, ...]) -> LeaseRecord:
     """Return a record as it is once the users who are forgotten are."""
-    for order in meant(forgotten, made.user):
-        if made.number <= order.number:
-            return replace(made, user=order.pseudonym, client="")
+    orders = [order for order in forgotten if made.number <= order.number]
+    if made.reason and (reason := without_names(made.reason, orders)) != made.reason:
+        made = replace(made, reason=reason)
+    for order in meant(orders, made.user):
+        return replace(made, user=order.pseudonym, client="")
     return made

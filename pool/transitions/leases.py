@@ -15,6 +15,7 @@ from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
     PARTITION_SIZE_MIN,
+    USER_WAITING_COUNT_MAX,
     WAITING_COUNT_MAX,
     WAITING_LAPSE_MS,
     Lease,
@@ -228,6 +229,9 @@ def wait(state: PoolState, command: Wait) -> Step:
     known = state.waiting.get(request.id)
     if known is None and len(state.waiting) >= WAITING_COUNT_MAX:
         return state, refuse(RefusalKind.BUSY, "too many requests wait already")
+    if known is None and _waiting_of(state, command.user) >= USER_WAITING_COUNT_MAX:
+        why = f"{USER_WAITING_COUNT_MAX} requests of {command.user} wait already"
+        return state, refuse(RefusalKind.BUSY, why)
     entry = Waiting(
         request=replace(
             request,
@@ -241,6 +245,10 @@ def wait(state: PoolState, command: Wait) -> Step:
         reason=command.reason[:TEXT_LENGTH_MAX],
     )
     return with_changes(state, waiting=state.waiting.set(request.id, entry)), Result(ok=True)
+
+
+def _waiting_of(state: PoolState, user: str) -> int:
+    return sum(entry.user == user for entry in state.waiting.values())
 
 
 def lapse_waiting(state: PoolState) -> PoolState:

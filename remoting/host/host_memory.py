@@ -6,6 +6,7 @@ for images of modules, nodes of graphs and events, and reports no sizes; so the 
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -14,6 +15,9 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 RESIDENT = re.compile(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
 """Anonymous and shared memory, also what is in swap. Mapped files do not count: all workers share
 their libraries."""
+_ENDED = re.compile(r"^State:\s+[ZX]", re.MULTILINE)
+_THREAD_COUNT_MAX = 4096
+"""Above what a lease may have (``sandbox.PROCESS_COUNT_MAX``)."""
 
 
 def machine_memory() -> int:
@@ -39,11 +43,34 @@ def available() -> int:
 
 def resident(pid: int) -> int:
     """Return the bytes of memory and swap that a process has; 0 where that cannot be seen."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return 0
+    text = _status(pid)
+    if _ENDED.search(text):
+        text = _status(thread_of(pid))
     return 1024 * sum(map(int, RESIDENT.findall(text)))
+
+
+def thread_of(pid: int) -> int:
+    """Return a thread of a process that has not ended, whose number names the process as well.
+
+    That of the process is its first thread's. Once that has ended, the kernel shows nothing of the
+    memory and the files by it, though others may go on (proc_pid_task(5)).
+    """
+    if not _ENDED.search(_status(pid)):
+        return pid
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task")[:_THREAD_COUNT_MAX]:
+            text = _status(int(name))
+            if text and not _ENDED.search(text):
+                return int(name)
+    return pid
+
+
+def _status(thread: int) -> str:
+    """Return what the kernel says of a thread; nothing where there is none."""
+    try:
+        return Path(f"/proc/{thread}/status").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def floor(machine: int, most: int, workers: int) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpupool.pool.user_bound import UserBound
+
 MIB = 1 << 20
 
 
@@ -10,7 +12,8 @@ class HostLimits:
     """Bounds and intervals of one host; the defaults are meant for everyone."""
 
     workers_per_lease: int = 64
-    workers_per_user: int = 192  # so that nobody takes all of them
+    #: So that nobody takes all of them.
+    workers_per_user: UserBound = UserBound(user=192, token=144)
     workers: int = 256
     connect_timeout_s: float = 60.0  # from a session's opening to its data connection
     sample_interval_s: float = 1.0

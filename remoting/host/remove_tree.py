@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,10 @@ def _open(name: str | Path, parent: int | None) -> int:
 
 def _make_accessible(name: str | Path, parent: int | None) -> None:
     """Give the owner of a directory all rights: one is renamed only by who may write in it."""
+    if sys.platform != "linux":
+        with contextlib.suppress(OSError, NotImplementedError):
+            os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
+        return
     held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         with contextlib.suppress(OSError):

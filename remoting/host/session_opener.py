@@ -16,14 +16,14 @@ from gpupool.pool.errors import GpupoolError, LeaseLostError, LeaseSuspendedErro
 from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
 from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.isolation.confinement import uses_mps
 from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_pool import WorkerPool
-from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 
 SUSPENDED_ANSWER_S = 20.0
@@ -37,7 +37,7 @@ ASSIGN_TIMEOUT_S = 5.0
 class _Opening:
     """A call of ``open`` that has not returned yet."""
 
-    user: str
+    holder: Holder
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     waits: bool = True  # for a suspended lease to run again; nothing has been done for it
     stale: bool = False  # the lease has other GPUs by now than this was asked for
@@ -170,11 +170,10 @@ class SessionOpener:
         return gpus
 
     def _check_count(self, lease: Lease) -> None:
-        """Raise when this server has as many workers of a lease, or of its user, as it may."""
-        opened = [(each.lease, each.user) for each in self._worker_pool.workers.values()]
-        opened += [(name, each.user) for name, found in self._openings.items() for each in found]
+        """Raise when this server has as many workers of a lease, its user or token as it may."""
+        opened = [(each.lease, each.holder) for each in self._worker_pool.workers.values()]
+        opened += [(name, each.holder) for name, found in self._openings.items() for each in found]
         of_lease = sum(found == lease.id for found, _ in opened)
-        of_user = sum(user == lease.user for found, user in opened if found is not None)
         what = f"no session of lease {lease_name(lease.id)} can be opened"
         if of_lease >= self._limits.workers_per_lease:
             raise GpupoolError(
@@ -182,18 +181,18 @@ class SessionOpener:
                 why=f"{self._limits.workers_per_lease} processes of it use this server already",
                 hint="start fewer processes, or give each its own gpupool run",
             )
-        if of_user >= self._limits.workers_per_user:
-            most = self._limits.workers_per_user
+        held = (holder for found, holder in opened if found is not None and holder is not None)
+        if has := self._limits.workers_per_user.reached(Holder(lease.user, lease.token), held):
             raise GpupoolError(
                 what,
-                why=f"{most} processes of {lease.user} use this server already",
+                why=f"{has} processes that use this server already",
                 hint="start fewer processes, or spread them over several servers",
             )
 
     @contextmanager
     def _opening(self, lease: Lease) -> Generator[_Opening]:
         """Let ``cancel`` end what happens inside."""
-        opening = _Opening(lease.user)
+        opening = _Opening(Holder(lease.user, lease.token))
         self._openings.setdefault(lease.id, []).append(opening)
         try:
             with opening.scope:
@@ -218,7 +217,7 @@ class SessionOpener:
         if real and worker.cuda_problem:
             raise GpupoolError("no session can be opened", why=worker.cuda_problem)
         self._check_context_room(lease.id, gpus)  # Another session may have taken it meanwhile.
-        worker.lease, worker.user, worker.real = lease.id, lease.user, real
+        worker.lease, worker.real, worker.holder = lease.id, real, Holder(lease.user, lease.token)
         self._note_use(worker)
         worker.devices = tuple(gpu.id for gpu in gpus)
         worker.session, worker.door = os.urandom(16), door
@@ -283,7 +282,7 @@ class SessionOpener:
         gpus: Sequence[Gpu],
     ) -> None:
         """Have a worker take turns with other leases, unless NVIDIA's daemon mixes their work."""
-        if worker.real and uses_mps():
+        if worker.real and mps_folders.is_used():
             return
         pairs = zip(gpus, partitions, strict=True)
         shares = [(gpu.id, due_share(lease, partition, gpu)) for gpu, partition in pairs]

@@ -16,7 +16,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host import host_memory, orphan_reaper
 from gpupool.remoting.host.isolation.lease_cgroups import WorkerGroup
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT, LeaseUser, UidPool
-from gpupool.remoting.host.measuring.unnamed_memory import unnamed_memory
+from gpupool.remoting.host.measuring.unnamed_files import unnamed_files
 from gpupool.remoting.host.measuring.worker_files import Place, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.protocol import worker_messages
@@ -76,34 +76,39 @@ class KeptWorker:
 
     def place(self) -> Place:
         """Return where it can leave files."""
-        user, pid = self.user, self.process.pid
-        # The memory that a lease's workers share is counted once, for the first of them.
-        is_first = user is not None and pid == min(user.running, default=pid)
-        memory = (user.memory,) if user is not None and user.memory and is_first else ()
-        return Place(self.number, (self.directory, *memory), lambda: family_of(pid))
+        user = self.user
+        # What a lease's workers have in shared memory is counted once, for the first of them. It
+        # is the lease's own, or the machine's, where the owner of a file tells whose it is.
+        is_first = user is not None and self.process.pid == min(user.running, default=-1)
+        return Place(self.number, (self.directory,), self.uid if is_first else -1)
 
 
-def memory_besides(workers: Iterable[KeptWorker], device: int) -> dict[int, int]:
-    """Return the bytes of each worker's memory that its own process does not show.
+def held_besides(
+    workers: Iterable[KeptWorker], device: int
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the bytes of each worker that neither its process nor a directory shows.
 
-    They are those of processes that it has started, and of files in memory without a name. What a
-    child shares with its parent until one of them writes there counts for both.
+    First those of memory: of processes that it has started, and of files in memory without a name.
+    What a child shares with its parent until one of them writes there counts for both. Then those
+    of files on the disk without a name.
 
     Args:
         workers: on this host.
-        device: of the file system whose deleted files count as files.
+        device: of the file system of their directories.
     """
-    found: dict[int, int] = {}
+    memory: dict[int, int] = {}
+    disk: dict[int, int] = {}
     families: dict[int, dict[int, list[int]]] = {}
     for worker in workers:
         family = family_of(worker.process.pid)
-        found[worker.number] = sum(host_memory.resident(pid) for pid in family[1:])
+        memory[worker.number] = sum(host_memory.resident(pid) for pid in family[1:])
         families.setdefault(worker.uid, {})[worker.number] = family
     for uid, of_lease in families.items():
-        unnamed = unnamed_memory(of_lease, os.geteuid() if uid < 0 else uid, device)
-        for number, size in unnamed.items():
-            found[number] += size
-    return {number: size for number, size in found.items() if size}
+        unnamed = unnamed_files(of_lease, os.geteuid() if uid < 0 else uid, device)
+        for number, found in unnamed.items():
+            memory[number] += found.memory
+            disk[number] = found.disk
+    return {number: size for number, size in memory.items() if size}, disk
 
 
 def isolation_for(*, cuda: bool, wanted: bool, uids: UidPool) -> Isolation:

@@ -46,7 +46,7 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
-from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement, uses_mps
+from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.keepers import Keeper, OwnKeeper
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (
@@ -66,7 +66,7 @@ from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener,
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
 from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
-from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol import mps_folders, worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import NO_MOVES, SessionInfo
 
@@ -178,7 +178,7 @@ class HostSupervisor:
             sample=lambda: self.inventory.sample(self.watchdog.own_use),
             free_on=self.inventory.free_on,
             instances=lambda: frozenset(gpu.id for gpu in self.gpus() if gpu.parent),
-            shared_by_mps=uses_mps,
+            shared_by_mps=mps_folders.is_used,
             note_use=self._note_lease,
             arbiter=self._arbiter,
             log=self._log,

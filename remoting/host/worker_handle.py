@@ -13,6 +13,7 @@ import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.measuring.execution import Execution
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
@@ -125,7 +126,7 @@ class WorkerHandle:
     confinement: tuple[str, ...] = ()
     cuda_problem: str = ""
     lease: LeaseId | None = None
-    user: str = ""  # of its lease
+    holder: Holder | None = None  # of its lease
     uid: int = -1  # of its lease, once it is assigned; -1: the host's
     session: bytes = b""
     devices: tuple[GpuId, ...] = ()

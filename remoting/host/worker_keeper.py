@@ -333,9 +333,9 @@ class WorkerKeeper:
         with self._files_lock:
             if self._files is None:
                 return keeper_messages.Files({}, 0)
-            sizes, whole = self._files.measure([each.place() for each in workers])
-            device = self._files.device()
-        return keeper_messages.Files(sizes, whole, spawn.memory_besides(workers, device))
+            memory, unnamed = spawn.held_besides(workers, self._files.device())
+            sizes, whole = self._files.measure([each.place() for each in workers], unnamed)
+        return keeper_messages.Files(sizes, whole, memory)
 
     def close(self) -> None:
         """Kill what lives, and remove the directories of all workers."""

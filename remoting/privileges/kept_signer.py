@@ -1,8 +1,8 @@
 """A signer that the service manager's keeper starts, out of reach of the server's user.
 
 Before its first call to the keeper the server sends a packet with a descriptor of its state
-directory; the keeper answers with the socket of a signer that it has forked off. Secret and record
-of that signer lie in the keeper's own directory, which is root's.
+directory, and those of a former pool's CA if there is one. The keeper answers with the socket of a
+signer that it has forked off, whose secret and record lie in the keeper's own directory.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.privileges import signer_process
+from gpupool.remoting.privileges.former_ca import FILE_COUNT_MAX, FormerCa
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.privileges.signer_process import SignerFolders
 from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
@@ -25,7 +26,9 @@ ANSWER_TIMEOUT_S = 20.0
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
 
 
-def ask_for_signer(keeper: socket.socket, state: int) -> RemoteVault:
+def ask_for_signer(
+    keeper: socket.socket, state: int, former: FormerCa | None = None
+) -> RemoteVault:
     """Have a keeper start a signer for the server with this state directory.
 
     Raises:
@@ -33,7 +36,7 @@ def ask_for_signer(keeper: socket.socket, state: int) -> RemoteVault:
     """
     keeper.settimeout(ANSWER_TIMEOUT_S)
     try:
-        socket.send_fds(keeper, [WANTED], [state])
+        socket.send_fds(keeper, [WANTED], [state, *(former.descriptors if former else ())])
         packet, descriptors = receive_with_descriptors(keeper, len(WANTED) + 1, 1)
     except OSError as error:
         raise GpupoolError("the keeper starts no signer", why=str(error)) from error
@@ -54,14 +57,15 @@ def start_if_wanted(server: socket.socket, own: Path | None, say: Callable[[str]
     """
     if server.recv(len(WANTED) + 1, socket.MSG_PEEK) != WANTED:
         return
-    _packet, descriptors = receive_with_descriptors(server, len(WANTED) + 1, 1)
+    room = 1 + FILE_COUNT_MAX
+    _packet, descriptors = receive_with_descriptors(server, len(WANTED) + 1, room)
     ours = -1
     try:
         reason = _refusal(server, own, descriptors)
         if reason or own is None:
             say(f"no signer is started: {reason}")
         else:
-            ours = _fork(server, own, descriptors[0], say)
+            ours = _fork(server, own, descriptors, say)
         socket.send_fds(server, [WANTED], [ours] if ours >= 0 else [])
     finally:
         for each in (*descriptors, *([ours] if ours >= 0 else [])):
@@ -72,7 +76,7 @@ def _refusal(server: socket.socket, own: Path | None, descriptors: list[int]) ->
     """Return why no signer may have this directory: its files are read and written as root."""
     if own is None:
         return "the keeper has no directory for its secret"
-    if len(descriptors) != 1:
+    if len(descriptors) == 2 or not 1 <= len(descriptors) <= 1 + FILE_COUNT_MAX:
         return "no state directory came"
     raw = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, uid, _gid = _CREDENTIALS.unpack(raw)
@@ -82,8 +86,16 @@ def _refusal(server: socket.socket, own: Path | None, descriptors: list[int]) ->
     return ""
 
 
-def _fork(server: socket.socket, own: Path, state: int, say: Callable[[str], None]) -> int:
-    """Return the server's end of the signer's socket, as a descriptor."""
+def _fork(server: socket.socket, own: Path, given: list[int], say: Callable[[str], None]) -> int:
+    """Return the server's end of the signer's socket, as a descriptor.
+
+    Args:
+        server: its packet socket.
+        own: the keeper's directory.
+        given: descriptors of the server's state directory, and of the files of a former CA.
+        say: takes a line.
+    """
+    former = FormerCa(given[1], given[2], tuple(given[3:])) if len(given) > 1 else None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         code = 1
@@ -91,7 +103,7 @@ def _fork(server: socket.socket, own: Path, state: int, say: Callable[[str], Non
             ours.close()
             server.close()
             folder = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            signer_process.serve(theirs, SignerFolders(folder, state), say)
+            signer_process.serve(theirs, SignerFolders(folder, given[0], former), say)
             code = 0
         except OSError as error:
             say(f"the signer has ended: {error}")

@@ -37,7 +37,9 @@ class RemoteVault:
         self._late = 0  # answers that nobody waits for any more
         sock.settimeout(START_TIMEOUT_S)
         try:
-            self._public = self._receive()[0]
+            self._public, *former = self._receive()
+            #: The CA of a former pool, if the signer was given one.
+            self.former = Authority(*former) if former else None
         except AuthenticationError as error:
             self.end()
             raise GpupoolError(

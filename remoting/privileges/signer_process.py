@@ -1,8 +1,9 @@
 """The signer's process: it alone can open the CA's key, and does what ``signer_messages`` lists.
 
-``gpupool join`` forks it off before it opens a socket. It makes or reads its secret, seals what an
-older build has left in the clear, and then gives up what it does not need: other users' files,
-sockets, programs. It ends when the server closes the socket.
+``gpupool join`` forks it off before it opens a socket. It makes or reads its secret, and seals what
+an older build has left in the clear and the CA of a former pool (``former_ca``). Then it gives up
+what it does not need: other users' files, sockets, programs. It ends when the server closes the
+socket.
 """
 
 import contextlib
@@ -22,9 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
-from gpupool.remoting.privileges import ownership, unprivileged
+from gpupool.remoting.privileges import former_ca, ownership, unprivileged
+from gpupool.remoting.privileges.former_ca import FormerCa
 from gpupool.remoting.protocol import signer_messages as m
-from gpupool.remoting.protocol.sealed_key import is_sealed, public_of, unseal
+from gpupool.remoting.protocol.sealed_key import public_of, unseal
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, keys_of
 from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.pki import Authority
@@ -45,10 +47,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SignerFolders:
-    """Descriptors of two folders; they may be of one."""
+    """Descriptors of two folders, which may be one, and of a former pool's CA."""
 
     own: int  # where the secret and the record lie
     state: int  # the server's state directory
+    former: FormerCa | None = None
 
 
 def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
@@ -66,9 +69,14 @@ def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
         record=_recorder(folders, say),
     )
     _seal_files(folders.state, vault, say)
+    try:
+        greeting: m.Answer = m.Made((vault.public(), *_former(folders.former, vault)))
+    except AuthenticationError as error:
+        sock.sendall(m.encode(m.Refused(error.what)))
+        return
     os.close(folders.state)
     _confine(folders.own)
-    sock.sendall(m.encode(m.Made((vault.public(),))))
+    sock.sendall(m.encode(greeting))
     while packet := sock.recv(m.PACKET_SIZE_MAX + 1):
         try:
             answer: m.Answer = m.Made(_carry_out(vault, m.decode_request(packet)))
@@ -80,6 +88,15 @@ def serve(sock: socket.socket, folders: SignerFolders, say: Say) -> None:
         except Exception:  # noqa: BLE001 - a traceback could show a key
             answer = m.Refused("the signer cannot do that")
         sock.sendall(m.encode(answer))
+
+
+def _former(former: FormerCa | None, vault: CaVault) -> tuple[bytes, ...]:
+    """Return the certificate of a former CA and its key, sealed; nothing if there is none."""
+    if former is None:
+        return ()
+    authority = former_ca.sealed(former, vault)
+    former.close()
+    return authority.certificate_pem, authority.key_pem
 
 
 def _carry_out(vault: CaVault, request: m.Request) -> tuple[bytes, ...]:
@@ -109,6 +126,7 @@ def _carry_out(vault: CaVault, request: m.Request) -> tuple[bytes, ...]:
 
 
 def _confine(own: int) -> None:
+    "x".encode("idna")  # loads what reads an address, while modules can be loaded
     sandbox.drop_capabilities()
     unprivileged.hide()
     place = Path(os.readlink(f"/proc/self/fd/{own}"))
@@ -161,27 +179,6 @@ def _secret(own: int) -> X25519PrivateKey:
     if len(data) != _SECRET_SIZE:
         raise OSError(f"{SECRET} is damaged")
     return X25519PrivateKey.from_private_bytes(data)
-
-
-def open_key(folder: Path, key_pem: bytes) -> bytes:
-    """Return the CA's key of a server that does not run, by its signer's secret.
-
-    Args:
-        folder: its state directory, or a copy.
-        key_pem: the key, sealed or of an older build.
-
-    Raises:
-        AuthenticationError: when it is sealed to another signer.
-        OSError: when the secret cannot be read.
-    """
-    if not is_sealed(key_pem):
-        return key_pem
-    places = [folder / ownership.KEEPER / SECRET, folder / SECRET]
-    for path in [each for each in places if each.exists()] or places[1:]:
-        data = path.read_bytes()
-        with contextlib.suppress(ValueError, AuthenticationError):
-            return unseal(key_pem, X25519PrivateKey.from_private_bytes(data)).pem()
-    raise AuthenticationError("the CA's key is sealed to another signer")
 
 
 def _seal_files(state: int, vault: CaVault, say: Say) -> None:

@@ -17,9 +17,6 @@ ALLOWED = (
 )
 """None of them names a file, a device or a process of the server."""
 
-MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108
-"""Where the driver meets MPS's daemon when ``CUDA_MPS_PIPE_DIRECTORY`` names no other directory."""
-
 VALUE_LENGTH_MAX = 32
 
 _VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)

@@ -32,6 +32,7 @@ from gpupool.pool.record_query import (
 )
 from gpupool.pool.refused_orders import check_known_to_all, refusal_of
 from gpupool.pool.transitions.authorities import fingerprint_of
+from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.server.actions import AskUsage
@@ -40,8 +41,8 @@ from gpupool.remoting.server.service_context import Client, Handler, ServiceCont
 
 VIEWERS_SINCE = 6
 """The version of the protocol from which clients know a viewer's token in a list."""
-USAGE_COUNT_MAX, USAGE_USER_COUNT_MAX, USAGE_TOTAL_MAX = 2, 8, 64
-"""Questions that the observer is asked at a time: of one connection, of one user, and of all."""
+USAGE_COUNT_MAX, USAGE_BOUND, USAGE_TOTAL_MAX = 2, UserBound(user=8, token=6), 64
+"""Questions that the observer is asked at a time: of a connection, of a user or token, of all."""
 SERVER_ID_LENGTH = 12
 REPEATED_WITHIN_MS = 60_000
 """A client that lost its connection repeats an order at another server within less time."""
@@ -123,9 +124,11 @@ class AdminService:
 
     def _ask_observer(self, client: Client, call: int, query: ObserverQuery) -> None:
         asking = [each for each, _ in self._usage.values()]
-        mine = [each for each in asking if each.user == client.user]
-        if len(mine) >= USAGE_USER_COUNT_MAX or mine.count(client) >= USAGE_COUNT_MAX:
-            raise NotNowError(f"{len(mine)} questions of {client.user} about usage are under way")
+        has = USAGE_BOUND.reached(client.holder, (each.holder for each in asking))
+        if not has and (of_connection := asking.count(client)) >= USAGE_COUNT_MAX:
+            has = f"this connection of {client.user} has {of_connection}"
+        if has:
+            raise NotNowError(f"{has} questions about usage under way")
         if len(asking) >= USAGE_TOTAL_MAX:
             raise NotNowError("too many questions about usage are under way", hint="ask again soon")
         number = next(self._usage_numbers)

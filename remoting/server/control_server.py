@@ -15,10 +15,8 @@ own certificate, whose settings the links share. Before ``serve``, the host must
 every worker of an earlier incarnation.
 """
 
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -33,8 +31,6 @@ from gpupool.pool.record_query import AskRecords, records_of_nobody
 from gpupool.pool.table_clock import Source, TableClock
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder
 from gpupool.remoting.server.actions import (
@@ -49,6 +45,7 @@ from gpupool.remoting.server.actions import (
     Send,
     StartSession,
 )
+from gpupool.remoting.server.client_streams import ClientStreams
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.listener.lobby import Lobby
@@ -62,22 +59,11 @@ from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
 from gpupool.remoting.transport.authority.ca_vault import CaVault
 from gpupool.remoting.transport.authority.certificate_renewal import Renewal, ServerCertificates
-from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
-from gpupool.remoting.transport.message_stream import MessageStream
+from gpupool.remoting.transport.failures import RateLimitedLog, explain
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, TlsContexts
 
 CLOCKS_EVERY_S = 1.0
-
-
-@dataclass(eq=False, slots=True)
-class _Served:
-    """One client connection."""
-
-    number: int
-    who: str
-    outbox: trio.MemorySendChannel[Send | None]
-    scope: trio.CancelScope
 
 
 class ControlServer:
@@ -112,9 +98,7 @@ class ControlServer:
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
         self._machine, self._replicated_log = machine, replicated_log
-        self._host = host
-        self._identity = identity
-        self._links, self._clock = links, clock
+        self._host, self._identity, self._links, self._clock = host, identity, links, clock
         self._log, self._rate_limited_log = log, RateLimitedLog(log, clock)
         self._settings, self._follow = settings or ServerSettings(), follow
         self._table_clock = table_clock or TableClock(
@@ -126,7 +110,6 @@ class ControlServer:
         self._renewal = self._make_renewal()
         self._clock_problems, self._killing = dict[str, str](), set[LeaseId]()
         self._clocks_at = self._asleep_until = float("-inf")
-        self._numbers, self._served = itertools.count(1), dict[int, _Served]()
         self._wake, self._loop_lag_s = trio.Event(), 0.0
         self._ask_records, self._web, self._make_view = ask_records, web, make_view
         self._compile_policy = compile_policy or PolicyCompiler().compile
@@ -154,6 +137,9 @@ class ControlServer:
             settings=self._settings.controller,
             certificate_problems=self._renewal.problems if self._renewal is not None else tuple,
             signer_has_own_user=self._certificates.signer_has_own_user,
+        )
+        self._streams = ClientStreams(
+            self.controller, self._do, settings=self._settings, log=self._rate_limited_log
         )
 
     def _make_ca_key(self, authority: Authority | None, save: Callable[[bytes], None]) -> CaKey:
@@ -244,6 +230,7 @@ class ControlServer:
                     limit_s = self._settings.unauthenticated_timeout_s
                     lobby = Lobby(router, nursery, timeout_s=limit_s, log=self._rate_limited_log)
                     nursery.start_soon(lobby.run, listeners)
+                nursery.start_soon(self._streams.turns.give)
                 task_status.started()
                 await self._tick()
             finally:
@@ -314,9 +301,9 @@ class ControlServer:
         for action in actions:
             match action:
                 case Send():
-                    self._send(action)
+                    self._streams.send(action)
                 case Hangup():
-                    self._hang_up(action)
+                    self._streams.hang_up(action)
                 case Propose():
                     decided = partial(self._decided, action.number)
                     self._replicated_log.submit(action.command, action.timeout_s, decided)
@@ -339,33 +326,6 @@ class ControlServer:
         if self.controller.wake_at() < self._asleep_until:
             self._wake.set()
 
-    def _send(self, action: Send) -> None:
-        served = self._served.get(action.connection)
-        if served is None:
-            return
-        # A client that reads slowly gets the next update instead of this one.
-        is_update = m.type_of(action.message) in (m.Update, m.TelemetryUpdate)
-        if is_update and served.outbox.statistics().current_buffer_used:
-            return
-        try:
-            served.outbox.send_nowait(action)
-        except trio.WouldBlock:
-            self._log.info("hung up on %s: it reads nothing", served.who)
-            served.scope.cancel()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # on its way out; ``closed`` follows
-
-    def _hang_up(self, action: Hangup) -> None:
-        served = self._served.get(action.connection)
-        if served is None:
-            return
-        if action.reason:
-            self._rate_limited_log.say(f"hung up on {served.who}: {action.reason}")
-        try:
-            served.outbox.send_nowait(None)
-        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            served.scope.cancel()
-
     def _decided(self, number: int, outcome: Outcome) -> None:
         """Take the outcome of an attempt; at the end, do nothing."""
         if self._nursery is not None:
@@ -385,7 +345,7 @@ class ControlServer:
         except OSError as error:
             result = GpupoolError("no worker could be started", why=explain(error))
         if isinstance(result, GpupoolError):
-            self._log.warning("no session for lease %x: %s", action.lease.id, result)
+            self._rate_limited_log.say(f"no session for lease {action.lease.id:x}: {result}")
         self._do(self.controller.session_opened(action.number, result))
 
     async def _ask_usage(self, action: AskUsage) -> None:
@@ -431,7 +391,7 @@ class ControlServer:
             settings=self._settings,
             log=self._rate_limited_log,
             clock=self._clock,
-            client_count=lambda: len(self._served),
+            client_count=lambda: len(self._streams),
             serve_client=self.serve_stream,
             web=self._web,
         )
@@ -439,61 +399,5 @@ class ControlServer:
     async def serve_stream(
         self, stream: trio.abc.Stream, who: str, proven: Callable[[], None] = lambda: None
     ) -> None:
-        """Serve one client over a stream that needs no more authentication of this server.
-
-        The stream's first message must come within ``unauthenticated_timeout_s``; returns, and
-        closes the stream, when either side is done with it. ``proven`` is called once the client
-        has shown a good token.
-        """
-        number = next(self._numbers)
-        outbox, queue = trio.open_memory_channel[Send | None](self._settings.outbox_count_max)
-        served = _Served(number, who, outbox, trio.CancelScope())
-        connection = MessageStream(stream, Connection(End.SERVER))
-        reason = ""
-        try:
-            async with connection:
-                with served.scope:
-                    self._served[number] = served
-                    self._do(self.controller.opened(number))
-                    # A stranger has one task, and an end of his costs no group of errors.
-                    limit_s = self._settings.unauthenticated_timeout_s
-                    first = await within(limit_s, connection.receive)
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._write, connection, queue, nursery.cancel_scope)
-                        await self._read(number, connection, first, proven)
-                        nursery.cancel_scope.cancel()
-        except* GONE as group:
-            reason = explain(group)
-        finally:
-            del self._served[number]
-            self._do(self.controller.closed(number))
-        if reason:
-            self._rate_limited_log.say(f"lost {who}: {reason}")
-
-    async def _read(
-        self,
-        number: int,
-        connection: MessageStream,
-        received: tuple[int, m.Message] | None,
-        proven: Callable[[], None],
-    ) -> None:
-        is_first = True
-        while received is not None:
-            call, message = received
-            self._do(self.controller.received(number, call, message))
-            if is_first and self.controller.is_welcomed(number):
-                proven()
-            is_first = False
-            received = await connection.receive()
-
-    async def _write(
-        self,
-        connection: MessageStream,
-        queue: trio.MemoryReceiveChannel[Send | None],
-        scope: trio.CancelScope,
-    ) -> None:
-        async for action in queue:
-            if action is None:
-                break
-            await connection.send(action.call, action.message)
-        scope.cancel()
+        """Serve one client, as ``ClientStreams.serve`` says."""
+        await self._streams.serve(stream, who, proven)

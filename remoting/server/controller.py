@@ -79,6 +79,7 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Telemetry
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.protocol.view_encoding import MadeView
@@ -108,8 +109,11 @@ from gpupool.remoting.transport.authority.ca_store import NextCa
 #: Calls of one connection that may be under way; further ones are refused.
 CALL_COUNT_MAX = 64
 
-#: Connections of one user, with all tokens together; a tenth of what a server serves.
-USER_CONNECTION_COUNT_MAX = 1024
+#: Connections; those of a user are a tenth of what a server serves.
+CONNECTION_BOUND = UserBound(user=1024, token=768)
+
+#: Calls under way, each with one proposal at most: consensus takes 10,000 of all.
+CALL_BOUND = UserBound(user=512, token=384)
 
 CLIENT_NAME_LENGTH_MAX = 100
 
@@ -302,9 +306,14 @@ class Controller:
         """Return the token that was pasted as ``text``; raises as ``client_checks.check_text``."""
         return check_text(self._context, text)
 
-    def is_welcomed(self, connection: int) -> bool:
-        """Return whether the client of an open connection has shown a good token."""
-        return self._clients.get(connection) is not None
+    def user_of(self, connection: int) -> str | None:
+        """Return whose token the client of an open connection has shown, if a good one."""
+        client = self._clients.get(connection)
+        return client.user if client is not None else None
+
+    def calls_under_way(self) -> int:
+        """Return how many calls have no answer yet, those of clients that have gone among them."""
+        return self._clients.calls_under_way()
 
     def clients(self) -> list[Client]:
         """Return every welcomed client."""
@@ -315,8 +324,8 @@ class Controller:
     def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
         context = self._context
         token = authenticate(context, hello)
-        if self._clients.count_of(token.user) >= USER_CONNECTION_COUNT_MAX:
-            why = f"{token.user} has {USER_CONNECTION_COUNT_MAX} connections to this server"
+        if has := self._clients.reached(CONNECTION_BOUND, Holder(token.user, token.id)):
+            why = f"{has} connections to this server"
             raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
         client = Client(connection, token.id, token.user, token.kind, name, hello.protocol)
@@ -335,14 +344,17 @@ class Controller:
     # --- calls -----------------------------------------------------------------------------------
 
     def _handle(self, client: Client, call: int, message: m.Call) -> None:
-        client.pending_calls += 1
+        has = self._clients.calls_reached(CALL_BOUND, client.holder)
+        self._clients.begin_call(client)
         try:
             if client.pending_calls > CALL_COUNT_MAX:
                 raise DeniedError(f"more than {CALL_COUNT_MAX} calls of one client under way")
+            if has:
+                raise NotNowError(f"{has} calls under way", hint="ask again soon")
             check_rights(self._context, client, type(message))
             self._handlers[type(message)](client, call, message)
         except GpupoolError:
-            client.pending_calls -= 1
+            self._clients.end_call(client)
             raise
 
     def _ping(self, client: Client, call: int, _message: m.Ping) -> None:

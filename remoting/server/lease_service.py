@@ -7,7 +7,6 @@ the commands that end and free leases; this service only kills workers.
 """
 
 import hmac
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from gpupool.pool.refused_orders import places_text
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.leases import encryption_of
-from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, visible
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.pool.view_building import moved_last
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.driver_variables import allowed_environment
@@ -42,9 +41,8 @@ from gpupool.remoting.server.actions import StartSession
 from gpupool.remoting.server.attachments import Attachments
 from gpupool.remoting.server.client_checks import as_all_know_it, check_request
 from gpupool.remoting.server.proposer import Decision
-from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+from gpupool.remoting.server.service_context import Client, Handler, RefusalLog, ServiceContext
 
-LOG = logging.getLogger("gpupool.leases")
 FINAL = (RefusalKind.DENIED, RefusalKind.NEVER)
 """Refusals after which a client asks no more."""
 
@@ -95,6 +93,7 @@ class LeaseService:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self.attachments = Attachments(context)
+        self._refusals = RefusalLog(context.clock)
         self._awaited: list[_Awaited] = []
         self._kept: list[_Kept] = []
         self._starting: dict[int, _Starting] = {}
@@ -123,6 +122,9 @@ class LeaseService:
 
     def closed(self, client: Client) -> None:
         """Act on a client that has gone: a lease that only it held is lost."""
+        for each in (*self._awaited, *self._kept):
+            if each.client is client:
+                self._context.clients.end_call(client)
         self._awaited = [each for each in self._awaited if each.client is not client]
         self._kept = [each for each in self._kept if each.client is not client]
         for told in [each for each in self._told_of_suspension if each[0] == client.connection]:
@@ -268,9 +270,9 @@ class LeaseService:
             answer = make_offer(context.state_now(), shown, request, client.user)
         if isinstance(answer, NoOffer):
             if answer.kind == RefusalKind.BUSY and message.waits:
-                context.wait_queue.add(client.connection, request, now, client.user)
+                context.wait_queue.add(client.connection, request, now, client.holder)
             elif answer.kind in FINAL:
-                _log_refusal(client, answer.kind, answer.why)
+                self._refusals.say(client, answer.kind, answer.why)
             context.answer(client, call, m.Offered(None, answer))
         else:
             context.answer(client, call, m.Offered(answer, None))
@@ -278,16 +280,17 @@ class LeaseService:
     def _await_gpus(self, client: Client, call: int, message: m.AwaitGpus) -> None:
         check_request(message.request)
         wait_queue, now = self._context.wait_queue, self._context.clock.monotonic()
-        wait_queue.add(client.connection, message.request, now, client.user)
+        wait_queue.add(client.connection, message.request, now, client.holder)
         request = as_all_know_it(self._context.state, message.request)
-        command = commands.Wait(request, client.user, client.token, message.reason)
+        reason = message.reason[:TEXT_LENGTH_MAX]
+        command = commands.Wait(request, client.user, client.token, reason)
 
         def recorded(result: Result) -> m.Message:
             if result.ok:
                 return m.Done()
             if result.kind != RefusalKind.BUSY:
                 wait_queue.discard(client.connection, message.request.id)
-                _log_refusal(client, result.kind, result.why)
+                self._refusals.say(client, result.kind, result.why)
             kind = NotNowError if result.kind == RefusalKind.BUSY else DeniedError
             raise kind("the request has no place in the waiting line", why=result.why)
 
@@ -326,6 +329,7 @@ class LeaseService:
         if result is not None and result.ok and result.lease is not None:
             if not is_here:
                 self._abandon(commands.EndLease(result.lease, "nobody waits for it any more"))
+                context.clients.end_call(client)
                 return
             context.wait_queue.discard(client.connection, request)
             lease = context.state.leases.get(result.lease)
@@ -336,7 +340,7 @@ class LeaseService:
             self.attachments.attach(client, lease)
             context.answer(client, call, self._granted(lease))
         elif result is not None:
-            _log_refusal(client, result.kind, result.why)
+            self._refusals.say(client, result.kind, result.why)
             context.answer(client, call, _refused(result.kind, result.why))
         elif decision.uncertain:
             if not is_here:
@@ -480,11 +484,3 @@ def _check_room(client: Client) -> None:
     """Refuse more leases than one connection may have, counting claims under way."""
     if len(client.attached) + client.pending_calls > ATTACHED_COUNT_MAX:
         raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")
-
-
-def _log_refusal(client: Client, kind: str, why: str) -> None:
-    """Say who is refused a lease, and why; that GPUs are busy is nothing special."""
-    level = logging.DEBUG if kind == RefusalKind.BUSY else logging.INFO
-    fields = {"event": "refused", "user": client.user, "client": client.name, "reason": why}
-    who = f"{client.user} ({visible(client.name)})"
-    LOG.log(level, "refused %s a lease: %s", who, visible(why), extra={"fields": fields})

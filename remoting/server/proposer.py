@@ -31,6 +31,8 @@ What is always true.
 - A leader that finds a stamp ahead of the voters' clocks (``Refusal.CLOCK``) refuses one attempt:
   the next ones carry the table's own time, which every leader takes. One that refuses that too
   refuses the command: then this is the decision.
+- No attempt of a command that the pool's time made due carries an earlier time than that. If it
+  would, the command is decided without a result: who proposed it looks at the time again.
 - A command that the oldest server of the pool does not know is refused, and never attempted.
 - A decision without a result is uncertain exactly when an attempt ended as ``Unknown``.
 - By the table's time, a bounded command is not applied later than ``TTL_SLACK_S`` after its
@@ -101,6 +103,7 @@ class _Pending:
     deadline: float  # monotonic
     then: Callable[[Decision], None]
     bounded: bool  # carries an expiry, so that it cannot fire long after its caller has gone
+    due_ms: int  # the pool's time by which it is right; no stamp is earlier
     attempts: int = 0
     uncertain: bool = False
     why: str = "no leader"
@@ -142,12 +145,16 @@ class Proposer:
         *,
         timeout_s: float,
         bounded: bool = True,
+        due_ms: int = 0,
     ) -> None:
-        """Get ``command`` committed within ``timeout_s``, and call ``then`` once, in any case."""
+        """Get ``command`` committed within ``timeout_s``, and call ``then`` once, in any case.
+
+        ``due_ms`` is the pool's time at which somebody found that the command is due.
+        """
         self._number += 1
         deadline = self._clock.monotonic() + timeout_s
-        self._pending[self._number] = _Pending(command, deadline, then, bounded)
-        if objection(NAMES[type(command)], self._formats()):
+        self._pending[self._number] = _Pending(command, deadline, then, bounded, due_ms)
+        if objection(NAMES[type(command)], self._formats()) or self.at_ms() < due_ms:
             self._pending[self._number].retry_at = self._clock.monotonic()  # ``poll`` refuses it
         else:
             self._attempt(self._number)
@@ -214,6 +221,10 @@ class Proposer:
         left_s = pending.deadline - self._clock.monotonic()
         era = self._table_clock.era
         at_ms = self._table_clock.known_ms() if pending.clock_refusals else self.at_ms()
+        if at_ms < pending.due_ms:
+            why = "by the pool's time, as it is now, the command is not due"
+            self._decide(number, Decision(None, pending.uncertain, why))
+            return
         ttl_ms = 0
         if era != pending.era:
             pending.era, pending.expires_ms = era, 0

@@ -114,7 +114,7 @@ class Reconciler:
             now_ms = self._context.now_ms()
             ages_s, connected = health.contact_age_s, health.connected
             for command in plan_leader(state, ages_s, now_ms, self._self, connected):
-                self._once(command)
+                self._once(command, due_ms=now_ms)
         server = state.servers.get(self._self)
         if server is not None:
             if server.incarnation > self._incarnation:
@@ -281,8 +281,8 @@ class Reconciler:
         }
         return bool(lost) or any(known.get(gpu_id) != gpu for gpu_id, gpu in present.items())
 
-    def _once(self, command: Command) -> None:
-        """Propose ``command`` unless the same is under way."""
+    def _once(self, command: Command, *, due_ms: int = 0) -> None:
+        """Propose ``command`` unless the same is under way; the time may make it due."""
         key = (type(command).__name__, _subject(command))
         if key in self._under_way:
             return
@@ -295,7 +295,7 @@ class Reconciler:
             if result is not None and goes_on(self._context.state, command, result):
                 self._once(command)
 
-        self._context.proposer.propose(command, decided, timeout_s=ATTEMPT_S)
+        self._context.proposer.propose(command, decided, timeout_s=ATTEMPT_S, due_ms=due_ms)
 
 
 def _subject(command: Command) -> object:

@@ -4,6 +4,7 @@ A service reads the table, the clock and the health of consensus here, answers i
 proposes commands. Services share nothing else: none holds a reference to another.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,13 +16,14 @@ from gpupool.pool.measures import Measures
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState, TokenKind, with_changes
 from gpupool.pool.ports import Clock, RaftHealth, Role
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import Finding
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
+from gpupool.pool.user_bound import Holder, UserBound
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S, visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.actions import Action, Hangup, KillLease, Send
@@ -29,6 +31,8 @@ from gpupool.remoting.server.proposer import Decision, Proposer
 from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.server.wait_queue import WaitQueue
+
+LOG = logging.getLogger("gpupool.leases")
 
 NO_QUORUM_HINT = "it refuses until it is; ask another server, or start the missing ones"
 
@@ -57,6 +61,10 @@ class Signer(Protocol):
         ...
 
 
+REFUSAL_LINES_MAX, REFUSAL_LINES_S = 20, 60.0
+"""Lines of one user, and the seconds after which there may be as many again."""
+
+
 @dataclass(eq=False, slots=True)
 class Client:
     """One open connection, after ``Welcome``."""
@@ -77,6 +85,11 @@ class Client:
     members: tuple[m.Member, ...] = ()
     ca_pem: bytes = b""
 
+    @property
+    def holder(self) -> Holder:
+        """The user and the token of what this client holds."""
+        return Holder(self.user, self.token)
+
     def __str__(self) -> str:
         """Return who this is, for logs."""
         return f"{self.user} ({self.name or 'unnamed client'}, token {self.token})"
@@ -87,7 +100,8 @@ class ClientTable:
 
     def __init__(self) -> None:
         self._clients: dict[int, Client | None] = {}
-        self._by_user: Counter[str] = Counter()
+        self._count: Counter[str | Holder] = Counter()  # by user, and by holder
+        self._calls: Counter[str | Holder] = Counter()  # under way, by both
 
     def opened(self, connection: int) -> None:
         """Add a connection whose client is not known yet."""
@@ -96,20 +110,36 @@ class ClientTable:
     def welcome(self, client: Client) -> None:
         """Note the client of an open connection."""
         self._clients[client.connection] = client
-        self._by_user[client.user] += 1
+        self._count.update((client.user, client.holder))
 
     def closed(self, connection: int) -> Client | None:
         """Remove a connection, and return its client if it had been welcomed."""
         client = self._clients.pop(connection, None)
         if client is not None:
-            self._by_user[client.user] -= 1
-            if not self._by_user[client.user]:
-                del self._by_user[client.user]
+            _count_down(self._count, client)
         return client
 
-    def count_of(self, user: str) -> int:
-        """Return how many open connections one user has."""
-        return self._by_user[user]
+    def begin_call(self, client: Client) -> None:
+        """Count a call until ``end_call``, whether its client is still there by then or not."""
+        client.pending_calls += 1
+        self._calls.update((client.user, client.holder))
+
+    def end_call(self, client: Client) -> None:
+        """Count a call no more: it was answered, or nobody is there to be answered."""
+        client.pending_calls -= 1
+        _count_down(self._calls, client)
+
+    def reached(self, bound: UserBound, holder: Holder) -> str:
+        """Return whose bound of open connections leaves ``holder`` no more, or an empty text."""
+        return bound.reached_by(holder, self._count[holder.user], self._count[holder])
+
+    def calls_under_way(self) -> int:
+        """Return how many calls are counted, those of clients that have gone among them."""
+        return sum(count for key, count in self._calls.items() if isinstance(key, Holder))
+
+    def calls_reached(self, bound: UserBound, holder: Holder) -> str:
+        """Return the same for a bound of calls under way."""
+        return bound.reached_by(holder, self._calls[holder.user], self._calls[holder])
 
     def has(self, connection: int) -> bool:
         """Return whether the connection is open, welcomed or not."""
@@ -129,6 +159,40 @@ class ClientTable:
 
     def __iter__(self) -> Iterator[Client]:
         return (client for client in self._clients.values() if client is not None)
+
+
+def _count_down(count: Counter[str | Holder], client: Client) -> None:
+    for key in (client.user, client.holder):
+        count[key] -= 1
+        if not count[key]:
+            del count[key]
+
+
+class RefusalLog:
+    """Logs who is refused a lease, and why: a bounded number of lines for each user."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count: Counter[str] = Counter()  # by user, since ``_began``
+        self._began = clock.monotonic()
+
+    def say(self, client: Client, kind: str, why: str) -> None:
+        """Log one refusal; that GPUs are busy is nothing special."""
+        if kind == RefusalKind.BUSY:
+            level = logging.DEBUG
+        else:
+            level = logging.INFO
+            if self._clock.monotonic() - self._began >= REFUSAL_LINES_S:
+                self._count.clear()
+                self._began = self._clock.monotonic()
+            self._count[client.user] += 1
+            if self._count[client.user] > REFUSAL_LINES_MAX:
+                return
+            if self._count[client.user] == REFUSAL_LINES_MAX:
+                why += f"; more of {client.user} are left out for {REFUSAL_LINES_S:.0f} s at most"
+        fields = {"event": "refused", "user": client.user, "client": client.name, "reason": why}
+        who = f"{client.user} ({visible(client.name)})"
+        LOG.log(level, "refused %s a lease: %s", who, visible(why), extra={"fields": fields})
 
 
 @dataclass(slots=True)
@@ -206,7 +270,7 @@ class ServiceContext:
 
     def answer(self, client: Client, call: int, message: m.Outgoing) -> None:
         """Answer a call that was counted when it came; silently, when its client is gone."""
-        client.pending_calls -= 1
+        self.clients.end_call(client)
         if self.clients.is_open(client):
             self.send(client.connection, call, message)
 
@@ -280,7 +344,8 @@ class ServiceContext:
 
         def decided(decision: Decision) -> None:
             if not self.clients.is_open(client):
-                return  # its client has gone
+                self.clients.end_call(client)
+                return
             try:
                 if decision.result is None:
                     raise self.no_quorum(decision.why)

@@ -19,6 +19,7 @@ from gpupool.pool.clock_view import clock_view
 from gpupool.pool.errors import NotNowError, UsageError
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.user_bound import UserBound
 from gpupool.pool.view_building import ViewSource
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import DOCTOR, SIGNER_OPEN, WORKERS_HAVE, WORKERS_LACK
@@ -28,11 +29,11 @@ from gpupool.remoting.server.service_context import Client, Handler, ServiceCont
 
 UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
-USER_SUBSCRIPTION_COUNT_MAX = 32
-"""Subscriptions of one user: each update is sent to each of them."""
+SUBSCRIPTION_BOUND = UserBound(user=32, token=24)
+"""Each update is sent to each subscription."""
 
-VIEW_COUNT_MAX, VIEW_USER_COUNT_MAX, VIEW_TOTAL_MAX = 8, 64, 512
-"""Questions for a view that may wait: of one connection, of one user, and of all."""
+VIEW_COUNT_MAX, VIEW_BOUND, VIEW_TOTAL_MAX = 8, UserBound(user=64, token=48), 512
+"""Questions for a view that may wait: of one connection, of one user or token, and of all."""
 VIEW_TIMEOUT_S = 2.5
 """A question is refused after that: its client waits for 3 s, and can ask another server then."""
 BUSY_HINT = "ask again soon"
@@ -85,6 +86,9 @@ class ViewService:
     def closed(self, client: Client) -> None:
         """Forget a client that is gone."""
         self._unsubscribe(client)
+        for asker in self._asking():
+            if asker.client is client:
+                self._context.clients.end_call(client)
         self._askers = [each for each in self._askers if each.client is not client]
         if self._making is not None:
             mine = [each for each in self._making.askers if each.client is not client]
@@ -126,10 +130,12 @@ class ViewService:
 
     def _get_view(self, client: Client, call: int, _message: m.GetView) -> None:
         asking = self._asking()
-        mine = [each for each in asking if each.client.user == client.user]
-        of_connection = sum(each.client is client for each in mine)
-        if len(mine) >= VIEW_USER_COUNT_MAX or of_connection >= VIEW_COUNT_MAX:
-            text = f"{len(mine)} questions of {client.user} for the view wait for an answer"
+        has = VIEW_BOUND.reached(client.holder, (each.client.holder for each in asking))
+        of_connection = sum(each.client is client for each in asking)
+        if not has and of_connection >= VIEW_COUNT_MAX:
+            has = f"this connection of {client.user} has {of_connection}"
+        if has:
+            text = f"{has} questions for the view that wait for an answer"
             raise NotNowError(text, hint=BUSY_HINT)
         if len(asking) >= VIEW_TOTAL_MAX:
             raise NotNowError("too many questions for the view wait", hint=BUSY_HINT)
@@ -240,9 +246,10 @@ class ViewService:
         if interval_s == 0:
             self._unsubscribe(client)
         elif interval_s > 0:
-            mine = sum(each.user == client.user for each in self._subscribers.values())
-            if client.connection not in self._subscribers and mine >= USER_SUBSCRIPTION_COUNT_MAX:
-                raise NotNowError(f"{client.user} has {mine} subscriptions on this server")
+            held = (each.holder for each in self._subscribers.values())
+            has = SUBSCRIPTION_BOUND.reached(client.holder, held)
+            if has and client.connection not in self._subscribers:
+                raise NotNowError(f"{has} subscriptions on this server")
             client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
             client.update_at = self._context.clock.monotonic()
             client.wants_view = isinstance(message, m.Subscribe)

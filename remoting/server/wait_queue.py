@@ -41,6 +41,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.offers import Offer
 from gpupool.pool.scheduling.placement import has_room_together, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
+from gpupool.pool.user_bound import Holder, UserBound
 
 #: The length of a reservation; to ask and claim takes a tenth of it.
 KEEP_S = 0.5
@@ -51,8 +52,8 @@ FORGET_S = 15.0
 #: Waiting requests that one server remembers; one beyond that lives by its back-off alone.
 WAITERS_MAX = 1024
 
-#: Waiting requests of one user; further ones live by their back-off, too.
-USER_WAITERS_MAX = 256
+#: Waiting requests of one user, and of one token; further ones live by their back-off, too.
+WAITER_BOUND = UserBound(user=256, token=192)
 
 #: Waiting requests examined in one pass.
 EXAMINED_MAX = 64
@@ -65,7 +66,7 @@ TOGETHER_EXAMINED_MAX = 8
 class _Entry:
     connection: int
     request: Request
-    user: str
+    holder: Holder
     since: float
     asked_at: float
     notified_at: float = float("-inf")
@@ -88,19 +89,18 @@ class WaitQueue:
         """Return how many requests wait here."""
         return len(self._entries)
 
-    def add(self, connection: int, request: Request, now: float, user: str = "") -> None:
+    def add(self, connection: int, request: Request, now: float, holder: Holder) -> None:
         """Add a request that has asked in vain, or note that it has asked again."""
         entry = self._entries.get((connection, request.id))
         if entry is not None:
             entry.asked_at = now
-        elif len(self._entries) < WAITERS_MAX and self._count_of(user) < USER_WAITERS_MAX:
-            entry = _Entry(connection, request, user, now, now)
+        elif len(self._entries) < WAITERS_MAX and not WAITER_BOUND.reached(
+            holder, (each.holder for each in self._entries.values())
+        ):
+            entry = _Entry(connection, request, holder, now, now)
             self._entries[(connection, request.id)] = entry
             self._seen = None
             self._examined = (None, None, 0.0)
-
-    def _count_of(self, user: str) -> int:
-        return sum(entry.user == user for entry in self._entries.values())
 
     def discard(self, connection: int, request: RequestId) -> None:
         """Remove a request that was granted or cancelled."""
@@ -147,7 +147,7 @@ class WaitQueue:
             if len(found) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
                 break
             if entry.reserved_until <= now:
-                room, is_whole = _room(state, server, entry.request, entry.user)
+                room, is_whole = _room(state, server, entry.request, entry.holder.user)
                 if room and not is_whole:
                     # Several such requests could each hold a part, and none could ever begin. So
                     # a part is reserved only while the pool has all the others as well.
@@ -211,7 +211,7 @@ def _room(
 def _has_rest(state: PoolState, server: Server, entry: _Entry) -> bool:
     """Return whether the others have what ``server``, with what it has left, lacks."""
     others = (each for each in state.servers.values() if each.id != server.id)
-    return has_room_together(state, (server, *others), entry.request, entry.user)
+    return has_room_together(state, (server, *others), entry.request, entry.holder.user)
 
 
 def _less(server: Server, sizes: dict[GpuId, int]) -> Server:

@@ -1,6 +1,6 @@
 """The trio adapter of ``connection``: messages in and out of any byte stream; no parsing here."""
 
-from collections import deque
+from collections.abc import Iterator
 
 import trio
 
@@ -22,7 +22,7 @@ class MessageStream:
         self.stream = stream
         self.connection = connection
         self._lock = trio.Lock()
-        self._received: deque[tuple[int, Message]] = deque()
+        self._arrived: Iterator[tuple[int, Message]] = iter(())
         self.reads = 0
         """How often something has come: also pieces of a message that is not whole yet."""
 
@@ -55,14 +55,32 @@ class MessageStream:
             RemoteProtocolError: the other end broke the rules.
             trio.BrokenResourceError, trio.ClosedResourceError: the connection is gone.
         """
-        while not self._received:
-            data = await self.stream.receive_some(READ_SIZE)
-            if not data:
-                self.connection.closed()
+        while (received := self.next_arrived()) is None:
+            if not await self.read():
                 return None
-            self.reads += 1
-            self._received.extend(self.connection.receive(bytes(data)))
-        return self._received.popleft()
+        return received
+
+    def next_arrived(self) -> tuple[int, Message] | None:
+        """Decode and return the next message of what was read; None when there is none whole.
+
+        Raises:
+            RemoteProtocolError: the other end broke the rules.
+        """
+        return next(self._arrived, None)
+
+    async def read(self) -> bool:
+        """Read once, when ``next_arrived`` has returned None; False once the other end has closed.
+
+        Raises:
+            trio.BrokenResourceError, trio.ClosedResourceError: the connection is gone.
+        """
+        data = await self.stream.receive_some(READ_SIZE)
+        if not data:
+            self.connection.closed()
+            return False
+        self.reads += 1
+        self._arrived = self.connection.receive(bytes(data))
+        return True
 
     async def aclose(self) -> None:
         """Close at once, without a farewell that the other end would have to wait for."""

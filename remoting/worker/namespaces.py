@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
+from gpupool.remoting.protocol import mps_folders
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x0002_0000, 0x4000_0000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
@@ -30,10 +30,9 @@ FOLDERS = ("/run", "/tmp", "/var/run", "/var/tmp")  # noqa: S108
 
 _DRIVERS_FOLDERS = (
     *("/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/nvidia-topologyd"),
-    *("/run/nvidia-mps", MPS_DIRECTORY, "/run/opengl-driver"),
+    *("/run/nvidia-mps", "/run/opengl-driver"),
 )
 _VARIABLES = (
-    "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_PATH",
     "CUDA_HOME",
     "LD_LIBRARY_PATH",
@@ -185,6 +184,7 @@ def needed_paths(own: Iterable[str]) -> list[str]:
         own: its directory, and those of the installation.
     """
     named = [part for name in _VARIABLES for part in os.environ.get(name, "").split(os.pathsep)]
+    named += (*mps_folders.named_folder(), *mps_folders.default_folder())
     python = (sys.prefix, sys.base_prefix, sys.executable, *sys.path)
     return [path for path in (*own, *_DRIVERS_FOLDERS, *named, *python) if os.path.isabs(path)]
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
+from gpupool.remoting.protocol import mps_folders
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -70,7 +70,7 @@ _SYSTEM_READABLE = (
     ),
     *("/run/nvidia-persistenced", "/run/nvidia-topologyd", "/run/opengl-driver"),
 )
-_SYSTEM_WRITABLE = ("/proc/self", MPS_DIRECTORY, "/run/nvidia-mps")
+_SYSTEM_WRITABLE = ("/proc/self", "/run/nvidia-mps")
 
 
 def _libc() -> ctypes.CDLL:
@@ -270,9 +270,10 @@ def restrict_files(
         # CUDA names its threads by opening /proc/self/task/TID/comm with O_TRUNC; without that
         # right cuInit fails with CUDA_ERROR_OPERATING_SYSTEM (seen on an H200, driver 580).
         use = read | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
+        writable_here = (*_SYSTEM_WRITABLE, *mps_folders.default_folder())
         for paths, rights in (
             ((*_SYSTEM_READABLE, *readable), read),
-            ((*_SYSTEM_WRITABLE, *(("/dev",) if devices is None else devices)), use),
+            ((*writable_here, *(("/dev",) if devices is None else devices)), use),
             (("/dev",), _READ_DIR),
             (("/dev/shm", *writable), handled),  # noqa: S108
         ):

@@ -38,6 +38,8 @@ _CLONE_NEW = 0x7E02_0000
 """All of CLONE_NEW*; that for time is no flag of ``clone``."""
 _CLONE_VM = 0x100
 """A thread, or a child that shares the memory until it executes a program, as ``vfork``'s."""
+_CLONE_FILES, _CLONE_THREAD, _CLOSE_RANGE_UNSHARE = 0x400, 0x1_0000, 2
+"""A thread with descriptors of its own could hide files: the host looks at each process's."""
 
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFF_FFFF)
 """As Docker's: Linux, 32 bits, an older version's number, and to ask which it is."""
@@ -99,7 +101,7 @@ def program(architecture: Architecture, *, tcp: bool = False) -> list[Instructio
 
 
 def _checks(name: str) -> list[Instruction]:
-    """Return what decides on one call by the lower half of its first argument."""
+    """Return what decides on one call by the lower half of an argument."""
     load = (LOAD, 0, 0, _FIRST_ARGUMENT_AT)
     allow = (RETURN, 0, 0, ALLOW)
     forbid = (RETURN, 0, 0, _refuse(errno.EPERM))
@@ -111,11 +113,16 @@ def _checks(name: str) -> list[Instruction]:
         # other in the kernel, for minutes, and slow down the whole machine (docs/security.md).
         return [
             load,
-            (JUMP_IF_ANY_BIT, 1, 0, _CLONE_NEW),
-            (JUMP_IF_ANY_BIT, 1, 0, _CLONE_VM),
+            (JUMP_IF_ANY_BIT, 3, 0, _CLONE_NEW),
+            (JUMP_IF_ANY_BIT, 0, 2, _CLONE_VM),
+            (JUMP_IF_ANY_BIT, 0, 2, _CLONE_THREAD),
+            (JUMP_IF_ANY_BIT, 1, 0, _CLONE_FILES),
             forbid,
             allow,
         ]
+    if name == "close_range":
+        flags = (LOAD, 0, 0, _THIRD_ARGUMENT_AT)
+        return [flags, (JUMP_IF_ANY_BIT, 0, 1, _CLOSE_RANGE_UNSHARE), forbid, allow]
     if name == "personality":
         wanted = [(JUMP_IF_EQUAL, 0, 1, value) for value in _PERSONALITIES]
         return [load, *(each for test in wanted for each in (test, allow)), forbid]

@@ -14,7 +14,7 @@ _ALLOWED = """
 accept 43 202, accept4 288 242, access 21 -, adjtimex 159 171, alarm 37 -, arch_prctl 158 -,
 bind 49 200, brk 12 214, capget 125 90, capset 126 91, chdir 80 49, chmod 90 -, chown 92 -,
 clock_adjtime 305 266, clock_getres 229 114, clock_gettime 228 113, clock_nanosleep 230 115,
-close 3 57, close_range 436 436, connect 42 203, copy_file_range 326 285, creat 85 -, dup 32 23,
+close 3 57, connect 42 203, copy_file_range 326 285, creat 85 -, dup 32 23,
 dup2 33 -, dup3 292 24, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21,
 epoll_pwait 281 22, epoll_pwait2 441 441, epoll_wait 232 -, eventfd 284 -, eventfd2 290 19,
 execve 59 221, execveat 322 281, exit 60 93, exit_group 231 94, faccessat 269 48,
@@ -86,7 +86,8 @@ unshare 272 97, uselib 134 -, userfaultfd 323 282, ustat 136 -, vhangup 153 58
 """
 
 _CHECKED = """
-clone 56 220, clone3 435 435, personality 135 92, socket 41 198, socketpair 53 199
+clone 56 220, clone3 435 435, close_range 436 436, personality 135 92, socket 41 198,
+socketpair 53 199
 """
 
 

@@ -124,7 +124,8 @@ class ForgottenStay:
         pseudonym = pseudonym_of(digest_of(command.salt, user))
         for record in before.records:
             if record.user == user:
-                closed = replace(record, user=pseudonym, client="")
+                reason = record.reason.replace(user, pseudonym)
+                closed = replace(record, user=pseudonym, client="", reason=reason)
                 self._closed[record.number] = closed
                 if user in str(closed):
                     self._fail(f"record {record.number} names {user} besides: {closed}")

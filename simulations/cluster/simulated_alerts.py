@@ -12,10 +12,12 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.view import has_quorum
-from gpupool.simulations.checkers.alert_checker import AlertsTold, OneSender
+from gpupool.simulations.checkers.alert_checker import LATE_S, AlertsTold, OneSender
 
 LOOK_EVERY_S = 0.5
-TIMES = Times(group_s=1.0, repeat_s=3600.0, silent_first_s=2.0, over_after_s=1.5)
+TIMES = Times(
+    group_s=1.0, repeat_s=3600.0, silent_first_s=2.0, over_after_s=1.5, standstill_s=LATE_S
+)
 FAULT = Rule("GpuFault", "critical", "a GPU is at fault", "", for_s=0.5)
 CUT_OFF = Rule(NO_MAJORITY, "critical", "no majority", "", for_s=0.5)
 GPUS = 4

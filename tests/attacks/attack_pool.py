@@ -49,6 +49,7 @@ from gpupool.remoting.client.credentials import (
     save_credentials,
 )
 from gpupool.remoting.client.enrolment import login
+from gpupool.remoting.client.pool_client import Pool as Client
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.remoting.privileges.first_process import leave_first_place
 from gpupool.remoting.protocol import messages as m
@@ -76,6 +77,9 @@ while not stop.exists():
     time.sleep(0.25)
 """
 SOURCE_COUNT = 100
+PIPELINED = 200
+"""Calls that a hostile user sends at once, without waiting for an answer."""
+
 SILENT_MAX_S = 1.0
 GROWTH_MAX = 128 * 2**20
 """Bytes that each server may have more than at first: TLS of strangers, and users' own."""
@@ -412,7 +416,30 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
                     await connection.call(m.Subscribe(0.1), timeout_s=20)
             await trio.sleep_forever()
 
-    attack, times = {"drafts": (drafts, 8), "subscriptions": (subscriptions, 200)}[kind]
+    async def pipelined(message: Callable[[Client], m.Call]) -> None:
+        """Send as many calls at once as a read of a server takes; answers are thrown away."""
+        nonlocal count
+        async with connect_pool(credentials) as pool:
+            calls = range(10**6, 10**6 + PIPELINED)
+            frames = [m.to_frame(each, message(pool), size_max=2**16) for each in calls]
+            async with trio.open_nursery() as sending:
+                for connection in list(pool.connections.by_server.values()):
+                    sending.start_soon(keep_sending, connection.transport, b"".join(frames))
+
+    async def keep_sending(stream: trio.abc.Stream, data: bytes) -> None:
+        nonlocal count
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while True:
+                await stream.send_all(data)
+                count += PIPELINED
+
+    attack, times = {
+        "drafts": (drafts, 8),
+        "subscriptions": (subscriptions, 200),
+        "pings": (partial(pipelined, lambda _pool: m.Ping()), 40),
+        "verdicts": (partial(pipelined, lambda pool: m.CheckPolicy("", request(pool))), 40),
+        "waits": (partial(pipelined, lambda pool: m.AwaitGpus(request(pool, 8), "busy")), 40),
+    }[kind]
 
     async def again() -> None:
         while True:
@@ -441,7 +468,7 @@ ELSEWHERE = {
 }
 """Attacks on ports that are nobody's, and what these do: what an attack costs the machine alone."""
 
-USERS = ("drafts", "subscriptions")
+USERS = ("drafts", "subscriptions", "pings", "verdicts", "waits")
 ATTACKS = (*STRANGERS, *ELSEWHERE, *USERS, *WORKERS_CODE)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import compress, pairwise
 from pathlib import Path
 
+from gpupool.monitoring.history.gpu_marks import reason_mark
 from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, HistoryStore
@@ -38,6 +39,9 @@ START = 1_790_000_000 // DAY_S * DAY_S
 H200_MIB = 140 << 10
 LEASE_SLOTS = 430
 """Slots for which a lease runs: 1,000 ends a day of 50 at a time."""
+
+HELD_DOWN = 0.2
+"""Of the slots of a GPU: those in which its power limit held its clocks down."""
 
 SPECIFIED = {"10s": 50.5, "1m": 60.6, "1h": 60.6}
 """Bytes a row of GPUs and leases."""
@@ -75,6 +79,8 @@ class Load:
                 tensor=draw.randrange(1000), bandwidth=draw.randrange(1000), busy_max=1000,
                 memory_max=120_000 + draw.randrange(10_000), power_max=700, temperature_max=80,
             )  # fmt: skip
+            if draw.random() < HELD_DOWN:
+                slot.marks[books.gpu, reason_mark("power") or 0] = Row(amount=draw.randrange(9000))
         for at in range(self.leases):
             self._lease(slot, number, at)
         slot.server = Row(
@@ -114,6 +120,8 @@ class Load:
             bytes_out=draw.randrange(20_000) if works else 0,
             waits=draw.randrange(1_000) if works else 0, rtt_n=10, rtt=draw.randrange(900, 2_000),
             busy_max=draw.randrange(1_000) if works else 0, memory_max=16_000,
+            calls=draw.randrange(100_000) if works else 0,
+            wait_time=draw.randrange(100_000) if works else 0,
         )  # fmt: skip
 
 
@@ -188,7 +196,7 @@ def identity(folder: Path) -> None:
     db = sqlite3.connect(folder / FILE_NAME)
     rolled = dict(db.execute("SELECT * FROM rolled"))
     for table in TABLES:
-        totals = ", ".join(f"sum({each})" for each in table.sums)
+        totals = ", ".join(f"sum({each})" for each in table.all_sums)
         for at, (finer, coarser) in enumerate(pairwise(TIERS)):
             begin = db.execute(f"SELECT min(t) FROM {table.at(finer)}").fetchone()[0]
             begin = -(-begin // coarser.step_s) * coarser.step_s
@@ -213,7 +221,7 @@ def with_packed(
     total = [each or 0 for each in sums]
     for packed in packed_of(db):
         if packed.table is table:
-            times, *columns = packed.columns(("t", *table.sums))
+            times, *columns = packed.columns(("t", *table.all_sums))
             chosen = [each >= begin for each in times]
             for at, column in enumerate(columns):
                 total[at] += sum(compress(column, chosen))

@@ -8,16 +8,31 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpupool.cli.lib.abandoned_folders import ABANDONED_AFTER_S
-from gpupool.cli.run import policy_draft
+from gpupool.cli.run import notebook_magics, policy_draft
 from gpupool.cli.run.policy_draft import DRAFT, draft_of
 from gpupool.cli.server import demonstration
 from gpupool.cli.server.demonstration import NAMES, Demonstration
+from gpupool.cli.server.systemd import make_runtime_dir
+from gpupool.pool.model.ids import ServerId
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+CELL = """
+import os, signal
+from gpupool.cli.run import notebook_magics
+notebook_magics.subprocess.Popen = lambda *_words, **_more: os.kill(os.getpid(), signal.SIGKILL)
+notebook_magics.gpu("", "password = 1")
+"""
+SERVES = """
+import os, signal
+from gpupool.cli.server.systemd import make_runtime_dir
+make_runtime_dir("me")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 EDITS = "from gpupool.cli.run.policy_draft import draft_of"
 SHOWS = "from gpupool.cli.server.demonstration import Demonstration"
 
@@ -88,6 +103,57 @@ def test_a_draft_of_a_killed_editor_goes_unless_it_was_edited(
         assert not plain.exists()
         assert (edited / DRAFT).read_text() == "b"
     assert list(edited.parent.iterdir()) == [edited]
+
+
+def test_the_cell_of_a_killed_notebook_is_removed_by_the_next_one(
+    left_by: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_by(CELL)
+    assert left.stat().st_mode & 0o777 == 0o700
+    seen: list[str] = []
+
+    def run(words: list[str], **_more: object) -> "subprocess.Popen[str]":
+        seen.append(Path(words[-1]).read_text())
+        return subprocess.Popen(["true"], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(
+        notebook_magics, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": run})
+    )
+    notebook_magics.gpu("", "a = 2")
+    assert seen == ["a = 2"]
+    assert list(left.parent.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_server_is_removed_by_the_next_one(
+    left_by: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its usual folder has the server's id, and is found by that; this is the other."""
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    somebodys = tmp_path / "gpupool-me"
+    somebodys.touch()
+    left = left_by(SERVES)
+    made = make_runtime_dir(ServerId("me"))
+    assert made.stat().st_mode & 0o777 == 0o711
+    assert set(tmp_path.iterdir()) == {somebodys, made}
+    assert left != made
+    aged(made)
+    assert make_runtime_dir(ServerId("me")) != made
+    assert made.exists(), "its server lives"
+
+
+def test_a_deep_folder_that_was_left_is_removed(left_by: Callable[[str], Path]) -> None:
+    """In Python 3.11 and 3.12 it ended each later start with a RecursionError."""
+    left = left_by(f"{EDITS}\nwith draft_of('a'):\n    {KILLED}")
+    here = os.open(left, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    aged(left)
+    with draft_of("a"):
+        assert not left.exists()
 
 
 def interrupted(text: str) -> None:

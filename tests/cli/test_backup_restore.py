@@ -8,12 +8,18 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests import commands
+from tests.ca_keys import in_memory, scalar
 from tests.cli.conftest import LiveServer
 from tests.commands import GPUPOOL
+
+from gpupool.remoting.protocol.sealed_key import is_sealed
+from gpupool.remoting.transport.authority.ca_bundle import belongs
+from gpupool.remoting.transport.pki import create_ca
 
 
 class OnePool:
@@ -78,8 +84,10 @@ def test_a_lost_pool_comes_back(folder: Path) -> None:
 
         ca = folder / "ca"
         ca.mkdir()
-        for name in ("ca.pem", "ca.key"):
-            shutil.copy(old.server.state_dir / name, ca / name)
+        state = old.server.state_dir
+        secret = "keeper/signer.key" if (state / "keeper").exists() else "signer.key"
+        for name in ("ca.pem", "ca.key", secret):
+            shutil.copy(state / name, ca)
         new.start("--ca", str(ca))
         damaged = folder / "damaged.backup"
         damaged.write_bytes(file.read_bytes()[:-9])
@@ -130,4 +138,28 @@ def test_a_wrong_ca_is_refused_before_anything_is_made(folder: Path) -> None:
     wrong = pool.run(*arguments, "--ca", str(empty))
     assert wrong.returncode == 1
     assert "malformed" in wrong.stderr
-    assert not (Path(state) / "identity.json").exists()
+    assert not Path(state).exists()
+
+
+def test_a_server_that_was_given_a_former_ca_has_no_key_of_it_in_its_memory(folder: Path) -> None:
+    """The command read it, and it was in the server's memory until the next start."""
+    pool, ca = OnePool(folder, "lab"), folder / "ca"
+    ca.mkdir(mode=0o700)
+    former = create_ca("c0ffee", datetime.now(UTC))
+    (ca / "ca.pem").write_bytes(former.certificate_pem)
+    (ca / "ca.key").write_bytes(former.key_pem)
+    try:
+        pool.start("--ca", str(ca))
+        assert pool.server.process is not None
+        wanted = (
+            former.certificate_pem.splitlines()[1],
+            scalar(former.key_pem),
+            former.key_pem.splitlines()[1],
+        )
+        assert in_memory(pool.server.process.pid, *wanted) == [True, False, False]
+        kept = (pool.server.state_dir / "ca.key").read_bytes()
+        assert is_sealed(kept)
+        assert belongs(kept, former.certificate_pem)
+        assert json.loads(pool.run("status", "--json").stdout)["pool"]["cluster_id"] == "c0ffee"
+    finally:
+        pool.stop()

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.ca_keys import read_authority
 from tests.cli.conftest import LivePool, running
 from tests.pools import view_of
 
 from gpupool.cli.lib.connect import connected
-from gpupool.cli.server.enter_pool import read_authority
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind

@@ -9,7 +9,7 @@ import pytest
 from gpupool.cli.server import enter_pool
 from gpupool.cli.server.compose import serve
 from gpupool.cli.server.join_options import JoinOptions
-from gpupool.cli.server.separate import Separated
+from gpupool.cli.server.separate import Separated, separate
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
@@ -64,7 +64,7 @@ async def test_a_token_of_another_kind_creates_nothing(options: JoinOptions) -> 
     with pytest.raises(AuthenticationError, match="not a gpupool token"):
         await serve(Separated(replace(witness, token="garbage")), log)
     with pytest.raises(StorageError, match="cannot read the CA in"):
-        enter_pool.read_authority(options.state_dir)
+        separate(replace(witness, ca=options.state_dir), log)
     assert not options.state_dir.exists()
     with pytest.raises(UsageError, match="lets a server join, and nobody log in"):
         await login(token(TokenKind.SERVER))

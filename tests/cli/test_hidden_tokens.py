@@ -1,10 +1,14 @@
 """No process that a command starts has a token among its arguments, which all users can read."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests import commands
+from tests.commands import GPUPOOL
 
 import gpupool
 from gpupool.cli.server.background_pool import BackgroundPool
@@ -72,3 +76,56 @@ def test_no_server_of_the_demonstration_has_a_token_among_its_arguments() -> Non
     assert len(found) >= 2
     assert TOKEN.search(token)
     assert [words for words in found if TOKEN.search(words)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (["login", "nonsense"], '"gpupool login -" reads stdin'),
+        (["join", "--witness", "--token", "nonsense"], "--token-file FILE"),
+        (["rejoin", "--token", "nonsense"], "--token-file FILE"),
+        (["login", "-"], ""),
+        (["join", "--witness", "--token", "-"], ""),
+        (["join", "--witness", "--token-file", "token"], ""),
+        (["join", "--witness"], ""),  # by a variable
+    ],
+)
+def test_a_token_among_the_arguments_is_warned_of(
+    tmp_path: Path, arguments: list[str], instead: str
+) -> None:
+    given = tmp_path / "token"
+    given.write_text("nonsense")
+    env = {name: text for name, text in os.environ.items() if not name.startswith("GPUPOOL_")}
+    env |= {"HOME": str(tmp_path), "GPUPOOL_CREDENTIALS": str(tmp_path / "me.json")}
+    if arguments[0] != "login":
+        arguments = [*arguments, "--state-dir", str(tmp_path / "state")]
+    env["GPUPOOL_JOIN_TOKEN"] = "nonsense"
+    done = commands.finish([*GPUPOOL, *arguments], env=env, cwd=tmp_path, timeout=60)
+    assert done.returncode != 0
+    warned = "which all users of this machine can read" in done.stderr
+    assert warned is bool(instead), done.stderr
+    assert instead in done.stderr
+
+
+READS_ITS_TOKEN = """
+import os, subprocess
+from gpupool.cli.commands import join
+from gpupool.cli.main import main
+
+def run(options, log_format):
+    print(options.token, "GPUPOOL_JOIN_TOKEN" in os.environ)
+    print("gpupool-secret" in subprocess.run(["env"], capture_output=True, text=True).stdout)
+    print(b"gpupool-secret" in open("/proc/self/environ", "rb").read())
+    print(b"PATH=" in open("/proc/self/environ", "rb").read())
+
+join._run = run
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_token_of_the_environment_is_gone_once_it_is_read(tmp_path: Path) -> None:
+    env = {**os.environ, "GPUPOOL_JOIN_TOKEN": "gpupool-secret"}
+    command = [sys.executable, "-c", READS_ITS_TOKEN, "join", "--state-dir", str(tmp_path / "a")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["gpupool-secret", "False", "False", "False", "True"], done.stderr

@@ -127,6 +127,23 @@ def test_only_operators_apply_and_everybody_sees(pool: OnePool) -> None:
     assert lines[-1].split()[0] == str(version)
 
 
+def test_what_would_command_a_terminal_is_shown_as_something_else_and_kept(
+    pool: OnePool, tmp_path: Path
+) -> None:
+    """An edited policy had other signs than it was written with."""
+    text = LIMITS + "# \u200fof right-to-left\n"
+    put(pool, text)
+    shown = pool.run("policy", "show", env=pool.ada)
+    assert shown.stdout == text.replace("\u200f", "\ufffd")
+    assert "--json has it as it is" in shown.stderr
+    assert json.loads(pool.run("policy", "show", "--json").stdout)["text"] == text
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho "# mine" >> "$1"\n')
+    editor.chmod(0o755)
+    assert pool.run("policy", "edit", env={"EDITOR": str(editor)}).returncode == 0
+    assert json.loads(pool.run("policy", "show", "--json").stdout)["text"] == text + "# mine\n"
+
+
 def test_a_denied_run_names_the_rule(pool: OnePool) -> None:
     put(pool, LIMITS)
     done = pool.run("run", "-n", "2", *PASS, env=pool.ada)

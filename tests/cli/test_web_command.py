@@ -5,6 +5,9 @@ import json
 import re
 import signal
 import ssl
+import sys
+import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -92,3 +95,46 @@ def test_a_servers_own_page_is_opened_by_the_stored_token(live_pool: LivePool) -
     names = sorted(told["tables"]["servers"]["cols"]["name"])
     assert names == sorted(each["name"] for each in live_pool.view()["servers"])
     connection.close()
+
+
+BROWSER = """
+import json, os, sys, urllib.parse
+page = urllib.parse.unquote(urllib.parse.urlsplit(sys.argv[1]).path)
+modes = [os.stat(each).st_mode & 0o777 for each in (page, os.path.dirname(page))]
+with open(os.environ["SEEN_BY"] + ".new", "w") as file:
+    json.dump({"words": sys.argv[1:], "modes": modes, "text": open(page).read()}, file)
+os.rename(os.environ["SEEN_BY"] + ".new", os.environ["SEEN_BY"])
+"""
+
+
+@pytest.mark.parametrize("on", [[], ["--on"]], ids=["here", "on"])
+def test_no_browser_has_the_key_among_its_arguments(
+    live_pool: LivePool, tmp_path: Path, on: list[str]
+) -> None:
+    """Others of this machine read them, and could be faster than the browser."""
+    browser, seen = tmp_path / "browser.py", tmp_path / "seen"
+    browser.write_text(BROWSER)
+    server = live_pool.view()["servers"][0]["name"]
+    words = ["--on", server] if on else ["--port", "0"]
+    env = {
+        "BROWSER": f"{sys.executable} {browser} %s",
+        "SEEN_BY": str(seen),
+        "TMPDIR": str(tmp_path),
+    }
+    process = live_pool.spawn("web", *words, env=env)
+    assert process.stderr is not None
+    found = re.search(r"https?://\S+/#key=(\S+)", process.stderr.readline())
+    assert found is not None
+    end = time.monotonic() + 30
+    while not seen.exists():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.02)
+    told = json.loads(seen.read_text())
+    [page] = told["words"]
+    assert page.startswith(f"file://{tmp_path}/gpupool-web-") and found[1] not in page
+    assert told["modes"] == [0o600, 0o700]
+    assert found[0] in told["text"]
+    process.send_signal(signal.SIGINT)
+    _, last_words = process.communicate(timeout=10)
+    assert "Traceback" not in last_words
+    assert list(tmp_path.glob("gpupool-web-*")) == []

@@ -182,13 +182,25 @@ class Pair:
         self.lone = Lone(voters, peers=("b", "c"))
         self.node = self.lone.node
 
-    def hello(self, boot: int, incarnation: int, *, last_index: int = 2, term: int = 1) -> None:
+    def hello(
+        self,
+        boot: int,
+        incarnation: int,
+        *,
+        last_index: int = 2,
+        term: int = 1,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Connect again; without a pause, in the place of a connection that lives."""
         from gpupool.consensus.protocol.raft_messages import FrameWriter
 
         peer = ServerId("b")
         self.lone.writers[peer] = FrameWriter(boot << 32 | 1)
         self.node.disconnected(peer, self.lone.now)
+        if pause_s:
+            self.lone.tick(pause_s)
         self.node.connected(peer, self.lone.now)
+        self.lone.tick()
         self.sent = self.lone.take(
             "b",
             "hello",
@@ -260,6 +272,57 @@ def test_a_clone_that_dials_again_is_still_not_heard() -> None:
     assert pair.votes()
     pair.hello(5, 55)
     assert pair.refusals() == ["its state directory is a copy of one that is in use"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("pause_s", [0.5, 4.0])
+def test_an_original_is_not_held_to_a_copy_that_ended_before_it_was_believed(
+    pause_s: float, restarts: bool
+) -> None:
+    """Seed 110036: the power of the original failed, and its next start was called the older one.
+
+    It ended for good, by the word of a server that had never listened to the copy.
+    """
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)  # The copy.
+    pair.lone.tick(0.5)
+    assert not pair.votes()
+    if restarts:
+        pair.lone.restart()
+        pair.node = pair.lone.node
+    pair.hello(5, 66, pause_s=pause_s)  # The next start of the original.
+    assert not pair.refusals()
+    pair.lone.tick(2.0)
+    assert pair.votes()
+    pair.hello(5, 55)
+    assert "another process made its start 5" in pair.refusals()[0], "the copy comes too late"
+
+
+def test_a_copy_that_nobody_believed_is_known_when_its_original_is_heard_later() -> None:
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)
+    pair.lone.tick(0.5)
+    pair.hello(4, 44, pause_s=60.0)
+    assert pair.votes()
+    pair.hello(5, 55, pause_s=1.0)
+    assert pair.refusals() == ["its state directory is a copy of one that is in use"]
+
+
+def test_a_start_that_outlives_its_probation_is_remembered() -> None:
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)
+    for _ in range(4):
+        pair.lone.tick(1.0)
+    pair.lone.restart()
+    pair.node = pair.lone.node
+    pair.hello(5, 66)
+    assert "another process made its start 5" in pair.refusals()[0]
 
 
 @pytest.mark.parametrize(
@@ -540,7 +603,7 @@ def test_many_starts_are_written_a_few_times() -> None:
         pair.hello(boot, boot + 100)
         pair.lone.tick(0.01)
     assert pair.lone.disk.counts["sync"] - syncs <= 3
-    pair.lone.tick(0.5)
+    pair.lone.tick(3.0)
     assert PeerMemory(pair.lone.disk).of(ServerId("b")).start == Start(39, 139)
 
 

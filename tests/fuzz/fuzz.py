@@ -1,4 +1,4 @@
-"""Fuzz what the shim, NVML and the worker's launcher read, under AddressSanitizer and UBSan.
+"""Fuzz what the shim, NVML and the worker's library in C read, under AddressSanitizer and UBSan.
 
     python tests/fuzz/fuzz.py [--runs N] [--only TARGET] [--folder FOLDER]
 
@@ -9,10 +9,12 @@ first input that a sanitizer or an ``abort`` of a target does not like ends it a
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,8 @@ FLAGS = (
 )
 SILENT = ("gp_start_thread", "gp_say")
 """Functions that targets with the shim have in place of its own."""
+ROW = "| {} | {} | {} | {} | {} |"
+"""Of the table that is printed; features are what libFuzzer counts as covered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,17 @@ class Target:
         return own + [path for path in files if path.name not in self.without]
 
 
+CONDITIONS = ("pthread_cond_wait", "pthread_cond_timedwait")
 TARGETS = (
-    Target("json", 0.1, 600, folder=None, wraps=()),
-    Target("nvml", 0.1, 2000, folder=None, wraps=()),
+    Target("json", 0.05, 600, folder=None, wraps=()),
+    Target("nvml", 0.05, 2000, folder=None, wraps=()),
     Target("agent", 0.1, 2000, ("tls.c", "link.c")),
     Target("answers", 0.15, 2000, ("tls.c",)),
     Target("hello", 0.1, 8000, ("tls.c", "snapshot.c")),
     Target("calls", 0.1, 1000, ("tls.c", "link.c")),
-    Target("order", 0.1, 200, ("tls.c",)),
-    Target("lanes", 0.1, 600, folder=None, wraps=("pthread_cond_wait", "pthread_cond_timedwait")),
+    Target("order", 0.05, 200, ("tls.c",)),
+    Target("lanes", 0.1, 600, folder=None, wraps=CONDITIONS),
+    Target("line", 0.15, 600, folder=None, wraps=CONDITIONS),
     Target(
         *("launcher", 0.15, 2000, ("turns.c", "lanes.c", "line_tls.c", "start.c"), NATIVE),
         wraps=("clock_gettime", "poll"),
@@ -129,13 +135,18 @@ def fuzz(target: Target, folder: Path, compiler: str, runs: int) -> int:
         "detect_leaks=0"  # also at the end: the library keeps what it made
     )
     command = [str(made), *options, str(corpus_of(target, folder))]
+    began = time.monotonic()
     with (folder / f"{target.name}.log").open("wb") as log:
         done = subprocess.run(command, env=environment, stderr=log, check=False, cwd=folder)
+    seconds = time.monotonic() - began
     text = (folder / f"{target.name}.log").read_text(errors="replace")
-    stats = [
-        line for line in text.splitlines() if line.startswith(("stat::number", "stat::average"))
-    ]
-    print(target.name, done.returncode, *stats, flush=True)
+    executed = re.search(r"stat::number_of_executed_units: *(\d+)", text)
+    features = re.findall(r" ft: (\d+)", text) or ["0"]
+    count = int(executed[1]) if executed else 0
+    crashes = len(list(folder.glob(f"{target.name}-*-*")))
+    print(
+        ROW.format(target.name, f"{count:,}", f"{seconds:.0f}", features[-1], crashes), flush=True
+    )
     if done.returncode:
         print(text[-6000:], flush=True)
     return done.returncode
@@ -153,6 +164,8 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="gpupool-fuzz-"))
     folder.mkdir(parents=True, exist_ok=True)
     failed = 0
+    print(ROW.format("target", "executions", "seconds", "features", "crashes"))
+    print(ROW.format(*["---"] * 5), flush=True)
     for target in TARGETS:
         if options.only in (None, target.name):
             share = 1.0 if options.only else target.share

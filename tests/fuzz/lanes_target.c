@@ -9,12 +9,15 @@
 
 #undef GP_LANE_CHUNK
 #define GP_LANE_CHUNK 64  // small, so that a copy has many
+#undef GP_SMALL_CHUNK
+#define GP_SMALL_CHUNK GP_LANE_CHUNK  // at whose multiples chunks begin
 #include "wire/lanes.c"
+#include "chunk.h"
 
 #include <setjmp.h>
 
 #define LANES 2
-#define AHEAD_MAX 256
+#define AHEAD_MAX (4 * (GP_LANE_CHUNK + sizeof(struct kept) + ALLOCATION_COST))
 #define PARTS_MAX 4
 
 static struct {
@@ -125,13 +128,7 @@ ssize_t gp_receive(struct gp_link *link, void *target, size_t size) {
         memset(target, 0x5a, part);
         return (ssize_t)part;
     }
-    unsigned byte = take_byte(play.input), place = take_byte(play.input);
-    struct chunk head = {MAGIC, 1 + place % GP_LANE_CHUNK, play.lanes->stripe + (byte & 1),
-                         (uint64_t)(place >> 4) * GP_LANE_CHUNK};
-    if (byte & 2) head.size = GP_LANE_CHUNK;
-    if (byte & 4) head.offset += play.lanes->start;
-    if ((byte & 0xf0) == 0xf0) take_bytes(play.input, &head, sizeof head);
-    if ((byte & 0xf8) == 0xe8) take_bytes(play.input, &head.size, sizeof head - sizeof head.magic);
+    struct chunk head = take_chunk(play.input, play.lanes);
     memcpy(target, &head, sizeof head);
     return sizeof head;
 }
@@ -154,11 +151,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     uint64_t kept_bytes = 0;
     for (struct kept *one = play.lanes->kept, *next; one != NULL; one = next) {
         next = one->next;
-        kept_bytes += one->head.size;
+        kept_bytes += cost_of(&one->head);
         free(one);
     }
     // Lanes that wait at once for the part at hand may each keep a chunk.
-    uint64_t most = AHEAD_MAX + (LANES - 1) * GP_LANE_CHUNK;
+    uint64_t most = AHEAD_MAX / 4 * (4 + LANES - 1);
     if (kept_bytes != play.lanes->kept_bytes || kept_bytes > most) abort();
     pthread_cond_destroy(&play.lanes->changed);
     pthread_cond_destroy(&play.lanes->finished);

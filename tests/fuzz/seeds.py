@@ -48,6 +48,7 @@ def of(target: str) -> list[bytes]:
             "calls": _calls,
             "order": _orders,
             "lanes": _lanes,
+            "line": _ends,
             "launcher": _frames,
         }[target]()
     )
@@ -74,6 +75,40 @@ def _lanes() -> Iterator[bytes]:
         + b"\x01"
         + want
     )
+
+
+def _ends() -> Iterator[bytes]:
+    """Yield what an OpenSSL that is played does for a client, a worker's line, and its lanes."""
+    gives, wants, polled, over = bytes(3), b"\0\xa0\0", b"\0", b"\0\xa0\xc2\0"
+    accepted = bytes(5)
+    yield b"\0" + bytes(9)
+    yield b"\0\0\xff\0\0" + bytes(4) + gives + wants + b"\0" + bytes(3)
+    yield b"\0" + bytes(2) + b"\0\xc1" + bytes(9)  # another certificate
+    line = b"\2" + accepted
+    yield line + b"\1\xff" + gives + b"\5\xff" + gives * 4 + b"\1\x10" + over
+    yield line + b"\1\xff" + (wants + polled) * 3 + b"\0\0\x81" + b"\1\x01" + over
+    awake = b"\3\x10\x10\1"
+    for waited in (1, 2):  # in vain, and then once more
+        yield line + awake + wants + b"\xff" + polled + (wants + polled) * (waited - 1) + gives
+    yield line + awake + (wants + b"\1") * 3 + gives
+    again = b"\0\0\xa0\0" + polled + b"\0\0"
+    yield line + b"\0\xff" + gives + b"\4\xff" + gives * 2 + again * 2 + gives
+    yield line + b"\0\xff" + b"\0\x81\0" * 3 + again + gives + over
+    below = b"\xc0\0\0", b"\xc1\0\0", b"\xc0\xe0\0", b"\xc1\xe1\0", b"\xc1\xff\0"
+    for touched in below:  # what OpenSSL does with the socket meanwhile
+        yield b"\2" + touched + b"\0" + bytes(3) + b"\1\xff" + touched + bytes(2)
+    yield b"\2\0\0\0\0\xe0\1"  # a wrong ticket, and half of one
+    yield b"\2\0\0\0\0\xf8"
+    encrypted, plain = b"\1" + accepted + bytes(4), bytes(4)
+    begun, idle = bytes(3), polled + b"\0"
+    by_tls = begun + b"\0\0\2\0" + b"\0" + b"\0\0\1" + wants + idle
+    by_tcp = begun + b"\0\2\0" + b"\0" + b"\0\1" + b"\xc0" + idle
+    for added, stripe in ((encrypted, by_tls), (plain, by_tcp)):
+        yield b"\1\x0b" + added * 2 + bytes(300)
+        yield b"\1\x0b" + added * 2 + b"\3" + (b"\0" + b"\0\x81\0" * 9 + again) * 3
+        yield b"\1\x0a" + added * 2 + stripe * 3
+        yield b"\1\x0a" + added * 2 + b"\0\0\1" + stripe[3:] + stripe
+    yield b"\1\x39" + encrypted * 9  # more than there may be
 
 
 def _texts() -> Iterator[bytes]:

@@ -1,9 +1,10 @@
 """Measure on a machine with a real NVIDIA GPU what the readings of NVML cost, and what they say.
 
-Usage: python tests/gpu/nvml_check.py
+Usage: python tests/gpu/nvml_check.py [--sampling TURNS]
 
 It needs nvidia-ml-py, and torch or CuPy; nothing of gpupool. It ends within 150 seconds, and the
-table is printed piece by piece, so that what was measured stays when something hangs.
+table is printed piece by piece, so that what was measured stays when something hangs. With
+``--sampling`` it does the last part alone, in so many turns, and takes as long as they do.
 
 1. The time of each call while nothing computes, with one and with eight busy processes.
 2. The sum of two busy processes' shares (smUtil) against the GPU's busy time.
@@ -11,6 +12,7 @@ table is printed piece by piece, so that what was measured stays when something 
 4. What sampling costs a training loop: turns without it, with 1 and with 20 readings a second.
 """
 
+import argparse
 import contextlib
 import ctypes
 import importlib
@@ -325,7 +327,7 @@ def smi(calls: Calls) -> None:
     say(f"throttle fields: {ours}; nvidia-smi: {lines}")
 
 
-def cost(calls: Calls, active: Any, mode: Any, stamps: Any, count: Any) -> None:
+def cost(calls: Calls, active: Any, mode: Any, stamps: Any, count: Any, turns: int) -> None:
     """Train in turns: without readings, with 1 a second, with 20 a second and 2 of GPM."""
     active.value, mode.value = 0, 1
     time.sleep(0.5)
@@ -333,11 +335,11 @@ def cost(calls: Calls, active: Any, mode: Any, stamps: Any, count: Any) -> None:
     time.sleep(3)
     arms = {"none": 0.0, "1 Hz, slow ones too": 1.0, "20 Hz, slow ones too": 0.05}
     rates: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(TURNS):
+    for turn in range(turns):
         names = list(arms) if turn % 2 else list(arms)[::-1]
         for name in names:
             rates[name].append(_turn(calls, arms[name], stamps, count))
-        if time.monotonic() - started > LIMIT_S - 10:
+        if turns == TURNS and time.monotonic() - started > LIMIT_S - 10:
             break
     active.value = 0
     base = rates["none"]
@@ -352,8 +354,10 @@ def _turn(calls: Calls, every_s: float, stamps: Any, count: Any) -> float:
     stop = threading.Event()
 
     def sample() -> None:
-        while not stop.wait(every_s):
+        pause = every_s / 2  # so that as many readings lie in a turn as its seconds ask for
+        while not stop.wait(pause):
             calls.all(slow=True)
+            pause = every_s
 
     thread = threading.Thread(target=sample)
     if every_s:
@@ -372,6 +376,10 @@ def _turn(calls: Calls, every_s: float, stamps: Any, count: Any) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sampling", type=int, default=0, metavar="TURNS")
+    turns = parser.parse_args().sampling
+    limit_s = LIMIT_S + turns * (TURN_S + 0.5) * 3
     context = mp.get_context("spawn")
     active, mode = context.Value(ctypes.c_int, 0), context.Value(ctypes.c_int, 0)
     ready, count = context.Value(ctypes.c_int, 0), context.Value(ctypes.c_longlong, 0)
@@ -382,7 +390,7 @@ def main() -> None:
     listed = subprocess.run(["ps", "-eo", "comm"], capture_output=True, text=True, check=False)
     say(f"nv-hostengine runs: {'nv-hostengine' in listed.stdout}")
     calls = Calls(handle)
-    idle = calls.times(20)
+    idle = {} if turns else calls.times(20)
     say(f"fields: {field_line(calls)}")
     processes = [
         context.Process(target=work, args=(n, active, mode, stamps, count, ready), daemon=True)
@@ -397,7 +405,7 @@ def main() -> None:
         os._exit(2)
 
     signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(int(LIMIT_S - (time.monotonic() - started)))
+    signal.alarm(int(limit_s - (time.monotonic() - started)))
     for each in processes:
         each.start()
     while ready.value < WORKERS:
@@ -408,6 +416,18 @@ def main() -> None:
     pids = [each.pid for each in processes if each.pid is not None]
     seen = {int(row.pid) for row in nv.nvmlDeviceGetComputeRunningProcesses(handle)}
     say(f"{WORKERS} workers ready; NVML lists {len(seen)} processes, {len(seen & set(pids))} known")
+    if not turns:
+        tables(calls, idle, active, pids)
+    cost(calls, active, mode, stamps, count, turns or TURNS)
+    active.value = -1
+    for each in processes:
+        each.join(5)
+        each.kill()
+    say("done")
+
+
+def tables(calls: Calls, idle: Any, active: Any, pids: list[int]) -> None:
+    """Print what the calls take and say while processes compute."""
     found = {}
     for busy in (1, WORKERS):
         active.value = busy
@@ -421,12 +441,6 @@ def main() -> None:
         shares(calls, active, busy, pids)
     active.value = 0
     transfers(calls)
-    cost(calls, active, mode, stamps, count)
-    active.value = -1
-    for each in processes:
-        each.join(5)
-        each.kill()
-    say("done")
 
 
 if __name__ == "__main__":

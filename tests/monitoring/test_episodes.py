@@ -17,7 +17,7 @@ from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME
 from gpupool.monitoring.history.history_writer import HistoryWriter
-from gpupool.monitoring.history.series import TIERS
+from gpupool.monitoring.history.series import LEASE, TIERS
 from gpupool.monitoring.sample import Sample
 from gpupool.pool.history_query import Episode, HistoryPage, HistoryQuery, joined
 from gpupool.pool.model.forgetting import Forgotten, digest_of
@@ -184,8 +184,12 @@ def test_a_file_of_before_gets_the_table(tmp_path: Path) -> None:
     keeper.take(seconds(0, 25))
     keeper.close()
     db = history_store.connect(tmp_path / FILE_NAME, write=True)
-    newer = ["episode", "model", *(f"capacity_sample_{tier.name}" for tier in TIERS)]
+    newer = ["episode", "model"]
+    newer += [f"{name}_sample_{tier.name}" for name in ("capacity", "mark") for tier in TIERS]
     drops = "".join(f"DROP TABLE {name}; " for name in newer)
+    for tier in TIERS:
+        for column in LEASE.later:
+            drops += f"ALTER TABLE {LEASE.at(tier)} DROP COLUMN {column}; "
     db.executescript(f"{drops} DELETE FROM about; PRAGMA user_version=2;")
     db.close()
     assert ask(tmp_path).problem == "it has not kept what checks found"
@@ -214,13 +218,13 @@ def test_episodes_are_kept_as_long_as_hours_and_their_number_is_bounded(
 
 
 def test_when_there_is_no_room_episodes_go_last(tmp_path: Path) -> None:
-    keeper = writer(tmp_path, settings=HistorySettings(size_max=256 << 10))
+    keeper = writer(tmp_path, settings=HistorySettings(size_max=288 << 10))
     for begin in range(0, 800, 40):
         there, gone = range(begin, begin + 20, 5), range(begin + 20, begin + 40, 5)
         findings = [replace(hot(begin, subject=f"GPU-{n}"), text="x" * 300) for n in range(60)]
         keeper.take(at(second, *findings) for second in there)
         keeper.take(at(second) for second in gone)
-        assert (tmp_path / FILE_NAME).stat().st_size <= 256 << 10
+        assert (tmp_path / FILE_NAME).stat().st_size <= 288 << 10
     keeper.close()
     kept = told(tmp_path)
     assert keeper.lost == 0, "old episodes have made room"

@@ -56,12 +56,12 @@ def sums_of(folder: Path, tier: str, until: int) -> dict[str, tuple[int, ...]]:
 
 
 def _sums_of(folder: Path, table: Table, tier: str, until: int) -> tuple[int, ...]:
-    sums = ", ".join(f"sum({each})" for each in table.sums)
+    sums = ", ".join(f"sum({each})" for each in table.all_sums)
     [found] = rows_of(folder, f"SELECT {sums} FROM {table.name}_{tier} WHERE t < {until}")
     if tier != TIERS[-1].name or table not in PACKED:
         return found
     for begin, data in rows_of(folder, f"SELECT t, data FROM {table.packed}"):
-        columns = Packed(table, begin, data).columns(("t", *table.sums))
+        columns = Packed(table, begin, data).columns(("t", *table.all_sums))
         rows = [row for row in zip(*columns, strict=True) if row[0] < until]
         more = (sum(each) for each in list(zip(*rows, strict=True))[1:])
         found = tuple((a or 0) + b for a, b in zip(found, more, strict=True))

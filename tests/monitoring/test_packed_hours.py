@@ -8,19 +8,23 @@ import shutil
 import signal
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.golden.record_history import HOURS, QUESTIONS, T0, answer
 from tests.golden.recorded import GOLDEN
-from tests.monitoring.samples import sample, table
+from tests.monitoring.samples import gpu_id, sample, table
 
+from gpupool.monitoring.history.history_reader import read_history
 from gpupool.monitoring.history.history_settings import DAY_S, HistorySettings
 from gpupool.monitoring.history.history_store import FILE_NAME, SCHEMA, HistoryStore
 from gpupool.monitoring.history.history_writer import HistoryWriter
 from gpupool.monitoring.history.packed_hours import ROWS_MAX, Packed, pack, spans
 from gpupool.monitoring.history.series import GPU, LEASE, PACKED, TIERS, Table
 from gpupool.pool.errors import StorageError
+from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model.ids import Milliseconds
 
 HOUR = 3600
 
@@ -33,10 +37,10 @@ def writer(folder: Path, said: list[str]) -> HistoryWriter:
     return HistoryWriter(folder, KEPT, said.append, disk_full=lambda _: False)
 
 
-def old_file(folder: Path) -> None:
-    """Lay down what b3fa9b0 has written: 80 hours, none of them packed."""
+def old_file(folder: Path, form: int = 1) -> None:
+    """Lay down what an earlier gpupool has written: 80 hours, of the form 1 none of them packed."""
     folder.mkdir(exist_ok=True)
-    data = lzma.decompress((GOLDEN / "history-1.db.xz").read_bytes())
+    data = lzma.decompress((GOLDEN / f"history-{form}.db.xz").read_bytes())
     (folder / FILE_NAME).write_bytes(data)
 
 
@@ -126,6 +130,37 @@ def test_a_file_of_before_answers_the_same_while_it_is_packed(tmp_path: Path) ->
     assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
     assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     db.close()
+
+
+def test_a_file_without_calls_and_marks_answers_the_same_and_gets_both(tmp_path: Path) -> None:
+    """Its packed hours lack the later columns, in which nothing is known to have been."""
+    old_file(tmp_path, 3)
+    recorded = json.loads((GOLDEN / "history-3.json").read_text())
+    assert answers(tmp_path) == recorded
+    until = Milliseconds(1000 * (T0 + 301 * DAY_S))
+    lease = HistoryQuery("lease", "calls", "4", Milliseconds(1000 * T0), until)
+    marks = replace(lease, of="gpu-marks", name=gpu_id(0))
+    told = [read_history(tmp_path, each).problem for each in (lease, marks)]
+    assert told == ["it has not kept calls yet", "it has not kept what happened to its GPUs"]
+    assert go_on(tmp_path, 2) == []
+    assert answers(tmp_path) == recorded
+    (series,) = read_history(tmp_path, lease).series
+    assert [each[1] for each in series.points[:3]] == [0, 0, 0]
+    assert series.points[-1][1] > 0
+    assert (read_history(tmp_path, marks).problem, read_history(tmp_path, marks).series) == ("", ())
+    packed, left = state_of(tmp_path)
+    assert min(packed) > 0 and min(left) >= 0
+
+
+def test_a_value_that_lacks_more_than_later_columns_is_damaged() -> None:
+    row = [(T0, *range(1, len(LEASE.columns)))]
+    before = replace(LEASE, later=())
+    old = pack(before, T0, [row[0][: len(before.columns)]])
+    busy = row[0][LEASE.columns.index("busy")]
+    columns = Packed(LEASE, T0, old).columns(("busy", *LEASE.later))
+    assert [list(each) for each in columns] == [[busy], [0], [0]]
+    with pytest.raises(StorageError, match="damaged"):
+        Packed(LEASE, T0, pack(replace(before, maxima=()), T0, [row[0][:-4]])).columns(("t",))
 
 
 def test_hours_are_never_added_up_into_packed_ones(tmp_path: Path) -> None:

@@ -301,7 +301,9 @@ def test_a_forgotten_user_is_in_no_file_of_the_accounts(tmp_path: Path) -> None:
 def test_a_name_is_taken_out_of_the_bytes_of_the_database(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     store = UsageStore(path, write=True)
-    store.add([replace(each, user="josephine", client="josephine@desk") for each in RECORDS])
+    reason = "a lease of josephine lasts 8 h at most"
+    named = {"user": "josephine", "client": "josephine@desk", "reason": reason}
+    store.add([replace(each, **named) for each in RECORDS])  # type: ignore[arg-type]
     store.forget((order("josephine", 100),))
     assert b"josephine" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
     store.close()

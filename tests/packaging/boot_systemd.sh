@@ -4,7 +4,8 @@
 #     boot_systemd.sh FOLDER root      makes FOLDER/root, an overlay of / in memory
 #     boot_systemd.sh FOLDER boot      becomes that systemd, which starts trial.target
 #
-# As root, on a machine with systemd. Nothing outside of FOLDER and of cgroups named gpupool-trial changes.
+# As root, on a machine with systemd and cgroups v1 or v2. Nothing outside of FOLDER and of cgroups named
+# gpupool-trial changes, but for the controllers of cgroup v2 that are switched on for that one.
 set -e
 folder=$1 root=$1/root
 case $2 in
@@ -14,6 +15,19 @@ root)
     mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$root"
     ;;
 boot)
+    unified=/sys/fs/cgroup
+    if [ -e "$unified/cgroup.controllers" ]; then
+        for each in cpu cpuset io memory pids; do
+            echo "+$each" > "$unified/cgroup.subtree_control" || true
+        done
+        mkdir -p "$unified/gpupool-trial"
+        # That group becomes the root of the namespace, where only groups may be: this process leaves it.
+        before=$unified$(sed -n 's/^0:://p' /proc/self/cgroup)
+        setsid --fork bash -c 'until [ -s "/proc/$1/task/$1/children" ]; do sleep 0.01; done
+            echo "$1" > "$2/cgroup.procs"' - $$ "$before"
+        echo $$ > "$unified/gpupool-trial/cgroup.procs"
+        exec unshare --pid --fork --mount --uts --ipc --net --cgroup "$0" "$folder" inside
+    fi
     for each in /sys/fs/cgroup/*/; do
         group=${each}gpupool-trial
         mkdir -p "$group" 2>/dev/null || continue
@@ -28,13 +42,19 @@ inside)
     mount --make-rprivate /
     mount -t proc proc "$root/proc"
     mount -t sysfs sysfs "$root/sys"
-    mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
-    for each in cpu cpuacct cpuset memory devices freezer blkio pids; do
-        mkdir "$root/sys/fs/cgroup/$each"
-        mount -t cgroup -o "$each" cgroup "$root/sys/fs/cgroup/$each" || rmdir "$root/sys/fs/cgroup/$each"
-    done
-    mkdir "$root/sys/fs/cgroup/systemd"
-    mount -t cgroup -o none,name=systemd cgroup "$root/sys/fs/cgroup/systemd"
+    if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+        mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+        # Processes of other namespaces are 0 there.
+        while grep -qx 0 "$root/sys/fs/cgroup/cgroup.procs"; do sleep 0.01; done
+    else
+        mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
+        for each in cpu cpuacct cpuset memory devices freezer blkio pids; do
+            mkdir "$root/sys/fs/cgroup/$each"
+            mount -t cgroup -o "$each" cgroup "$root/sys/fs/cgroup/$each" || rmdir "$root/sys/fs/cgroup/$each"
+        done
+        mkdir "$root/sys/fs/cgroup/systemd"
+        mount -t cgroup -o none,name=systemd cgroup "$root/sys/fs/cgroup/systemd"
+    fi
     for each in run tmp dev; do mount -t tmpfs -o mode=755 tmpfs "$root/$each"; done
     chmod 1777 "$root/tmp"
     for each in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0"; do

@@ -1,7 +1,7 @@
 """The systemd units run a pool: on a systemd of its own, with emulated GPUs, as root, in 90 s.
 
 It has its own mounts, processes and network, on a copy of this machine's root that is thrown away
-(``boot_systemd.sh``). It needs a kernel with seccomp and Landlock.
+(``boot_systemd.sh``), with cgroups v1 or v2. It needs a kernel with seccomp and Landlock.
 """
 
 import os
@@ -18,7 +18,12 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes mounts and namespaces"),
     pytest.mark.skipif(not Path("/lib/systemd/systemd").exists(), reason="needs systemd"),
-    pytest.mark.skipif(not Path("/sys/fs/cgroup/systemd").exists(), reason="needs cgroups v1"),
+    pytest.mark.skipif(
+        not any(
+            Path("/sys/fs/cgroup", name).exists() for name in ("systemd", "cgroup.controllers")
+        ),
+        reason="needs control groups",
+    ),
 ]
 
 BOOT = Path(__file__).with_name("boot_systemd.sh")

@@ -39,6 +39,28 @@ def test_a_forgotten_user_has_a_pseudonym_in_the_records() -> None:
     assert [each.user for each in pool.state.records][-1] == "ada", "who comes back is new"
 
 
+def test_the_reasons_of_records_name_no_forgotten_user() -> None:
+    """Seed 140010: "a lease of ada lasts 8 s at most" stayed in her record."""
+    pool = Pool("[defaults]\nmax_lease_time = '8s'\n")
+    ended = pool.grant("ada", 1, 0.25)
+    (server,) = pool.state.leases[ended].parts
+    pool.now_ms += 9_000
+    assert pool.do(c.EndLease(ended, pool.state.leases[ended].ends_why)).ok
+    assert pool.do(c.FreeLease(ended, server, ONE)).ok
+    other = pool.grant("bob", 1, 0.25)
+    (server,) = pool.state.leases[other].parts
+    assert pool.do(c.EndLease(other, "a request of ada, bob's and adam's (ada) goes first.")).ok
+    assert pool.do(c.FreeLease(other, server, ONE)).ok
+    assert "of ada lasts" in pool.state.records[0].reason
+    assert forget(pool, "ada").ok
+    (order,) = pool.state.forgotten
+    first, second = pool.state.records
+    assert first.reason.startswith(f"a lease of {order.pseudonym} lasts 8")
+    wanted = f"a request of {order.pseudonym}, bob's and adam's ({order.pseudonym}) goes first."
+    assert second.reason == wanted
+    assert second.user == "bob"
+
+
 def test_who_has_leases_or_waits_is_not_forgotten() -> None:
     pool = Pool("")
     request = pool.request(1, 0.25)

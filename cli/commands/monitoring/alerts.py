@@ -31,7 +31,7 @@ def command() -> None:
 
     \b
       gpupool token create --viewer --user alerts
-      gpupool login --credentials /etc/gpupool/viewer.json TOKEN
+      gpupool login --credentials /etc/gpupool/viewer.json
 
     The user that the server runs as must be able to read all of these files.
     """

@@ -1,12 +1,18 @@
 """``gpupool web``: the pool in the browser, from any client."""
 
+import html
 import os
 import socket
 import sys
+import time
 import webbrowser
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import click
 
+from gpupool.cli.lib.abandoned_folders import lent_folder
 from gpupool.cli.lib.common_options import pool_options
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import say
@@ -14,6 +20,16 @@ from gpupool.pool.errors import UnreachableError, UsageError
 
 DEFAULT_PORT = 7471
 FIRST_S = 10.0
+READ_S = 10.0
+"""How long a browser that has just been started may take to read its page."""
+
+FOLDER_PREFIX = "gpupool-web-"
+LEADS = """<!DOCTYPE html>
+<meta charset="utf-8">
+<title>gpupool</title>
+<meta http-equiv="refresh" content="0; url={0}">
+<p><a href="{0}">The pool</a></p>
+"""
 
 
 @click.command()
@@ -51,7 +67,9 @@ def command(
         address_there = run_async(lambda: invitation(credentials, server))
         say(f"gpupool: good once, within a minute: {address_there}")
         if not no_browser:
-            _open(address_there)
+            with page_that_leads_to(address_there) as page:
+                if _open(page):
+                    time.sleep(READ_S)
         return
     listener = _listen(port)
 
@@ -80,24 +98,42 @@ def command(
 
             first = address()
             say(f"gpupool: the pool is at {first}")
-            if not no_browser:
-                nursery.start_soon(trio.to_thread.run_sync, _open, first)
-            while sys.stdin.isatty():
-                await trio.lowlevel.wait_readable(sys.stdin.fileno())
-                if not os.read(sys.stdin.fileno(), 4096):
-                    break
-                say(f"gpupool: good once, in another browser: {address()}")
-            await trio.sleep_forever()
+            with nullcontext() if no_browser else page_that_leads_to(first) as page:
+                if page is not None:
+                    nursery.start_soon(trio.to_thread.run_sync, _open, page)
+                while sys.stdin.isatty():
+                    await trio.lowlevel.wait_readable(sys.stdin.fileno())
+                    if not os.read(sys.stdin.fileno(), 4096):
+                        break
+                    say(f"gpupool: good once, in another browser: {address()}")
+                await trio.sleep_forever()
 
     run_async(serve)
 
 
-def _open(address: str) -> None:
-    """Open the browser; where there is none, the printed address is enough."""
+@contextmanager
+def page_that_leads_to(address: str) -> Generator[Path]:
+    """Lend a page that leads to ``address``; only this user can read it, and it goes after.
+
+    All users of a machine can read what a browser was started with, and its key is good for one.
+    """
+    with lent_folder(FOLDER_PREFIX) as folder:
+        page = folder / "pool.html"
+        descriptor = os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(LEADS.format(html.escape(address)))
+        yield page
+
+
+def _open(page: Path) -> bool:
+    """Open the browser, and return whether one opens; else the printed address is enough."""
     try:
-        webbrowser.open(address)
+        is_open = webbrowser.open(page.as_uri())
     except (webbrowser.Error, OSError):
+        is_open = False
+    if not is_open:
         say("gpupool: no browser opens here; open the address yourself")
+    return is_open
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -33,7 +33,7 @@ class Chart extends HTMLElement {
     this.remake();
   }
 
-  /** {t: ms[], series: [{label, values, fill}], unit, max, height, sync} */
+  /** {t: ms[], series: [{label, values, fill, own}], unit, max, height, sync, marks}; own: what values say where they are sums, as in a stack */
   set data(value) {
     const before = this.value;
     this.value = value;
@@ -41,6 +41,7 @@ class Chart extends HTMLElement {
     const same = before && before.series.length === value.series.length && before.series.every((each, i) => each.label === value.series[i].label) && before.zone === value.zone;
     if (this.plot && same) {
       if (before.t !== value.t) this.plot.setData(this.columns());
+      else if (before.marks !== value.marks) this.plot.redraw();
     } else this.remake();
   }
 
@@ -75,6 +76,8 @@ class Chart extends HTMLElement {
     const words = (value) => (known(value) ? `${number(value, unit === "%" || value >= 100 ? 0 : 1)}${unit ? ` ${unit}` : ""}` : "–");
     const options = {
       ...this.measure(),
+      bands: this.value.bands,
+      hooks: this.value.hooks && this.value.hooks(() => this.value),
       padding: [10, 28, 0, 0],
       tzDate: (ts) => (timeZone() ? uPlot.tzDate(new Date(ts * 1000), "Etc/UTC") : new Date(ts * 1000)),
       cursor: { y: false, points: { size: 7 }, sync: this.value.sync ? { key: this.value.sync } : undefined, drag: { x: true, y: false } },
@@ -87,10 +90,10 @@ class Chart extends HTMLElement {
           label: each.label,
           stroke: tone(each.tone ?? i),
           width: 1.6,
-          fill: each.fill ? `${tone(each.tone ?? i)}1f` : undefined,
+          fill: each.fill ? `${tone(each.tone ?? i)}${each.fill === true ? "1f" : each.fill}` : undefined,
           points: { show: false },
           spanGaps: false,
-          value: (_, value) => words(value),
+          value: (_, value, at, i) => words(each.own && known(i) ? this.value.series[at - 1].own[i] : value),
         })),
       ],
     };
@@ -116,7 +119,7 @@ export function chart(data) {
           <summary>Values as a table</summary>
           <div tabindex="0" role="region" aria-label="Values as a table"><table>
             <thead><tr><th scope="col">Time</th>${data.series.map((each) => html`<th scope="col" class="num">${each.label}${data.unit ? `, ${data.unit}` : ""}</th>`)}</tr></thead>
-            <tbody>${lines.map((i) => html`<tr><td>${full(data.t[i])}</td>${data.series.map((each) => html`<td class="num">${number(each.values[i], 1)}</td>`)}</tr>`)}</tbody>
+            <tbody>${lines.map((i) => html`<tr><td>${full(data.t[i])}</td>${data.series.map((each) => html`<td class="num">${number((each.own || each.values)[i], 1)}</td>`)}</tr>`)}</tbody>
           </table></div>
         </details>`
       : nothing}`;

@@ -7,7 +7,7 @@ import { ask, changed, poolNow } from "./store.js";
 const EVERY_MS = 30000;
 const DAY_H = 24;
 const LINES_MAX = 16;
-const WORDS = { sm: "SM activity", rtt: "Round trip", waits: "Waits for answers", "bytes-in": "Traffic to the GPUs", "bytes-out": "Traffic from the GPUs", "host-memory": "Memory of the host", cpu: "Processors", lag: "Event loop late by", "link-rtt": "Round trip of links" };
+const WORDS = { sm: "SM activity", rtt: "Round trip", waits: "Waits for answers", "call-time": "Time of a waited call", "bytes-in": "Traffic to the GPUs", "bytes-out": "Traffic from the GPUs", "host-memory": "Memory of the host", cpu: "Processors", lag: "Event loop late by", "link-rtt": "Round trip of links" };
 
 export const title = (metric) => WORDS[metric] || metric[0].toUpperCase() + metric.slice(1).replaceAll("-", " ");
 export const spoken = (name) => (name.includes(":") ? name : name.replace("/", " / GPU "));
@@ -74,7 +74,7 @@ export function day(of, metrics) {
   follow.data = null;
   const shown = () => follow.data.panels.filter((each) => each.t.length > 1);
   const nothing = (text) => panel("The last 24 hours", none(text), { width: "w12" });
-  follow.charts = () => !follow.data ? nothing("Asking the servers…")
-    : !shown().length ? nothing("Nothing is known of this time.") : shown().map((each) => panel(title(each.metric), chart({ ...each, height: 190, sync: "kept" }), { width: "w6", aside: `${each.unit}${each.unit ? ", " : ""}24 h` }));
+  follow.charts = (more = {}) => !follow.data ? nothing("Asking the servers…")
+    : !shown().length ? nothing("Nothing is known of this time.") : shown().map((each) => panel(title(each.metric), chart({ ...each, height: 190, sync: "kept", ...more }), { width: "w6", aside: `${each.unit}${each.unit ? ", " : ""}24 h` }));
   return follow;
 }

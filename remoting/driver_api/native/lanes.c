@@ -29,8 +29,10 @@ bool gpupool_lanes_add(struct gp_lanes *lanes, int socket, const struct gp_ident
     bool good = identity == NULL || gp_tls_accept(&link, identity, ticket);
     // Its buffer is empty, so the byte has room; the set may send behind it at once.
     good = good && gp_send(&link, &part, 1) == 1 && gp_lanes_add(lanes, &link);
-    if (!good) close(socket);
-    return good;
+    if (good) return true;
+    gp_tls_end(&link);
+    close(socket);
+    return false;
 }
 
 API int gpupool_lanes_send(struct gp_lanes *lanes, const void *bytes, uint64_t size);

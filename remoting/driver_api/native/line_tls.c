@@ -53,7 +53,7 @@ int64_t gpupool_line_receive(struct gp_link *link, unsigned char *target, uint64
         } else if (got == 0 || count > 0) {
             break;
         } else if (until == 0 || now_ns() >= until) {
-            *in_vain = until != 0;
+            if (until != 0) *in_vain = 1;
             until = 0;
             is_ready(link, POLLIN, -1);
         }

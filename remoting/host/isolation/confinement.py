@@ -13,8 +13,7 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host.isolation import worker_mounts
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
-from gpupool.remoting.protocol import worker_messages
-from gpupool.remoting.protocol.driver_variables import MPS_DIRECTORY
+from gpupool.remoting.protocol import mps_folders, worker_messages
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
@@ -153,7 +152,7 @@ class Confinement:
             "shared-memory" in self.properties
             and {"private-devices", "own-uid"} <= set(holds)
             and worker_mounts.SHARED_MEMORY.is_dir()
-            and not uses_mps()
+            and not mps_folders.is_used()
         )
 
     def complete(
@@ -241,7 +240,10 @@ class Confinement:
             unknown = "NVML does not name them, or some are not there yet"
             note("devices", f"a private /dev: {denied}" if self._knows_devices() else unknown)
         if not self.shares_memory(holds):
-            note("shared-memory", "MPS shares files there" if self.root and uses_mps() else denied)
+            note(
+                "shared-memory",
+                "MPS shares files there" if self.root and mps_folders.is_used() else denied,
+            )
         if "control-group" not in holds:
             why = "no cgroup v2, or the server's is not delegated to it"
             note("cgroup", why)
@@ -252,8 +254,3 @@ class Confinement:
         if "system-call-filter" not in holds:
             note("system-calls", "the kernel has no seccomp, or this kind of machine is not known")
         return found
-
-
-def uses_mps() -> bool:
-    """Return whether NVIDIA's daemon that shares GPUs between processes is set up here."""
-    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or Path(MPS_DIRECTORY, "control").exists()

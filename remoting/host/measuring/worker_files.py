@@ -1,20 +1,22 @@
 """How much of this server's disk the files of workers take, measured at a bounded cost.
 
-A worker may nest directories, make files by the million, change what is being measured, and delete
-files that it holds open. So directories are walked by descriptors, no link is followed, and a walk
-ends after ``ENTRY_COUNT_MAX`` entries or ``DEPTH_MAX`` levels: no compiler leaves as many, and what
-was not seen counts as ``UNSEEN_SIZE``. As long as the file system has lost little since the last
-walk, nothing is walked.
+A worker may nest directories, make files by the million, and change what is being measured; what
+it deletes and holds is found by ``unnamed_files``. So directories are walked by descriptors, no
+link is followed, and a walk ends after so many entries or ``DEPTH_MAX`` levels: no compiler leaves
+as many, and what was not seen counts as ``UNSEEN_SIZE``. As long as the disk and the shared memory
+have lost little since the last walk, nothing is walked.
 """
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 ENTRY_COUNT_MAX = 50_000
+SHARED_ENTRY_COUNT_MAX = 4 * ENTRY_COUNT_MAX
+"""Of all users in shared memory together, the machine's other ones among them."""
 DEPTH_MAX = 32
 ENTRY_SIZE = 4096
 """What an entry takes at least: its inode and its part of a directory."""
@@ -25,15 +27,15 @@ UNSEEN_SIZE = 1 << 50
 PROCESS_COUNT_MAX = 4096
 """Above what a lease may have (``sandbox.PROCESS_COUNT_MAX``)."""
 
-DESCRIPTOR_COUNT_MAX = 20_000
-"""Looked at for files that were deleted while they are open."""
-
 GROWTH_MIN = 64 << 20
 INODES_MIN = 4096
 WALKS_SKIPPED_MAX = 30
-"""Measurements without a walk, in a file system that hardly changed."""
+"""Measurements without a walk, in file systems that hardly changed."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ANYBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,56 +44,108 @@ class Place:
 
     worker: int
     directories: tuple[Path, ...]
-    processes: Callable[[], Iterable[int]]
+    user: int = -1  # whose files in shared memory are this worker's; -1: nobody's
+
+
+class _FileSystem:
+    """How full a file system was when it was walked last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._used = self._inodes = 0
+        self._now = 0, 0
+        self.size = 0
+
+    def has_grown(self) -> bool:
+        """Look at it, and return whether it is fuller than at the last walk by something."""
+        found = os.statvfs(self._path)
+        self.size = found.f_blocks * found.f_frsize
+        used = (found.f_blocks - found.f_bfree) * found.f_frsize
+        inodes = found.f_files - found.f_ffree
+        self._now = used, inodes
+        if used - self._used >= GROWTH_MIN or inodes - self._inodes >= INODES_MIN:
+            return True
+        # What was deleted makes room that may be filled again.
+        self._used, self._inodes = min(used, self._used), min(inodes, self._inodes)
+        return False
+
+    def is_walked(self) -> None:
+        """Take note that it is walked as it was at the last look."""
+        self._used, self._inodes = self._now
 
 
 class WorkerFiles:
-    """Measures the files of workers below one directory. Not thread-safe."""
+    """Measures the files of workers below one directory, and in shared memory. Not thread-safe."""
 
     def __init__(self, base: Path) -> None:
         """Measure in the file system of ``base``."""
         self._base = base
-        self._used = self._inodes = 0
+        self._disk = _FileSystem(base)
+        self._systems = [self._disk]
+        if SHARED_MEMORY.is_dir():
+            self._systems.append(_FileSystem(SHARED_MEMORY))
         self._skipped = WALKS_SKIPPED_MAX
         self._sizes: dict[int, int] = {}
 
-    def measure(self, places: Sequence[Place]) -> tuple[dict[int, int], int]:
-        """Return the bytes of each worker's files, and those of the whole file system. Blocks."""
-        found = os.statvfs(self._base)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        inodes = found.f_files - found.f_ffree
+    def measure(
+        self, places: Sequence[Place], unnamed: Mapping[int, int]
+    ) -> tuple[dict[int, int], int]:
+        """Return the bytes of each worker's files, and those of the whole file system. Blocks.
+
+        Args:
+            places: of the workers.
+            unnamed: bytes of files that no directory shows, as they are now, by worker. What one
+                has deleted since the last walk had a name then, and does not count twice.
+        """
         self._skipped += 1
-        if (
-            self._skipped > WALKS_SKIPPED_MAX
-            or used - self._used >= GROWTH_MIN
-            or inodes - self._inodes >= INODES_MIN
-        ):
-            self._used, self._inodes, self._skipped = used, inodes, 0
-            self._sizes = {place.worker: self._size(place) for place in places}
-        else:
-            # What was deleted makes room that may be filled again.
-            self._used, self._inodes = min(used, self._used), min(inodes, self._inodes)
-        return self._sizes, found.f_blocks * found.f_frsize
+        grown = [system.has_grown() for system in self._systems]
+        if self._skipped > WALKS_SKIPPED_MAX or any(grown):
+            for system in self._systems:
+                system.is_walked()
+            self._skipped = 0
+            users = {place.user for place in places if place.user >= 0}
+            shared = sizes_by_user(SHARED_MEMORY, users) if users else {}
+            self._sizes = {
+                place.worker: sum(size_of(path) for path in place.directories)
+                + shared.get(place.user, 0)
+                + unnamed.get(place.worker, 0)
+                for place in places
+            }
+        found = {
+            place.worker: max(self._sizes.get(place.worker, 0), unnamed.get(place.worker, 0))
+            for place in places
+        }
+        return found, self._disk.size
 
     def device(self) -> int:
         """Return the device of the file system in which is measured."""
         return self._base.stat().st_dev
 
-    def _size(self, place: Place) -> int:
-        size = sum(size_of(path) for path in place.directories)
-        return size + deleted_size(place.processes(), self.device())
-
 
 def size_of(path: Path) -> int:
     """Return the bytes of a directory; ``UNSEEN_SIZE`` or more when not all of it can be seen."""
-    walk = _Walk()
+    walk = _Walk((_ANYBODY,), ENTRY_COUNT_MAX)
     try:
-        walk.take(path, None, 0)
-    except FileNotFoundError:
-        pass  # It has gone.
-    except (OSError, _EndlessError):  # It has closed a directory to its own user, or is huge.
-        return walk.size + UNSEEN_SIZE
-    return walk.size
+        walk.take(path, None, _ANYBODY, 0)
+    except _EndlessError:
+        walk.give_up(_ANYBODY)
+    return walk.sizes()[_ANYBODY]
+
+
+def sizes_by_user(path: Path, users: Collection[int]) -> dict[int, int]:
+    """Return the bytes of each user's files in a directory, which others may use as well.
+
+    They count for their owner whoever's directory has them. Where there are more entries than are
+    looked at, each user with a fair part of them counts ``UNSEEN_SIZE``: somebody else makes one.
+    """
+    walk = _Walk(users, SHARED_ENTRY_COUNT_MAX)
+    try:
+        walk.take(path, None, _ANYBODY, 0)
+    except _EndlessError:
+        for user in users:
+            if walk.counts[user] * (len(users) + 1) >= SHARED_ENTRY_COUNT_MAX:
+                walk.give_up(user)
+    return walk.sizes()
 
 
 class _EndlessError(Exception):
@@ -101,14 +155,32 @@ class _EndlessError(Exception):
 class _Walk:
     """One walk through a directory; one descriptor is open for each level."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._left = ENTRY_COUNT_MAX
+    def __init__(self, users: Iterable[int], entries: int) -> None:
+        self._sizes = dict.fromkeys(users, 0)
+        self.counts = dict.fromkeys(self._sizes, 0)
+        self._unseen: set[int] = set()
+        self._left = entries
 
-    def take(self, name: str | Path, parent: int | None, depth: int) -> None:
-        if depth > DEPTH_MAX:
-            raise _EndlessError
-        directory = os.open(name, _FLAGS, dir_fd=parent)
+    def sizes(self) -> dict[int, int]:
+        """Return the bytes of each user."""
+        unseen = self._unseen
+        return {user: size + UNSEEN_SIZE * (user in unseen) for user, size in self._sizes.items()}
+
+    def give_up(self, user: int) -> None:
+        """Take note that not all of a user's files can be seen."""
+        self._unseen.add(user)
+
+    def take(self, name: str | Path, parent: int | None, owner: int, depth: int) -> None:
+        try:
+            if depth > DEPTH_MAX:
+                self.give_up(owner)
+                return
+            directory = os.open(name, _FLAGS, dir_fd=parent)
+        except FileNotFoundError:
+            return  # It has gone.
+        except OSError:  # It is closed to its own user.
+            self.give_up(owner)
+            return
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
@@ -122,31 +194,17 @@ class _Walk:
 
     def _take_entry(self, name: str, parent: int, depth: int) -> None:
         found = os.lstat(name, dir_fd=parent)
-        if stat.S_ISDIR(found.st_mode):
-            self.size += ENTRY_SIZE
-            self.take(name, parent, depth + 1)
-        else:
+        is_directory = stat.S_ISDIR(found.st_mode)
+        owner = _ANYBODY if _ANYBODY in self._sizes else found.st_uid
+        if owner in self._sizes:
             # A file of the host's is linked to by many workers, and is on the disk once.
-            self.size += max(ENTRY_SIZE, found.st_blocks * 512) // max(1, found.st_nlink)
-
-
-def deleted_size(processes: Iterable[int], device: int) -> int:
-    """Return the bytes of files that were deleted while these processes hold them open."""
-    seen: dict[int, int] = {}
-    left = DESCRIPTOR_COUNT_MAX
-    for pid, _ in zip(processes, range(PROCESS_COUNT_MAX), strict=False):
-        folder = f"/proc/{pid}/fd"
-        with suppress(OSError):  # It has ended, or may not be looked into.
-            for name in os.listdir(folder):
-                left -= 1
-                if left < 0:
-                    return sum(seen.values())
-                with suppress(OSError):
-                    found = os.stat(f"{folder}/{name}")
-                    is_deleted = stat.S_ISREG(found.st_mode) and not found.st_nlink
-                    if is_deleted and found.st_dev == device:
-                        seen[found.st_ino] = found.st_blocks * 512
-    return sum(seen.values())
+            each = max(ENTRY_SIZE, found.st_blocks * 512) // max(1, found.st_nlink)
+            self._sizes[owner] += ENTRY_SIZE if is_directory else each
+            self.counts[owner] += 1
+            if self.counts[owner] > ENTRY_COUNT_MAX:
+                self.give_up(owner)
+        if is_directory:
+            self.take(name, parent, owner, depth + 1)
 
 
 def family_of(pid: int) -> list[int]:

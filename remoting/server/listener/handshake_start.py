@@ -1,9 +1,10 @@
-"""Answers openings of unknown addresses in a thread beside the server's loop.
+"""Answers openings in a thread beside the server's loop.
 
 Parsing an opening and answering it is most of what a stranger costs. A loop that does it uses up
 its share of a busy machine's processors, and then waits for one at each step, with everybody's
-commits. So the loop has neither a task nor a parser for a stranger until the other half of the
-handshake has come. OpenSSL works without the interpreter's lock.
+commits. An attacker may share the address of somebody who has proven himself. So the loop has
+neither a task nor a parser for anybody until the other half of the handshake has come. OpenSSL
+works without the interpreter's lock.
 """
 
 import socket

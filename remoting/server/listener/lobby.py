@@ -22,6 +22,7 @@ from functools import partial
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.network_turns import NetworkTurns
 from gpupool.remoting.server.listener.handshake_start import Begun, Contexts, Handshake, begin_all
 from gpupool.remoting.server.listener.preauth_limits import Place
 from gpupool.remoting.server.listener.router import (
@@ -30,8 +31,6 @@ from gpupool.remoting.server.listener.router import (
     Opening,
     Route,
     Router,
-    ToControl,
-    ToServer,
     caller,
 )
 from gpupool.remoting.transport.failures import RateLimitedLog, explain
@@ -40,6 +39,10 @@ ACCEPT_BATCH = 64
 HEAR_BATCH = 16
 """Connections that are accepted, and heard, before other tasks have their turn: 2 ms of them. A
 kernel whose queue is full drops the next ones, so that is emptied soon."""
+
+BEGIN_BATCH = 64
+"""Openings that the other thread gets at a time, of all networks in turns: 16 ms of them. On a busy
+machine each time is a wait of both threads for a processor, so there should be few."""
 
 GATHER_S = 0.01
 
@@ -65,7 +68,7 @@ class _Guest:
     waits: bool = False  # for its turn
     has_turn: bool = False
     low_mark: int = 1
-    in_thread: bytes = b""  # its opening, which the other thread has, with the socket
+    in_thread: bytes = b""  # its opening, which the other thread has or gets, with the socket
     has_gone: bool = False  # while that had it
     handshake: Handshake | None = None  # that was begun
     wanted: Route | None = None  # once it is known
@@ -84,7 +87,8 @@ class Lobby:
         self._log = log
         self._epoll = select.epoll()
         self._guests: OrderedDict[int, _Guest] = OrderedDict()  # by descriptor, oldest first
-        self._openings: list[_Guest] = []
+        self._openings = NetworkTurns[_Guest]()  # for the other thread
+        self._in_thread: list[_Guest] = []
         self._has_openings = trio.Event()
 
     async def run(self, listeners: Sequence[trio.SocketListener]) -> None:
@@ -97,7 +101,7 @@ class Lobby:
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener)
         finally:
-            for guest in (*self._guests.values(), *self._openings):
+            for guest in (*self._guests.values(), *self._in_thread):
                 self._close(guest)
             self._epoll.close()
 
@@ -167,9 +171,9 @@ class Lobby:
         if not guest.has_turn and guest.opening.has_record(data):
             guest.waits = True
             self._router.request_turn(guest.place, partial(self._take_turn, guest))
-        elif guest.has_turn and guest.place.counted and len(data) >= guest.opening.needed:
+        elif guest.has_turn and len(data) >= guest.opening.needed:
             guest.in_thread = data
-            self._openings.append(guest)
+            self._openings.add(guest.place.network, guest)
             self._has_openings.set()
         elif not self._route(guest, data) and has_ended:
             self._remove(guest)
@@ -178,26 +182,25 @@ class Lobby:
         guest.waits, guest.has_turn = False, True
         self._hear_one(guest, 0)
 
-    # --- handshakes of unknown addresses ---------------------------------------------------------
+    # --- handshakes ------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Have the openings of unknown addresses read and answered in another thread."""
+        """Have the openings read and answered in another thread."""
         limiter = trio.CapacityLimiter(1)
         while True:
             await self._has_openings.wait()
             self._has_openings = trio.Event()
-            await self._begin_some(limiter)
+            while self._openings.size:
+                await self._begin_some(limiter)
 
     async def _begin_some(self, limiter: trio.CapacityLimiter) -> None:
-        """Begin those that are there; nothing of theirs is kept until the next ones come."""
-        guests, self._openings = self._openings, []
+        """Begin some that are there; nothing of theirs is kept until the next ones come."""
+        count = min(BEGIN_BATCH, self._openings.size)
+        guests = self._in_thread = [self._openings.pop() for _ in range(count)]
         jobs = [(guest.sock, guest.opening, guest.in_thread) for guest in guests]
         begin = partial(begin_all, jobs, Contexts.now(self._router.contexts))
-        try:
-            found = await trio.to_thread.run_sync(begin, self._router.check, limiter=limiter)
-        except trio.Cancelled:
-            self._openings += guests  # whose sockets are closed with the others
-            raise
+        found = await trio.to_thread.run_sync(begin, self._router.check, limiter=limiter)
+        self._in_thread = []
         for guest, begun in zip(guests, found, strict=True):
             self._answered(guest, begun)
 
@@ -262,8 +265,6 @@ class Lobby:
     def _admit(self, guest: _Guest, wanted: Route) -> None:
         """Give a connection a task of its own."""
         handshake, guest.handshake = guest.handshake, None
-        if handshake is None and isinstance(wanted, ToControl | ToServer):
-            self._limits.take_tls(guest.place)
         del self._guests[guest.sock.fileno()]
         self._epoll.unregister(guest.sock.fileno())
         try:
@@ -312,7 +313,7 @@ class Lobby:
     def _remove(self, guest: _Guest) -> None:
         del self._guests[guest.sock.fileno()]
         self._limits.leave(guest.place)
-        if guest.in_thread:
+        if guest.in_thread and not self._openings.remove(guest.place.network, guest):
             # The number must not become another connection's while the other thread has it.
             guest.has_gone = True
             self._epoll.unregister(guest.sock.fileno())

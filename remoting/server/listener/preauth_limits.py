@@ -12,20 +12,24 @@ out. So a new connection always gets in, and an old one goes for it when there i
 
 TLS handshakes cost processor time (up to 1 ms each, all that belongs to them), so unknown addresses
 start at most ``handshakes_per_s`` together, fewer on a busy machine (``Pauses``). Each one gets
-its turn: round robin, with a line of their own for addresses that have had none (``_Line``). So a
-login does not wait for a round of all attackers. TLS costs memory, too,
-until its connection has proven itself: when ``tls_count_max`` of unknown addresses have some, the
-next one ends the oldest of the address with the most. Pure: ``lobby`` and ``router`` have the
-sockets and the waiting.
+its turn: round robin, with a line of their own for addresses that have had none (``NetworkTurns``).
+So a login does not wait for a round of all attackers.
+
+A known address may be shared with an attacker, so it has a pace, too: ``KNOWN_PER_S`` of its own.
+It may start as many at once as it has places, so clients that come together do not wait.
+
+TLS costs memory until its connection has proven itself: when ``tls_count_max`` of unknown addresses
+have some, the next one ends the oldest of the address with the most. The known ones have
+``KNOWN_FACTOR`` times as many, by the same rule. Pure: ``lobby`` and ``router`` have the sockets
+and the waiting.
 """
 
-import ipaddress
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 
+from gpupool.pool.network_turns import NetworkTurns, network_of
 from gpupool.pool.ports import Clock
 
 REMEMBERED_S = 3600.0
@@ -35,11 +39,8 @@ KNOWN_FACTOR = 8
 KNOWN_COUNT_MAX = 4096
 """Addresses that have proven themselves and are remembered; the oldest ones go first."""
 
-FIRST_IN_ROW_MAX = 3
-"""Addresses that have their first turn one after the other, while others wait for another turn."""
-
-SERVED_COUNT_MAX = 4096
-"""Addresses that have had a turn and are remembered while others wait."""
+KNOWN_PER_S = 100.0
+"""Handshakes of one known address that may begin in a second, after those that begin at once."""
 
 BURST_S = 0.02
 """Seconds of handshakes that may start at once: a loop that is late does not catch up with them.
@@ -67,6 +68,10 @@ class Stage(IntEnum):
     GREETING = 2  # encrypted, and its first message is awaited
 
 
+def _do_nothing() -> None:
+    pass
+
+
 @dataclass(eq=False, slots=True)
 class Place:
     """One connection that has proven nothing yet."""
@@ -75,6 +80,7 @@ class Place:
     counted: bool  # among the unknown
     evict: Callable[[], None]
     stage: Stage = Stage.SILENT
+    go: Callable[[], None] = _do_nothing  # begins its handshake, while that waits
 
 
 class _Crowd:
@@ -125,52 +131,56 @@ class _Crowd:
             self._by_count.setdefault(after, {})[network] = None
 
 
-class _Line:
-    """Who waits for a handshake: an address after the other, one connection of each at a time.
+class _KnownPaces:
+    """The pace of each known network, and its own line of those who wait for it."""
 
-    Addresses that have had no turn stand apart, and have three of four while both kinds wait.
-    So the first connection of an address is served soon, and endless new addresses starve nobody.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, burst: int) -> None:
         self.size = 0
-        self._first: OrderedDict[str, dict[Place, Callable[[], None]]] = OrderedDict()
-        self._again: OrderedDict[str, dict[Place, Callable[[], None]]] = OrderedDict()
-        self._served: OrderedDict[str, None] = OrderedDict()
-        self._in_row = 0  # addresses that had their first turn since another one had one
+        self._burst_s = burst / KNOWN_PER_S
+        # The next time in the even pace of each network; it lies at most ``_burst_s`` behind.
+        self._next_at: OrderedDict[str, float] = OrderedDict()
+        self._lines: dict[str, dict[Place, None]] = {}
 
-    def add(self, place: Place, go: Callable[[], None]) -> None:
-        self.remove(place)  # It stands here once.
-        line = self._again if place.network in self._served else self._first
-        line.setdefault(place.network, {})[place] = go
-        self.size += 1
+    def ask(self, place: Place, now: float) -> bool:
+        """Return whether a connection may begin its handshake now; else it waits."""
+        if place.network not in self._lines and self._take(place.network, now):
+            return True
+        line = self._lines.setdefault(place.network, {})
+        self.size += place not in line  # It stands here once.
+        line[place] = None
+        return False
 
     def remove(self, place: Place) -> None:
         """Remove a place, if it waits."""
-        for line in (self._first, self._again):
-            places = line.get(place.network, {})
-            if places.pop(place, None) is not None:
-                self.size -= 1
-                if not places:
-                    del line[place.network]
+        line = self._lines.get(place.network, {})
+        if place in line:
+            del line[place]
+            self.size -= 1
+            if not line:
+                del self._lines[place.network]
 
-    def pop(self) -> Callable[[], None]:
-        """Return what begins the handshake whose turn it is; somebody waits."""
-        is_first = bool(self._first) and not (self._again and self._in_row >= FIRST_IN_ROW_MAX)
-        self._in_row = self._in_row + 1 if is_first else 0
-        line = self._first if is_first else self._again
-        network, places = line.popitem(last=False)
-        go = places.pop(next(iter(places)))
-        self.size -= 1
-        self._served[network] = None
-        self._served.move_to_end(network)
-        if len(self._served) > SERVED_COUNT_MAX:
-            self._served.popitem(last=False)
-        if places:
-            self._again.setdefault(network, {}).update(places)
-        if not self.size:
-            self._served.clear()
-        return go
+    def due(self, now: float) -> Iterator[Place]:
+        """Take those whose time has come out of the lines; others may leave meanwhile."""
+        for network in list(self._lines):
+            while (line := self._lines.get(network)) and self._take(network, now):
+                place = next(iter(line))
+                self.remove(place)
+                yield place
+
+    def next_at(self, now: float) -> float:
+        """Return when the next one may begin."""
+        times = (self._next_at.get(network, now) for network in self._lines)
+        return min(times, default=float("inf"))
+
+    def _take(self, network: str, now: float) -> bool:
+        next_at = max(self._next_at.get(network, float("-inf")), now - self._burst_s)
+        if next_at > now:
+            return False
+        self._next_at[network] = next_at + 1 / KNOWN_PER_S
+        self._next_at.move_to_end(network)
+        if len(self._next_at) > KNOWN_COUNT_MAX:
+            self._next_at.popitem(last=False)
+        return True
 
 
 class PreauthLimits:
@@ -190,9 +200,11 @@ class PreauthLimits:
         self._per_address = per_address
         self._interval_s = 1 / handshakes_per_s
         self._tls_count_max = tls_count_max
-        self._all, self._unknown, self._with_tls = _Crowd(), _Crowd(), _Crowd()
+        self._all, self._unknown = _Crowd(), _Crowd()
+        self._unknown_tls, self._known_tls = _Crowd(), _Crowd()
         self._proven: OrderedDict[str, float] = OrderedDict()
-        self._line = _Line()
+        self._line = NetworkTurns[Place]()
+        self._known_paces = _KnownPaces(per_address * KNOWN_FACTOR)
         self._next_at = float("-inf")
 
     @property
@@ -203,7 +215,7 @@ class PreauthLimits:
     @property
     def waiting(self) -> int:
         """Return how many connections wait for their handshake."""
-        return self._line.size
+        return self._line.size + self._known_paces.size
 
     def enter(self, address: str, evict: Callable[[], None]) -> Place:
         """Take a place for a new connection; another one may be evicted for it.
@@ -226,9 +238,11 @@ class PreauthLimits:
 
     def leave(self, place: Place) -> None:
         """Give a place back; does nothing for one that was given back before."""
-        for crowd in (self._all, self._unknown, self._with_tls):
+        for crowd in (self._all, self._unknown, self._unknown_tls, self._known_tls):
             crowd.remove(place)
-        self._line.remove(place)
+        self._line.remove(place.network, place)
+        self._known_paces.remove(place)
+        place.go = _do_nothing
 
     def prove(self, place: Place) -> None:
         """Give a place back: its connection has proven itself, and its address is known now."""
@@ -245,30 +259,34 @@ class PreauthLimits:
 
         A later call comes from ``release``; none comes for a place that was given back.
         """
-        place.stage = Stage.HANDSHAKE
-        if not place.counted:
-            go()
+        if place not in self._all.of(place.network):
             return
-        if place not in self._unknown.of(place.network):
-            return
-        self._line.add(place, go)
+        place.stage, place.go = Stage.HANDSHAKE, go
+        if place.counted:
+            self._line.add(place.network, place)
+        elif self._known_paces.ask(place, self._clock.monotonic()):
+            _start(place)
 
     def release(self) -> float:
         """Start the handshakes whose time has come; return when to call this again."""
         now = self._clock.monotonic()
+        for place in self._known_paces.due(now):
+            _start(place)
         self._next_at = max(self._next_at, now - BURST_S)
         while self._line.size and self._next_at <= now:
             self._next_at += self._interval_s
-            self._line.pop()()
-        return self._next_at if self._line.size else float("inf")
+            _start(self._line.pop())
+        unknown_at = self._next_at if self._line.size else float("inf")
+        return min(unknown_at, self._known_paces.next_at(now))
 
     def take_tls(self, place: Place) -> None:
         """Note that a connection gets TLS in this process; another one may be evicted for it."""
-        if not place.counted:
-            return
-        if self._with_tls.size >= self._tls_count_max:
-            self._evict(self._with_tls.busiest(place.network))
-        self._with_tls.add(place)
+        crowd, most = self._known_tls, self._tls_count_max * KNOWN_FACTOR
+        if place.counted:
+            crowd, most = self._unknown_tls, self._tls_count_max
+        if crowd.size >= most:
+            self._evict(crowd.busiest(place.network))
+        crowd.add(place)
 
     # --- internals -------------------------------------------------------------------------------
 
@@ -280,6 +298,11 @@ class PreauthLimits:
         victim = min(places, key=_standing)
         self.leave(victim)
         victim.evict()
+
+
+def _start(place: Place) -> None:
+    go, place.go = place.go, _do_nothing  # Nothing refers to a connection that has gone on.
+    go()
 
 
 def _standing(place: Place) -> tuple[bool, Stage]:
@@ -297,17 +320,3 @@ class Pauses:
         """Take note of how much too late the loop woke up after a pause."""
         self._late_s = max(late_s, LATE_KEPT * self._late_s)
         self.next_s = min(PAUSE_MAX_S, BURST_S + LATE_FACTOR * self._late_s)
-
-
-@lru_cache(maxsize=1024)
-def network_of(address: str) -> str:
-    """Return the network whose connections are counted together: an IPv4 address, an IPv6 /64."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return str(found)

@@ -297,7 +297,7 @@ class Router:
         self._requested = trio.Event()
 
     async def pace(self) -> None:
-        """Start the handshakes of unknown addresses as their turns come; never returns."""
+        """Start the handshakes that wait as their turns come; never returns."""
         pauses = Pauses()
         while True:
             self._requested = trio.Event()
@@ -355,17 +355,17 @@ class Router:
             case ToSession(session):
                 self.limits.leave(place)
                 await self._hand_over(session, stream, who)
-            case ToControl(newest):
+            case ToControl():
                 tune(stream.socket, timeout_s=self._settings.client_timeout_s)
-                tls = await _shake_hands(admitted, self.contexts.control(newest=newest))
+                tls = await _shake_hands(admitted)
                 place.stage = Stage.GREETING
                 try:
                     await self._serve_client(tls, who, lambda: self.limits.prove(place))
                 finally:
                     free_tls(tls)
-            case ToServer(_, newest):
+            case ToServer():
                 tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-                tls = await _shake_hands(admitted, self.contexts.peer_server(newest=newest))
+                tls = await _shake_hands(admitted)
                 await self._serve_peer(tls, place, who)
             case ToMeasure():
                 self.limits.leave(place)
@@ -432,10 +432,10 @@ async def _say_https(stream: trio.SocketStream) -> None:
         pass
 
 
-async def _shake_hands(admitted: Admitted, context: ssl.SSLContext) -> TlsStream:
-    tls = admitted.tls or trio.SSLStream(
-        admitted.stream, context, server_side=True, https_compatible=True
-    )
+async def _shake_hands(admitted: Admitted) -> TlsStream:
+    """Go on with the handshake that the thread beside the loop has begun."""
+    tls = admitted.tls
+    assert tls is not None
     try:
         await within(max(0.0, admitted.deadline - trio.current_time()), tls.do_handshake)
     except BaseException:

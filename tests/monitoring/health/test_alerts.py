@@ -287,6 +287,19 @@ def test_a_sender_that_comes_back_from_a_minority_is_silent_for_a_minute() -> No
     assert last_s - back_s >= alert_log.SILENT_FIRST_S
 
 
+def test_a_sender_that_stood_still_is_silent_for_a_minute() -> None:
+    """Seed 140019: it told at once of what another one may have told meanwhile."""
+    told = settled()
+    assert told.run(20, bad()) == []
+    told.now_s += alert_log.STANDSTILL_S
+    back_s = told.now_s
+    [message] = told.run(120, bad())
+    assert [alert.rule for alert in message.alerts] == ["GpuFault"]
+    assert told.messages[-1][0] - back_s >= alert_log.SILENT_FIRST_S
+    told.now_s += alert_log.STANDSTILL_S - 2
+    assert len(told.run(40, bad(), bad("b"))) == 1, "so short a time is none"
+
+
 def test_every_sender_calls_an_alert_the_same_that_began_at_a_known_time() -> None:
     since = replace(bad(), since_ms=7_000)
     first, second = settled(), settled()

@@ -28,7 +28,7 @@ PAGES = {
     "servers": "node-1",
     "servers/node-1": "Membership",
     "gpus": "node-1 / GPU 1",
-    "gpus/node-1/1": "Held by",
+    "gpus/node-1/1": "Xid 31",
     "leases": "barbara",
     "leases/1000": "Where",
     "leases?show=over": "released",
@@ -41,10 +41,11 @@ PAGES = {
     "history": "Granted",
     "history?span=24h&of=node-1": "Busy",
     "users": "Users with leases",
-    "users/ada": "GPUs held",
+    "users?by=department": "Wasted",
+    "users/ada": "Reached",
     "clients": "ada@desk",
     "clients/ada%40desk": "GPUs held",
-    "about": "Keys",
+    "about": "Rows of 1 min",
 }
 STALE_S = 6.0
 
@@ -219,6 +220,48 @@ def test_an_event_leads_to_its_lease_whose_charts_are_there(browser: Any, served
     visit.page.wait_for_selector("h2 >> text=Wire")
     visit.open("gpus/node-1/1")
     visit.page.wait_for_selector("h2 >> text=Tensor")
+    visit.check()
+
+
+def test_what_happened_to_a_gpu_is_on_its_charts(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served, viewport={"width": 1280, "height": 900})
+    visit.open("gpus/node-1/1")
+    visit.page.wait_for_selector("h2 >> text=Memory by lease")
+    stack = visit.page.locator("section[aria-label='Memory by lease']")
+    stack.get_by_text("1025, barbara").first.wait_for()
+    assert "all that is in use" in stack.inner_text()
+    stack.get_by_text("Values as a table").click()
+    stack.get_by_role("columnheader", name="1025, barbara, GiB").wait_for()
+    found = visit.page.locator("section[aria-label='Throttling and errors']")
+    for words in ("Clocks held down by heat, by the hardware", "the power limit", "Xid 31"):
+        found.get_by_text(words).first.wait_for()
+    visit.check()
+
+
+def test_limits_and_waste_are_beside_what_is_used(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served)
+    visit.open("users")
+    table = visit.page.locator("section[aria-label='Users with leases or requests']")
+    table.get_by_text(" of 4").first.wait_for()
+    table.get_by_text(" h", exact=False).first.wait_for()
+    visit.page.get_by_role("button", name="Departments").click()
+    visit.page.wait_for_selector("section[aria-label='Departments']")
+    visit.open("users/ada")
+    limits = visit.page.locator("section[aria-label='Limits']")
+    limits.get_by_text("of the user").first.wait_for()
+    visit.check()
+
+
+def test_the_page_about_the_pool_says_what_is_kept_and_until_when_certificates_hold(
+    browser: Any, served: Served
+) -> None:
+    visit = Visit(browser, served)
+    visit.open("about")
+    ends = visit.page.locator("section[aria-label='Certificates']")
+    ends.get_by_text("in 19 days").wait_for()
+    kept = visit.page.locator("section[aria-label='Storage']")
+    kept.get_by_text("235 MiB of 1 GiB").wait_for()
+    kept.get_by_text("30 d", exact=False).first.wait_for()
     visit.check()
 
 

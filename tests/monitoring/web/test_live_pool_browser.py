@@ -111,6 +111,9 @@ def test_a_page_shows_that_a_server_was_killed_and_goes_on(pool: LivePool, page:
         assert MARK not in page.inner_text("main"), path
         if path == "leases":
             assert "<img src=x onerror=alert(1)>" in page.inner_text("main")
+        if path == "about":
+            page.wait_for_selector("section[aria-label='Certificates'] >> text=The pool's CA")
+            page.wait_for_selector("section[aria-label='Storage'] >> text=of 1 GiB")
         if path == "servers/c":
             assert "<script>alert(2)</script>" in page.inner_text("main")
     page.goto(f"{origin}/")

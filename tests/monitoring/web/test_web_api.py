@@ -12,6 +12,7 @@ import pytest
 from tests.fake_web_pool import GIB, HOSTILE, FakePool
 from tests.web_visitor import PORT, Page
 
+from gpupool.monitoring.web.assets import load_assets
 from gpupool.monitoring.web.health_words import problems_of
 from gpupool.monitoring.web.live_book import Book, Document
 from gpupool.monitoring.web.live_documents import Memory, Moment, summary, work
@@ -507,7 +508,10 @@ def test_the_page_has_nothing_inline_and_nothing_of_others() -> None:
 
 
 def test_own_code_is_small() -> None:
-    files = [
-        path for path in (WEB / "static").rglob("*") if path.suffix in (".js", ".css", ".html")
+    """All pages together, as they are sent: without comments and indentation."""
+    sent = [
+        asset.body.plain
+        for path, asset in load_assets().items()
+        if path.startswith("/static/") and path.endswith((".js", ".css", ".html"))
     ]
-    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= 60_000
+    assert sum(len(gzip.compress(each)) for each in sent) <= 60_000

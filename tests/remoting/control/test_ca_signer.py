@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,17 +14,15 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from tests.ca_keys import in_memory, open_key, read_authority, scalar
 
-from gpupool.cli.server.enter_pool import read_authority
 from gpupool.cli.server.signer_start import fork_signer
-from gpupool.pool.errors import AuthenticationError
+from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
-from gpupool.remoting.privileges import remote_vault
+from gpupool.remoting.privileges import former_ca, remote_vault
 from gpupool.remoting.privileges.remote_vault import RemoteVault
-from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders, open_key
+from gpupool.remoting.privileges.signer_process import RECORD, SECRET, SignerFolders
 from gpupool.remoting.protocol import signer_messages
 from gpupool.remoting.protocol.sealed_key import is_sealed, public_of
 from gpupool.remoting.transport.authority import ca_vault
@@ -46,11 +45,14 @@ LOG = logging.getLogger("test")
 FRONT = """
 import logging, os, pathlib, sys
 from gpupool.cli.server.signer_start import fork_signer
+from gpupool.remoting.privileges import former_ca
 from gpupool.remoting.privileges.signer_process import SignerFolders
 from gpupool.remoting.transport.pki import Authority, create_key_and_csr
 folder = pathlib.Path(sys.argv[1])
 state, own = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
-vault = fork_signer(SignerFolders(own, state), logging.getLogger("x"), None)
+with former_ca.opened(folder / "former") as former:
+    vault = fork_signer(SignerFolders(own, state, former), logging.getLogger("x"), None)
+vault.sign_server(vault.former, "a" * 12, create_key_and_csr("a" * 12)[1], 10**12, 10**9)
 ca, key = (folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes()
 authority = Authority(ca, key)
 kept = vault.sign_server(authority, "a" * 12, create_key_and_csr("a" * 12)[1], 10**12, 10**9)
@@ -59,27 +61,6 @@ made = vault.create("cluster-1", 10**12, 2, ca)
 print(vault.pid, flush=True)
 sys.stdin.read()
 """
-
-
-def scalar(key_pem: bytes) -> bytes:
-    key = load_pem_private_key(key_pem, password=None)
-    assert isinstance(key, EllipticCurvePrivateKey)
-    return key.private_numbers().private_value.to_bytes(32, "big")
-
-
-def in_memory(pid: int, *wanted: bytes) -> list[bool]:
-    """Return which of these bytes are in the memory of a process."""
-    found = [False for _ in wanted]
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        for begin, end in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw", maps, re.MULTILINE):
-            start, size = int(begin, 16), int(end, 16) - int(begin, 16)
-            try:
-                data = os.pread(memory.fileno(), size, start)
-            except OSError:
-                continue
-            found = [each or text in data for each, text in zip(found, wanted, strict=True)]
-    return found
 
 
 @pytest.fixture
@@ -123,6 +104,7 @@ def test_a_signer_that_was_late_once_signs_again(monkeypatch: pytest.MonkeyPatch
 
 def test_no_key_of_the_ca_is_in_the_memory_of_the_server(state: Path) -> None:
     plain = (state / "ca.key").read_bytes()
+    former = former_pool(state / "former")
     with subprocess.Popen(
         [sys.executable, "-c", FRONT, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as front:
@@ -134,6 +116,13 @@ def test_no_key_of_the_ca_is_in_the_memory_of_the_server(state: Path) -> None:
         secret = (state / SECRET).read_bytes()
         wanted = (sealed, scalar(plain), body, scalar(made), made.splitlines()[1], secret)
         assert in_memory(front.pid, *wanted) == [True, False, False, False, False, False]
+        # With --ca the server has the certificate of a former CA, and not its key either.
+        wanted = (
+            former.certificate_pem.splitlines()[1],
+            scalar(former.key_pem),
+            former.key_pem.splitlines()[1],
+        )
+        assert in_memory(front.pid, *wanted) == [True, False, False]
         if os.geteuid() == 0:
             assert in_memory(signer, secret) == [True]  # which shows that the search finds it
         status = Path(f"/proc/{signer}/status").read_text()
@@ -141,6 +130,61 @@ def test_no_key_of_the_ca_is_in_the_memory_of_the_server(state: Path) -> None:
         assert "Seccomp:\t2" in status
         assert Path(f"/proc/{signer}/mem").stat().st_uid == 0  # it is not dumpable
         front.communicate()
+
+
+def former_pool(folder: Path) -> Authority:
+    """Make the CA of a former pool in a folder, its key in the clear."""
+    folder.mkdir()
+    authority = create_ca("cluster-0", NOW)
+    (folder / "ca.pem").write_bytes(authority.certificate_pem)
+    (folder / "ca.key").write_bytes(authority.key_pem)
+    return authority
+
+
+def started_with(former: Path, state: Path) -> Authority:
+    """Return what a new signer in ``state`` says of a former CA."""
+    state.mkdir(exist_ok=True)
+    folder, own = (os.open(state, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
+    try:
+        with former_ca.opened(former) as files:
+            vault = fork_signer(SignerFolders(own, folder, files), LOG, None)
+        vault.end()
+    finally:
+        os.close(folder)
+        os.close(own)
+    assert vault.former is not None
+    return vault.former
+
+
+def test_a_former_ca_is_taken_sealed_or_in_the_clear_and_no_other(tmp_path: Path) -> None:
+    plain, first, second = (tmp_path / name for name in ("plain", "first", "second"))
+    made = former_pool(plain)
+    taken = started_with(plain, first)
+    assert is_sealed(taken.key_pem)
+    assert taken.certificate_pem == made.certificate_pem
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    (copied / "ca.pem").write_bytes(taken.certificate_pem)
+    (copied / "ca.key").write_bytes(taken.key_pem)
+    with pytest.raises(GpupoolError, match=r"there is no signer\.key beside it"):
+        started_with(copied, second)
+    shutil.copy(first / SECRET, copied / SECRET)
+    again = started_with(copied, second)
+    assert again.key_pem != taken.key_pem
+    assert scalar(open_key(second, again.key_pem)) == scalar(made.key_pem)
+    (copied / SECRET).write_bytes(b"x" * 32)
+    with pytest.raises(GpupoolError, match="sealed to another signer"):
+        started_with(copied, second)
+    (copied / "ca.key").write_bytes(create_ca("cluster-0", NOW).key_pem)
+    with pytest.raises(GpupoolError, match="does not belong to its certificate"):
+        started_with(copied, second)
+    (copied / "ca.key").unlink()
+    os.mkfifo(copied / "ca.key")
+    with pytest.raises(GpupoolError, match="is no plain file"):
+        started_with(copied, second)
+    (copied / "ca.key").unlink()
+    with pytest.raises(StorageError, match="cannot read the CA in"):
+        started_with(copied, second)
 
 
 def read_made(state: Path) -> bytes:
@@ -188,7 +232,7 @@ def test_a_start_under_another_user_finds_the_key_or_puts_it_aside(state: Path) 
 
     def start(own: Path) -> bytes:
         folders = [os.open(each, os.O_RDONLY | os.O_DIRECTORY) for each in (own, state)]
-        fork_signer(SignerFolders(*folders), LOG, None).end()
+        fork_signer(SignerFolders(folders[0], folders[1]), LOG, None).end()
         for each in folders:
             os.close(each)
         return (state / "ca.key").read_bytes() if (state / "ca.key").exists() else b""

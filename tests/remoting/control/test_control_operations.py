@@ -13,16 +13,18 @@ from tests.remoting.control.control_kit import until
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
+    GpupoolError,
     NoQuorumError,
     NotNowError,
     UsageError,
 )
 from gpupool.pool.model import commands
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
 from gpupool.pool.table_clock import ClockSample
 from gpupool.pool.transitions.policy_versions import pack_text
+from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.client import subscription
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.client.pool_client import Pool
@@ -497,6 +499,46 @@ async def test_calls_of_one_client_are_limited(
         assert refused == 6
 
 
+async def test_calls_of_one_user_are_limited_and_each_is_counted_once(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "CALL_BOUND", UserBound(user=12, token=10))
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada", "bob"))
+    cluster.log.latency_s = 0.5
+    refused: list[str] = []
+
+    async def wait(pool: Pool, message: m.Call) -> None:
+        (connection,) = pool.connections.by_server.values()
+        try:
+            await connection.call(message, timeout_s=5)
+        except GpupoolError as error:
+            refused.append(str(error))
+
+    def everything(pool: Pool) -> list[m.Call]:
+        unknown = m.Attach(LeaseId(2**40), b"x")
+        return [m.AwaitGpus(request(pool), "busy"), m.GetAudit(), unknown, m.GetView()]
+
+    async with cluster.client("ada") as one, cluster.client("bob") as bob:
+        async with cluster.client("ada") as two, trio.open_nursery() as calling:
+            for _ in range(6):
+                calling.start_soon(wait, one, m.AwaitGpus(request(one), "busy"))
+                calling.start_soon(wait, two, m.AwaitGpus(request(two), "busy"))
+            await trio.sleep(0.1)
+            assert len(refused) == 2
+            assert "of ada has 10 calls under way" in refused[0]
+            await wait(bob, m.Ping())
+            await trio.sleep(1)
+            for message in everything(two):
+                calling.start_soon(wait, two, message)
+            await trio.sleep(0.1)
+            calling.cancel_scope.cancel()
+        await trio.sleep(5)  # what was asked for by a connection that has gone is over
+        (node,) = cluster.nodes
+        assert node.server.controller.calls_under_way() == 0
+        assert len(refused) == 2
+
+
 async def test_a_client_that_reads_nothing_is_hung_up_on(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:
@@ -653,7 +695,7 @@ async def test_each_server_is_told_the_weights_of_its_own_leases(
 async def test_one_user_cannot_take_all_connections(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "USER_CONNECTION_COUNT_MAX", 2)
+    monkeypatch.setattr(controller, "CONNECTION_BOUND", UserBound(user=2, token=2))
     cluster = Cluster(nursery)
     await cluster.start([1], users=("ada", "eve"))
     async with cluster.client("ada"), cluster.client("eve") as eve:
@@ -665,6 +707,21 @@ async def test_one_user_cannot_take_all_connections(
         await eve.view()
         async with cluster.client("ada") as again:
             await again.view()
+
+
+async def test_one_token_leaves_its_users_others_a_connection(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "CONNECTION_BOUND", UserBound(user=2, token=1))
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada",))
+    async with cluster.client("ada") as first:
+        with pytest.raises(NotNowError, match=r"token [0-9a-f]{12} of ada has 1 connections"):
+            async with cluster.client("ada"):
+                pass
+        await first.view()
+    async with cluster.client("ada") as again:
+        await again.view()
 
 
 async def test_one_connection_cannot_have_any_number_of_leases(
@@ -714,7 +771,7 @@ def test_beats_are_those_of_the_clock(every_s: float) -> None:
 async def test_one_user_cannot_take_all_questions(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_service, "USAGE_USER_COUNT_MAX", 2)
+    monkeypatch.setattr(admin_service, "USAGE_BOUND", UserBound(user=2, token=2))
     monkeypatch.setattr(admin_service, "USAGE_TOTAL_MAX", 3)
     cluster = Cluster(nursery)
     await cluster.start([1], ["ada", "bob", "eve"])
@@ -740,7 +797,7 @@ async def test_one_user_cannot_take_all_questions(
             for pool in (*adas[:2], others[0]):
                 asking.start_soon(ask, pool)
                 await trio.sleep(1)
-            with pytest.raises(NotNowError, match="2 questions of ada"):
+            with pytest.raises(NotNowError, match="ada has 2 questions about usage"):
                 await ask(adas[2])
             with pytest.raises(NotNowError, match="too many questions"):
                 await ask(others[1])
@@ -752,7 +809,7 @@ async def test_one_user_cannot_take_all_questions(
 async def test_one_user_cannot_take_all_subscriptions(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_service, "USER_SUBSCRIPTION_COUNT_MAX", 1)
+    monkeypatch.setattr(view_service, "SUBSCRIPTION_BOUND", UserBound(user=2, token=1))
     cluster = Cluster(nursery)
     await cluster.start([1])
     async with cluster.client("ada") as one, cluster.client("ada") as two:
@@ -760,7 +817,7 @@ async def test_one_user_cannot_take_all_subscriptions(
         second = next(iter(two.connections.by_server.values()))
         await first.call(m.Subscribe(1.0), timeout_s=5)
         await first.call(m.Subscribe(2.0), timeout_s=5)
-        with pytest.raises(NotNowError, match="ada has 1 subscriptions"):
+        with pytest.raises(NotNowError, match="of ada has 1 subscriptions"):
             await second.call(m.Subscribe(1.0), timeout_s=5)
         await first.call(m.Subscribe(0.0), timeout_s=5)
         await second.call(m.Subscribe(1.0), timeout_s=5)

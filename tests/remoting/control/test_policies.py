@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
-from tests.pool.policy_kit import Pool
+from tests.pool import policy_kit
 from tests.remoting.control.control_cluster import Cluster, request
 
 from gpupool.cli.lib.logs import JsonFormatter
@@ -15,16 +15,17 @@ from gpupool.pool.errors import DeniedError, NeverFitsError, UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting.server import lease_service, policy_service
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.server import policy_service, service_context
 from gpupool.remoting.server.client_checks import check_request
 
 
 def test_a_version_that_is_not_kept() -> None:
     with pytest.raises(UsageError) as none:
-        policy_service.policy_is(Pool().state, 5)
+        policy_service.policy_is(policy_kit.Pool().state, 5)
     assert none.value.why == "the pool has no policy yet"
     with pytest.raises(UsageError) as other:
-        policy_service.policy_is(Pool("[pool]\nmax_leases = 1\n").state, 5)
+        policy_service.policy_is(policy_kit.Pool("[pool]\nmax_leases = 1\n").state, 5)
     assert other.value.why == "kept are 1"
 
 
@@ -37,22 +38,50 @@ def test_a_version_that_is_not_kept() -> None:
     ],
 )
 def test_a_policy_made_from_another_version(policy: str, base: int, why: str) -> None:
-    error = policy_service._conflict(Pool(policy).state, base)  # pyright: ignore[reportPrivateUsage]
+    table = policy_kit.Pool(policy).state
+    error = policy_service._conflict(table, base)  # pyright: ignore[reportPrivateUsage]
     assert error.why == why
 
 
-async def test_a_refusal_has_a_line_in_the_log(
-    autojump_clock: trio.testing.MockClock,
-    nursery: trio.Nursery,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> list[logging.LogRecord]:
+    """Return the lines about refused requests, as they come."""
     kept: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", kept.append)
-    monkeypatch.setattr(lease_service.LOG, "handlers", [handler])
+    monkeypatch.setattr(service_context.LOG, "handlers", [handler])
     # It has the logger forget what other tests found switched off.
-    caplog.set_level(logging.INFO, logger=lease_service.LOG.name)
+    caplog.set_level(logging.INFO, logger=service_context.LOG.name)
+    return kept
+
+
+async def test_refused_requests_of_a_user_have_few_lines(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery, lines: list[logging.LogRecord]
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2], users=("ada", "bob"))
+
+    async def refused(pool: Pool, times: int) -> int:
+        before = len(lines)
+        for _ in range(times):
+            with pytest.raises(NeverFitsError):
+                await pool.allocate(request(pool, 3), wait_s=10)
+        return len(lines) - before
+
+    async with cluster.client("ada") as ada, cluster.client("bob") as bob:
+        most = service_context.REFUSAL_LINES_MAX
+        assert await refused(ada, most + 10) == most
+        assert "more of ada are left out" in lines[-1].getMessage()
+        assert await refused(bob, 2) == 2
+        await trio.sleep(service_context.REFUSAL_LINES_S)
+        assert await refused(ada, 1) == 1
+
+
+async def test_a_refusal_has_a_line_in_the_log(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery, lines: list[logging.LogRecord]
+) -> None:
     cluster = Cluster(nursery)
     await cluster.start([2])
     async with cluster.client("root") as root, cluster.client() as pool:
@@ -60,7 +89,7 @@ async def test_a_refusal_has_a_line_in_the_log(
         for count, error in ((1, DeniedError), (3, NeverFitsError)):
             with pytest.raises(error):
                 await pool.allocate(request(pool, count), wait_s=10)
-    denied, never = [json.loads(JsonFormatter().format(each)) for each in kept]
+    denied, never = [json.loads(JsonFormatter().format(each)) for each in lines]
     assert (denied["event"], denied["user"]) == ("refused", pool.credentials.user)
     assert denied["message"].startswith(f"refused {denied['user']} (")
     assert "max_gpus" in denied["reason"]

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gpupool.pool.network_turns import network_of
 from gpupool.remoting.server.listener.preauth_limits import (
     BURST_S,
     KNOWN_FACTOR,
+    KNOWN_PER_S,
     PAUSE_MAX_S,
     REMEMBERED_S,
     Pauses,
     Place,
     PreauthLimits,
     Stage,
-    network_of,
 )
 from gpupool.remoting.transport.failures import RateLimitedLog
 
@@ -171,15 +172,89 @@ def test_strangers_wait_longer_when_the_loop_is_late() -> None:
     assert pauses.next_s == pytest.approx(BURST_S)
 
 
-def test_handshakes_of_a_known_address_wait_for_nothing() -> None:
+def test_handshakes_of_a_known_address_wait_for_no_other_address() -> None:
     port = Port()
     port.limits.prove(port.enter("login", "192.0.2.1"))
+    port.limits.prove(port.enter("hostile", "192.0.2.2"))
+    for number in range(500):
+        port.enter(f"h{number}", "192.0.2.2")
+        port.handshake(f"h{number}")
     for number in range(4):
         port.enter(f"f{number}", "10.0.0.1")
         port.handshake(f"f{number}")
+    before = len(port.started)
     port.enter("again", "192.0.2.1")
     port.handshake("again")
-    assert port.started == ["again"]
+    assert port.started[before:] == ["again"]
+
+
+def test_handshakes_of_a_known_address_have_a_pace_of_their_own() -> None:
+    """A stranger behind the same address as a user had as many as the machine could do."""
+    port = Port()
+    port.limits.prove(port.enter("login", "192.0.2.1"))
+    for number in range(2000):
+        port.enter(f"h{number}", "192.0.2.1")
+        port.handshake(f"h{number}")
+    places = port.limits.waiting
+    assert places == 4 * KNOWN_FACTOR  # those before them had to go
+    begun = len(port.started)
+    assert begun <= places + 1
+    assert 0 < port.limits.release() <= 1 / KNOWN_PER_S + 1e-9
+    for step in range(1, 11):
+        port.clock.now = step / KNOWN_PER_S + 1e-9
+        port.limits.release()
+        assert begun + step <= len(port.started) <= begun + step + 1
+    port.clock.now += 100
+    assert port.limits.release() == float("inf")
+    assert port.limits.waiting == 0
+    assert port.started[-1] == "h1999"
+
+
+def test_clients_of_a_known_address_that_come_together_do_not_wait() -> None:
+    """As many as have places: those of a login node that connect again after a failover."""
+    port = Port()
+    for _ in range(3):
+        port.limits.prove(port.enter("login", "192.0.2.1"))
+        began = len(port.started)
+        for number in range(4 * KNOWN_FACTOR):
+            port.enter(f"c{number}", "192.0.2.1")
+            port.handshake(f"c{number}")
+        assert len(port.started) == began + 4 * KNOWN_FACTOR
+        assert port.limits.waiting == 0
+        for number in range(4 * KNOWN_FACTOR):
+            port.limits.prove(port.places[f"c{number}"])
+        port.clock.now += 4 * KNOWN_FACTOR / KNOWN_PER_S
+
+
+def test_who_leaves_a_known_address_waits_for_nothing_any_more() -> None:
+    port = Port()
+    port.limits.prove(port.enter("login", "192.0.2.1"))
+    for number in range(3 * 4 * KNOWN_FACTOR):
+        port.enter(f"h{number}", "192.0.2.1")
+        port.handshake(f"h{number}")
+    for place in port.places.values():
+        port.limits.leave(place)
+    begun = len(port.started)
+    assert port.limits.waiting == 0
+    port.clock.now += 100
+    assert port.limits.release() == float("inf")
+    assert len(port.started) == begun
+
+
+def test_the_busiest_known_address_loses_its_tls_for_the_next() -> None:
+    port = Port(tls=1, per_address=100)
+    for address in ("192.0.2.1", "192.0.2.2"):
+        port.limits.prove(port.enter("login", address))
+    for number in range(KNOWN_FACTOR - 1):
+        port.enter(f"h{number}", "192.0.2.1")
+        port.handshake(f"h{number}")
+    for number in range(3):
+        port.enter(f"u{number}", "192.0.2.2")
+        port.handshake(f"u{number}")
+    port.enter("stranger", "10.0.0.1")
+    port.handshake("stranger")
+    port.limits.release()
+    assert port.evicted == ["h0", "h1"]
 
 
 def test_the_busiest_address_loses_its_tls_for_the_next_turn() -> None:

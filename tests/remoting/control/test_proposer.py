@@ -172,6 +172,47 @@ def test_a_new_era_makes_stamps_and_deadlines_anew() -> None:
     assert not bench.decisions
 
 
+@pytest.mark.parametrize("era", [0, 1])
+@pytest.mark.parametrize(
+    "outcome",
+    [NO_LEADER, Unknown("the leader changed"), NotCommitted("clocks", Refusal.CLOCK)],
+)
+def test_no_attempt_is_stamped_before_its_command_was_due(outcome: Outcome, era: int) -> None:
+    """Seed 110001: a deposed leader ended a lease, and its time was earlier at the next attempt."""
+    bench = Bench()
+    bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=2.0, due_ms=100_000)
+    assert unwrap(bench.attempts[-1].command).at == 100_000
+    bench.end(outcome)
+    bench.state = replace(bench.state, now=Milliseconds(99_700), era=era)
+    bench.clock.now = bench.proposer.wake_at()
+    assert bench.proposer.at_ms() < 100_000
+    assert not bench.decisions
+    bench.proposer.poll()
+    assert len(bench.attempts) == 2, "of two commands: no second one of this"
+    [decision] = bench.decisions
+    assert (decision.result, decision.uncertain) == (None, isinstance(outcome, Unknown))
+    assert "not due" in decision.why
+
+
+def test_a_command_that_is_still_due_is_attempted_again() -> None:
+    bench = Bench()
+    bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=2.0, due_ms=100_000)
+    bench.end(NO_LEADER)
+    bench.wake()
+    assert len(bench.attempts) == 3
+    bench.end(DONE)
+    assert [each.result for each in bench.decisions] == [Result(ok=True)]
+
+
+def test_a_command_that_is_not_due_yet_is_never_attempted() -> None:
+    bench = Bench()
+    bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=2.0, due_ms=100_001)
+    assert not bench.decisions, "never from within propose"
+    bench.proposer.poll()
+    assert len(bench.attempts) == 1
+    assert [each.result for each in bench.decisions] == [None]
+
+
 def test_a_command_that_the_leaders_clocks_forbid_is_refused_for_good() -> None:
     bench = Bench(timeout_s=10.0)
     refusal = NotCommitted("it would set the pool's time to another one", Refusal.CLOCK)

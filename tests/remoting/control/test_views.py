@@ -19,6 +19,7 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.table_clock import ClockReading, KnownClock, Source
 from gpupool.pool.telemetry import Telemetry
+from gpupool.pool.user_bound import UserBound
 from gpupool.pool.view import PoolView
 from gpupool.pool.view_building import ViewSource, build_view
 from gpupool.remoting.client.pool_client import Pool
@@ -252,7 +253,7 @@ async def test_questions_are_limited(
     autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_service, "VIEW_COUNT_MAX", 2)
-    monkeypatch.setattr(view_service, "VIEW_USER_COUNT_MAX", 3)
+    monkeypatch.setattr(view_service, "VIEW_BOUND", UserBound(user=3, token=3))
     monkeypatch.setattr(view_service, "VIEW_TOTAL_MAX", 5)
     cluster = await large(nursery, Maker())
     told: list[str] = []
@@ -277,8 +278,9 @@ async def test_questions_are_limited(
                     await trio.sleep(0.01)
         refusals = sorted(text for text in told if text)
         assert refusals == [
-            "2 questions of ada for the view wait for an answer (ask again soon)",
-            "3 questions of ada for the view wait for an answer (ask again soon)",
+            "ada has 3 questions for the view that wait for an answer (ask again soon)",
+            "this connection of ada has 2 questions for the view that wait for an answer "
+            "(ask again soon)",
             "too many questions for the view wait (ask again soon)",
         ]
         assert told.count("") == 5

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.pool.policy_kit import A, B, Pool
 
-from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.ids import RequestId, TokenId
 from gpupool.pool.model.state import Request
+from gpupool.pool.user_bound import Holder, UserBound
 from gpupool.remoting.server import wait_queue
 from gpupool.remoting.server.wait_queue import FORGET_S, KEEP_S, WaitQueue
 
@@ -23,7 +24,7 @@ class Line:
     def wait(self, name: str, request: Request) -> Request:
         self.now += 0.01
         self.names[request.id] = name
-        self.wait_queue.add(len(self.names), request, self.now, name)
+        self.wait_queue.add(len(self.names), request, self.now, Holder(name, TokenId(name)))
         return request
 
     def hints(self) -> list[str]:
@@ -39,17 +40,20 @@ class Line:
 
 
 def test_one_user_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_queue, "USER_WAITERS_MAX", 2)
+    monkeypatch.setattr(wait_queue, "WAITER_BOUND", UserBound(user=3, token=2))
     line = Line()
-    asked = [line.pool.request() for _ in range(3)]
-    for number, request in enumerate(asked):
-        line.wait_queue.add(number, request, 0.0, "ada")
-    assert len(line.wait_queue) == 2
-    line.wait_queue.add(3, line.pool.request(), 0.0, "bob")
-    assert len(line.wait_queue) == 3
+    ada, adas_other = (Holder("ada", TokenId(token)) for token in ("one", "two"))
+    asked = [line.pool.request() for _ in range(5)]
+
+    def count_with(number: int, holder: Holder) -> int:
+        line.wait_queue.add(number, asked[number], 0.0, holder)
+        return len(line.wait_queue)
+
+    assert [count_with(number, ada) for number in range(3)] == [1, 2, 2]
+    assert [count_with(number, adas_other) for number in (2, 3)] == [3, 3]
+    assert count_with(4, Holder("bob", TokenId("three"))) == 4
     line.wait_queue.discard(0, asked[0].id)
-    line.wait_queue.add(2, asked[2], 0.0, "ada")
-    assert len(line.wait_queue) == 3
+    assert count_with(3, ada) == 4
 
 
 def on(server: str, request: Request) -> Request:

@@ -1,12 +1,15 @@
 """Lanes: further connections of a session, over which large copies go side by side."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import socket
 import ssl
 import struct
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,7 +140,7 @@ def test_a_lane_that_says_what_it_may_not_ends_all_of_them(
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "AHEAD_SIZE_MAX", 2 * CHUNK)
+    monkeypatch.setattr(lanes_module, "AHEAD_SIZE_MAX", 2 * CHUNK + 1024)
     lanes = loaded(sends=False)
     (end,) = joined(lanes, 1)
     end.settimeout(0.5)
@@ -149,6 +152,22 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2 * CHUNK <= sent < 16 * CHUNK  # what the sockets hold comes on top
     lanes.end()
     end.close()
+
+
+def test_small_chunks_that_are_kept_cost_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one byte took 64 times the memory that was counted."""
+    monkeypatch.setattr(lanes_module, "AHEAD_SIZE_MAX", 1000)
+    lanes = loaded(sends=False)
+    here, there = socket.socketpair()
+    with there, socket.socket(fileno=os.dup(here.fileno())) as same:
+        assert lanes.add(here, None, b"")
+        assert there.recv(1) == handshake.ACCEPTED
+        there.sendall(b"".join(head(100 + number, 0, 1) + b"x" for number in range(400)))
+        time.sleep(1)  # each waits for 5 ms
+        unread = struct.unpack("i", fcntl.ioctl(same, termios.FIONREAD, bytes(4)))[0]
+        taken = 400 - unread // (HEAD.size + 1)
+        assert 1000 // 80 <= taken <= 1000 // 40
+        lanes.end()
 
 
 def test_a_set_takes_no_more_than_it_was_made_for() -> None:

@@ -14,8 +14,9 @@ import trio
 from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address, until
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
-from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId, LeaseId, TokenId
 from gpupool.pool.model.state import Partition
+from gpupool.pool.user_bound import UserBound
 from gpupool.remoting.host import unix_listener
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.limits import HostLimits
@@ -372,12 +373,15 @@ async def test_workers_of_a_lease_are_limited(make_host: MakeHost) -> None:
 
 async def test_workers_of_a_user_are_limited(make_host: MakeHost) -> None:
     """One user with many small leases took all of a server's workers."""
-    kit = await make_host(limits=HostLimits(workers_per_user=2))
+    kit = await make_host(limits=HostLimits(workers_per_user=UserBound(user=3, token=2)))
     for number in (1, 2):
         await kit.open(kit.lease(number))
-    with pytest.raises(GpupoolError, match="2 processes of ada use this server already"):
+    with pytest.raises(GpupoolError, match=r"token .* of ada has 2 processes that use this server"):
         await kit.open(kit.lease(3))
-    await kit.open(replace(kit.lease(4), user="bob"))
+    await kit.open(replace(kit.lease(4), token=TokenId("another")))
+    with pytest.raises(GpupoolError, match="ada has 3 processes that use this server already"):
+        await kit.open(replace(kit.lease(5), token=TokenId("another")))
+    await kit.open(replace(kit.lease(6), user="bob"))
 
 
 async def test_workers_of_a_host_are_limited(make_host: MakeHost) -> None:

@@ -112,6 +112,12 @@ def test_arguments_decide_on_some(architecture: Architecture) -> None:
     assert call("clone", 0x120_0011) == refused(errno.EPERM)  # as the C library forks
     for bit in (17, 25, 26, 27, 28, 29, 30):  # CLONE_NEW*
         assert call("clone", 1 << bit | 0x111) == refused(errno.EPERM)
+    assert call("clone", 0x3D0B00) == refused(errno.EPERM)  # a thread with its own descriptors
+    number = CHECKED["close_range"][architecture.column]
+    assert number is not None
+    for flags in (0, 4):
+        assert decide(architecture, number, 3, others=(9, flags)) == ALLOW
+        assert decide(architecture, number, 3, others=(9, flags | 2)) == refused(errno.EPERM)
     assert call("clone3", 0) == refused(errno.ENOSYS)
     assert call("personality", 0xFFFF_FFFF) == ALLOW
     assert call("personality", 0x0040_0000) == refused(errno.EPERM)  # READ_IMPLIES_EXEC

@@ -13,7 +13,7 @@ import pytest
 import trio
 from host_kit import MakeHost
 from test_worker_confinement import as_root
-from test_worker_reach import attack
+from test_worker_reach import ALL, attack
 
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import host_memory, orphan_reaper
@@ -159,13 +159,75 @@ def test_nothing_is_walked_while_the_disk_hardly_changes(
     monkeypatch.setattr(worker_files, "size_of", size_of)
     monkeypatch.setattr(os, "statvfs", statvfs)
     files = worker_files.WorkerFiles(tmp_path)
-    place = worker_files.Place(3, (tmp_path,), lambda: ())
+    place = worker_files.Place(3, (tmp_path,))
     for used, walks in ((100, 1), (163, 1), (164, 2), (10, 2), (73, 2), (74, 3)):
-        assert files.measure([place]) == ({3: 5}, 10_000 * MIB)
+        assert files.measure([place], {}) == ({3: 5}, 10_000 * MIB)
         assert len(walked) == walks, used
-    for _ in range(worker_files.WALKS_SKIPPED_MAX + 1):
-        files.measure([place])
+    # What was deleted since had a name at the walk.
+    assert files.measure([place], {3: 4})[0] == {3: 5}
+    assert files.measure([place], {3: 7})[0] == {3: 7}
+    for _ in range(worker_files.WALKS_SKIPPED_MAX - 1):
+        files.measure([place], {3: 4})
+    assert files.measure([place], {})[0] == {3: 9}
     assert len(walked) == 4
+
+
+IN_SHARED_MEMORY = """
+name = f'/dev/shm/gpupool-test-{os.getpid()}'
+kept = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+for _ in range(20):
+    os.write(kept, bytes(4 << 20))
+os.close(kept)
+answer = 'written'
+"""
+
+
+@as_root
+@pytest.mark.parametrize("left_out", [{"cgroup"}, {"cgroup", "shared-memory"}])
+async def test_files_in_shared_memory_count_for_their_lease(
+    make_host: MakeHost, left_out: set[str]
+) -> None:
+    """In the machine's own they counted nowhere, and in a lease's own only twice a minute."""
+    limits = HostLimits(files=8 * MIB, sample_interval_s=1.0)
+    kit = await make_host(limits=limits, confine=ALL - left_out)
+    client, worker = await kit.connect(kit.lease())
+    await trio.sleep(2.5)  # the first measurement walks in any case
+    await client.send(b"x", f"import os{IN_SHARED_MEMORY}".encode())
+    with trio.fail_after(10):
+        await kit.logged("on this server, and may take 8 MiB")
+        await worker.ended.wait()
+
+
+@as_root
+def test_files_in_shared_memory_count_for_who_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other, nobody = 52_001, 52_002, 52_003
+    users_here = {mine, other, 52_004}
+    places = {mine: tmp_path / "file", other: tmp_path / "folder" / "file"}
+    places[other].parent.mkdir()
+    for user, path in places.items():
+        path.write_bytes(bytes(MIB))
+        os.chown(path, user, user)
+    (tmp_path / "link").symlink_to("/usr")
+    os.chown(tmp_path / "link", mine, mine, follow_symlinks=False)
+    found = worker_files.sizes_by_user(tmp_path, users_here)
+    assert MIB <= found[mine] <= MIB + 2 * worker_files.ENTRY_SIZE
+    assert MIB <= found[other] <= MIB + worker_files.ENTRY_SIZE
+    assert found[52_004] == 0
+    # The folder of one that nests too deep, or has too much; others are not to suffer.
+    deep = tmp_path.joinpath("folder", *["d"] * (worker_files.DEPTH_MAX + 1))
+    deep.mkdir(parents=True)
+    for path in (tmp_path / "folder").rglob("d"):
+        os.chown(path, other, other)
+    found = worker_files.sizes_by_user(tmp_path, users_here)
+    assert found[mine] < worker_files.UNSEEN_SIZE <= found[other] < 2 * worker_files.UNSEEN_SIZE
+    for number in range(60):
+        (tmp_path / f"of-nobody-{number}").touch()
+        os.chown(tmp_path / f"of-nobody-{number}", nobody, nobody)
+    monkeypatch.setattr(worker_files, "SHARED_ENTRY_COUNT_MAX", 50)
+    assert worker_files.sizes_by_user(tmp_path, {mine})[mine] < worker_files.UNSEEN_SIZE
+    assert worker_files.sizes_by_user(tmp_path, {mine, nobody})[nobody] >= worker_files.UNSEEN_SIZE
 
 
 # --- control groups -----------------------------------------------------------------------------

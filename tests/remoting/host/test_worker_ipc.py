@@ -21,8 +21,8 @@ from test_worker_reach import ALL, attack, having, with_filter
 
 from gpupool.remoting.host.isolation import confinement
 from gpupool.remoting.host.limits import HostLimits
-from gpupool.remoting.host.measuring import unnamed_memory as measuring
-from gpupool.remoting.host.measuring.unnamed_memory import unnamed_memory
+from gpupool.remoting.host.measuring import unnamed_files as measuring
+from gpupool.remoting.host.measuring.unnamed_files import unnamed_files
 from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
 from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 from gpupool.remoting.worker.syscall_table import FORBIDDEN
@@ -80,26 +80,50 @@ def test_all_calls_of_system_v_and_of_queues_are_forbidden() -> None:
             assert FORBIDDEN[name][architecture.column] is not None
 
 
-# --- memory without a name ----------------------------------------------------------------------
+# --- files without a name -----------------------------------------------------------------------
 
 MIB = 1 << 20
 FEW = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=128 * MIB, files=8 * MIB)
 FILL = "for _ in range(48): os.write(kept, bytes(4 << 20))\n"
+# Python's own keeps a copy of the descriptor.
+MAP = (
+    "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
+    "place = libc.mmap(None, ctypes.c_size_t({size}), 3, 1, kept, ctypes.c_long(0))\n"
+)
+DELETED = (
+    "kept = os.open({folder} + '/x', os.O_CREAT | os.O_EXCL | os.O_RDWR)\n"
+    "os.unlink({folder} + '/x')\n" + FILL
+)
+# The first thread of a process shows nothing once it has ended, while others go on.
+ENDED = (
+    "import ctypes, os, sys, threading, time\n"
+    "def hold():\n"
+    "    time.sleep(0.5)\n"
+    "    " + "{fill}"
+    "    time.sleep(300)\n"
+    "threading.Thread(target=hold).start()\n"
+    "ctypes.CDLL(None).syscall({exit}, 0)\n"
+)
+IN_SHARED_MEMORY, ON_DISK = "'/dev/shm'", "os.environ['TMPDIR']"
 HOLDERS = {
     "memfd": "kept = os.memfd_create('x')\n" + FILL,
-    "deleted": (
-        "kept = os.open('/dev/shm/x', os.O_CREAT | os.O_EXCL | os.O_WRONLY)\n"
-        "os.unlink('/dev/shm/x')\n" + FILL
-    ),
-    "mapping": (
-        "import mmap\nkept = os.memfd_create('x')\n" + FILL + "os.memory = mmap.mmap(kept, 4096)\n"
-        "os.close(kept)\n"
-    ),
+    "deleted": DELETED.format(folder=IN_SHARED_MEMORY),
+    "mapping": "kept = os.memfd_create('x')\n" + FILL + MAP.format(size=4096) + "os.close(kept)\n",
     "anonymous": (
-        "import mmap\nos.memory = mmap.mmap(-1, 192 << 20)\n"
+        "os.memory = mmap.mmap(-1, 192 << 20)\n"
         "for _ in range(48):\n"
         "    os.memory.write(bytes(4 << 20))\n"
         "    os.memory.madvise(mmap.MADV_DONTNEED)\n"
+    ),
+}
+DISK_HOLDERS = {
+    "unnamed": f"kept = os.open({ON_DISK}, os.O_TMPFILE | os.O_RDWR)\n" + FILL,
+    "deleted": DELETED.format(folder=ON_DISK),
+    # It is written to once nothing but a mapping holds it.
+    "mapping": (
+        f"kept = os.open({ON_DISK}, os.O_TMPFILE | os.O_RDWR)\n"
+        "os.truncate(kept, 192 << 20)\n" + MAP.format(size="192 << 20") + "os.close(kept)\n"
+        "for n in range(48): ctypes.memset(place + (n << 22), 1, 4 << 20)\n"
     ),
 }
 
@@ -113,21 +137,58 @@ async def test_memory_without_a_name_counts_for_its_lease(
     """What was written into a memfd and never mapped was nobody's."""
     kit = await make_host(limits=FEW, confine=confine)
     client, _ = await kit.connect(kit.lease(memory=MIB))
-    await client.send(b"x", ("import os\n" + HOLDERS[holder] + "answer = 1").encode())
+    await client.send(b"x", ("import mmap, os\n" + HOLDERS[holder] + "answer = 1").encode())
+    await kit.logged("of this server's memory, and may have 129 MiB")
+
+
+@as_root
+@pytest.mark.parametrize("holder", DISK_HOLDERS)
+async def test_files_without_a_name_count_for_their_lease(make_host: MakeHost, holder: str) -> None:
+    """What was mapped, deleted and closed took the disk, and was nobody's."""
+    kit = await make_host(limits=FEW)
+    client, _ = await kit.connect(kit.lease(memory=MIB))
+    await client.send(b"x", ("import mmap, os\n" + DISK_HOLDERS[holder] + "answer = 1").encode())
+    await kit.logged("on this server, and may take 8 MiB")
+
+
+@as_root
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "kept = bytearray(192 << 20)\n",
+        "kept = os.memfd_create('x')\n    [os.write(kept, bytes(4 << 20)) for _ in range(48)]\n",
+    ],
+    ids=["memory", "memfd"],
+)
+async def test_a_process_whose_first_thread_has_ended_hides_nothing(
+    make_host: MakeHost, fill: str
+) -> None:
+    """The kernel tells of neither memory nor descriptors by the number of the process then."""
+    kit = await make_host(limits=FEW, confine=ALL - {"cgroup"})
+    client, _ = await kit.connect(kit.lease(memory=MIB))
+    number = 60 if os.uname().machine == "x86_64" else 93  # of exit(2)
+    code = ENDED.format(fill=fill, exit=number)
+    start = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-ISc', {code!r}])\n"
+    await client.send(b"x", (start + "answer = 1").encode())
     await kit.logged("of this server's memory, and may have 129 MiB")
 
 
 @as_root
 def test_each_file_without_a_name_counts_once_and_what_is_mapped_not_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(measuring, "EXACT_MIN", 0)  # for what this process held before, too
     size, uid, me = 32 * MIB, os.geteuid(), os.getpid()
-    device = Path("/").stat().st_dev
-    before = sum(unnamed_memory({1: [me]}, uid, device).values())
+    device = tmp_path.stat().st_dev
 
-    def added(families: dict[int, list[int]], owner: int = uid) -> int:
-        return sum(unnamed_memory(families, owner, device).values()) - before
+    def found(families: dict[int, list[int]], owner: int = uid) -> tuple[int, int]:
+        each = unnamed_files(families, owner, device).values()
+        return sum(one.memory for one in each), sum(one.disk for one in each)
+
+    memory_before, disk_before = found({1: [me]})
+
+    def added(families: dict[int, list[int]]) -> int:
+        return found(families)[0] - memory_before
 
     file = os.memfd_create("x")
     other = os.dup(file)
@@ -140,19 +201,36 @@ def test_each_file_without_a_name_counts_once_and_what_is_mapped_not_again(
             assert added({1: [me]}) == size
             assert sum(memory[:: mmap.PAGESIZE]) == 0  # touches each page
             assert added({1: [me]}) == 0  # host_memory.resident has it
+            with monkeypatch.context() as patch:
+                patch.setattr(measuring, "DETAILS_SIZE_MAX", 0)
+                assert added({1: [me]}) >= size  # more than can be told apart counts twice
         os.fchown(file, uid + 1, -1)
         assert added({1: [me]}) == 0  # as a client's, which it shares with its worker
     finally:
         os.close(file)
         os.close(other)
+    with (tmp_path / "x").open("w+b") as on_disk:
+        on_disk.write(bytes(size))
+        on_disk.flush()
+        with mmap.mmap(on_disk.fileno(), size) as memory:
+            on_disk.close()
+            assert found({1: [me]})[1] == disk_before  # a directory shows it
+            (tmp_path / "x").unlink()
+            assert sum(memory[:: mmap.PAGESIZE]) == 0
+            sizes = found({1: [me, me], 2: [me]})
+            assert size <= sizes[1] - disk_before <= size + MIB
+            assert sizes[0] == memory_before
 
 
 @as_root
-def test_more_open_files_than_can_be_looked_at_are_more_than_any_bound(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("bound", ["DESCRIPTOR_COUNT_MAX", "MAPS_SIZE_MAX"])
+def test_more_files_or_mappings_than_can_be_looked_at_are_more_than_any_bound(
+    monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(measuring, "DESCRIPTOR_COUNT_MAX", 2)
-    assert unnamed_memory({1: [os.getpid()]}, os.geteuid(), 0)[1] >= UNSEEN_SIZE
+    monkeypatch.setattr(measuring, bound, 2)
+    found = unnamed_files({1: [os.getpid()]}, os.geteuid(), 0)[1]
+    assert found.memory >= UNSEEN_SIZE
+    assert found.disk >= UNSEEN_SIZE
 
 
 # --- Unix sockets with paths --------------------------------------------------------------------

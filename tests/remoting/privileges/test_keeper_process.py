@@ -19,12 +19,14 @@ from tests.remoting.control.control_kit import make_authority
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.state import Server
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
-from gpupool.remoting.privileges import keeper_process
+from gpupool.remoting.privileges import former_ca, keeper_process
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
 from gpupool.remoting.privileges.remote_keeper import RemoteKeeper
 from gpupool.remoting.protocol import keeper_messages, worker_messages
 from gpupool.remoting.protocol.sealed_key import is_sealed
+from gpupool.remoting.transport.authority.ca_bundle import belongs
 from gpupool.remoting.transport.pki import create_key_and_csr
 
 Keeper = tuple[socket.socket, "subprocess.Popen[bytes]"]
@@ -214,6 +216,9 @@ def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
     assert (tmp_path / "state" / "signer.key").stat().st_mode & 0o777 == 0o600
     _key, csr = create_key_and_csr(ServerId("0" * 12))
     vault.sign_server(replace(authority, key_pem=sealed), ServerId("0" * 12), csr, 0, 1000)
+    # The signer can load no module any more; one that it lacked was that of names in addresses.
+    observed = Server(ServerId("0" * 12), "a", "a.example:1", voter=True)
+    assert vault.sign_web(replace(authority, key_pem=sealed), observed, csr, 0)
 
     async def use_the_keeper() -> None:
         remote = RemoteKeeper(sock)
@@ -223,6 +228,46 @@ def test_a_keepers_signer_has_its_secret_where_the_server_cannot_read_it(
 
     trio.run(use_the_keeper)
     vault.end()
+
+
+def test_a_keepers_signer_takes_a_former_ca_that_its_server_can_read(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    """The keeper is root: it takes the files as descriptors, and opens none for its server."""
+    sock, _process = keeper
+    state, ca = tmp_path / "server", tmp_path / "ca"
+    state.mkdir(mode=0o700)
+    ca.mkdir()
+    authority = make_authority()
+    (ca / "ca.pem").write_bytes(authority.certificate_pem)
+    (ca / "ca.key").write_bytes(authority.key_pem)
+    folder = os.open(state, os.O_RDONLY)
+    with former_ca.opened(ca) as former:
+        vault = ask_for_signer(sock, folder, former)
+    os.close(folder)
+    assert vault.former is not None
+    assert is_sealed(vault.former.key_pem)
+    assert belongs(vault.former.key_pem, authority.certificate_pem)
+    vault.end()
+
+
+def test_a_keepers_signer_reads_no_file_that_its_server_cannot(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    sock, process = keeper
+    state, ca = tmp_path / "server", tmp_path / "ca"
+    state.mkdir(mode=0o700)
+    ca.mkdir()
+    for name in ("ca.pem", "ca.key"):
+        (ca / name).write_bytes(b"x")
+    folder = os.open(state, os.O_RDONLY)
+    # Who may not read a file can have a descriptor of its place, and of the folder.
+    places = [os.open(ca / name, os.O_PATH) for name in ("ca.pem", "ca.key")]
+    with pytest.raises(GpupoolError, match="signer of the CA's key does not start"):
+        ask_for_signer(sock, folder, former_ca.FormerCa(places[0], places[1]))
+    for each in (folder, *places):
+        os.close(each)
+    assert process.poll() is None
 
 
 def test_no_signer_gets_the_directory_of_another_user(keeper: Keeper, tmp_path: Path) -> None:

@@ -142,8 +142,8 @@ def original_refused() -> AbstractContextManager[None]:
     original = Promises.on_hello
 
     def on_hello(self: Promises, peer: ServerId, message: Message) -> None:
-        known = self._memory.of(peer)
-        if message["boot"] < known.start.boot:
+        newest = self._unproven.get(peer, self._memory.of(peer).start)
+        if message["boot"] < newest.boot:
             self._refuse(peer, "its state directory is an old copy", message["boot"])
             return
         original(self, peer, message)

@@ -1,8 +1,71 @@
-// What the pool is made of, who looks, and the keys of this page.
+// What the pool is made of, what its servers keep, until when certificates hold, who looks, and keys.
 
-import { html, pairs, panel } from "../parts.js";
-import { logout, pool, rows, viewer } from "../store.js";
+import { bytes, duration, known, when } from "../format.js";
+import { dataTable, html, none, pairs, panel, serverLink, withBar } from "../parts.js";
+import { ask, changed, logout, pool, poolNow, rows, viewer } from "../store.js";
+import { missing } from "./leases.js";
 
+const DAY_MS = 86400000;
+const SOON = { ca: 180, server: 30, web: 30 }; // days, as the check "certificate" has them
+const NAMES = { ca: "The pool's CA", server: "Server", web: "Web page" };
+const kept = { next: 0, data: null, error: "" };
+
+export function enter() {
+  return () => void load();
+}
+
+async function load() {
+  if (performance.now() < kept.next) return;
+  kept.next = performance.now() + 60000;
+  try {
+    Object.assign(kept, { data: (await ask("storage")).data, error: "" });
+  } catch (error) {
+    kept.error = error.what || "No server tells.";
+  }
+  changed();
+}
+
+function ends(at, name) {
+  if (!known(at)) return "–";
+  const days = Math.floor((at - poolNow()) / DAY_MS);
+  const words = `${new Date(at).toISOString().slice(0, 10)}, ${days < 0 ? "it has ended" : `in ${days} days`}`;
+  return days < (SOON[name] || 30) ? html`<span class="tag warn">${words}</span>` : words;
+}
+
+function certificates() {
+  const names = [...new Set(kept.data.servers.flatMap((each) => Object.keys(each.ends)))].sort();
+  return dataTable("When certificates end", kept.data.servers, [
+    { key: "name", title: "Server", cell: (s) => serverLink(s.name), sort: (s) => s.name },
+    ...names.map((name) => ({ key: name, title: NAMES[name] || name, cell: (s) => ends(s.ends[name], name), sort: (s) => s.ends[name] })),
+  ], { sort: "name", prefix: "c", empty: none("No server tells.") });
+}
+
+const databases = (s) => ["history.db", "usage.db"].reduce((all, name) => all + (s.files[name] || 0), 0);
+
+function storage() {
+  const share = (s) => (s.max ? (100 * databases(s)) / s.max : 0);
+  return dataTable("What servers keep of what was", kept.data.servers, [
+    { key: "name", title: "Server", cell: (s) => serverLink(s.name), sort: (s) => s.name },
+    { key: "history", title: "History", num: true, cell: (s) => bytes(s.files["history.db"]), sort: (s) => s.files["history.db"] },
+    { key: "accounts", title: "Accounts", num: true, cell: (s) => bytes(s.files["usage.db"]), sort: (s) => s.files["usage.db"] },
+    { key: "records", title: "Records", num: true, cell: (s) => bytes(s.files["leases.jsonl"]), sort: (s) => s.files["leases.jsonl"], narrow: true },
+    { key: "max", title: "Of the most", num: true, cell: (s) => (s.max ? withBar(`${bytes(databases(s))} of ${bytes(s.max)}`, [[share(s), share(s) > 90 ? "c" : "a"]]) : "–"), sort: share },
+    ...[0, 1, 2].map((at) => ({ key: `tier${at}`, title: `Rows of ${["10 s", "1 min", "1 h"][at]}`, cell: (s) => tier(s.tiers[at]), narrow: true })),
+  ], { sort: "name", prefix: "k", empty: none("No server tells.") });
+}
+
+function tier(found) {
+  if (!found) return "–";
+  const [, kept_s, oldest] = found;
+  return html`${kept_s % 86400 ? duration(kept_s * 1000) : `${kept_s / 86400} d`}<span class="faint">${oldest ? `, since ${when(oldest)}` : ", none yet"}</span>`;
+}
+
+function keeping() {
+  if (!kept.data) return panel("Storage", none(kept.error || "Asking the servers…"), { width: "w12" });
+  return html`${missing(kept.data)}
+    ${panel("Certificates", certificates(), { width: "w12", flush: true, aside: "when each ends; servers renew their own" })}
+    ${panel("Storage", storage(), { width: "w12", flush: true, aside: "of each server's observer, and for how long rows are kept" })}`;
+}
 
 export const view = () => {
   const servers = rows("servers");
@@ -19,6 +82,7 @@ export const view = () => {
       <dt><kbd>?</kbd></dt><dd>this page</dd>
       <dt>Single keys</dt><dd><label><input type="checkbox" .checked=${keysOn()} @change=${setKeys}> on</label></dd>
     </dl>`, { width: "w6" })}
+    ${keeping()}
   </div>`;
 };
 

@@ -4,6 +4,7 @@ import { chart } from "../chart.js";
 import { bytes, full, known, number, plural, since, size } from "../format.js";
 import { bar, dataTable, facts, filterField, html, none, nothing, pairs, panel, serverLink, state } from "../parts.js";
 import { day } from "../kept.js";
+import { happened, markTable, marked, memoryByLease } from "../marks.js";
 import { drain, mayDrain, undrain } from "../orders.js";
 import { missing } from "./leases.js";
 import { recent } from "../recent.js";
@@ -12,8 +13,8 @@ import { gpuColumns, leaseColumns, leasesOn } from "./servers.js";
 
 export let needs = [];
 let charts = null;
-const METRICS = ["busy", "memory", "sm", "tensor", "temperature", "power"];
-let past = { key: "", follow: null };
+const METRICS = ["busy", "sm", "tensor", "temperature", "power"];
+let past = { key: "", follow: null, marks: null };
 const detail = { key: "", data: null };
 
 export function enter([name, index]) {
@@ -21,12 +22,13 @@ export function enter([name, index]) {
   if (!name) return null;
   const key = `${name}/${index}`;
   charts = null;
-  if (past.key !== key) past = { key, follow: day(`${name}:${index}`, METRICS) };
+  if (past.key !== key) past = { key, follow: day(`${name}:${index}`, METRICS), marks: happened(`${name}:${index}`) };
   detail.key = key;
   detail.data = null;
   return async () => {
     const server = rows("servers").find((each) => each.name === name);
     if (!server) return;
+    void past.marks();
     void past.follow();
     charts = charts || recent({ server: server.name, gpu: index, metrics: "busy,granted,temperature,power" });
     await charts();
@@ -72,6 +74,7 @@ function one(name, index) {
   const free = Math.max(0, gpu.capacity - gpu.granted - gpu.foreign);
   const xids = measured ? Object.entries(measured.xids || {}) : [];
   const some = (list) => list.some(known);
+  const { day: told, hour } = past.marks;
   const order = !mayDrain() ? nothing : gpu.drain ? html`<button type="button" @click=${() => undrain(name, gpu.index)}>Undrain…</button>` : html`<button type="button" @click=${() => drain(name, gpu.index)}>Drain…</button>`;
   return html`
     <div class="filters">${state(gpu.stale && gpu.state !== "down" ? "silent" : gpu.state)} <b>${gpu.model}</b> ${gpu.kind ? html`<span class="tag">${gpu.kind}</span>` : nothing} <span class="muted">on ${serverLink(name)}</span> <span class="right no-print"><a class="button" href=${`/history?${new URLSearchParams({ of: `${name}/${gpu.index}`, span: "24h", m: "busy" })}`}>Charts of 24 h</a> ${order}</span></div>
@@ -87,8 +90,8 @@ function one(name, index) {
       known(gpu.power) && ["Power", gpu.power, "W", measured && known(measured.power_limit_w) ? `of ${Math.round(measured.power_limit_w)} W` : ""],
     ])}
     <div class="grid">
-      ${panel("Busy and granted", chart({ t: data.t, unit: "%", max: 100, height: 210, sync: "gpu", series: [{ label: "Granted", values: of("granted"), tone: 1 }, { label: "Busy", values: of("busy"), tone: 0, fill: true }] }), { width: "w6", aside: "the last hour" })}
-      ${some(of("temperature")) || some(of("power")) ? panel("Temperature and power", chart({ t: data.t, height: 210, sync: "gpu", series: [{ label: "Temperature, °C", values: of("temperature"), tone: 2 }, { label: "Power, W", values: of("power"), tone: 3 }] }), { width: "w6", aside: "the last hour" }) : nothing}
+      ${panel("Busy and granted", chart({ t: data.t, unit: "%", max: 100, height: 210, sync: "gpu", series: [{ label: "Granted", values: of("granted"), tone: 1 }, { label: "Busy", values: of("busy"), tone: 0, fill: true }], ...marked(hour) }), { width: "w6", aside: "the last hour" })}
+      ${some(of("temperature")) || some(of("power")) ? panel("Temperature and power", chart({ t: data.t, height: 210, sync: "gpu", series: [{ label: "Temperature, °C", values: of("temperature"), tone: 2 }, { label: "Power, W", values: of("power"), tone: 3 }], ...marked(hour) }), { width: "w6", aside: "the last hour" }) : nothing}
       ${panel("Held by", timeline(leases), { width: "w6", flush: true, aside: plural(leases.length, "lease", "leases") })}
       ${panel("Memory", html`${bar([...leases.map((lease, i) => [(100 * lease.here) / gpu.capacity, i % 2 ? "b" : "a"]), [(100 * gpu.foreign) / gpu.capacity, "c"]])}
         ${pairs([...leases.map((lease) => [`${lease.id}, ${lease.user}`, size(lease.here)]), gpu.foreign ? ["Others than gpupool", size(gpu.foreign)] : null, ["Free", size(free)]].filter(Boolean))}`, { width: "w6", aside: "granted, by lease" })}
@@ -106,8 +109,8 @@ function one(name, index) {
         ...Object.entries(measured.throttled_s || {}).map(([reason, s]) => [`Throttled, ${reason.replaceAll("_", " ")}`, `${number(s, 1)} s`]),
       ].filter(Boolean)) : none("Asking…"), { width: "w6" })}
     </div>
-    ${missing(past.follow.data)}
-    <div class="grid">${past.follow.charts()}</div>
+    ${missing(past.follow.data)} ${missing(told)}
+    <div class="grid">${memoryByLease(told)} ${markTable(told)} ${past.follow.charts(marked(told))}</div>
     ${panel("Leases", dataTable("Leases on this GPU", leases, leaseColumns("Memory here"), { sort: "since", empty: none("Nobody has a lease here.") }), { flush: true })}`;
 }
 

@@ -10,7 +10,7 @@ export const needs = ["work"];
 const LATENCY_BOUND = 0.2;
 const TITLE_WIDTH = 12; // of a line of "gpupool usage --lease"
 const past = { next: 0, data: null, error: "" };
-const METRICS = ["busy", "memory", "bytes-in", "bytes-out", "waits", "rtt"];
+const METRICS = ["busy", "memory", "bytes-in", "bytes-out", "calls", "waits", "call-time", "rtt"];
 let charts = { id: "", follow: null };
 const records = { id: "", data: null, error: "", next: 0 };
 

@@ -1,11 +1,16 @@
-// Users and their classes: who has what now, who waits, and the policy in force.
+// Users, their classes and departments: who has what now, what the policy allows, who wasted what.
 
-import { full, number, percent, plural, size } from "../format.js";
-import { dataTable, filterField, html, none, nothing, panel, params, facts, userLink, setParams, choice } from "../parts.js";
-import { ask, pool, rows, viewer } from "../store.js";
-import { held, memoryOf, over, sum } from "./leases.js";
+import { full, known, number, percent, plural, size } from "../format.js";
+import { dataTable, filterField, html, none, nothing, panel, params, facts, userLink, setParams, choice, withBar } from "../parts.js";
+import { ask, changed, pool, rows, viewer } from "../store.js";
+import { held, memoryOf, missing, over, sum } from "./leases.js";
 
 export const needs = ["work"];
+const KINDS = [["user", "Users"], ["class", "Classes"], ["department", "Departments"]];
+const LIMITS = { max_gpus: ["GPUs", (value) => number(value, value % 1 ? 2 : 0)], max_memory: ["Memory", size], max_leases: ["Leases", (value) => number(value)] };
+const WHOSE = { user: () => "of the user", class: (of) => `of all members of ${of}`, pool: () => "of all users" };
+const FULL = 99.5; // percent of a limit
+const more = { key: "", next: 0, limits: null, waste: null, error: "" };
 const policy = { version: -1, data: null, error: "" };
 const past = { user: "", next: 0, data: null, error: "" };
 
@@ -13,6 +18,7 @@ export function enter([name]) {
   if (name && past.user !== name) Object.assign(past, { user: name, next: 0, data: null, error: "" });
   return async () => {
     if (name) void load();
+    void loadMore(name);
     if (!pool().policy || policy.version === pool().policy) return;
     policy.version = pool().policy;
     try {
@@ -33,6 +39,40 @@ async function load() {
   }
 }
 
+const kind = () => (KINDS.find(([each]) => each === params().get("by")) || KINDS[0])[0];
+
+/** Ask what the policy allows now, and what was wasted in the last week. */
+async function loadMore(name) {
+  const by = name ? "user" : kind();
+  const key = `${by} ${name || ""} ${pool().policy}`;
+  if (more.key === key && performance.now() < more.next) return;
+  if (more.key !== key) Object.assign(more, { limits: null, waste: null });
+  Object.assign(more, { key, next: performance.now() + 30000 });
+  const found = { limits: null, waste: null, error: "" };
+  for (const [part, path] of [["limits", `limits?${new URLSearchParams({ user: name || "" })}`], ["waste", `usage?by=${by}&since=${Date.now() - 7 * 86400000}`]]) {
+    try {
+      found[part] = (await ask(path)).data;
+    } catch (error) {
+      found.error = error.what || "No server tells.";
+    }
+  }
+  if (more.key === key) Object.assign(more, found);
+  changed();
+}
+
+const NO_TERMS = { class: "", department: "", limits: [] };
+const termsOf = (user) => (more.limits && Object.hasOwn(more.limits.users, user) ? more.limits.users[user] : NO_TERMS);
+
+/** A limit of a user alone, of the members of a class together, or of all; undefined for none. */
+const limitOf = (user, holder, dimension) => (termsOf(user).limits.find(([whose, what]) => whose === holder && what === dimension) || [])[2];
+
+function wasted(name) {
+  const row = more.waste && more.waste.rows.find((each) => each.key === name);
+  return row ? row.wasted_gpu_hours : null;
+}
+
+const hours = (value) => (known(value) ? `${number(value, 1)} h` : "–");
+
 export function capacities() {
   const found = new Map();
   for (const gpu of rows("gpus")) found.set(`${gpu.server}/${gpu.index}`, gpu.capacity);
@@ -48,28 +88,64 @@ function grouped(key) {
   const capacity = capacities();
   const leases = rows("leases", "work");
   const waiting = rows("waiting", "work");
-  const names = new Set([...leases, ...waiting].map((each) => each[key] || ""));
+  const all = key === "department" ? leases : [...leases, ...waiting]; // a request has none yet
+  const names = new Set(all.map((each) => each[key] || ""));
   return [...names].map((name) => {
     const own = leases.filter((each) => (each[key] || "") === name);
-    return { name, leases: own.length, gpus: share(own, capacity), memory: sum(own.map(memoryOf)), waiting: waiting.filter((each) => (each[key] || "") === name).length, classes: [...new Set([...own, ...waiting.filter((each) => each[key] === name)].map((each) => each.class).filter(Boolean))].join(", "), users: new Set(own.map((each) => each.user)).size };
+    const one = own[0] || waiting.find((each) => (each[key] || "") === name) || {};
+    return { name, one: one.user, leases: own.length, gpus: share(own, capacity), memory: sum(own.map(memoryOf)), waiting: waiting.filter((each) => (each[key] || "") === name).length, classes: [...new Set([...own, ...waiting.filter((each) => each[key] === name)].map((each) => each.class).filter(Boolean))].join(", "), users: new Set(own.map((each) => each.user)).size };
   });
 }
 
 function everything() {
-  const by = params().get("by") === "class" ? "class" : "user";
+  const by = kind();
   const total = rows("gpus").length || 1;
+  const title = Object.fromEntries(KINDS)[by];
+  const limited = (u, dimension, value) => {
+    const limit = by === "department" ? undefined : limitOf(u.one, by, dimension);
+    const [, words] = LIMITS[dimension];
+    const share = limit ? (100 * value) / limit : 100;
+    return known(limit) ? withBar(`${words(value)} of ${words(limit)}`, [[share, share >= FULL ? "c" : "a"]]) : words(value);
+  };
   const columns = [
-    { key: "name", title: by === "user" ? "User" : "Class", cell: (u) => (by === "user" ? userLink(u.name) : u.name || html`<span class="faint">none</span>`), sort: (u) => u.name },
+    { key: "name", title: { user: "User", class: "Class", department: "Department" }[by], cell: (u) => (by === "user" ? userLink(u.name) : u.name || html`<span class="faint">none</span>`), sort: (u) => u.name },
     by === "user" ? { key: "class", title: "Class", cell: (u) => (u.classes ? html`<span class="tag">${u.classes}</span>` : "–"), sort: (u) => u.classes } : { key: "users", title: "Users with leases", num: true, cell: (u) => u.users, sort: (u) => u.users },
-    { key: "gpus", title: "GPUs", num: true, cell: (u) => number(u.gpus, 2), sort: (u) => u.gpus },
+    by === "user" && more.limits ? { key: "department", title: "Department", cell: (u) => termsOf(u.name).department || "–", sort: (u) => termsOf(u.name).department, wide: true } : null,
+    { key: "gpus", title: "GPUs", num: true, cell: (u) => limited(u, "max_gpus", u.gpus), sort: (u) => u.gpus },
     { key: "share", title: "Of the pool", num: true, cell: (u) => percent((100 * u.gpus) / total), sort: (u) => u.gpus, narrow: true },
-    { key: "memory", title: "Memory", num: true, cell: (u) => size(u.memory), sort: (u) => u.memory },
-    { key: "leases", title: "Leases", num: true, cell: (u) => u.leases, sort: (u) => u.leases },
-    { key: "waiting", title: "Waiting", num: true, cell: (u) => u.waiting || "–", sort: (u) => u.waiting },
+    { key: "memory", title: "Memory", num: true, cell: (u) => limited(u, "max_memory", u.memory), sort: (u) => u.memory },
+    { key: "leases", title: "Leases", num: true, cell: (u) => limited(u, "max_leases", u.leases), sort: (u) => u.leases },
+    by !== "department" && { key: "waiting", title: "Waiting", num: true, cell: (u) => u.waiting || "–", sort: (u) => u.waiting },
+    { key: "wasted", title: "Wasted, 7 days", num: true, cell: (u) => hours(wasted(u.name)), sort: (u) => wasted(u.name) },
   ];
-  return html`<div class="filters">${choice("Sum by", [["user", "Users"], ["class", "Classes"]], by, (value) => setParams({ by: value === "user" ? "" : value, sort: "", page: "" }, { push: true }))} ${filterField("Filter by name")}</div>
-    ${panel(by === "user" ? "Users with leases or requests" : "Classes", dataTable("Who has what now", grouped(by), columns, { sort: "-gpus", text: (u) => `${u.name} ${u.classes}`, empty: none("Nobody has or wants anything now.") }), { flush: true, footer: html`<a href="/usage">What they had before: usage reports</a>` })}
+  return html`<div class="filters">${choice("Sum by", KINDS, by, (value) => setParams({ by: value === "user" ? "" : value, sort: "", page: "" }, { push: true }))} ${filterField("Filter by name")}</div>
+    ${trouble()}
+    ${panel(by === "user" ? "Users with leases or requests" : title, dataTable("Who has what now", grouped(by), columns, { sort: "-gpus", text: (u) => `${u.name} ${u.classes}`, empty: none("Nobody has or wants anything now.") }), { flush: true, footer: html`<a href="/usage">What they had before: usage reports</a>` })}
     ${pool().policy ? panel("Policy", policy.data ? html`<pre tabindex="0" aria-label="The policy's text">${policy.data.text}</pre>` : none(policy.error || "Asking…"), { flush: true, aside: policy.data ? `version ${policy.data.version} by ${policy.data.by}, ${full(policy.data.at)}` : "" }) : panel("Policy", none("The pool has no policy.", "Everybody may take what is free. gpupool policy edit makes one."))}`;
+}
+
+/** What of limits and waste is not to be had, in words. */
+function trouble() {
+  const words = [more.error, more.limits && more.limits.problem].filter(Boolean);
+  return html`${words.length ? html`<p class="notice">${words.join("; ")}.</p>` : nothing} ${missing(more.waste)}`;
+}
+
+/** What the policy allows a user, with how much of it is taken by whom it counts. */
+function limits(name, capacity) {
+  const terms = termsOf(name);
+  const leases = rows("leases", "work");
+  const of = { user: leases.filter((each) => each.user === name), class: leases.filter((each) => termsOf(each.user).class === terms.class), pool: leases };
+  const taken = { max_gpus: (list) => share(list, capacity), max_memory: (list) => sum(list.map(memoryOf)), max_leases: (list) => list.length };
+  const list = terms.limits.map(([holder, dimension, limit]) => ({ holder, dimension, limit, used: taken[dimension](of[holder]) }));
+  const text = (row, value) => LIMITS[row.dimension][1](value);
+  const part = (row) => (row.limit ? (100 * row.used) / row.limit : 100);
+  return panel("Limits", more.limits ? dataTable("What the policy allows", list, [
+    { key: "what", title: "What", cell: (r) => LIMITS[r.dimension][0] },
+    { key: "whose", title: "Whose", cell: (r) => WHOSE[r.holder](terms.class) },
+    { key: "used", title: "Used", num: true, cell: (r) => text(r, r.used) },
+    { key: "limit", title: "Limit", num: true, cell: (r) => text(r, r.limit) },
+    { key: "share", title: "Reached", num: true, cell: (r) => withBar(percent(part(r)), [[part(r), part(r) >= FULL ? "c" : "a"]]) },
+  ], { prefix: "l", empty: none("The policy has no limit for this user.") }) : none(more.error || "Asking…"), { flush: true, aside: "by the policy, at this moment" });
 }
 
 function one(name) {
@@ -82,8 +158,11 @@ function one(name) {
       ["GPUs held", number(share(leases, capacity), 2), "", plural(leases.length, "lease", "leases")],
       ["Memory", size(sum(leases.map(memoryOf)))],
       ["Waiting", number(waiting.length), "", waiting.length ? waiting[0].reason : "for nothing"],
-      ["Class", (leases[0] || waiting[0] || {}).class || "–"],
+      ["Class", (leases[0] || waiting[0] || {}).class || termsOf(name).class || "–"],
+      ["Department", termsOf(name).department || "–"],
+      ["Wasted, 7 days", hours(wasted(name)), "", "GPU-hours in which nothing ran"],
     ])}
+    ${trouble()} ${limits(name, capacity)}
     ${panel("Leases", held(leases, { user: true, empty: none(`${name} has no lease now.`) }), { flush: true })}
     ${mine ? panel("Over in the last week", over(records, past.error, { user: true, prefix: "p", empty: none("No lease ended in the last week.") }), { flush: true }) : nothing}`;
 }

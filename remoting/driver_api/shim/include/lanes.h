@@ -11,7 +11,7 @@
 //   has a window    | its bytes go into the window | it waits, or is kept    | the set is lost
 //   has none        | it waits, or is kept         | it waits, or is kept    | the set is lost
 //
-// Kept are chunks that have waited for PATIENCE_NS, up to `ahead_max` bytes of them: what the line
+// Kept are chunks that have waited for PATIENCE_NS, up to `ahead_max` bytes of memory: what the line
 // has behind them may have to get past a worker that stands still.
 //
 // A set is lost for good when one of its connections breaks or says what it may not. Then nothing

@@ -40,6 +40,7 @@ struct gp_identity {
 };
 // The other end of gp_tls_start, but for the byte that accepts.
 bool gp_tls_accept(struct gp_link *link, const struct gp_identity *identity, const uint8_t ticket[32]);
+void gp_tls_end(struct gp_link *link);     // the memory of its connection, which nobody uses any more
 void gp_link_moved(struct gp_link *link);  // what was copied from elsewhere is in use from here on
 // As recv and sendmsg with MSG_DONTWAIT: -1 with EAGAIN when it would block; gp_receive gives 0 at
 // the end. Sent is at most the first of the parts where bytes are encrypted.

@@ -16,6 +16,7 @@
 #define PATIENCE_NS 5000000
 #define LOOK_MS 500      // between looks of a lane whether its set is lost
 #define SILENCE_MS 3500  // after which a machine that acknowledges nothing is taken for dead
+#define ALLOCATION_COST 24  // what malloc takes besides, at most
 
 struct chunk {
     uint32_t magic, size;
@@ -45,7 +46,7 @@ struct gp_lanes {
     unsigned char *memory;
     int busy;  // lanes that use that memory
     struct kept *kept;
-    uint64_t kept_bytes, ahead_max;
+    uint64_t kept_bytes, ahead_max;  // with what keeping them costs
 };
 
 // Keep-alive probes are not sent while bytes are in flight, and the kernel tries to deliver those
@@ -158,6 +159,11 @@ static bool is_chunk(const struct chunk *head) {
            head->offset % GP_SMALL_CHUNK == 0;
 }
 
+// A chunk may be of one byte, which takes far more memory than that.
+static uint64_t cost_of(const struct chunk *head) {
+    return sizeof(struct kept) + ALLOCATION_COST + head->size;
+}
+
 // With the lock: wait until a chunk belongs to the part at hand, for PATIENCE_NS if it can be kept.
 static int await_place(struct gp_lanes *lanes, const struct chunk *head) {
     struct timespec until;
@@ -168,11 +174,11 @@ static int await_place(struct gp_lanes *lanes, const struct chunk *head) {
     for (;;) {
         int place = lanes->lost ? -1 : belongs(lanes, head);
         if (place != 0) return place;
-        if (lanes->kept_bytes + head->size > lanes->ahead_max) {
+        if (lanes->kept_bytes + cost_of(head) > lanes->ahead_max) {
             pthread_cond_wait(&lanes->changed, &lanes->lock);
         } else if (pthread_cond_timedwait(&lanes->changed, &lanes->lock, &until) == ETIMEDOUT) {
             // Another lane may have kept a chunk meanwhile, and then there is no room for this one.
-            bool room = lanes->kept_bytes + head->size <= lanes->ahead_max;
+            bool room = lanes->kept_bytes + cost_of(head) <= lanes->ahead_max;
             if (lanes->lost || room) return lanes->lost ? -1 : belongs(lanes, head);
         }
     }
@@ -183,7 +189,7 @@ static bool keep(struct lane *lane, const struct chunk *head) {
     struct gp_lanes *lanes = lane->lanes;
     struct kept *made = malloc(sizeof *made + head->size);
     if (made == NULL) return false;
-    lanes->kept_bytes += head->size;
+    lanes->kept_bytes += cost_of(head);
     pthread_mutex_unlock(&lanes->lock);
     made->head = *head;
     bool good = get(lane, made->bytes, head->size);
@@ -309,7 +315,7 @@ static void take_kept(struct gp_lanes *lanes) {
         memcpy(lanes->memory + (one->head.offset - lanes->start), one->bytes, one->head.size);
         lanes->started += one->head.size;
         lanes->done += one->head.size;
-        lanes->kept_bytes -= one->head.size;
+        lanes->kept_bytes -= cost_of(&one->head);
         *at = one->next;
         free(one);
         pthread_cond_broadcast(&lanes->changed);

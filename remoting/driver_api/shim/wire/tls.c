@@ -162,12 +162,29 @@ static long bio_ctrl(void *bio, int command, long value, void *pointer) {
     return command == BIO_CTRL_FLUSH;
 }
 
+static void *make_method(void) {
+    void *made = openssl.bio_new_method(BIO_SOURCE_SINK | 100, "gpupool");
+    if (made == NULL) return NULL;
+    openssl.bio_set_read(made, bio_read);
+    openssl.bio_set_write(made, bio_write);
+    openssl.bio_set_ctrl(made, bio_ctrl);
+    return made;
+}
+
+// Of all connections. A library context of its own outlives what OpenSSL frees at exit, when
+// runtimes of CUDA still call us.
+static void *own, *method;
+
+static bool prepare(void) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (own == NULL) own = openssl.lib_ctx_new();
+    if (method == NULL) method = make_method();
+    pthread_mutex_unlock(&lock);
+    return own != NULL && method != NULL;
+}
+
 static void *make_bio(struct gp_link *link) {
-    void *method = openssl.bio_new_method(BIO_SOURCE_SINK | 100, "gpupool");
-    if (method == NULL) return NULL;
-    openssl.bio_set_read(method, bio_read);
-    openssl.bio_set_write(method, bio_write);
-    openssl.bio_set_ctrl(method, bio_ctrl);
     void *bio = openssl.bio_new(method);
     if (bio == NULL) return NULL;
     openssl.bio_set_data(bio, link);
@@ -190,15 +207,8 @@ static bool waits(const void *connection, int result) {
     return result <= 0 && openssl.get_error(connection, result) == ERROR_WANT_READ;
 }
 
-static void *make_context(const void *method) {
-    // A library context of its own outlives what OpenSSL frees at exit, when runtimes of CUDA
-    // still call us.
-    static void *own;
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&lock);
-    if (own == NULL) own = openssl.lib_ctx_new();
-    pthread_mutex_unlock(&lock);
-    void *ctx = own == NULL ? NULL : openssl.ctx_new(own, NULL, method);
+static void *make_context(const void *side) {
+    void *ctx = prepare() ? openssl.ctx_new(own, NULL, side) : NULL;
     if (ctx == NULL) return NULL;
     openssl.ctx_ctrl(ctx, CTRL_SET_MIN_VERSION, VERSION_1_3, NULL);
     openssl.ctx_ctrl(ctx, CTRL_MODE, MODE_PARTIAL_MOVING_WRITES, NULL);
@@ -210,8 +220,8 @@ static void *make_context(const void *method) {
 }
 
 static void *make_connection(struct gp_link *link, void *ctx) {
-    void *connection = ctx == NULL ? NULL : openssl.new(ctx);
-    void *bio = make_bio(link);
+    if (ctx == NULL) return NULL;
+    void *connection = openssl.new(ctx), *bio = make_bio(link);
     if (connection == NULL || bio == NULL) return NULL;
     openssl.set_bio(connection, bio, bio);
     openssl.clear_errors();
@@ -245,12 +255,17 @@ bool gp_tls_accept(struct gp_link *link, const struct gp_identity *identity, con
     }
     openssl.ctx_free(ctx);  // the connection keeps it
     if (connection == NULL) return false;
-    if (!accepts(connection, ticket)) {
+    if (!accepts(connection, ticket) || !stop_blocking(link)) {
         openssl.free(connection);
         return false;
     }
     link->connection = connection;
-    return stop_blocking(link);
+    return true;
+}
+
+void gp_tls_end(struct gp_link *link) {
+    if (link->connection != NULL) openssl.free(link->connection);
+    link->connection = NULL;
 }
 
 bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
@@ -271,11 +286,12 @@ bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t f
     return stop_blocking(link);
 }
 
-// As recv and send with MSG_DONTWAIT would.
-static ssize_t outcome(const void *connection, int result) {
+// As recv and send with MSG_DONTWAIT would. Reading wants room in the socket, and writing wants bytes,
+// only where the other end has begun to change keys. Ours never does, and the wait for the usual
+// would end at once, again and again: so that is the end.
+static ssize_t outcome(const void *connection, int result, int usual) {
     if (result > 0) return result;
-    int why = openssl.get_error(connection, result);
-    if (why != ERROR_WANT_READ && why != ERROR_WANT_WRITE) return 0;
+    if (openssl.get_error(connection, result) != usual) return 0;
     errno = EAGAIN;
     return -1;
 }
@@ -286,7 +302,7 @@ ssize_t gp_receive(struct gp_link *link, void *target, size_t size) {
     pthread_mutex_lock(&link->lock);
     openssl.clear_errors();
     int most = size > INT_MAX ? INT_MAX : (int)size;
-    ssize_t got = outcome(connection, openssl.read(connection, target, most));
+    ssize_t got = outcome(connection, openssl.read(connection, target, most), ERROR_WANT_READ);
     pthread_mutex_unlock(&link->lock);
     return got;
 }
@@ -300,7 +316,8 @@ ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count) {
     size_t size = parts->iov_len > INT_MAX ? INT_MAX : parts->iov_len;
     pthread_mutex_lock(&link->lock);
     openssl.clear_errors();
-    ssize_t sent = outcome(connection, openssl.write(connection, parts->iov_base, (int)size));
+    int result = openssl.write(connection, parts->iov_base, (int)size);
+    ssize_t sent = outcome(connection, result, ERROR_WANT_WRITE);
     pthread_mutex_unlock(&link->lock);
     if (sent == 0) {
         errno = EPIPE;

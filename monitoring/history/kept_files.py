@@ -1,0 +1,58 @@
+"""What an observer keeps, for those who look after its server: sizes, the cap, and since when."""
+
+import sqlite3
+from pathlib import Path
+
+from gpupool.monitoring.history.history_settings import HistorySettings
+from gpupool.monitoring.history.history_store import FILE_NAME, connect
+from gpupool.monitoring.history.series import SERVER, TIERS
+from gpupool.pool.history_query import HistoryPage, KeptTier, Storage
+from gpupool.pool.model.ids import Milliseconds
+
+SUFFIXES = ("-wal", "-shm")
+"""What SQLite keeps beside a database counts with it."""
+
+SHOWN = (FILE_NAME, "usage.db", "leases.jsonl")
+
+
+def storage_of(folder: Path, settings: HistorySettings) -> HistoryPage:
+    """Return what a folder has, with what it may have.
+
+    Raises:
+        StorageError: when the history is of a newer gpupool.
+    """
+    files = dict[str, int]()
+    for path in folder.iterdir():
+        name = path.name
+        for suffix in SUFFIXES:
+            name = name.removesuffix(suffix)
+        kept = next((each for each in SHOWN if name == each or name.startswith(f"{each}.")), "")
+        if kept:
+            files[kept] = files.get(kept, 0) + path.stat().st_size
+    oldest = _oldest(folder / FILE_NAME) if FILE_NAME in files else {}
+    tiers = tuple(
+        KeptTier(tier.step_s, kept_s, Milliseconds(1000 * oldest.get(tier.name, 0)))
+        for tier, kept_s in zip(TIERS, settings.kept_s(), strict=True)
+    )
+    return HistoryPage(storage=Storage(files, settings.size_max, tiers))
+
+
+def _oldest(path: Path) -> dict[str, int]:
+    """Return when the rows of each tier begin; the history says of itself what fails."""
+    try:
+        db = connect(path, write=False)
+    except sqlite3.Error:
+        return {}
+    try:
+        if db.execute("PRAGMA user_version").fetchone() == (0,):
+            return {}  # the writer has made the file, and no table yet
+        found: dict[str, int] = {}
+        for tier in TIERS:
+            (t,) = db.execute(f"SELECT min(t) FROM {SERVER.at(tier)}").fetchone()  # noqa: S608
+            if t is not None:
+                found[tier.name] = t
+        return found
+    except sqlite3.Error:
+        return {}
+    finally:
+        db.close()

@@ -1,0 +1,89 @@
+"""Turns by source network: each network has the next one in its order, however many wait in it.
+
+Networks that have had no turn stand apart, and have three of four while both kinds wait. So the
+first one of a network is served soon, and endless new networks starve nobody.
+"""
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+FIRST_IN_ROW_MAX = 3
+"""Networks that have their first turn one after the other, while others wait for another turn."""
+
+SERVED_COUNT_MAX = 4096
+"""Networks that have had a turn and are remembered while others wait."""
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class NetworkTurns(Generic[Item]):
+    """Who waits: a network after the other, one of each at a time, in the order of coming.
+
+    The caller bounds how many wait.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._first: OrderedDict[str, dict[Item, None]] = OrderedDict()
+        self._again: OrderedDict[str, dict[Item, None]] = OrderedDict()
+        self._served: OrderedDict[str, None] = OrderedDict()
+        self._in_row = 0  # networks that had their first turn since another one had one
+
+    def add(self, network: str, item: Item) -> None:
+        """Let one wait; it stands here once, at the end of its network."""
+        self.remove(network, item)
+        line = self._again if network in self._served else self._first
+        line.setdefault(network, {})[item] = None
+        self.size += 1
+
+    def remove(self, network: str, item: Item) -> bool:
+        """Remove one, and return whether it has waited."""
+        for line in (self._first, self._again):
+            items = line.get(network, {})
+            if item in items:
+                del items[item]
+                self.size -= 1
+                if not items:
+                    del line[network]
+                return True
+        return False
+
+    def count(self, network: str) -> int:
+        """Return how many of a network wait."""
+        return len(self._first.get(network, {})) + len(self._again.get(network, {}))
+
+    def pop(self) -> Item:
+        """Return the one whose turn it is; somebody waits."""
+        is_first = bool(self._first) and not (self._again and self._in_row >= FIRST_IN_ROW_MAX)
+        self._in_row = self._in_row + 1 if is_first else 0
+        line = self._first if is_first else self._again
+        network, items = line.popitem(last=False)
+        item = next(iter(items))
+        del items[item]
+        self.size -= 1
+        self._served[network] = None
+        self._served.move_to_end(network)
+        if len(self._served) > SERVED_COUNT_MAX:
+            self._served.popitem(last=False)
+        if items:
+            self._again.setdefault(network, {}).update(items)
+        if not self.size:
+            self._served.clear()
+        return item
+
+
+@lru_cache(maxsize=1024)
+def network_of(address: str) -> str:
+    """Return the network whose connections are counted together: an IPv4 address, an IPv6 /64."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
