@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupool.cli.commands.login import STDIN, read_token, warn_of_argument
+from gpupool.cli.commands.login import STDIN, argument_warning, read_token
 from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import HISTORY_OPTIONS, history_options, verbose_option
-from gpupool.cli.lib.output import invocation
+from gpupool.cli.lib.output import invocation, say
 from gpupool.cli.lib.values import (
     ADDRESS,
     DURATION,
@@ -206,6 +206,9 @@ def command(
     Runs until SIGTERM or Ctrl-C: then it takes no new leases, gives running
     programs --drain-timeout, and ends. A second signal ends it at once.
     """
+    warning = token_warning(token)
+    if warning and log_format == "text":
+        say(f"gpupool: {warning}")
     token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
@@ -238,7 +241,7 @@ def command(
         web=_web_options(**more),
         drain_for=drain_for,
     )
-    _run(options, log_format)
+    _run(options, log_format, warning if log_format == "json" else "")
 
 
 def _checked_timeout(client_timeout: float) -> float:
@@ -293,7 +296,7 @@ def _web_options(
     return WebOptions(site, metrics_open, metrics_users, names, web_readonly)
 
 
-def _run(options: "JoinOptions", log_format: str) -> None:
+def _run(options: "JoinOptions", log_format: str, warning: str) -> None:
     from gpupool.cli.lib.connect import run_async
     from gpupool.cli.lib.logs import set_up
     from gpupool.cli.server.compose import serve
@@ -302,11 +305,20 @@ def _run(options: "JoinOptions", log_format: str) -> None:
 
     leave_first_place()
     log = set_up(log_format, verbose=invocation().verbose, log_file=invocation().log_file)
+    if warning:
+        log.warning("%s", warning)
     separated = separate(options, log)
     try:
         run_async(partial(serve, separated, log))
     finally:
         separated.end()
+
+
+def token_warning(token: str | None) -> str:
+    """Return what to say of a token that was an argument, or an empty text."""
+    if not token or token == STDIN:
+        return ""
+    return argument_warning("token", "--token-file FILE, or --token - for stdin")
 
 
 def given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:
@@ -318,8 +330,6 @@ def given_token(token: str | None, token_file: str | None, address: Address | No
         token = _read_token(Path(token_file))
     elif token == STDIN:
         token = read_token(token)
-    elif token:
-        warn_of_argument("token", "--token-file FILE, or --token - for stdin")
     if address is not None and not token:
         raise UsageError(
             "joining a pool needs a token",

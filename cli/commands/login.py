@@ -34,19 +34,20 @@ def read_token(given: str | None) -> str:
     return text.strip()
 
 
-def warn_of_argument(name: str, instead: str) -> None:
-    """Say so when this parameter has come as an argument, which all users of the machine can read.
+def argument_warning(name: str, instead: str) -> str:
+    """Return what to say when this parameter has come as an argument, which all users can read.
 
     Args:
         name: of the parameter, which has a token.
         instead: what hands over a token unseen.
     """
     source = click.get_current_context().get_parameter_source(name)
-    if source is click.core.ParameterSource.COMMANDLINE:
-        say(
-            "gpupool: a token was among this command's arguments, which all users of this machine "
-            f"can read; unseen: {instead}"
-        )
+    if source is not click.core.ParameterSource.COMMANDLINE:
+        return ""
+    return (
+        "a token was among this command's arguments, which all users of this machine can read; "
+        f"unseen: {instead}"
+    )
 
 
 @click.command()
@@ -68,7 +69,9 @@ def command(
     if name:
         logins.check_login_name(name)
     if token and token != STDIN:
-        warn_of_argument("token", '"gpupool login" asks for it, "gpupool login -" reads stdin')
+        instead = '"gpupool login" asks for it, "gpupool login -" reads stdin'
+        if warning := argument_warning("token", instead):
+            say(f"gpupool: {warning}")
     text = read_token(token)
     found = run_async(lambda: login(text, version=__version__, client=client_name()))
     given = ctx.get_parameter_source("credentials") is not click.core.ParameterSource.DEFAULT

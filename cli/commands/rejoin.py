@@ -53,9 +53,11 @@ def command(
     2. Here: "gpupool rejoin --token -", which reads the token from stdin; then "gpupool join"
        with the same options as before.
     """
-    from gpupool.cli.commands.join import given_token
+    from gpupool.cli.commands.join import given_token, token_warning
     from gpupool.cli.server.state_dir import open_state_dir
 
+    if warning := token_warning(token):
+        say(f"gpupool: {warning}")
     text = given_token(token, token_file, None)
     if not text:
         raise UsageError(

@@ -112,7 +112,7 @@ import os, subprocess
 from gpupool.cli.commands import join
 from gpupool.cli.main import main
 
-def run(options, log_format):
+def run(options, log_format, warning):
     print(options.token, "GPUPOOL_JOIN_TOKEN" in os.environ)
     print("gpupool-secret" in subprocess.run(["env"], capture_output=True, text=True).stdout)
     print(b"gpupool-secret" in open("/proc/self/environ", "rb").read())

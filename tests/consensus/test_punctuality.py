@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lone_node import Lone
 
-from gpupool.consensus.core.punctuality import LATENESS_MAX_S, Lateness
+from gpupool.consensus.core.punctuality import HALF_LIFE_S, LATENESS_MAX_S, Lateness
 
 
 def asks(lone: Lone, seconds: float) -> bool:
@@ -91,10 +91,11 @@ def test_lateness_fades_and_a_stop_is_none() -> None:
     lateness.note(0.3, 100.0)
     lateness.note(0.1, 101.0)
     assert lateness.recent_s(100.0) == pytest.approx(0.3)
-    assert lateness.recent_s(105.0) == pytest.approx(0.15)
-    lateness.note(LATENESS_MAX_S + 0.1, 105.0)
-    lateness.note(math.inf, 105.0)
-    assert lateness.recent_s(105.0) == pytest.approx(0.15)
+    later = 100.0 + HALF_LIFE_S
+    assert lateness.recent_s(later) == pytest.approx(0.15)
+    lateness.note(LATENESS_MAX_S + 0.1, later)
+    lateness.note(math.inf, later)
+    assert lateness.recent_s(later) == pytest.approx(0.15)
 
 
 def stopped(lone: Lone, seconds: float) -> None:
@@ -155,7 +156,7 @@ def test_what_a_leader_was_late_before_it_was_stopped_is_remembered() -> None:
     stopped(lone, 0.55)
     assert late_s(lone) > 0.4
     lone.take("b", "heartbeat", term=lone.node.core.term + 1, clock_ms=0, majority_age_ms=0)
-    faded_s = was_late_s * 0.5 ** (0.55 / 5.0)
+    faded_s = was_late_s * 0.5 ** (0.55 / HALF_LIFE_S)
     assert late_s(lone) == pytest.approx(faded_s, abs=0.01)
 
 
@@ -181,6 +182,7 @@ def test_a_stop_forgets_every_note_that_was_made_during_it() -> None:
     lateness.note(0.4, 101.0)
     lateness.note(0.5, 101.05)  # the same standstill, seen by another timer
     lateness.ended_in_newer_term(heard_at=100.6)
-    assert lateness.recent_s(105.0) == pytest.approx(0.1)
-    lateness.ended_in_newer_term(heard_at=104.0)
-    assert lateness.recent_s(105.0) == pytest.approx(0.1), "that one ended long ago"
+    later = 100.0 + HALF_LIFE_S
+    assert lateness.recent_s(later) == pytest.approx(0.1)
+    lateness.ended_in_newer_term(heard_at=later - 1.0)
+    assert lateness.recent_s(later) == pytest.approx(0.1), "that one ended long ago"
