@@ -206,9 +206,7 @@ def command(
     Runs until SIGTERM or Ctrl-C: then it takes no new leases, gives running
     programs --drain-timeout, and ends. A second signal ends it at once.
     """
-    warning = token_warning(token)
-    if warning and log_format == "text":
-        say(f"gpupool: {warning}")
+    warning = token_warning(token, at_once=log_format == "text")
     token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
@@ -241,7 +239,7 @@ def command(
         web=_web_options(**more),
         drain_for=drain_for,
     )
-    _run(options, log_format, warning if log_format == "json" else "")
+    _run(options, log_format, warning)
 
 
 def _checked_timeout(client_timeout: float) -> float:
@@ -314,11 +312,14 @@ def _run(options: "JoinOptions", log_format: str, warning: str) -> None:
         separated.end()
 
 
-def token_warning(token: str | None) -> str:
-    """Return what to say of a token that was an argument, or an empty text."""
+def token_warning(token: str | None, *, at_once: bool) -> str:
+    """Say it of a token that was an argument, or return it for the log; else an empty text."""
     if not token or token == STDIN:
         return ""
-    return argument_warning("token", "--token-file FILE, or --token - for stdin")
+    warning = argument_warning("token", "--token-file FILE, or --token - for stdin")
+    if warning and at_once:
+        say(f"gpupool: {warning}")
+    return "" if at_once else warning
 
 
 def given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:

@@ -56,8 +56,7 @@ def command(
     from gpupool.cli.commands.join import given_token, token_warning
     from gpupool.cli.server.state_dir import open_state_dir
 
-    if warning := token_warning(token):
-        say(f"gpupool: {warning}")
+    token_warning(token, at_once=True)
     text = given_token(token, token_file, None)
     if not text:
         raise UsageError(
