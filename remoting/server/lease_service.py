@@ -317,7 +317,7 @@ class LeaseService:
             self._context.measures.claimed(kind, self._context.clock.monotonic() - began)
             self._claim_decided(client, call, message.request.id, decision)
 
-        self._context.propose(command, decided)
+        self._context.propose(client, command, decided)
 
     def _claim_decided(
         self, client: Client, call: int, request: RequestId, decision: Decision
@@ -424,7 +424,7 @@ class LeaseService:
             else:
                 context.answer(client, call, m.Done())
 
-        context.propose(commands.EndLease(message.lease, reason, client.user), decided)
+        context.propose(client, commands.EndLease(message.lease, reason, client.user), decided)
 
     def _open_session(self, client: Client, call: int, message: m.OpenSession) -> None:
         context, self_id = self._context, self._context.self_id

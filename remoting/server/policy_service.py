@@ -129,7 +129,7 @@ class PolicyService:
                 context.answer(client, call, refusal)
             elif queue:
                 left_s = max(0.1, deadline - context.clock.monotonic())
-                context.proposer.propose(queue.pop(0), next_one, timeout_s=left_s)
+                context.proposer.propose(queue.pop(0), next_one, timeout_s=left_s, user=client.user)
             else:
                 context.answer(client, call, m.Done(str(message.base + 1)))
 

@@ -14,10 +14,15 @@ A command's states and events::
                     (any result)     "expired"     Unknown           final           retry_at
     attempted       decided: result  waiting (*)   waiting (*)       decided: none   -
     waiting         -                -             -                 -               attempted
+    in line         -                -             -                 -               decided: none
 
 (*) decided without a result when the next attempt would begin after the deadline. The pause before
 it doubles from ``RETRY_BASE_S`` to ``RETRY_MAX_S`` and is drawn from its upper half, so that the
 servers that lost one leader do not all ask the next one at the same instant.
+
+A user has ``USER_COUNT_MAX`` commands under way at a server. Further ones stand in a line of that
+user, and each is attempted when an earlier one is decided, or decided without a result at its
+deadline. So one user's calls do not fill the log that all others wait for.
 
 What is always true.
 
@@ -39,6 +44,7 @@ What is always true.
   caller's deadline.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,6 +80,9 @@ RETRY_BASE_S = 0.02
 RETRY_MAX_S = 0.25
 """Longest pause."""
 
+USER_COUNT_MAX = 32
+"""Commands of one user's calls under way; a commit takes milliseconds: hundreds a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Propose:
@@ -104,6 +113,8 @@ class _Pending:
     then: Callable[[Decision], None]
     bounded: bool  # carries an expiry, so that it cannot fire long after its caller has gone
     due_ms: int  # the pool's time by which it is right; no stamp is earlier
+    user: str  # whose call it is for; empty: the server's own
+    in_line: bool = False
     attempts: int = 0
     uncertain: bool = False
     why: str = "no leader"
@@ -132,6 +143,8 @@ class Proposer:
         self._emit = emit
         self._formats = formats
         self._pending: dict[int, _Pending] = {}
+        self._under_way: Counter[str] = Counter()  # by user, without those in line
+        self._lines: dict[str, deque[int]] = {}
         self._number = 0
 
     def __len__(self) -> int:
@@ -146,14 +159,22 @@ class Proposer:
         timeout_s: float,
         bounded: bool = True,
         due_ms: int = 0,
+        user: str = "",
     ) -> None:
         """Get ``command`` committed within ``timeout_s``, and call ``then`` once, in any case.
 
-        ``due_ms`` is the pool's time at which somebody found that the command is due.
+        ``due_ms`` is the pool's time at which somebody found that the command is due, ``user``
+        whose call it is for.
         """
         self._number += 1
         deadline = self._clock.monotonic() + timeout_s
-        self._pending[self._number] = _Pending(command, deadline, then, bounded, due_ms)
+        pending = _Pending(command, deadline, then, bounded, due_ms, user)
+        self._pending[self._number] = pending
+        if user and self._under_way[user] >= USER_COUNT_MAX:
+            pending.in_line, pending.retry_at = True, deadline
+            self._lines.setdefault(user, deque()).append(self._number)
+            return
+        self._under_way.update((user,) if user else ())
         if objection(NAMES[type(command)], self._formats()) or self.at_ms() < due_ms:
             self._pending[self._number].retry_at = self._clock.monotonic()  # ``poll`` refuses it
         else:
@@ -199,7 +220,12 @@ class Proposer:
         """Make the attempts that are due."""
         now = self._clock.monotonic()
         for number, pending in list(self._pending.items()):
-            if pending.retry_at is not None and pending.retry_at <= now:
+            if pending.retry_at is None or pending.retry_at > now:
+                continue
+            if pending.in_line:
+                why = f"{USER_COUNT_MAX} other commands of {pending.user} go first"
+                self._decide(number, Decision(None, uncertain=False, why=why))
+            else:
                 self._attempt(number)
 
     def wake_at(self) -> float:
@@ -241,4 +267,20 @@ class Proposer:
         return self._table_clock.now_ms()
 
     def _decide(self, number: int, decision: Decision) -> None:
-        self._pending.pop(number).then(decision)
+        pending = self._pending.pop(number)
+        if pending.user and not pending.in_line:
+            self._go_on(pending.user)
+        pending.then(decision)
+
+    def _go_on(self, user: str) -> None:
+        """Let ``poll`` attempt the next of a user's line, in the place of one that is over."""
+        line = self._lines.get(user, deque())
+        while line:
+            following = self._pending.get(line.popleft())
+            if following is not None:  # else its deadline has come
+                following.in_line, following.retry_at = False, self._clock.monotonic()
+                return
+        self._lines.pop(user, None)
+        self._under_way[user] -= 1
+        if not self._under_way[user]:
+            del self._under_way[user]

@@ -307,9 +307,10 @@ class ServiceContext:
             hint=NO_QUORUM_HINT,
         )
 
-    def propose(self, command: Command, then: Callable[[Decision], None]) -> None:
+    def propose(self, client: Client, command: Command, then: Callable[[Decision], None]) -> None:
         """Propose for a call, within the time that its client waits."""
-        self.proposer.propose(command, then, timeout_s=self.settings.call_timeout_s)
+        timeout_s = self.settings.call_timeout_s
+        self.proposer.propose(command, then, timeout_s=timeout_s, user=client.user)
 
     def propose_for(
         self, client: Client, call: int, command: Command, then: Callable[[Result], m.Message]
@@ -330,7 +331,7 @@ class ServiceContext:
             except GpupoolError as error:
                 self.answer(client, call, m.refused(error))
 
-        self.propose(command, decided)
+        self.propose(client, command, decided)
 
     def when_current(self, client: Client, call: int, act: Callable[[], None]) -> None:
         """Act for a call once the table here has all that was committed before it.
@@ -353,4 +354,4 @@ class ServiceContext:
             except GpupoolError as error:
                 self.answer(client, call, m.refused(error))
 
-        self.propose(commands.Tick(), decided)
+        self.propose(client, commands.Tick(), decided)

@@ -13,6 +13,7 @@ from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import PoolState, Server, ServerStatus
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Unknown
 from gpupool.pool.table_clock import TableClock
+from gpupool.remoting.server import proposer
 from gpupool.remoting.server.proposer import (
     ATTEMPT_S,
     RETRY_MAX_S,
@@ -211,6 +212,37 @@ def test_a_command_that_is_not_due_yet_is_never_attempted() -> None:
     bench.proposer.poll()
     assert len(bench.attempts) == 1
     assert [each.result for each in bench.decisions] == [None]
+
+
+def test_a_user_has_few_commands_under_way_and_the_others_stand_in_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One user's calls filled the log, and nobody else's claim was committed in time."""
+    monkeypatch.setattr(proposer, "USER_COUNT_MAX", 2)
+    bench = Bench()
+    bench.end(DONE)
+    bench.decisions.clear()
+    for timeout_s in (2.0, 2.0, 2.0, 0.5, 2.0):
+        bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=timeout_s, user="eve")
+    bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=2.0, user="ada")
+    bench.proposer.propose(Tick(), bench.decisions.append, timeout_s=2.0)
+    assert [each.number for each in bench.attempts[1:]] == [2, 3, 7, 8]
+    bench.clock.now += 0.5
+    bench.proposer.poll()
+    [late] = bench.decisions
+    assert (late.result, late.uncertain) == (None, False)
+    assert late.why == "2 other commands of eve go first"
+    for number, following in ((3, 4), (2, 6)):
+        bench.proposer.outcome(number, DONE)
+        assert bench.proposer.wake_at() <= bench.clock.now
+        bench.proposer.poll()
+        assert bench.attempts[-1].number == following, "the fifth was decided meanwhile"
+    for number in (4, 6, 7, 8):
+        bench.proposer.outcome(number, DONE)
+    assert len(bench.decisions) == 7
+    assert len(bench.proposer) == 0
+    assert not bench.proposer._under_way  # pyright: ignore[reportPrivateUsage]
+    assert not bench.proposer._lines  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_command_that_the_leaders_clocks_forbid_is_refused_for_good() -> None:
