@@ -1,6 +1,7 @@
 """What an observer keeps, for those who look after its server: sizes, the cap, and since when."""
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 from gpupool.monitoring.history.history_settings import HistorySettings
@@ -28,7 +29,8 @@ def storage_of(folder: Path, settings: HistorySettings) -> HistoryPage:
             name = name.removesuffix(suffix)
         kept = next((each for each in SHOWN if name == each or name.startswith(f"{each}.")), "")
         if kept:
-            files[kept] = files.get(kept, 0) + path.stat().st_size
+            with suppress(FileNotFoundError):  # SQLite removes its journal meanwhile
+                files[kept] = files.get(kept, 0) + path.stat().st_size
     oldest = _oldest(folder / FILE_NAME) if FILE_NAME in files else {}
     tiers = tuple(
         KeptTier(tier.step_s, kept_s, Milliseconds(1000 * oldest.get(tier.name, 0)))

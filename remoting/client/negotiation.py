@@ -312,11 +312,12 @@ class Negotiation:
             self._actions.append(Granted(answer.lease, self.request, self._choice, *ends))
         elif isinstance(answer, m.Claimed) and answer.outcome == m.ClaimOutcome.REFUSED:
             self._take_refusal(answer)
-        elif isinstance(answer, NoQuorumError | UsageError | DeniedError):
+        elif isinstance(answer, NoQuorumError | NotNowError | UsageError | DeniedError):
             # The server refused before it proposed anything, which is definite.
-            if isinstance(answer, NoQuorumError):
+            if isinstance(answer, NoQuorumError | NotNowError):
+                lost = isinstance(answer, NoQuorumError)
                 self._refusals.of_claim = str(answer)
-                self._refusals.claim_kind = RefusalKind.NO_QUORUM
+                self._refusals.claim_kind = RefusalKind.NO_QUORUM if lost else RefusalKind.BUSY
                 self._claim_next()
             else:
                 self._fail(answer)

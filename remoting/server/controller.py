@@ -114,6 +114,8 @@ CONNECTION_BOUND = UserBound(user=1024, token=768)
 
 #: Calls under way, each with one proposal at most: consensus takes 10,000 of all.
 CALL_BOUND = UserBound(user=512, token=384)
+ALWAYS_TAKEN = m.Ping, m.Attach, m.Release, m.Cancel
+"""A client whose lease depends on these would take a refusal for the end of it."""
 
 CLIENT_NAME_LENGTH_MAX = 100
 
@@ -349,7 +351,7 @@ class Controller:
         try:
             if client.pending_calls > CALL_COUNT_MAX:
                 raise DeniedError(f"more than {CALL_COUNT_MAX} calls of one client under way")
-            if has:
+            if has and not isinstance(message, ALWAYS_TAKEN):
                 raise NotNowError(f"{has} calls under way", hint="ask again soon")
             check_rights(self._context, client, type(message))
             self._handlers[type(message)](client, call, message)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import trio
 
+from gpupool.remoting.transport.failures import GONE
+
 STEP_S = 0.004
 """Messages are handled for so long in one step of the loop, and the last one to its end."""
 
@@ -29,7 +31,7 @@ class _Turn:
         self.work: Callable[[], bool] | None = work
         self.done = trio.Event()
         self.result = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def take(self) -> None:
         work, self.work = self.work, None
@@ -37,9 +39,10 @@ class _Turn:
             return  # nobody waits for it any more
         try:
             self.result = work()
-        except Exception as error:  # noqa: BLE001
-            self.error = error  # for the task that waits
-        self.done.set()
+        except GONE as error:
+            self.error = error  # of the connection; others end the server, as anywhere else
+        finally:
+            self.done.set()
 
 
 class Turns:

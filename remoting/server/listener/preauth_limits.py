@@ -163,7 +163,9 @@ class _KnownPaces:
         """Take those whose time has come out of the lines; others may leave meanwhile."""
         for network in list(self._lines):
             while (line := self._lines.get(network)) and self._take(network, now):
-                place = next(iter(line))
+                # The latest one. Each gives up after 2 s, so with more than the pace the first of
+                # a line is about to, and its handshake would be for nothing.
+                place = next(reversed(line))
                 self.remove(place)
                 yield place
 

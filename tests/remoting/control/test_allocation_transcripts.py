@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.pool.errors import UnreachableError
+from gpupool.pool.errors import NotNowError, UnreachableError
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.offers import NoOffer, Offer, OfferedGpu
@@ -114,6 +114,8 @@ class Script:
             number = self.last[m.Claim]
             if words[0] == "lost":
                 return allocation.answered(number, UnreachableError("lost server"))
+            if words[0] == "not-now":
+                return allocation.answered(number, NotNowError("ada has 512 calls under way"))
             kind = words[1] if len(words) > 1 else ""
             lease = LeaseId(7) if words[0] == "granted" else None
             return allocation.answered(number, m.Claimed(words[0], lease, kind, "the reason"))

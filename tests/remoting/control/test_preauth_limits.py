@@ -207,7 +207,27 @@ def test_handshakes_of_a_known_address_have_a_pace_of_their_own() -> None:
     port.clock.now += 100
     assert port.limits.release() == float("inf")
     assert port.limits.waiting == 0
-    assert port.started[-1] == "h1999"
+    assert {"h0", "h1999"} <= {*port.started}
+
+
+def test_more_handshakes_of_a_known_address_than_its_pace_leave_most_of_them_theirs() -> None:
+    """The first of the line went first, had waited for nearly 2 s, and gave up in the middle."""
+    port = Port(per_address=500)
+    port.limits.prove(port.enter("login", "192.0.2.1"))
+    came: dict[str, float] = {}
+    prompt = 0
+    for number in range(150 * 60):  # 150 a second for a minute
+        port.clock.now = number / 150
+        for name in [each for each, at in came.items() if port.clock.now - at >= 2.0]:
+            del came[name]
+            port.limits.leave(port.places[name])
+        came[f"h{number}"] = port.clock.now
+        port.enter(f"h{number}", "192.0.2.1")
+        before = len(port.started)
+        port.handshake(f"h{number}")
+        port.limits.release()
+        prompt += sum(port.clock.now - came[each] < 1.0 for each in port.started[before:])
+    assert prompt >= 0.9 * KNOWN_PER_S * 60
 
 
 def test_clients_of_a_known_address_that_come_together_do_not_wait() -> None:
