@@ -71,10 +71,14 @@ class FakeGpuServer:
                 stderr=log,
             )
 
-    def kill_workers(self) -> None:
-        """Kill all worker processes, the spare ones too; the server starts new ones."""
+    def kill_workers(self, *, noticed_s: float = 0.0) -> None:
+        """Kill all worker processes, the spare ones too; the server starts new ones.
+
+        With ``noticed_s`` it returns once the server has noticed, or after as long: a session that
+        comes before waits for a spare that has been killed while it started.
+        """
         assert self.process is not None
-        found = [self.process.pid]
+        found, killed = [self.process.pid], list[int]()
         for process in found:  # A server that root started has a keeper, whose children they are.
             for path in Path(f"/proc/{process}/task").glob("*/children"):
                 with contextlib.suppress(OSError):  # a thread may end meanwhile
@@ -83,6 +87,13 @@ class FakeGpuServer:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/comm").read_text() == "gpupool-worker\n":
                     os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+        end = time.monotonic() + noticed_s
+        while time.monotonic() < end:
+            said = self.log.read_text(errors="replace")
+            if all(f"worker {pid} ended" in said for pid in killed):
+                break
+            time.sleep(0.02)
 
     def kill(self) -> None:
         """End the server as a machine does that loses its power; harmless when it has ended."""

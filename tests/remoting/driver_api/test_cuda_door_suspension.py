@@ -259,7 +259,7 @@ def test_a_program_that_uses_nccl_is_neither_suspended_nor_moved_and_says_so_bef
     shutil.copy(fake_nccl, library)
     site = pool.server.folder / "bindings" / "sitecustomize.py"
     site.write_text(site.read_text() + f'os.environ["GPUPOOL_NCCL"] = "{library}"\n')
-    pool.server.kill_workers()  # the warm ones do not know it
+    pool.server.kill_workers(noticed_s=5.0)  # the warm ones do not know it
     words = [sys.executable, "-c", PROGRAM.replace("step = 0", f"{NCCL}\nstep = 0")]
     client_nccl = str(build.library_dir() / build.NCCL)
     program = pool.spawn("run", "-p", "0.9", "--door", "cuda", "--", *words, client_nccl)
