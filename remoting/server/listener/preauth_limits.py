@@ -16,7 +16,8 @@ its turn: round robin, with a line of their own for addresses that have had none
 So a login does not wait for a round of all attackers.
 
 A known address may be shared with an attacker, so it has a pace, too: ``KNOWN_PER_S`` of its own.
-It may start as many at once as it has places, so clients that come together do not wait.
+It may start as many at once as it has places, so clients that come together do not wait. Beyond
+its pace the latest to ask go first, because those before them are about to give up.
 
 TLS costs memory until its connection has proven itself: when ``tls_count_max`` of unknown addresses
 have some, the next one ends the oldest of the address with the most. The known ones have
