@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from gpupool.monitoring.health.health_history import merged, unknown_before
 from gpupool.monitoring.web.health_words import LEVELS
-from gpupool.monitoring.web.history_series import asked_time
+from gpupool.monitoring.web.history_series import asked_span
 from gpupool.monitoring.web.pool_source import PoolSource
-from gpupool.pool.errors import UnreachableError, UsageError
+from gpupool.pool.errors import UnreachableError
 from gpupool.pool.history_query import HistoryQuery
 from gpupool.pool.view import visible
 
@@ -19,9 +19,7 @@ async def ask_checks(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     snapshot = source.latest()
     if snapshot is None:
         raise UnreachableError("no server has answered yet")
-    since, until = (asked_time(asked, each) for each in ("since", "until"))
-    if since >= until:
-        raise UsageError("the time asked for ends before it begins")
+    since, until = asked_span(asked)
     answer = await source.history(HistoryQuery("health", since=since, until=until))
     view = snapshot.view
     names = {each.id: visible(each.name) for each in view.servers}

@@ -7,7 +7,7 @@ import trio
 
 from gpupool.monitoring.history.gpu_marks import THROTTLED, XID
 from gpupool.monitoring.history.history_report import find_subject
-from gpupool.monitoring.web.history_series import POINTS_MAX, SUBJECT_LENGTH_MAX, asked_time
+from gpupool.monitoring.web.history_series import POINTS_MAX, SUBJECT_LENGTH_MAX, asked_span
 from gpupool.monitoring.web.pool_source import PoolSource
 from gpupool.pool.errors import GpupoolError, UnreachableError, UsageError
 from gpupool.pool.history_query import HistoryPage, HistoryQuery, HistorySeries
@@ -30,9 +30,7 @@ async def ask_gpu_history(source: PoolSource, asked: Mapping[str, str]) -> dict[
     found = find_subject(text, snapshot.view)
     if found is None or found.of != "gpu":
         raise UsageError(f"the pool has no GPU {visible(text)}", hint="a GPU is SERVER:NUMBER")
-    since, until = (asked_time(asked, each) for each in ("since", "until"))
-    if since >= until:
-        raise UsageError("the time asked for ends before it begins")
+    since, until = asked_span(asked)
     query = HistoryQuery(
         "gpu", "memory", found.name, since=since, until=until, points_max=POINTS_MAX
     )

@@ -29,9 +29,7 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     name = asked.get("metric") or ("granted" if found.of == "pool" else "busy")
     if name not in known:
         raise UsageError(f"a {found.of} has no {visible(name)}", hint=", ".join(sorted(known)))
-    since, until = (asked_time(asked, each) for each in ("since", "until"))
-    if since >= until:
-        raise UsageError("the time asked for ends before it begins")
+    since, until = asked_span(asked)
     query = HistoryQuery(
         found.of, name, found.name, since=since, until=until, points_max=POINTS_MAX
     )
@@ -58,12 +56,19 @@ async def ask_series(source: PoolSource, asked: Mapping[str, str]) -> dict[str, 
     }
 
 
-def asked_time(asked: Mapping[str, str], name: str) -> Milliseconds:
-    """Return a time of an address, in milliseconds.
+def asked_span(asked: Mapping[str, str]) -> tuple[Milliseconds, Milliseconds]:
+    """Return ``since`` and ``until`` of an address, in milliseconds.
 
     Raises:
-        UsageError: when it is none.
+        UsageError: when one is no time, or the first does not come before the second.
     """
+    since, until = (_asked_time(asked, each) for each in ("since", "until"))
+    if since >= until:
+        raise UsageError("the time asked for ends before it begins")
+    return since, until
+
+
+def _asked_time(asked: Mapping[str, str], name: str) -> Milliseconds:
     text = asked.get(name, "")
     if not text.isdecimal() or len(text) > 15:
         raise UsageError(f"{name} is a time in milliseconds")
