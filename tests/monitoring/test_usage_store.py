@@ -302,8 +302,8 @@ def test_a_name_is_taken_out_of_the_bytes_of_the_database(tmp_path: Path) -> Non
     path = tmp_path / FILE_NAME
     store = UsageStore(path, write=True)
     reason = "a lease of josephine lasts 8 h at most"
-    named = {"user": "josephine", "client": "josephine@desk", "reason": reason}
-    store.add([replace(each, **named) for each in RECORDS])  # type: ignore[arg-type]
+    client = "josephine@desk"
+    store.add([replace(each, user="josephine", client=client, reason=reason) for each in RECORDS])
     store.forget((order("josephine", 100),))
     assert b"josephine" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
     store.close()
