@@ -60,7 +60,7 @@ from gpupool.pool.reconcile import STOPPING, is_drained_by_stop
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.host.isolation.confinement import kernel_ports, nccl_ports, wanted
+from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_ports, wanted
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
@@ -114,11 +114,7 @@ class _Server:
     """All parts of one server, wired together."""
 
     def __init__(
-        self,
-        state: StateDir,
-        separated: Separated,
-        address: str,
-        log: logging.Logger,
+        self, state: StateDir, separated: Separated, address: str, log: logging.Logger
     ) -> None:
         assert state.identity is not None
         self._state = state
@@ -196,7 +192,8 @@ class _Server:
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             limits=HostLimits(suspend_memory=self._options.suspend_memory),
             confine=wanted(os.environ),
-            ports=nccl_ports(os.environ, kernel_ports()),
+            ports=nccl_ports(os.environ),
+            networks=nccl_networks(os.environ),
             keeper=self._separated.keeper,
             measures=self.measures,
             log=logging.getLogger("gpupool.host").info,

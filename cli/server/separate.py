@@ -26,7 +26,7 @@ from gpupool.cli.server.state_dir import LOCK, may_be_new, open_state_dir, remem
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
-from gpupool.remoting.host.isolation.confinement import kernel_ports, nccl_ports, wanted
+from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import former_ca, keeper_process, ownership, unprivileged
@@ -304,7 +304,7 @@ def _fork_keeper(
         base=None,
         state_dir=Path(f"/proc/self/fd/{part}"),
         confine=wanted(os.environ),
-        ports=nccl_ports(os.environ, kernel_ports()),
+        ports=nccl_ports(os.environ),
         siblings=frozenset(
             {os.getpid(), signer.pid, login_writer.pid if login_writer else os.getpid()}
         ),

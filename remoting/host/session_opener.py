@@ -19,6 +19,7 @@ from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.lease_network import LeaseNetwork
 from gpupool.remoting.host.limits import MIB, HostLimits
 from gpupool.remoting.host.sharing.arbiter import Arbiter
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
@@ -50,6 +51,22 @@ def due_share(lease: Lease, partition: Partition, gpu: Gpu) -> float:
     return min(1.0, max(SHARE_MIN, part))
 
 
+def _assigned_devices(
+    gpus: Sequence[Gpu], partitions: Sequence[Partition]
+) -> tuple[worker_messages.AssignedDevice, ...]:
+    return tuple(
+        worker_messages.AssignedDevice(
+            index=index,
+            uuid=gpu.id,
+            name=gpu.name,
+            memory=partition.memory,
+            emulated=gpu.emulated,
+            ordinal=-1 if gpu.emulated else index,
+        )
+        for index, (gpu, partition) in enumerate(zip(gpus, partitions, strict=True))
+    )
+
+
 class SessionOpener:
     """Opens sessions on the workers of one host."""
 
@@ -63,6 +80,7 @@ class SessionOpener:
         note_use: Callable[[WorkerHandle], None],
         wait_running: Callable[[LeaseId], Awaitable[None]],
         arbiter: Arbiter,
+        network: LeaseNetwork,
     ) -> None:
         """Prepare.
 
@@ -74,6 +92,7 @@ class SessionOpener:
             note_use: called for each worker that gets a lease.
             wait_running: returns once a lease is not suspended.
             arbiter: gives turns on GPUs that several leases use.
+            network: makes the sockets of workers whose leases have other servers.
         """
         self.unix_path = ""  # of the socket for clients on this machine; empty: there is none
         self._inventory = inventory
@@ -82,7 +101,7 @@ class SessionOpener:
         self._limits = limits
         self._note_use = note_use
         self._wait_running = wait_running
-        self._arbiter = arbiter
+        self._arbiter, self._network = arbiter, network
         self._openings: dict[LeaseId, list[_Opening]] = {}
 
     async def open(
@@ -225,19 +244,10 @@ class SessionOpener:
         self._budget.add_worker(worker.number, lease.id)
         for gpu in real:
             self._budget.charge(worker.number, gpu, self._limits.context_overhead)
+        await self._network.make_sockets(worker)
         uid, groups = await self._worker_pool.give_user(worker, lease.user)
         ticket = os.urandom(32)
-        devices = tuple(
-            worker_messages.AssignedDevice(
-                index=index,
-                uuid=gpu.id,
-                name=gpu.name,
-                memory=partition.memory,
-                emulated=gpu.emulated,
-                ordinal=-1 if gpu.emulated else index,
-            )
-            for index, (gpu, partition) in enumerate(zip(gpus, partitions, strict=True))
-        )
+        devices = _assigned_devices(gpus, partitions)
         servers = tuple(dict.fromkeys(partition.server for partition in lease.partitions))
         assign = worker_messages.Assign(
             lease=lease.id,

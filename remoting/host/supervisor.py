@@ -46,8 +46,11 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
+from gpupool.remoting.host.isolation import held_sockets
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
+from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.keepers import Keeper, OwnKeeper
+from gpupool.remoting.host.lease_network import LeaseNetwork
 from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.measuring.session_meter import (
     LeaseUse,
@@ -67,14 +70,10 @@ from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle,
 from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import mps_folders, worker_messages
-from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import NO_MOVES, SessionInfo
 
 TEST_GRACE_S = 20.0
 """For what CUDA does before the first pass of a self-test."""
-
-PEER_DIAL_TIMEOUT_S = 4.0
-"""As for a client's connection to a server."""
 
 
 class HostSupervisor:
@@ -97,6 +96,7 @@ class HostSupervisor:
         keeper: Keeper | None = None,
         measures: Measures | None = None,
         address_of: Callable[[ServerId], str | None] = lambda _server: None,
+        networks: Sequence[Network] = (),
         log: Log = lambda _text: None,
     ) -> None:
         """Prepare a host; ``run`` starts it.
@@ -117,11 +117,13 @@ class HostSupervisor:
             keeper: starts the workers, by settings of its own; None: this process does.
             measures: takes what is counted here; None: nobody asks.
             address_of: where another server of the pool listens; None when it is not known.
+            networks: those of which NCCL's sockets may be, beside the servers' addresses.
             log: takes one line.
         """
         self.inventory, self.budget = inventory, Budget()
         self._limits, self._runtime_dir = limits or HostLimits(), runtime_dir
-        self._data_encryption, self._address_of = data_encryption, address_of
+        self._data_encryption = data_encryption
+        self._lease_network = LeaseNetwork(address_of, networks, log)
         self._log, self._measures = log, measures or Measures()
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
@@ -194,6 +196,7 @@ class HostSupervisor:
             note_use=self._note_use,
             wait_running=self._suspensions.wait_running,
             arbiter=self._arbiter,
+            network=self._lease_network,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -202,6 +205,7 @@ class HostSupervisor:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                await nursery.start(self._lease_network.run)
                 await nursery.start(self.worker_pool.run)
                 nursery.start_soon(self.watchdog.run)
                 nursery.start_soon(self.watchdog.run_for_files)
@@ -369,6 +373,10 @@ class HostSupervisor:
             if not plain and worker.lease is not None:
                 plain = self._data_encryption(worker.lease) == DataEncryption.OFF
             try:
+                held_sockets.hold(connection)
+            except OSError as error:
+                raise DeniedError("data connection refused", why="it has ended") from error
+            try:
                 lane = session if session in worker.lanes else b""
                 message = worker_messages.Connection(plain=plain, lane=lane)
                 worker.send(message, connection.fileno())
@@ -442,9 +450,7 @@ class HostSupervisor:
             else:
                 worker.expects_peers = bool(worker.peers)
         elif isinstance(message, worker_messages.Dial) and not worker.dialling:
-            worker.dialling = True
-            if self._nursery is not None:
-                self._nursery.start_soon(self._dial, worker, ServerId(message.server))
+            self._lease_network.dial(worker, ServerId(message.server))
         elif isinstance(message, worker_messages.GpuChecked) and worker.testing and not worker.test:
             worker.test = message
             worker.tested.set()
@@ -475,25 +481,3 @@ class HostSupervisor:
         self._arbiter.leave(worker.number)
         if worker.lease is not None:
             self._totals.setdefault(worker.lease, Totals()).add(worker)
-
-    async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
-        """Connect a worker to another server of its lease, which is all that it may reach."""
-        address = self._address_of(server) if server in worker.peers else None
-        reason = f"server {server[:32]} is none of this lease" if address is None else ""
-        connection: trio.SocketStream | None = None
-        try:
-            if address is not None:
-                target = parse_address(address)
-                with trio.fail_after(PEER_DIAL_TIMEOUT_S):
-                    connection = await trio.open_tcp_stream(target.host, target.port)
-        except (OSError, GpupoolError, trio.TooSlowError) as error:
-            reason = worker_messages.shortened(str(error) or "no answer in time")
-        worker.dialling = False
-        try:
-            descriptor = None if connection is None else connection.socket.fileno()
-            worker.send(worker_messages.Dialled(reason), descriptor)
-        except WorkerFailedError as error:
-            worker.kill(str(error))
-        finally:
-            if connection is not None:
-                connection.socket.close()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpupool.remoting.host.isolation.confinement import kernel_ports, nccl_ports, wanted
+from gpupool.remoting.host.isolation.confinement import nccl_ports, wanted
 from gpupool.remoting.host.worker_keeper import KeeperSettings
 from gpupool.remoting.privileges import keeper_process, kept_signer
 
@@ -34,7 +34,7 @@ def main() -> None:
         base=None,
         state_dir=state_dir,
         confine=wanted(os.environ),
-        ports=nccl_ports(os.environ, kernel_ports()),
+        ports=nccl_ports(os.environ),
     )
     os.set_inheritable(DESCRIPTOR, False)
     log = logging.getLogger("gpupool.host")

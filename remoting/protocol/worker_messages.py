@@ -117,6 +117,14 @@ class Dialled:
 
 
 @dataclass(frozen=True, slots=True)
+class SendListener:
+    """The socket comes with it over which the worker sends its filter's listener at ``Assign``.
+
+    Comes before that, if the host makes the worker's sockets of TCP.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class CheckGpu:
     """Test a GPU instead of serving a session; the worker serves nobody afterwards."""
 
@@ -235,6 +243,7 @@ HostMessage = (
     | Become
     | CheckGpu
     | TakeTurns
+    | SendListener
 )
 WorkerMessage = (
     Ready
@@ -254,7 +263,7 @@ Message = HostMessage | WorkerMessage
 # The position is the kind on the wire. Both ends are always of the same build.
 _HOST_KINDS: tuple[type[Any], ...] = (
     *(Start, Assign, Connection, Proceed, Dialled),
-    *(Confine, JoinNetwork, Become, CheckGpu, TakeTurns),
+    *(Confine, JoinNetwork, Become, CheckGpu, TakeTurns, SendListener),
 )
 _WORKER_KINDS: tuple[type[Any], ...] = (
     *(Ready, Assigned, ContextReady, Connected),

@@ -7,7 +7,10 @@ map besides of those that are always allowed.
 
 import ctypes
 import errno
+import os
 import platform
+import re
+import socket
 import struct
 import sys
 from collections.abc import Sequence
@@ -23,17 +26,29 @@ LOAD, JUMP, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = (
 )
 
 # linux/seccomp.h
-ALLOW, KILL = 0x7FFF_0000, 0x8000_0000
+ALLOW, KILL, ASK = 0x7FFF_0000, 0x8000_0000, 0x7FC0_0000
 _ERRNO = 0x0005_0000
-_SET_MODE_FILTER = 1
+_SET_MODE_FILTER, _GET_ACTION_AVAILABLE = 1, 2
 _ALL_THREADS, _NO_SPECULATION_PENALTY = 1 << 0, 1 << 2
+_ALL_THREADS_AND_LISTENER = _ALL_THREADS | 1 << 3 | 1 << 4  # a thread that cannot: ESRCH
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-_SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT = 24, 32
+_SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT, _FOURTH_ARGUMENT_AT = 24, 32, 40
 
 _X32_FIRST = 0x4000_0000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 0xF
 _NETLINK_ROUTE, _IPPROTO_TCP = 0, 6
+_MSG_FASTOPEN, _FASTOPEN_OPTIONS = 0x2000_0000, (23, 30, 33, 34)
+"""TCP Fast Open (linux/socket.h, linux/tcp.h): bytes would leave before any answer has come, and
+Landlock does not see a connection that sending makes."""
+_FLAGS_OF_SENDS = {
+    "sendto": _FOURTH_ARGUMENT_AT,
+    "sendmsg": _THIRD_ARGUMENT_AT,
+    "sendmmsg": _FOURTH_ARGUMENT_AT,
+}
+
+LISTENER_RELEASE = (5, 14)
+"""The first Linux that puts a descriptor into a process and answers its call at once."""
 _CLONE_NEW = 0x7E02_0000
 """All of CLONE_NEW*; that for time is no flag of ``clone``."""
 _CLONE_VM = 0x100
@@ -71,10 +86,15 @@ Instruction = tuple[int, int, int, int]
 """Code, how many instructions to skip if true and if false, and the operand."""
 
 
-def program(architecture: Architecture, *, tcp: bool = False) -> list[Instruction]:
+def program(
+    architecture: Architecture, *, tcp: bool = False, asks: bool = False
+) -> list[Instruction]:
     """Return the filter for one architecture; what another one calls ends the process.
 
-    ``tcp``: whether sockets of TCP may be made, and the machine's addresses be asked for.
+    Args:
+        architecture: that of the calls.
+        tcp: whether sockets of TCP may be made, and the machine's addresses be asked for.
+        asks: whether the host makes these sockets, whom the filter's listener tells of the call.
     """
     leaves: dict[int, list[Instruction]] = {}
     for table, action in ((ALLOWED, ALLOW), (FORBIDDEN, _refuse(errno.EPERM))):
@@ -85,7 +105,7 @@ def program(architecture: Architecture, *, tcp: bool = False) -> list[Instructio
     for name, numbers in CHECKED.items():
         number = numbers[architecture.column]
         if number is not None:
-            leaves[number] = _tcp_checks() if tcp and name == "socket" else _checks(name)
+            leaves[number] = _checks(name, _socket_checks(tcp=tcp, asks=asks), sends=tcp)
     # A call that a tracer has replaced has the number -1, which is none of x32's.
     last = 0xFFFF_FFFF
     ranges = _ranges(leaves)
@@ -100,14 +120,19 @@ def program(architecture: Architecture, *, tcp: bool = False) -> list[Instructio
     ]
 
 
-def _checks(name: str) -> list[Instruction]:
-    """Return what decides on one call by the lower half of an argument."""
+def _checks(name: str, of_socket: list[Instruction], *, sends: bool) -> list[Instruction]:
+    """Return what decides on one call by the lower half of an argument.
+
+    Args:
+        name: of the call.
+        of_socket: what decides on ``socket``.
+        sends: whether sending is looked at: each look takes time.
+    """
     load = (LOAD, 0, 0, _FIRST_ARGUMENT_AT)
     allow = (RETURN, 0, 0, ALLOW)
     forbid = (RETURN, 0, 0, _refuse(errno.EPERM))
     if name in ("socket", "socketpair"):
-        refuse = (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT))
-        return [load, (JUMP_IF_EQUAL, 0, 1, _AF_UNIX), allow, refuse]
+        return of_socket if name == "socket" else _UNIX_ALONE
     if name == "clone":
         # A child with a copy of the memory is fork's: thousands of copies of copies wait for each
         # other in the kernel, for minutes, and slow down the whole machine (docs/security.md).
@@ -123,6 +148,21 @@ def _checks(name: str) -> list[Instruction]:
     if name == "close_range":
         flags = (LOAD, 0, 0, _THIRD_ARGUMENT_AT)
         return [flags, (JUMP_IF_ANY_BIT, 0, 1, _CLOSE_RANGE_UNSHARE), forbid, allow]
+    if name in _FLAGS_OF_SENDS:
+        if not sends:
+            return [allow]
+        flags = (LOAD, 0, 0, _FLAGS_OF_SENDS[name])
+        return [flags, (JUMP_IF_ANY_BIT, 0, 1, _MSG_FASTOPEN), forbid, allow]
+    if name == "setsockopt":
+        tests = [(JUMP_IF_EQUAL, 0, 1, option) for option in _FASTOPEN_OPTIONS]
+        return [
+            (LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+            (JUMP_IF_EQUAL, 1, 0, _IPPROTO_TCP),
+            allow,
+            (LOAD, 0, 0, _THIRD_ARGUMENT_AT),
+            *(each for test in tests for each in (test, forbid)),
+            allow,
+        ]
     if name == "personality":
         wanted = [(JUMP_IF_EQUAL, 0, 1, value) for value in _PERSONALITIES]
         return [load, *(each for test in wanted for each in (test, allow)), forbid]
@@ -130,26 +170,36 @@ def _checks(name: str) -> list[Instruction]:
     return [(RETURN, 0, 0, MISSING)]
 
 
-def _tcp_checks() -> list[Instruction]:
-    """Return what decides on ``socket`` for a worker that may use TCP, and nothing else of IP."""
-    allow, refuse = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT))
+_UNIX_ALONE: list[Instruction] = [
+    (LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+    (JUMP_IF_EQUAL, 0, 1, _AF_UNIX),
+    (RETURN, 0, 0, ALLOW),
+    (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT)),
+]
+
+
+def _socket_checks(*, tcp: bool, asks: bool) -> list[Instruction]:
+    """Return what decides on ``socket``: Unix alone, or TCP as well and nothing else of IP."""
+    if not tcp:
+        return _UNIX_ALONE
     # Landlock's rules for ports hold for TCP alone: no MPTCP and no SCTP.
     return [
         (LOAD, 0, 0, _FIRST_ARGUMENT_AT),
-        (JUMP_IF_EQUAL, 11, 0, _AF_UNIX),
+        (JUMP_IF_EQUAL, 12, 0, _AF_UNIX),
         (JUMP_IF_EQUAL, 4, 0, _AF_INET),
         (JUMP_IF_EQUAL, 3, 0, _AF_INET6),
-        (JUMP_IF_EQUAL, 0, 9, _AF_NETLINK),  # getifaddrs(3) asks by that
+        (JUMP_IF_EQUAL, 0, 10, _AF_NETLINK),  # getifaddrs(3) asks by that
         (LOAD, 0, 0, _THIRD_ARGUMENT_AT),
-        (JUMP_IF_EQUAL, 6, 7, _NETLINK_ROUTE),
+        (JUMP_IF_EQUAL, 7, 8, _NETLINK_ROUTE),
         (LOAD, 0, 0, _SECOND_ARGUMENT_AT),
         (AND, 0, 0, _SOCK_TYPE_MASK),
-        (JUMP_IF_EQUAL, 0, 4, _SOCK_STREAM),
+        (JUMP_IF_EQUAL, 0, 5, _SOCK_STREAM),
         (LOAD, 0, 0, _THIRD_ARGUMENT_AT),
         (JUMP_IF_EQUAL, 1, 0, 0),
-        (JUMP_IF_EQUAL, 0, 1, _IPPROTO_TCP),
-        allow,
-        refuse,
+        (JUMP_IF_EQUAL, 0, 2, _IPPROTO_TCP),
+        (RETURN, 0, 0, ASK if asks else ALLOW),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT)),
     ]
 
 
@@ -199,10 +249,30 @@ def available() -> bool:
     return result != 0 and error == errno.EFAULT
 
 
-def install(*, tcp: bool = False) -> None:
+def can_ask() -> bool:
+    """Return whether the kernel lets a host make the sockets of a worker; installs nothing.
+
+    Where an outer container has a listener of its own, ``install`` fails all the same.
+    """
+    architecture = here()
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    if architecture is None or release is None:
+        return False
+    if (int(release[1]), int(release[2])) < LISTENER_RELEASE:
+        return False
+    result, _ = _seccomp(architecture, 0, struct.pack("=I", ASK), _GET_ACTION_AVAILABLE)
+    return result == 0
+
+
+def install(*, tcp: bool = False, listener_to: socket.socket | None = None) -> None:
     """Put the filter on every thread of this process, and on all that it starts, for good.
 
-    Needs ``no_new_privs``. ``tcp`` is ``program``'s.
+    Needs ``no_new_privs``.
+
+    Args:
+        tcp: as of ``program``.
+        listener_to: over which the filter's listener is sent to the host, which then makes the
+            sockets of TCP. This process must not keep it: code of clients could answer itself.
 
     Raises:
         OSError: when it does not hold for all of them.
@@ -210,27 +280,40 @@ def install(*, tcp: bool = False) -> None:
     architecture = here()
     if architecture is None:
         raise OSError(errno.ENOSYS, "no filter of system calls for this machine")
-    code = b"".join(struct.pack("=HBBI", *each) for each in program(architecture, tcp=tcp))
+    wanted = program(architecture, tcp=tcp, asks=listener_to is not None)
+    code = b"".join(struct.pack("=HBBI", *each) for each in wanted)
     buffer = ctypes.create_string_buffer(code, len(code))
     length = struct.pack("=H6x", len(code) // 8)
     address = struct.pack("=Q", ctypes.addressof(buffer))
+    always = _ALL_THREADS if listener_to is None else _ALL_THREADS_AND_LISTENER
     # Before Linux 5.16 a filter slows down a process's speculation unless it says otherwise.
-    for flags in (_ALL_THREADS | _NO_SPECULATION_PENALTY, _ALL_THREADS):
+    for flags in (always | _NO_SPECULATION_PENALTY, always):
         result, error = _seccomp(architecture, flags, length + address)
+        if listener_to is not None and result >= 0:
+            socket.send_fds(listener_to, [b"\0"], [result])
+            os.close(result)
+            return
         if result == 0:
             return
         if result > 0:
             raise OSError(errno.EBUSY, f"thread {result} cannot have the filter")
+        if error == errno.EBUSY and listener_to is not None:
+            raise OSError(error, "a container around this server has such a filter already")
         if error != errno.EINVAL:
             break
     raise OSError(error, "the filter of system calls cannot be installed")
 
 
-def _seccomp(architecture: Architecture, flags: int, argument: bytes | None) -> tuple[int, int]:
+def _seccomp(
+    architecture: Architecture,
+    flags: int,
+    argument: bytes | None,
+    operation: int = _SET_MODE_FILTER,
+) -> tuple[int, int]:
     libc = ctypes.CDLL(None, use_errno=True)
     result = libc.syscall(
         ctypes.c_long(architecture.seccomp),
-        ctypes.c_uint(_SET_MODE_FILTER),
+        ctypes.c_uint(operation),
         ctypes.c_uint(flags),
         argument,
     )

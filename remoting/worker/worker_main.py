@@ -33,6 +33,7 @@ from gpupool.remoting.worker.client_handshake import (
     set_options,
 )
 from gpupool.remoting.worker.peer_links import INTRODUCTION, Peers
+from gpupool.remoting.worker.self_confinement import confine_self
 from gpupool.remoting.worker.session_report import SessionReport
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
@@ -107,7 +108,7 @@ def _prepare(
 ) -> tuple["WorkerContext", worker_messages.Ready]:
     """Confine this process and import what it will need; return its TLS context and report."""
     own_uid = start.own_uid and (not start.expose or namespaces.expose(start.expose))
-    holds = _confine(start, confine, own_uid=own_uid)
+    holds = confine_self(start, confine, own_uid=own_uid)
     problem = _preload(start)
     # Imported here and not above, where it would slow down everything before the confinement.
     from gpupool.remoting.worker import kernel_permission
@@ -120,57 +121,6 @@ def _prepare(
     if sandbox.hide_memory():
         holds.append("not-dumpable")
     return context, worker_messages.Ready(fingerprint, tuple(holds), problem)
-
-
-def _confine(
-    start: worker_messages.Start, confine: worker_messages.Confine, *, own_uid: bool
-) -> list[str]:
-    """Give up what can be given up before the lease is known; return what holds then."""
-    holds: list[str] = []
-    if "priority" in confine.properties and sandbox.lower_priority():
-        holds.append("low-priority")
-    sandbox.keep_descendants()
-    if sandbox.forbid_new_privileges():
-        holds.append("no-new-privileges")
-    is_root = os.geteuid() == 0
-    # First what needs privileges, and all of it before the first thread: NumPy's BLAS starts some
-    # when it is imported.
-    no_network = is_root and "network" in confine.properties and namespaces.own_network()
-    if no_network:
-        holds.append("no-network")
-    devices: tuple[str, ...] | None = None
-    own_directories = (start.directory,)
-    if "devices" in confine.properties:
-        devices = (*namespaces.STANDARD_DEVICES, *confine.devices)
-        staging = Path(start.directory) / "dev"
-        if is_root and namespaces.private_devices(confine.devices, staging):
-            holds.append("private-devices")
-            devices, own_directories = (), (start.directory, "/dev")
-    if is_root and "folders" in confine.properties:
-        needed = namespaces.needed_paths((start.directory, *start.readable))
-        if namespaces.hide_folders(needed):
-            holds.append("private-folders")
-    if start.landlock:
-        tcp = "landlock-network" in confine.properties
-        # Within a lease's own network such sockets are CUDA's, and reach nobody else.
-        holds += sandbox.restrict_files(
-            start.readable,
-            own_directories,
-            devices,
-            network=tcp,
-            ports=confine.ports,
-            abstract=tcp and not no_network,
-        )
-        if "landlock" in holds and devices:
-            holds.append("listed-devices")
-    sandbox.limit_resources(own_uid=own_uid)
-    if own_uid:
-        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
-    elif is_root and sandbox.drop_capabilities():
-        holds.append("few-capabilities")  # of this thread, and so of those that it starts
-    if "system-calls" in confine.properties and syscall_filter.available():
-        holds.append("system-call-filter")  # once it is assigned: it needs privileges before
-    return holds
 
 
 def _preload(start: worker_messages.Start) -> str:
@@ -208,6 +158,8 @@ class Worker:
         self._keeper = keeper
         self._own_uid = "own-uid" in confinement
         self._filtered = "system-call-filter" in confinement
+        self._asks = "lease-addresses" in confinement
+        self._listener_to: socket.socket | None = None
         self._doors = start.doors
         self._parent_pid = parent_pid
         self._context = context
@@ -236,6 +188,8 @@ class Worker:
                 self._measured.set()
             elif isinstance(message, worker_messages.TakeTurns):
                 launch_gate.of_worker().attach(self._channel.take_descriptor())
+            elif isinstance(message, worker_messages.SendListener):
+                self._listener_to = self._channel.take_descriptor()
             elif isinstance(message, worker_messages.Dialled):
                 self._dialled.put(message.reason or self._channel.take_descriptor())
             else:
@@ -259,7 +213,11 @@ class Worker:
             self._become(assign.uid)
         self._keeper.close()
         if self._filtered:
-            syscall_filter.install(tcp=self._may_use_tcp and assign.servers > 1)
+            tcp = self._may_use_tcp and assign.servers > 1
+            if tcp and self._asks and self._listener_to is None:
+                raise ProtocolError("nobody makes the sockets of this worker")
+            syscall_filter.install(tcp=tcp, listener_to=self._listener_to)
+            self._listener_to = None
         if all(device.emulated for device in assign.devices):
             sandbox.limit_data(sum(device.memory for device in assign.devices))
         self._assign = assign

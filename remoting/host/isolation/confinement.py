@@ -5,15 +5,18 @@ put in force here, by root, before the worker hears of the lease.
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId
-from gpupool.remoting.host.isolation import worker_mounts
+from gpupool.remoting.host.isolation import held_sockets, worker_mounts
+from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.protocol import mps_folders, worker_messages
+
+LEASE_ADDRESSES = "lease-addresses"
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
@@ -22,6 +25,7 @@ PROPERTIES = {
     "devices": "a /dev with the standard device nodes and those of its GPUs alone",
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
+    LEASE_ADDRESSES: "TCP with the servers of its lease alone, where NCCL needs it",
     "priority": "less of the processors than the server when both want them",
     "cgroup": "a control group of its lease's own",
 }
@@ -73,12 +77,22 @@ def kernel_ports() -> tuple[int, int] | None:
         return None
 
 
+def nccl_networks(environment: Mapping[str, str]) -> tuple[Network, ...]:
+    """Return the networks with which NCCL may speak beside the addresses of its lease's servers.
+
+    Raises:
+        UsageError: when the environment has something else there.
+    """
+    return held_sockets.networks(environment.get(held_sockets.VARIABLE, ""))
+
+
 def nccl_ports(
-    environment: Mapping[str, str], chosen: tuple[int, int] | None = None
+    environment: Mapping[str, str],
+    choice: Callable[[], tuple[int, int] | None] = kernel_ports,
 ) -> tuple[int, ...]:
     """Return the first and the last TCP port for leases over several servers, or nothing.
 
-    ``chosen`` are ``kernel_ports()``: NCCL listens on ports that the kernel chooses.
+    ``choice`` says which ports the kernel chooses: NCCL listens on those.
 
     Raises:
         UsageError: when the environment has something else there, or lacks some of those ports.
@@ -91,6 +105,7 @@ def nccl_ports(
     if len(ports) != 2 or not LOWEST_PORT <= ports[0] <= ports[1] <= HIGHEST_PORT:
         hint = f"such as 32768-60999, between {LOWEST_PORT} and {HIGHEST_PORT}"
         raise UsageError(f"{PORTS_VARIABLE} is {text!r}", hint=hint)
+    chosen = choice()
     if chosen is not None and not ports[0] <= chosen[0] <= chosen[1] <= ports[1]:
         first_chosen, last_chosen = chosen
         raise UsageError(
@@ -117,6 +132,8 @@ class Confinement:
     def asked(self, groups: LeaseCgroups | None) -> tuple[str, ...]:
         """Return the properties that a new worker must put in force itself."""
         not_asked = {"cgroup", "shared-memory"}
+        if not self.ports:
+            not_asked.add(LEASE_ADDRESSES)
         if not self._knows_devices():
             not_asked.add("devices")
         if groups is not None and "cpu" in groups.controllers:
@@ -219,12 +236,16 @@ class Confinement:
 
         if "landlock" not in holds:
             note("files and signals by Landlock", "the kernel has none, or forbids it")
-        if self.ports:
-            first, last = self.ports
-            which = f"on TCP ports {first} to {last}" if "few-tcp-ports" in holds else "on any port"
+        if self.ports and "few-tcp-ports" not in holds:
             found.append(
-                f"addresses, in leases over several servers: workers may reach any {which} "
-                f"({PORTS_VARIABLE}; no kernel holds them to the servers of their lease)"
+                f"TCP ports, in leases over several servers: workers may use all of them "
+                f"({PORTS_VARIABLE}; Landlock is none, or older than Linux 6.7)"
+            )
+        if self.ports and LEASE_ADDRESSES not in holds:
+            note(
+                LEASE_ADDRESSES,
+                f"{PORTS_VARIABLE} lets these workers reach any address; Linux is older than 5.14, "
+                "or has no filter of system calls",
             )
         if "no-network" not in holds:
             note("network", denied)

@@ -2,6 +2,7 @@
 
 import errno
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,14 @@ def decide(
     argument: int = 0,
     audit: int = 0,
     *,
-    others: tuple[int, int] = (0, 0),
+    others: tuple[int, ...] = (0, 0, 0),
     tcp: bool = False,
+    asks: bool = False,
 ) -> int:
     """Run the program as the kernel does."""
-    program = syscall_filter.program(architecture, tcp=tcp)
+    program = syscall_filter.program(architecture, tcp=tcp, asks=asks)
     data = {0: number, 4: audit or architecture.audit, 16: argument & 0xFFFF_FFFF}
-    data |= {24: others[0], 32: others[1]}
+    data |= {24 + 8 * place: value for place, value in enumerate(others)}
     at, value = 0, 0
     while True:
         code, true, false, operand = program[at]
@@ -93,6 +95,41 @@ def test_a_worker_that_may_use_tcp_makes_no_other_sockets(architecture: Architec
         for protocol in (0, 6)
     }
     assert allowed == expected
+
+
+@EVERYWHERE
+def test_the_host_is_asked_for_sockets_of_tcp_alone(architecture: Architecture) -> None:
+    number = CHECKED["socket"][architecture.column]
+    assert number is not None
+    for family, kind, protocol in product((1, 2, 10, 16), (1, 2, 3, 0o2004001), (0, 6, 17)):
+        others = (kind, protocol)
+        without = decide(architecture, number, family, others=others, tcp=True)
+        asked = without == ALLOW and family in (2, 10)
+        assert decide(architecture, number, family, others=others, tcp=True, asks=True) == (
+            syscall_filter.ASK if asked else without
+        )
+
+
+@EVERYWHERE
+def test_nothing_is_sent_before_a_connection_is_there(architecture: Architecture) -> None:
+    fast_open, other_flag = 0x2000_0000, 0x4000
+    for name, place in (("sendto", 2), ("sendmsg", 1), ("sendmmsg", 2)):
+        number = CHECKED[name][architecture.column]
+        assert number is not None
+        for flags, tcp in product(
+            (0, other_flag, fast_open, fast_open | other_flag), (True, False)
+        ):
+            others = [0, 0, 0]
+            others[place] = flags
+            decided = decide(architecture, number, others=tuple(others), tcp=tcp)
+            refuses = tcp and flags & fast_open
+            assert decided == (refused(errno.EPERM) if refuses else ALLOW)
+    number = CHECKED["setsockopt"][architecture.column]
+    assert number is not None
+    for level, option, tcp in product((0, 1, 6, 41), range(64), (True, False)):
+        refuses = level == 6 and option in (23, 30, 33, 34)
+        decided = decide(architecture, number, others=(level, option), tcp=tcp)
+        assert decided == (refused(errno.EPERM) if refuses else ALLOW)
 
 
 @EVERYWHERE

@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +20,17 @@ import trio
 from fake_nvml import FakeNvml, device
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost, unix_address
 from kernel_probes import landlock_version
+from test_host_sessions import TcpFront
 from test_worker_confinement import as_root, stranger, with_landlock
 
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import GpuId, ServerId
-from gpupool.pool.model.state import Partition
+from gpupool.pool.model.state import Lease, Partition
 from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
-from gpupool.remoting.host.isolation import confinement, users
+from gpupool.remoting.host.isolation import confinement, held_sockets, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.keepers import OwnKeeper
 from gpupool.remoting.host.suspension import kept_workers
@@ -150,6 +151,16 @@ async def test_landlock_shuts_tcp_for_a_server_that_is_not_root(
         assert await attack(client, ABSTRACT.format(name=abstract_name)) == "EPERM"
 
 
+def at(host: str) -> Callable[[ServerId], str]:
+    """Return what says that each server listens there."""
+    return lambda _server: f"{host}:7470"
+
+
+def over_two_servers(kit: HostKit) -> Lease:
+    other = Partition(ServerId("b" * 12), GpuId("GPU-1"), 1 << 30)
+    return replace(kit.lease(2), partitions=(*kit.lease(2).partitions, other))
+
+
 @as_root
 @with_filter
 @pytest.mark.skipif(landlock_version() < 4, reason="this kernel's Landlock knows no ports")
@@ -158,10 +169,8 @@ async def test_leases_over_several_servers_alone_may_use_tcp_and_few_ports(
 ) -> None:
     """NCCL between servers took workers without any confinement of their network."""
     first, last = 32768, 60999  # as the kernel chooses ports by itself
-    kit = await make_host(ports=(first, last))
-    one = kit.lease(1)
-    other = Partition(ServerId("b" * 12), GpuId("GPU-1"), 1 << 30)
-    both = replace(kit.lease(2), partitions=(*kit.lease(2).partitions, other))
+    kit = await make_host(ports=(first, last), address_of=at("127.0.0.1"))
+    one, both = kit.lease(1), over_two_servers(kit)
     with socket.create_server(("127.0.0.1", 0)) as near:
         port = near.getsockname()[1]
         assert first <= port <= last
@@ -177,13 +186,178 @@ async def test_leases_over_several_servers_alone_may_use_tcp_and_few_ports(
         assert await attack(across, CONNECT.format(port=22)) == "EACCES"
         listen = "s = socket.create_server(('127.0.0.1', 8443))\nanswer = 'listening'"
         assert await attack(across, listen) == "EACCES"
-    lacking = "\n".join(kit.host.unconfined())
-    assert "workers may reach any on TCP ports 32768 to 60999" in lacking
+    assert "NCCL_PORTS" not in "\n".join(kit.host.unconfined())
+
+
+FAST_OPEN = (
+    "s = socket.socket()\ns.sendto(b'x', 0x20000000, ('127.0.0.1', {port}))\nanswer = 'sent'"
+)
+REACH = """
+s = socket.socket()
+s.settimeout(0.5)
+try:
+    s.connect(({address!r}, {port}))
+    answer = "connected"
+except TimeoutError:
+    answer = "nothing"
+"""
+ACCEPT = """
+socket.kept = socket.create_server(("", 0))
+answer = socket.kept.getsockname()[1]
+"""
+ACCEPTED = """
+socket.kept.settimeout(0.5)
+try:
+    answer = socket.kept.accept()[1][0]
+except TimeoutError:
+    answer = "nothing"
+"""
+
+
+@as_root
+@with_filter
+async def test_nccls_sockets_speak_with_the_servers_of_the_lease_alone(make_host: MakeHost) -> None:
+    """Nothing held the addresses, and on Linux 6.18 sending connected past Landlock's ports."""
+    kit = await make_host(
+        ports=(32768, 60999),
+        address_of=at("127.0.0.2"),
+        networks=confinement.nccl_networks({"GPUPOOL_NCCL_NETWORKS": "127.0.3.0/24"}),
+    )
+    both = over_two_servers(kit)
+    info = await kit.host.open_session(both, both.partitions[:1], door="echo", program="x.py")
+    client = await kit.dial(unix_address(info))
+    having(kit, "lease-addresses")
+    with socket.create_server(("", 0)) as near:
+        port = near.getsockname()[1]
+        for address, answer in (
+            ("127.0.0.2", "connected"),
+            ("127.0.3.7", "connected"),
+            ("127.0.0.1", "nothing"),
+            ("127.0.0.3", "nothing"),
+        ):
+            assert await attack(client, REACH.format(address=address, port=port)) == answer
+        assert await attack(client, FAST_OPEN.format(port=port)) == "EPERM"
+        option = "s = socket.socket()\ns.setsockopt(6, 34, 1)\nanswer = 'set'"
+        assert await attack(client, option) == "EPERM"
+    for option in (26, 27, 44):  # to attach, detach and unlock a filter
+        change = f"s = socket.socket()\ns.setsockopt(1, {option}, bytes(16))\nanswer = 'changed'"
+        assert await attack(client, change) in ("EPERM", "EINVAL")
+    port = int(await attack(client, ACCEPT))
+    for address, answer in (("127.0.0.3", "nothing"), ("127.0.0.2", "127.0.0.2")):
+        with socket.socket() as caller:
+            caller.bind((address, 0))
+            caller.setblocking(False)
+            caller.connect_ex(("127.0.0.1", port))
+            assert await attack(client, ACCEPTED) == answer
+
+
+@as_root
+@with_filter
+async def test_a_flag_of_sockets_and_wrong_ones_are_as_ever(make_host: MakeHost) -> None:
+    kit = await make_host(ports=(32768, 60999), address_of=at("127.0.0.2"))
+    both = over_two_servers(kit)
+    info = await kit.host.open_session(both, both.partitions[:1], door="echo", program="x.py")
+    client = await kit.dial(unix_address(info))
+    having(kit, "lease-addresses")
+    look = (
+        "s = socket.socket({family}, socket.SOCK_STREAM | {flags})\n"
+        "answer = (s.getblocking(), s.get_inheritable())"
+    )
+    assert await attack(client, look.format(family=2, flags=0)) == "(True, False)"
+    nonblocking = look.format(family=10, flags=int(socket.SOCK_NONBLOCK))
+    assert await attack(client, nonblocking) == "(False, False)"
+    many = "kept = [socket.socket() for _ in range(5000)]\nanswer = 'made'"
+    assert await attack(client, many) == "EMFILE"
+    assert await attack(client, look.format(family=2, flags=0)) == "(True, False)"
+
+
+@as_root
+async def test_without_the_property_nccls_sockets_reach_everybody(make_host: MakeHost) -> None:
+    kit = await make_host(
+        ports=(32768, 60999),
+        confine=frozenset(ALL - {"lease-addresses"}),
+        address_of=at("127.0.0.2"),
+    )
+    both = over_two_servers(kit)
+    info = await kit.host.open_session(both, both.partitions[:1], door="echo", program="x.py")
+    client = await kit.dial(unix_address(info))
+    with socket.create_server(("", 0)) as near:
+        port = near.getsockname()[1]
+        assert await attack(client, REACH.format(address="127.0.0.3", port=port)) == "connected"
+    assert "TCP with the servers of its lease alone" in "\n".join(kit.host.unconfined())
+
+
+TURNED = """
+import ctypes, os, socket, stat, sys, time
+for name in os.listdir("/proc/self/fd"):
+    try:
+        if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            continue
+        found = socket.socket(fileno=os.dup(int(name)))
+    except OSError:
+        continue
+    if found.family == socket.AF_INET:
+        break
+{code}
+"""
+ELSEWHERE = """
+ctypes.CDLL(None).connect(found.fileno(), bytes(16), 16)
+found.settimeout(0.5)
+found.connect(("127.0.0.1", {port}))
+found.sendall(b"hello")
+"""
+LISTENS = """
+ctypes.CDLL(None).connect(found.fileno(), bytes(16), 16)
+found.listen()
+print("listens at", found.getsockname()[1], file=sys.stderr, flush=True)
+time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_worker_cannot_turn_its_clients_connection_to_others(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, *, held: bool
+) -> None:
+    """A socket taken off its client connected from the machine's network, and listened there."""
+    if not held:
+        monkeypatch.setattr(held_sockets, "hold", id)
+    kit = await make_host(confine=frozenset({"network", "system-calls"}), landlock=False)
+
+    async def over_tcp(number: int) -> EchoClient:
+        info = await kit.open(kit.lease(number))
+        front = TcpFront(kit, info.session)
+        kit.closers.append(front.listener.close)
+        kit.nursery.start_soon(front.run)
+        return await kit.dial(front.address(info, "tls"))
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        client = await over_tcp(1)
+        code = ELSEWHERE.format(port=other.getsockname()[1])
+        await client.send(b"x", TURNED.format(code=code).encode())
+        other.settimeout(1)
+        if held:
+            with pytest.raises(TimeoutError):
+                other.accept()
+        else:
+            reached, _address = other.accept()
+            with reached:
+                assert reached.recv(5) == b"hello"
+    client = await over_tcp(2)
+    await client.send(b"x", TURNED.format(code=LISTENS).encode())
+    await kit.logged("listens at")
+    port = int("".join(kit.log).partition("listens at ")[2].split()[0])
+    with socket.socket() as caller:
+        caller.settimeout(0.5)
+        found = caller.connect_ex(("127.0.0.1", port))
+    assert (found == 0) is not held
 
 
 def test_ports_for_nccl_are_checked() -> None:
     assert confinement.nccl_ports({}) == ()
-    assert confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": " 32768-60999"}) == (32768, 60999)
+    assert confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": " 32768-60999"}, lambda: None) == (
+        32768,
+        60999,
+    )
     for text in ("any", "1-2", "2000-1999", "2000", "2000-70000", "2000-x"):
         with pytest.raises(UsageError, match="GPUPOOL_NCCL_PORTS"):
             confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": text})
@@ -193,10 +367,10 @@ def test_ports_for_nccl_are_checked() -> None:
 def test_ports_on_which_nccl_cannot_listen_are_refused(text: str) -> None:
     """With others NCCL said "unhandled system error", and nothing else, on two H100s."""
     with pytest.raises(UsageError) as refused:
-        confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": text}, (32768, 60999))
+        confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": text}, lambda: (32768, 60999))
     assert "set GPUPOOL_NCCL_PORTS=32768-60999" in refused.value.hint
     for wide in ("32768-60999", "2000-65535"):
-        assert confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": wide}, (32768, 60999))
+        assert confinement.nccl_ports({"GPUPOOL_NCCL_PORTS": wide}, lambda: (32768, 60999))
     assert confinement.kernel_ports() is not None
 
 

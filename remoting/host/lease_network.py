@@ -1,0 +1,138 @@
+"""Connections of a lease's workers to its other servers, which the host makes or has a hand in.
+
+A worker has no network of its own. For a copy it asks the host for a connection to another server
+of its lease. Where an operator allows NCCL between servers, its sockets of TCP are made here and
+held to the lease's servers (``isolation.held_sockets``).
+"""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import trio
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.host.isolation import held_sockets
+from gpupool.remoting.host.isolation.confinement import LEASE_ADDRESSES
+from gpupool.remoting.host.isolation.held_sockets import Network
+from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle
+from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.transport.descriptor_passing import receive_with_descriptors
+
+PEER_TIMEOUT_S = 4.0
+"""For a connection to another server, or its name's addresses; as for a client's connection."""
+
+
+class LeaseNetwork:
+    """The network of the leases over several servers that this host serves."""
+
+    def __init__(
+        self,
+        address_of: Callable[[ServerId], str | None],
+        networks: Sequence[Network],
+        log: Callable[[str], None],
+    ) -> None:
+        """Prepare; ``run`` starts it.
+
+        Args:
+            address_of: where another server of the pool listens; None when it is not known.
+            networks: those with which NCCL may speak beside the servers' addresses.
+            log: takes one line.
+        """
+        self._address_of, self._networks, self._log = address_of, networks, log
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Work until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    def dial(self, worker: WorkerHandle, server: ServerId) -> None:
+        """Connect a worker to another server of its lease; it hears of it by ``Dialled``."""
+        worker.dialling = True
+        if self._nursery is not None:
+            self._nursery.start_soon(self._dial, worker, server)
+
+    async def make_sockets(self, worker: WorkerHandle) -> None:
+        """Make the sockets of a worker from now on, if that is how it is to have any.
+
+        Called before the worker hears of its lease.
+
+        Raises:
+            WorkerFailedError: when it does not take the message.
+        """
+        if not worker.peers or LEASE_ADDRESSES not in worker.confinement or self._nursery is None:
+            return
+        addresses: list[str] = []
+        for server in sorted(worker.peers):
+            try:
+                addresses += await self._addresses(server)
+            except (OSError, GpupoolError, trio.TooSlowError) as error:
+                why = str(error) or "no answer in time"
+                self._log(f"{worker.label}: NCCL in it does not reach server {server}: {why}")
+        allowed = (*self._networks, *held_sockets.of_addresses(addresses))
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                worker.send(worker_messages.SendListener(), theirs.fileno())
+            except WorkerFailedError:
+                ours.close()
+                raise
+        self._nursery.start_soon(self._make_sockets, worker, ours, allowed)
+
+    async def _addresses(self, server: ServerId) -> list[str]:
+        address = self._address_of(server)
+        if address is None:
+            raise GpupoolError("its address is not known")
+        target = parse_address(address)
+        with trio.fail_after(PEER_TIMEOUT_S):
+            found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        return [str(where[0]) for *_, where in found]
+
+    async def _make_sockets(
+        self, worker: WorkerHandle, line: socket.socket, allowed: Sequence[Network]
+    ) -> None:
+        descriptors: list[int] = []
+        try:
+            await trio.lowlevel.wait_readable(line)
+            _data, descriptors = receive_with_descriptors(line, 1, 1)
+            line.close()
+            if descriptors:
+                await held_sockets.serve(descriptors[0], allowed)
+        except OSError as error:
+            worker.kill(f"its sockets cannot be made: {error}")
+        finally:
+            line.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
+        """Connect a worker to another server of its lease, which is all that it may reach."""
+        address = self._address_of(server) if server in worker.peers else None
+        reason = f"server {server[:32]} is none of this lease" if address is None else ""
+        connection: trio.SocketStream | None = None
+        try:
+            if address is not None:
+                target = parse_address(address)
+                with trio.fail_after(PEER_TIMEOUT_S):
+                    connection = await trio.open_tcp_stream(target.host, target.port)
+                held_sockets.hold(connection.socket)
+        except (OSError, GpupoolError, trio.TooSlowError) as error:
+            reason = worker_messages.shortened(str(error) or "no answer in time")
+        worker.dialling = False
+        try:
+            descriptor = None if reason or connection is None else connection.socket.fileno()
+            worker.send(worker_messages.Dialled(reason), descriptor)
+        except WorkerFailedError as error:
+            worker.kill(str(error))
+        finally:
+            if connection is not None:
+                connection.socket.close()
