@@ -24,7 +24,12 @@ from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.host import host_memory, kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
-from gpupool.remoting.host.isolation.users import LeaseUsers, UidPool, remove_shared_memory
+from gpupool.remoting.host.isolation.users import (
+    LeaseUsers,
+    UidPool,
+    clear_user,
+    remove_shared_memory,
+)
 from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.host.measuring.worker_files import WorkerFiles
 from gpupool.remoting.host.remove_tree import remove_tree
@@ -111,6 +116,9 @@ class WorkerKeeper:
         isolation = self._isolation = spawn.isolation_for(
             cuda=cuda, wanted=self._settings.own_uids, uids=self._uids
         )
+        if isolation.own_uid:
+            with contextlib.suppress(OSError):  # It is only litter.
+                self._uids.sweep(clear_user)
         if "cgroup" in self._settings.confine:
             self._groups = LeaseCgroups.make(siblings=self._settings.siblings)
         self._directory = spawn.make_worker_directories(

@@ -52,19 +52,35 @@ class UidPool:
         Raises:
             GpupoolError: when there is none left.
         """
-        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         for uid in range(self._base, self._base + self._count):
-            if uid in self._held:
-                continue
-            lock = os.open(self._locks / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            self._held[uid] = lock
-            return uid
+            if self._hold(uid):
+                return uid
         raise GpupoolError("no worker can be started", why=f"all {self._count} uids are in use")
+
+    def _hold(self, uid: int) -> bool:
+        if uid in self._held:
+            return False
+        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._locks / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._held[uid] = lock
+        return True
+
+    def sweep(self, clear: Callable[[int], object]) -> None:
+        """Call ``clear`` with each uid that a killed server has left files of in shared memory."""
+        found: set[int] = set()
+        with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # It has gone meanwhile.
+                    found.add(entry.stat(follow_symlinks=False).st_uid)
+        for uid in sorted(found.intersection(range(self._base, self._base + self._count))):
+            if self._hold(uid):
+                clear(uid)
+                self.give_back(uid)
 
     def give_back(self, uid: int) -> None:
         """Let others have ``uid``; every process of it must be gone."""

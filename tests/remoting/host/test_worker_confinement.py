@@ -290,6 +290,25 @@ def test_uids_are_shared_by_no_two_servers(tmp_path: Path) -> None:
     one.give_back(60_002)
 
 
+@as_root
+def test_what_a_killed_server_left_in_shared_memory_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of its leases stayed there until somebody got their uid, or for good."""
+    shared = tmp_path / "shm"
+    monkeypatch.setattr(users, "SHARED_MEMORY", shared)
+    ours, theirs = (users.UidPool(60_000, 3, tmp_path / "locks") for _ in range(2))
+    in_use = theirs.take()
+    for uid in (in_use, 60_001, 60_007):
+        folder = shared / f"gpupool-{uid}"
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+        os.chown(folder, uid, uid)
+    ours.sweep(users.clear_user)
+    assert [each.name for each in sorted(shared.iterdir())] == ["gpupool-60000", "gpupool-60007"]
+    assert ours.take() == 60_001
+
+
 def test_isolation_says_what_keeps_workers_from_their_own_uid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
