@@ -1,6 +1,6 @@
 """A host's keeper, as the host calls it: in this process, or in another one (``privileges``)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import trio
@@ -70,6 +70,10 @@ class Keeper(Protocol):
 
     async def files(self) -> keeper_messages.Files:
         """Return how much of the disk the files of workers take."""
+        ...
+
+    async def load_filter(self, networks: Sequence[str] | None) -> int:
+        """Load a filter of packets; return its descriptor, which is the caller's."""
         ...
 
     async def close(self) -> None:
@@ -144,6 +148,10 @@ class OwnKeeper:
     async def files(self) -> keeper_messages.Files:
         """Return how much of the disk the files of workers take."""
         return await self._on_thread(self.keeper.files)
+
+    async def load_filter(self, networks: Sequence[str] | None) -> int:
+        """Load a filter of packets; return its descriptor, which is the caller's."""
+        return self.keeper.load_filter(networks)
 
     async def close(self) -> None:
         """Remove the directories of all workers."""

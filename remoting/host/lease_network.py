@@ -5,17 +5,19 @@ of its lease. Where an operator allows NCCL between servers, its sockets of TCP 
 held to the lease's servers (``isolation.held_sockets``).
 """
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.host.isolation import held_sockets
-from gpupool.remoting.host.isolation.confinement import LEASE_ADDRESSES
+from gpupool.remoting.host.isolation.confinement import HELD, LEASE_ADDRESSES
 from gpupool.remoting.host.isolation.held_sockets import Network
+from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
@@ -26,10 +28,12 @@ PEER_TIMEOUT_S = 4.0
 
 
 class LeaseNetwork:
-    """The network of the leases over several servers that this host serves."""
+    """The connections of the workers of this host."""
 
     def __init__(
         self,
+        keeper: Keeper,
+        wanted: Collection[str],
         address_of: Callable[[ServerId], str | None],
         networks: Sequence[Network],
         log: Callable[[str], None],
@@ -37,22 +41,47 @@ class LeaseNetwork:
         """Prepare; ``run`` starts it.
 
         Args:
+            keeper: loads filters of packets.
+            wanted: of ``confinement.PROPERTIES``.
             address_of: where another server of the pool listens; None when it is not known.
             networks: those with which NCCL may speak beside the servers' addresses.
             log: takes one line.
         """
         self._address_of, self._networks, self._log = address_of, networks, log
         self._nursery: trio.Nursery | None = None
+        self._keeper, self._wanted = keeper, wanted
+        self._program = held_sockets.CLASSIC
+        self.holds: tuple[str, ...] = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Work until cancelled."""
         try:
+            if HELD in self._wanted:
+                await self._prepare()
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
                 await trio.sleep_forever()
         finally:
             self._nursery = None
+            if self._program >= 0:
+                os.close(self._program)
+                self._program = held_sockets.CLASSIC
+
+    async def _prepare(self) -> None:
+        with contextlib.suppress(GpupoolError, OSError):
+            self._program = await self._keeper.load_filter(None)
+        if held_sockets.can_hold(self._program):
+            self.holds = (HELD,)
+
+    def hold(self, connection: held_sockets.Socket) -> None:
+        """Hold a connection to its other end, where that can be done.
+
+        Raises:
+            OSError: when it cannot be done with this one.
+        """
+        if self.holds:
+            held_sockets.hold(connection, self._program)
 
     def dial(self, worker: WorkerHandle, server: ServerId) -> None:
         """Connect a worker to another server of its lease; it hears of it by ``Dialled``."""
@@ -78,6 +107,7 @@ class LeaseNetwork:
                 why = str(error) or "no answer in time"
                 self._log(f"{worker.label}: NCCL in it does not reach server {server}: {why}")
         allowed = (*self._networks, *held_sockets.of_addresses(addresses))
+        program = await self._load(allowed)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -85,8 +115,15 @@ class LeaseNetwork:
                 worker.send(worker_messages.SendListener(), theirs.fileno())
             except WorkerFailedError:
                 ours.close()
+                os.close(program)
                 raise
-        self._nursery.start_soon(self._make_sockets, worker, ours, allowed)
+        self._nursery.start_soon(self._make_sockets, worker, ours, program)
+
+    async def _load(self, allowed: Sequence[Network]) -> int:
+        try:
+            return await self._keeper.load_filter([str(each) for each in allowed])
+        except OSError as error:
+            raise WorkerFailedError("no session can be opened", why=str(error)) from error
 
     async def _addresses(self, server: ServerId) -> list[str]:
         address = self._address_of(server)
@@ -97,21 +134,19 @@ class LeaseNetwork:
             found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         return [str(where[0]) for *_, where in found]
 
-    async def _make_sockets(
-        self, worker: WorkerHandle, line: socket.socket, allowed: Sequence[Network]
-    ) -> None:
+    async def _make_sockets(self, worker: WorkerHandle, line: socket.socket, program: int) -> None:
         descriptors: list[int] = []
         try:
             await trio.lowlevel.wait_readable(line)
             _data, descriptors = receive_with_descriptors(line, 1, 1)
             line.close()
             if descriptors:
-                await held_sockets.serve(descriptors[0], allowed)
+                await held_sockets.serve(descriptors[0], program)
         except OSError as error:
             worker.kill(f"its sockets cannot be made: {error}")
         finally:
             line.close()
-            for descriptor in descriptors:
+            for descriptor in (*descriptors, program):
                 os.close(descriptor)
 
     async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
@@ -124,7 +159,7 @@ class LeaseNetwork:
                 target = parse_address(address)
                 with trio.fail_after(PEER_TIMEOUT_S):
                     connection = await trio.open_tcp_stream(target.host, target.port)
-                held_sockets.hold(connection.socket)
+                self.hold(connection.socket)
         except (OSError, GpupoolError, trio.TooSlowError) as error:
             reason = worker_messages.shortened(str(error) or "no answer in time")
         worker.dialling = False

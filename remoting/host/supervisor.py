@@ -46,7 +46,6 @@ from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
-from gpupool.remoting.host.isolation import held_sockets
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.keepers import Keeper, OwnKeeper
@@ -123,7 +122,6 @@ class HostSupervisor:
         self.inventory, self.budget = inventory, Budget()
         self._limits, self._runtime_dir = limits or HostLimits(), runtime_dir
         self._data_encryption = data_encryption
-        self._lease_network = LeaseNetwork(address_of, networks, log)
         self._log, self._measures = log, measures or Measures()
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, Totals] = {}  # of workers that have ended
@@ -132,6 +130,7 @@ class HostSupervisor:
         self._confinement = Confinement(confine, inventory.device_nodes(), root, ports)
         own = KeeperSettings(runtime_dir, state_dir, doors, landlock, own_uids, confine, ports)
         self.keeper = keeper or OwnKeeper(WorkerKeeper(own, log))
+        self._lease_network = LeaseNetwork(self.keeper, confine, address_of, networks, log)
         self.worker_pool = self._make_pool(warm_workers, frozenset(doors))
         self._suspensions = self._make_suspensions()
         self.weigh = self._arbiter.weigh
@@ -206,6 +205,7 @@ class HostSupervisor:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(self._lease_network.run)
+                self.worker_pool.also_holds = self._lease_network.holds
                 await nursery.start(self.worker_pool.run)
                 nursery.start_soon(self.watchdog.run)
                 nursery.start_soon(self.watchdog.run_for_files)
@@ -373,9 +373,9 @@ class HostSupervisor:
             if not plain and worker.lease is not None:
                 plain = self._data_encryption(worker.lease) == DataEncryption.OFF
             try:
-                held_sockets.hold(connection)
+                self._lease_network.hold(connection)
             except OSError as error:
-                raise DeniedError("data connection refused", why="it has ended") from error
+                raise DeniedError("data connection refused", why=str(error)) from error
             try:
                 lane = session if session in worker.lanes else b""
                 message = worker_messages.Connection(plain=plain, lane=lane)

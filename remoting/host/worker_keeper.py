@@ -16,12 +16,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.host import host_memory, kernel_cache, orphan_reaper, spawn
+from gpupool.remoting.host.isolation import held_sockets
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.isolation.users import (
@@ -112,7 +114,12 @@ class WorkerKeeper:
         state_dir = self._settings.state_dir
         killed = 0 if state_dir is None else orphan_reaper.reap_orphans(state_dir)
         self._cuda = cuda
-        self._confinement = Confinement(self._settings.confine, nodes, ports=self._settings.ports)
+        self._confinement = Confinement(
+            self._settings.confine,
+            nodes,
+            ports=self._settings.ports,
+            loads=held_sockets.can_load(),
+        )
         isolation = self._isolation = spawn.isolation_for(
             cuda=cuda, wanted=self._settings.own_uids, uids=self._uids
         )
@@ -254,6 +261,26 @@ class WorkerKeeper:
         groups = self._isolation.groups
         spawn.send(worker.line, worker_messages.Become(worker.uid, groups))
         return keeper_messages.AssignedUser(worker.uid, groups)
+
+    def load_filter(self, networks: Sequence[str] | None) -> int:
+        """Load a filter of packets for workers' sockets; return its descriptor.
+
+        Args:
+            networks: those that a lease's sockets may speak with; None: of connections.
+
+        Raises:
+            GpupoolError: when there are too many, or one is none.
+            OSError: when the kernel does not let this process load it.
+        """
+        if networks is None:
+            return held_sockets.load(held_sockets.connection_program())
+        if len(networks) > held_sockets.NETWORK_COUNT_MAX:
+            raise GpupoolError("no filter can be loaded", why=f"{len(networks)} networks")
+        try:
+            allowed = [ip_network(each) for each in networks]
+        except ValueError as error:
+            raise GpupoolError("no filter can be loaded", why=str(error)) from error
+        return held_sockets.load(held_sockets.lease_program(allowed))
 
     def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
         """Take workers of a lease off their GPUs: all of them, or none. Takes seconds.

@@ -123,6 +123,7 @@ class WorkerPool:
         self._number = 0
         self._starting = 0  # workers that are in the making
         self._nursery: trio.Nursery | None = None
+        self.also_holds: tuple[str, ...] = ()  # for all workers, by what this process does
         self._changed = trio.Event()
         self._budget = budget
         self._sharing = Sharing(descriptor_room())
@@ -358,7 +359,8 @@ class WorkerPool:
         """Let a worker serve sessions, once its keeper says what confines it."""
         await worker.said_ready.wait()
         try:
-            worker.confinement = await self._keeper.confinement(worker.number)
+            holds = await self._keeper.confinement(worker.number)
+            worker.confinement = (*holds, *self.also_holds)
         except GpupoolError as error:
             worker.kill(str(error))
             return

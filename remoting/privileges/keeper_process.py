@@ -98,6 +98,10 @@ class KeeperServer:
             self._answer(
                 call, lambda: (keeper_messages.Reaped(self._keeper.reap(request.worker)), -1)
             )
+        elif isinstance(request, keeper_messages.LoadFilter):
+            self._answer(
+                call, lambda: (keeper_messages.Loaded(), self._keeper.load_filter(request.networks))
+            )
         else:
             self._places.acquire()
 

@@ -138,6 +138,15 @@ class RemoteKeeper:
         """Return how much of the disk the files of workers take."""
         return await self._ask(keeper_messages.MeasureFiles(), keeper_messages.Files)
 
+    async def load_filter(self, networks: Sequence[str] | None) -> int:
+        """Load a filter of packets; return its descriptor, which is the caller's."""
+        known = None if networks is None else tuple(networks)
+        waiting = await self._call(keeper_messages.LoadFilter(known))
+        _answer(waiting, keeper_messages.Loaded)
+        if not waiting.descriptors:
+            raise WorkerFailedError("no filter can be loaded", why="there are no descriptors")
+        return waiting.descriptors[0]
+
     async def close(self) -> None:
         """Remove the directories of all workers."""
         await self._ask(keeper_messages.Close(), keeper_messages.Done)

@@ -115,6 +115,14 @@ class ResumeWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadFilter:
+    """Load a filter of packets for sockets of workers, which this process may not load itself."""
+
+    #: Those of a lease's servers, as 10.0.0.1/32; None: for connections that are there already.
+    networks: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Remove the directories of all workers; the last call."""
 
@@ -191,6 +199,11 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A filter is loaded; its descriptor comes with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """It is done."""
 
@@ -217,19 +230,31 @@ Request = (
     | ResumeWorkers
     | Close
     | MeasureFiles
+    | LoadFilter
 )
 Answer = (
-    Opened | Started | Reaped | Confinement | AssignedUser | Buried | Done | Failed | Files | Moved
+    Opened
+    | Started
+    | Reaped
+    | Confinement
+    | AssignedUser
+    | Buried
+    | Done
+    | Failed
+    | Files
+    | Moved
+    | Loaded
 )
 
 # The position is the kind. Both ends are always of the same build.
 _REQUESTS: tuple[type[Any], ...] = (
     *(Open, StartWorker, KillWorker, ReapWorker, ConfineWorker),
     *(AskConfinement, AssignWorker, BuryWorker, Close, MeasureFiles),
-    *(SuspendWorkers, ResumeWorkers),
+    *(SuspendWorkers, ResumeWorkers, LoadFilter),
 )
 _ANSWERS: tuple[type[Any], ...] = (
     *(Opened, Started, Reaped, Confinement, AssignedUser, Buried, Done, Failed, Files, Moved),
+    Loaded,
 )
 _KIND_OF = {kind: number for kinds in (_REQUESTS, _ANSWERS) for number, kind in enumerate(kinds)}
 

@@ -16,7 +16,7 @@ from gpupool.remoting.host.isolation.held_sockets import Network
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.protocol import mps_folders, worker_messages
 
-LEASE_ADDRESSES = "lease-addresses"
+LEASE_ADDRESSES, HELD = "lease-addresses", "held-connections"
 
 PROPERTIES = {
     "network": "a network namespace without interfaces",
@@ -25,6 +25,7 @@ PROPERTIES = {
     "devices": "a /dev with the standard device nodes and those of its GPUs alone",
     "shared-memory": "a /dev/shm of its lease's own",
     "system-calls": "a filter of system calls",
+    HELD: "connections that lead nowhere but to their other end",
     LEASE_ADDRESSES: "TCP with the servers of its lease alone, where NCCL needs it",
     "priority": "less of the processors than the server when both want them",
     "cgroup": "a control group of its lease's own",
@@ -128,11 +129,12 @@ class Confinement:
     #: Whether who starts workers is root, for the reasons of what is lacking.
     root: bool = field(default_factory=lambda: os.geteuid() == 0)
     ports: tuple[int, ...] = ()  # of ``PORTS_VARIABLE``
+    loads: bool = False  # whether filters of packets can be loaded
 
     def asked(self, groups: LeaseCgroups | None) -> tuple[str, ...]:
         """Return the properties that a new worker must put in force itself."""
-        not_asked = {"cgroup", "shared-memory"}
-        if not self.ports:
+        not_asked = {"cgroup", "shared-memory", HELD}
+        if not self.ports or not self.loads:
             not_asked.add(LEASE_ADDRESSES)
         if not self._knows_devices():
             not_asked.add("devices")
@@ -236,6 +238,8 @@ class Confinement:
 
         if "landlock" not in holds:
             note("files and signals by Landlock", "the kernel has none, or forbids it")
+        if HELD not in holds:
+            note(HELD, "the kernel lets root alone attach filters of packets")
         if self.ports and "few-tcp-ports" not in holds:
             found.append(
                 f"TCP ports, in leases over several servers: workers may use all of them "
@@ -244,8 +248,8 @@ class Confinement:
         if self.ports and LEASE_ADDRESSES not in holds:
             note(
                 LEASE_ADDRESSES,
-                f"{PORTS_VARIABLE} lets these workers reach any address; Linux is older than 5.14, "
-                "or has no filter of system calls",
+                f"{PORTS_VARIABLE} lets these workers reach any address; it takes root, Linux 5.14 "
+                "and a filter of system calls",
             )
         if "no-network" not in holds:
             note("network", denied)

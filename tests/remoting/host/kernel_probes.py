@@ -48,6 +48,15 @@ sys.exit(not ok)
 """
 
 
+_ATTACHES = """
+import ctypes, socket, struct
+keep = struct.pack("=HBBI", 6, 0, 0, 0xFFFFFFFF)
+code = ctypes.create_string_buffer(keep, 8)
+filter = struct.pack("=H6xQ", 1, ctypes.addressof(code))
+socket.socket().setsockopt(socket.SOL_SOCKET, 26, filter)
+"""
+
+
 def _runs(code: str) -> bool:
     done = subprocess.run([sys.executable, "-ISc", code], capture_output=True, check=False)
     return done.returncode == 0
@@ -76,6 +85,8 @@ def lowers_priority() -> bool:
 PROBES: dict[str, Callable[[], bool]] = {
     "no-network": lambda: _runs(_NETWORK),
     "no-tcp": lambda: landlock_version() >= 4,
+    "held-connections": lambda: _runs(_ATTACHES) or os.geteuid() == 0,
+    "lease-addresses": lambda: os.geteuid() == 0 and "user_notif" in ACTIONS.read_text(),
     "low-priority": lowers_priority,
     "private-folders": lambda: _runs(_MOUNTS),
     "private-devices": mounts_from_outside,

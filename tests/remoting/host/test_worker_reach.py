@@ -30,7 +30,7 @@ from gpupool.pool.model.suspension import USES_NCCL
 from gpupool.remoting.devices.nvml import mig_nodes
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory, emulated_gpus
-from gpupool.remoting.host.isolation import confinement, held_sockets, users
+from gpupool.remoting.host.isolation import confinement, users
 from gpupool.remoting.host.isolation.lease_cgroups import LeaseCgroups
 from gpupool.remoting.host.keepers import OwnKeeper
 from gpupool.remoting.host.suspension import kept_workers
@@ -316,12 +316,11 @@ time.sleep(1)
 
 @pytest.mark.parametrize("held", [True, False])
 async def test_a_worker_cannot_turn_its_clients_connection_to_others(
-    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, *, held: bool
+    make_host: MakeHost, *, held: bool
 ) -> None:
     """A socket taken off its client connected from the machine's network, and listened there."""
-    if not held:
-        monkeypatch.setattr(held_sockets, "hold", id)
-    kit = await make_host(confine=frozenset({"network", "system-calls"}), landlock=False)
+    confine = {"network", "system-calls", *(["held-connections"] if held else [])}
+    kit = await make_host(confine=frozenset(confine), landlock=False)
 
     async def over_tcp(number: int) -> EchoClient:
         info = await kit.open(kit.lease(number))
@@ -332,6 +331,10 @@ async def test_a_worker_cannot_turn_its_clients_connection_to_others(
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         client = await over_tcp(1)
+        if held:
+            having(kit, "held-connections")
+        else:
+            assert "held-connections" not in kit.host.confinement()
         code = ELSEWHERE.format(port=other.getsockname()[1])
         await client.send(b"x", TURNED.format(code=code).encode())
         other.settimeout(1)
