@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.monitoring.analysis.virtual_pool import (
     GPU_MEMORY,
@@ -122,7 +123,7 @@ def workloads(draw: st.DrawFn) -> list[Task]:
     return sorted(tasks, key=lambda each: each.submit_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(tasks=workloads(), gpus=st.integers(5, 14))
 def test_one_server_of_each_condition_is_enough(tasks: list[Task], gpus: int) -> None:
     fleet = Fleet(gpus, 4)
@@ -131,7 +132,7 @@ def test_one_server_of_each_condition_is_enough(tasks: list[Task], gpus: int) ->
     assert Watched(fleet).run(tasks).waits_s == whole.waits_s
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(tasks=workloads(), strict=st.booleans())
 def test_everything_is_served_and_the_same_each_time(tasks: list[Task], strict: bool) -> None:
     outcome = replay(tasks, 7, strict=strict, width=4)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -196,7 +197,7 @@ def test_copies_kernels_and_events_in_their_order(library: Path, tmp_path: Path)
     st.integers(1, 3 * MIRROR_TOGETHER // 2),
     st.lists(st.tuples(st.integers(0, 2 * MIRROR_TOGETHER), st.integers(1, 100_000)), max_size=20),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]]) -> None:
     """All of it, and at its edges nothing that has not."""
     memory = np.zeros(size, np.uint8)
@@ -213,7 +214,7 @@ def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]])
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_both_sides_of_a_mirror_write_stays(data: st.DataObject) -> None:
     """Each its own bytes, at the same time: both end up with all of them."""
     size = data.draw(st.integers(1, 200))
@@ -250,7 +251,7 @@ def merge(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @given(st.integers(0, 7), st.binary(min_size=1, max_size=100), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_library_merges_new_bytes_alone(
     merge: ctypes.CDLL, start: int, fresh: bytes, data: st.DataObject
 ) -> None:
