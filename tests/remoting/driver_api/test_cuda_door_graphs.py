@@ -31,6 +31,7 @@ def test_captures(library: Path, tmp_path: Path) -> None:
         assert control.missing_calls() == 0
 
 
+@pytest.mark.long
 def test_functions_beside_copies(library: Path, tmp_path: Path) -> None:
     """Host nodes in graphs that copy the host's memory, and what is refused."""
     program = compiled("host_copies", tmp_path, library)
