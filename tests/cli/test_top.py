@@ -128,6 +128,7 @@ def test_once_prints_one_frame(live_pool: Any, terminal: Any) -> None:
     assert ENTER_SCREEN not in terminal.text
 
 
+@pytest.mark.long
 def test_details_tree_usage_and_a_recording_of_them(live_pool: Any, terminal: Any) -> None:
     path = live_pool.folder / "top.gz"
     opened(live_pool, terminal, "--record", str(path))

@@ -255,6 +255,7 @@ def test_failure_is_made_smaller_and_can_be_repeated() -> None:
     assert f"--seed {report.options.seed}" in reproduce(smaller.options)
 
 
+@pytest.mark.long
 def test_module_prints_options_phases_and_verdict_of_one_seed() -> None:
     argv = [sys.executable, "-m", "gpupool.simulations", "--seed", "10"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)

@@ -36,7 +36,9 @@ def table_ahead_s(cluster: Cluster) -> float:
     return (cluster.environment.checkers.logs.state.now - right_ms) / 1000
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_leaders_wrong_clock_does_not_move_the_tables_time(seed: int) -> None:
     """Finding H1: 3 s of +400 days kept the table 34,559,977 s ahead, and ended nearly all grants.
 

@@ -122,7 +122,9 @@ async def run_program(agent: Agent, text: str) -> "subprocess.CompletedProcess[b
         )
 
 
-@pytest.mark.parametrize("encryption", ["unix", "tls", "off"])
+@pytest.mark.parametrize(
+    "encryption", ["tls", *(pytest.param(each, marks=pytest.mark.long) for each in ("unix", "off"))]
+)
 async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryption: str) -> None:
     def encryption_of(_lease: LeaseId) -> str:
         return encryption.replace("unix", "tls")
@@ -236,6 +238,7 @@ async def test_a_confined_worker_compiles_kernels_and_dies_of_a_wrong_one(
     await kit.logged("SIGSEGV")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's workers can stay root")
 async def test_a_worker_that_stays_root_compiles_nothing(make_host: MakeHost) -> None:
     kit = await make_host(doors=DOORS, own_uids=False)
