@@ -143,6 +143,7 @@ def stripes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lanes", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_large_copies_go_by_several_connections(
     lanes: int, fake_gpu_pool: FakeGpuPool, stripes: str
@@ -187,8 +188,8 @@ def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, flo
     [
         pytest.param("worker killed", "none.so", marks=pytest.mark.long),
         pytest.param("worker killed", "libssl.so.3", marks=pytest.mark.slow),
-        pytest.param("lease ended", "libssl.so.3", marks=pytest.mark.long),
-        ("server killed", "libssl.so.3"),
+        ("lease ended", "libssl.so.3"),
+        pytest.param("server killed", "libssl.so.3", marks=pytest.mark.long),
     ],
 )
 def test_a_program_that_waits_for_a_kernel_gets_an_error(

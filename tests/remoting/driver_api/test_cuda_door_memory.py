@@ -88,7 +88,16 @@ def test_arrays_and_textures(library: Path, tmp_path: Path) -> None:
         right(run(library, control, [str(program), image]))
 
 
-@pytest.mark.parametrize("refused", ["", "cuMemAddressReserve", "cuMemSetAccess"])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("cuMemAddressReserve", "cuMemSetAccess")
+        ),
+    ],
+)
 def test_managed_memory(refused: str, library: Path, tmp_path: Path) -> None:
     """One address on both sides; what either wrote is there when CUDA says so.
 
@@ -120,7 +129,7 @@ def test_memory_is_freed_before_host_functions_that_come_later(
         right(run(library, control, [str(program), *images], devices=2))
 
 
-@pytest.mark.parametrize("servers", ["1", "2"])
+@pytest.mark.parametrize("servers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_kernels_follow_addresses_of_pinned_memory(
     servers: str, library: Path, tmp_path: Path
 ) -> None:
