@@ -80,6 +80,7 @@ def run(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [(), ("-n", "1")])
 def test_tests_that_wait_for_ever_fail_by_name(tmp_path: Path, processes: tuple[str, ...]) -> None:
     # The last of the three ends is half a second behind the second, which under load is too short

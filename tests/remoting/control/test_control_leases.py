@@ -594,6 +594,7 @@ async def test_unreachable_pool(autojump_clock: Clock, nursery: trio.Nursery) ->
             pass
 
 
+@pytest.mark.long
 async def test_twenty_clients_race_for_seven_slots(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:

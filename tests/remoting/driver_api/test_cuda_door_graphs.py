@@ -53,6 +53,7 @@ def test_a_launch_that_fails_leaves_memory_alone(
     assert done.stdout == "results right\n", done.stderr
 
 
+@pytest.mark.long
 def test_functions_of_graphs_come_and_go(library: Path, tmp_path: Path) -> None:
     """70,000, of which the library holds 65,536 at a time: they end behind their last launch."""
     program = compiled("host_nodes", tmp_path, library)
