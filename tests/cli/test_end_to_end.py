@@ -401,6 +401,7 @@ print(sums, os.environ["GPUPOOL_SERVERS"])
 """
 
 
+@pytest.mark.long
 def test_filters_labels_and_leases_across_servers(live_pool: Any) -> None:
     for name, room in (("a", "north"), ("b", "south"), ("c", "north")):
         assert live_pool.run("label", name, f"room={room}").returncode == 0

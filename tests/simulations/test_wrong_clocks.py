@@ -96,6 +96,7 @@ def test_the_only_voters_clock_is_held_back_and_taken_by_order() -> None:
     assert table_ahead_s(cluster) == pytest.approx(400 * 86_400, abs=1.0)
 
 
+@pytest.mark.long
 def test_a_pool_that_was_off_for_weeks_starts_by_itself() -> None:
     """A majority agrees; the only voter of a pool may be three weeks and some days ahead."""
     for servers, days in ((3, 29), (1, 26)):

@@ -77,6 +77,7 @@ def test_pauses_give_the_gpu_to_others() -> None:
     assert outcome.waits_s == [0.0, 50.0, 100.0]
 
 
+@pytest.mark.long
 def test_a_run_ends_early_when_the_goal_is_missed() -> None:
     tasks = [task(at, 1000) for at in range(2000)]
     outcome = VirtualPool(Fleet(1)).run(tasks, goal_s=10.0)

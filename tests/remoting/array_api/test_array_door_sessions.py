@@ -473,6 +473,7 @@ cp.asarray(np.arange(1 << 19))
     assert done.returncode == -signal.SIGINT
 
 
+@pytest.mark.long
 def test_an_upload_without_room_is_an_error_and_the_session_goes_on(cp: Any) -> None:
     host = np.ones(600 << 20, np.uint8)  # of 512 MiB
     with pytest.raises(MemoryError):

@@ -35,7 +35,10 @@ def test_a_crowd_of_threads(servers: str, ms: str, library: Path, tmp_path: Path
         right(run(library, control, words, *ROOMY, "--servers", servers))
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(2000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.slow)],
+)
 def test_a_threads_own_stream_ends_with_it(count: int, library: Path, tmp_path: Path) -> None:
     """Also when a destructor of the program's uses it again, and in a fork."""
     program = compiled("thread_streams", tmp_path, library)

@@ -140,7 +140,7 @@ def test_kernels_follow_addresses_of_pinned_memory(
         right(run(library, control, [str(program), image], "--servers", servers))
 
 
-@pytest.mark.parametrize("size", ["64", "65536"])
+@pytest.mark.parametrize("size", ["64", pytest.param("65536", marks=pytest.mark.long)])
 def test_two_threads_and_kernels_write_words_side_by_side(
     size: str, library: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +151,7 @@ def test_two_threads_and_kernels_write_words_side_by_side(
         right(run(library, control, [str(program), image, "200", size]))
 
 
+@pytest.mark.long
 def test_system_calls_fill_memory_that_kernels_see(library: Path, tmp_path: Path) -> None:
     """What was just allocated, managed or mapped; and mapped memory that was filled before."""
     program = compiled("reads", tmp_path, library)

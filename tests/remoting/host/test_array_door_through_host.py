@@ -190,6 +190,7 @@ async def test_program_meets_the_end_of_its_partition(make_host: MakeHost) -> No
     assert done.stdout.split(b"\n")[:3] == [str(64 * MIB).encode(), b"out of memory", b"0"], done
 
 
+@pytest.mark.long
 async def test_two_programs_share_one_partition(make_host: MakeHost) -> None:
     kit = await make_host(doors=DOORS)
     agent = Agent(kit, kit.lease(memory=GIB), "unix")

@@ -299,6 +299,7 @@ class TestWorkersOnGpus:
         await until(lambda: reads > 4)
         assert budget.held(worker.number, gpu) == (0, self.used)
 
+    @pytest.mark.long
     async def test_who_computes_uses_its_lease_without_a_call(self, make_host: MakeHost) -> None:
         kit, nvml = await self.host(make_host, sample_interval_s=0.01)
         first, second = kit.lease(0x7F3A), kit.lease(0x7F3B)

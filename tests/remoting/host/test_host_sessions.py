@@ -62,6 +62,7 @@ async def tcp_front(kit: HostKit) -> tuple[TcpFront, SessionInfo]:
     return front, info
 
 
+@pytest.mark.long
 async def test_openings_that_are_cancelled_leave_one_spare(make_host: MakeHost) -> None:
     """A client that hangs up while its worker starts gives it back, and no spares add up."""
     kit = await make_host(warm_workers=1)
