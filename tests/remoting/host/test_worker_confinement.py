@@ -419,7 +419,7 @@ def in_child(function: Callable[[], bytes]) -> bytes:
 
 
 @as_root
-@pytest.mark.parametrize("place", ["home", "shared memory"])
+@pytest.mark.parametrize("place", ["home", pytest.param("shared memory", marks=pytest.mark.long)])
 async def test_deep_directories_of_a_dead_worker_end_nothing(
     make_host: MakeHost, place: str
 ) -> None:

@@ -281,8 +281,10 @@ trio.run(main)
 """
 
 
-@pytest.mark.parametrize("uids", ["own", "same"])
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("uids", ["own", pytest.param("same", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOST_PROGRAM), str(tmp_path), uids],

@@ -75,9 +75,17 @@ async def test_a_worker_that_leaves_descriptors_with_its_host_is_killed(
     ("what", "reason"),
     [
         (f"budget._socket, {CALL}(2, 0, 0) * 4000", "a flood"),  # RELEASE of nothing
-        (f"budget._socket, {CALL}(3, 0, 0) * 4000", "before the answer"),  # USAGE
-        ("control, m.encode(m.Report(1, 2, 3, busy=True)) * 500", "a flood"),
-        ("control, m.encode(m.Log('x')) * 500", "a flood"),
+        pytest.param(
+            f"budget._socket, {CALL}(3, 0, 0) * 4000",  # USAGE
+            "before the answer",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "control, m.encode(m.Report(1, 2, 3, busy=True)) * 500",
+            "a flood",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("control, m.encode(m.Log('x')) * 500", "a flood", marks=pytest.mark.long),
         ("control, m.encode(m.Rejected('x')) * 500", "a flood"),
     ],
     ids=["release", "usage", "report", "log", "rejected"],
