@@ -116,7 +116,8 @@ test-pages: $(VENV)/installed-dev
 
 # One after the other, because some of them use all of a machine.
 slow-tests: $(VENV)/installed-dev
-	$(BIN)/pytest -m slow --ignore=tests/remoting/driver_api/test_fake_cuda_clients.py \
+	$(BIN)/pytest -m slow --hypothesis-profile=thorough \
+	  --ignore=tests/remoting/driver_api/test_fake_cuda_clients.py \
 	  --ignore=tests/remoting/driver_api/test_cuda_door_wheels.py
 
 # The C programs against the driver without a GPU, with AddressSanitizer in them and in the door's library.
