@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.control import Control
 from test_cuda_door import KERNELS, compiled, right, run
 
+pytestmark = pytest.mark.long  # CI runs these with sanitizers, too
+
 
 def test_graphs_by_node(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each type of node runs, in the order of edges; queries, changes, memory, mistakes."""

@@ -8,6 +8,8 @@ import trio
 import trio.lowlevel
 from host_kit import EchoClient, MakeHost
 
+pytestmark = pytest.mark.long  # CI runs these as root
+
 DIE_S = 20.0
 TURN_S = 0.2
 """A turn of the loop takes a few milliseconds of the processor, on a loaded machine too."""
