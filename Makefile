@@ -89,13 +89,17 @@ lint: $(VENV)/installed-dev
 tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 3 --dist worksteal
 
+# The default run and what long-tests adds to it.
+COMPLETE := --hypothesis-profile=thorough -m 'not slow and not gpu'
+
 test: lint
 	@$(MAKE) --no-print-directory tests
 
 .PHONY: long-tests
-# Whole pools and clusters under faults: minutes that the default run is spared.
+# Minutes that the default run is spared: the tests marked long, and all examples of properties.
 long-tests: $(VENV)/installed-dev
-	$(BIN)/pytest -n 3 --dist worksteal -m long
+	$(BIN)/pytest -n 3 --dist worksteal --hypothesis-profile=thorough \
+	  -m 'long or (hypothesis and not slow and not gpu)'
 
 # What confines workers, and gives up a server's privileges: most of it is left out for others.
 ROOT_TESTS := tests/remoting/host tests/remoting/privileges tests/remoting/control/test_ca_signer.py \
@@ -103,7 +107,7 @@ ROOT_TESTS := tests/remoting/host tests/remoting/privileges tests/remoting/contr
   tests/cli/test_backup_restore.py tests/consensus/test_findings_full_disk.py
 root-tests: $(VENV)/installed-dev
 	@test "$$(id -u)" = 0 || { echo "only root can run these tests"; exit 1; }
-	$(BIN)/pytest -n 3 --dist worksteal -rs $(ROOT_TESTS)
+	$(BIN)/pytest -n 3 --dist worksteal $(COMPLETE) -rs $(ROOT_TESTS)
 
 .PHONY: test-pages
 # Each block of the pages that is marked as tested, as a reader types it, with a pool.
@@ -112,7 +116,8 @@ test-pages: $(VENV)/installed-dev
 
 # One after the other, because some of them use all of a machine.
 slow-tests: $(VENV)/installed-dev
-	$(BIN)/pytest -m slow --ignore=tests/remoting/driver_api/test_fake_cuda_clients.py \
+	$(BIN)/pytest -m slow --hypothesis-profile=thorough \
+	  --ignore=tests/remoting/driver_api/test_fake_cuda_clients.py \
 	  --ignore=tests/remoting/driver_api/test_cuda_door_wheels.py
 
 # The C programs against the driver without a GPU, with AddressSanitizer in them and in the door's library.
@@ -126,17 +131,17 @@ sanitized-tests: $(VENV)/installed-dev
 	$(BIN)/python -m gpupool.remoting.driver_api.build $(abspath $(VENV))/sanitized $(SANITIZERS)
 	GPUPOOL_LIBRARY=$(abspath $(VENV))/sanitized GPUPOOL_SANITIZERS="$(SANITIZERS)" \
 	  ASAN_OPTIONS=handle_segv=0:allow_user_segv_handler=1:detect_leaks=0 \
-	  $(BIN)/pytest -q $(SANITIZED)
+	  $(BIN)/pytest -q $(COMPLETE) $(SANITIZED)
 
 client-tests: $(VENV)/installed-dev
 	$(BIN)/gpupool --help
-	$(BIN)/pytest $(CLIENT_TESTS)
+	$(BIN)/pytest $(COMPLETE) $(CLIENT_TESTS)
 
 # Processes that tests start are measured too, except for workers, which may write nowhere, and those
 # that are killed. With Python 3.12 and later, COVERAGE_CORE=sysmon takes a tenth of the time.
 coverage: $(VENV)/installed-dev
 	rm -rf .coverage-data
-	$(BIN)/coverage run -m pytest -n 2 --dist worksteal
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal $(COMPLETE)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

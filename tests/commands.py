@@ -46,13 +46,9 @@ class Forks:
         """Return whether a fork is the same as a new process."""
         if sys.platform != "linux" or list(words[: len(GPUPOOL)]) != GPUPOOL:
             return False
-        names = {n for n in {*environment, *self._environment} if n.startswith(AT_START)}
-        # Sources on Python's path are those that the fork has imported.
-        environment = {**environment}
-        if environment.get("PYTHONPATH") == SOURCES:
-            del environment["PYTHONPATH"]
-        measured = any(name.startswith("COVERAGE_") for name in names)
-        return not measured and all(environment.get(n) == self._environment.get(n) for n in names)
+        wanted, has = _at_start(environment), _at_start(self._environment)
+        measured = any(name.startswith("COVERAGE_") for name in {*wanted, *has})
+        return not measured and wanted == has
 
     def fork(self, request: dict[str, object], files: list[int]) -> int:
         """Fork a process of that request, and return its number."""
@@ -85,6 +81,15 @@ class Forks:
 
         atexit.register(end)
         return ours
+
+
+def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what only a new process reads; sources on Python's path are those of the fork."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(AT_START) and (name, value) != ("PYTHONPATH", SOURCES)
+    }
 
 
 FORKS_OF_THIS = Forks()

@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from tests import limits, shared
+from tests import limits, properties, shared
 
-# A shared machine can stop for longer than any deadline that would mean something.
-settings.register_profile("gpupool", deadline=None)
-settings.load_profile("gpupool")
+properties.register()
 
 # Shells start what runs in the background with these ignored, and so would every program of a test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -125,8 +125,13 @@ def imports_of(source: str, *, typing_too: bool = True) -> frozenset[tuple[str, 
             if node.level:
                 raise ValueError("relative import")
             found |= {(node.module or "", alias.name) for alias in node.names}
-        todo += ast.iter_child_nodes(node)
+        todo += _parts(node)
     return frozenset(found)
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    """Return what a node consists of but expressions: no import and no named function is in one."""
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
 def _is_type_checking(test: ast.expr) -> bool:
@@ -138,7 +143,7 @@ def function_sizes(source: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in _parts(node):
             name = prefix
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{prefix}.{child.name}" if prefix else child.name

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests import commands
-from tests.commands import FORKS_OF_THIS, GPUPOOL
+from tests.commands import FORKS_OF_THIS, GPUPOOL, SOURCES, Forks
 
 ENVIRONMENT = {**os.environ, "GPUPOOL_CREDENTIALS": "/none/here.json"}
 Start = Callable[..., "subprocess.Popen[Any]"]
@@ -90,3 +90,12 @@ def test_what_only_a_new_process_reads_is_given_to_a_new_process() -> None:
     with commands.start([*GPUPOOL, "version"], env=ENVIRONMENT) as process:
         assert isinstance(process, commands.Command)
         process.communicate(timeout=60)
+
+
+def test_sources_on_pythons_path_are_those_of_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert Forks().can(GPUPOOL, other | {"PYTHONPATH": SOURCES})
+    monkeypatch.setenv("PYTHONPATH", SOURCES)
+    assert Forks().can(GPUPOOL, other)
+    assert not Forks().can(GPUPOOL, other | {"PYTHONPATH": "/x"})

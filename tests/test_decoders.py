@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.monitoring.records import record
 from tests.pool.pool_strategies import founding
+from tests.properties import examples
 
 from gpupool.cli.commands import admin
 from gpupool.cli.lib import config_files as settings_files
@@ -331,7 +332,9 @@ def changed(draw: st.DrawFn, valid: bytes) -> bytes:
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_anything_is_read_or_refused(
     known: dict[str, Case], name: str, data: st.DataObject

@@ -80,6 +80,7 @@ def run(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [(), ("-n", "1")])
 def test_tests_that_wait_for_ever_fail_by_name(tmp_path: Path, processes: tuple[str, ...]) -> None:
     # The last of the three ends is half a second behind the second, which under load is too short
@@ -102,6 +103,7 @@ def test_one_that_cannot_even_end_ends_its_process_which_says_where(tmp_path: Pa
     assert re.search(r'test_hanging.py", line \d+ in program\n', done.stderr), done.stderr
 
 
+@pytest.mark.long
 def test_the_run_goes_on_with_another_process(tmp_path: Path) -> None:
     done = run(tmp_path, UNENDING, "-n", "1")
     # Its call failed, and then its fixture did not end.

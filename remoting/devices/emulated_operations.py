@@ -404,7 +404,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     plans = EmulatedPlans(len(backend.devices))
     table |= transforms | plans.planned(transforms, lambda: backend.current)
     table |= plans.operations(lambda: backend.current)
-    table |= random_operations() | emulated_extensions()
+    table |= random_operations()
+    table |= emulated_extensions()
     table |= _cuda(backend) | host_kernel_operations(backend) | emulated_sparse(backend)
     table |= emulated_interpolators(backend) | emulated_systems() | emulated_spatial(backend)
     table |= {

@@ -1,7 +1,9 @@
 """Functions of ``cupyx.scipy`` as operations, which are imported at the first call."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -25,10 +27,15 @@ def real_extensions() -> dict[str, Operation]:
     return _table(lambda path, name: _late(PREFIX + path, name, "this CuPy lacks it"))
 
 
-def emulated_extensions() -> dict[str, Operation]:
-    """Return the operations of an emulated GPU: SciPy's functions of the same names."""
+@cache
+def emulated_extensions() -> Mapping[str, Operation]:
+    """Return the operations of an emulated GPU: SciPy's functions of the same names.
+
+    They belong to no session, so each process makes them once.
+    """
     table = _table(lambda path, name: _as_arrays(_late(path, name, NO_SCIPY)))
-    return {name: _as_cupy(name.removeprefix(PREFIX), function) for name, function in table.items()}
+    made = ((name, _as_cupy(name.removeprefix(PREFIX), call)) for name, call in table.items())
+    return MappingProxyType(dict(made))
 
 
 def _as_cupy(name: str, function: Operation) -> Operation:

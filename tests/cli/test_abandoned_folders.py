@@ -59,6 +59,7 @@ def aged(folder: Path) -> None:
     os.utime(folder, (then, then))
 
 
+@pytest.mark.long
 def test_the_folder_of_a_killed_demonstration_is_removed_by_the_next_one(
     left_by: Callable[[str], Path],
 ) -> None:
@@ -70,6 +71,7 @@ def test_the_folder_of_a_killed_demonstration_is_removed_by_the_next_one(
     assert list(left.parent.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
     left_by: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_program_uses_gpus_of_several_servers(live_pool: Any, count: int) -> N
     live_pool.wait_until(has_no_lease)
 
 
+@pytest.mark.long
 def test_kill_9_of_one_server_of_a_lease(live_pool: Any) -> None:
     """The program gets a device error on every device within seconds, and 125."""
     program = live_pool.spawn("run", "-n", "6", "--across", "--", sys.executable, "-c", HOLD)

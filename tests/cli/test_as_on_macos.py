@@ -7,7 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import LivePool
+
+pytestmark = pytest.mark.long  # CI runs the client on macOS itself, too
 
 # Python runs this at its start, in `gpupool` and in the program. What is imported first is what
 # chooses by the real platform for good reason: trio's event loop, and C modules behind names.

@@ -71,7 +71,7 @@ def parent(tmp_path: Path) -> list[str]:
     return [sys.executable, str(script)]
 
 
-@pytest.fixture(params=["by the library", "by Python"])
+@pytest.fixture(params=["by the library", pytest.param("by Python", marks=pytest.mark.long)])
 def any_parent(tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
     script = tmp_path / "parent.py"
     before, main = PARENT.split("async def main", 1)

@@ -170,6 +170,7 @@ def test_doctor(live_pool: Any) -> None:
     assert done.stdout.count(" workers ") == 3  # what confines them, or does not
 
 
+@pytest.mark.long
 def test_servers_test_themselves(live_pool: Any) -> None:
     """It may find something of this machine, such as a full disk: what was tested is looked at."""
     done = live_pool.run("doctor", "--servers", "--json")
@@ -183,6 +184,7 @@ def test_servers_test_themselves(live_pool: Any) -> None:
     assert all("64 KiB to " in text for text in pushed)
 
 
+@pytest.mark.long
 def test_servers_measure_the_ways_between_them(live_pool: Any) -> None:
     """No leader changes meanwhile, although each way is filled."""
     before = live_pool.view()["raft"]
@@ -350,6 +352,7 @@ def test_kill_ends_a_lease_and_the_program_hears_of_it(live_pool: Any) -> None:
     live_pool.wait_until(no_lease)
 
 
+@pytest.mark.long
 def test_a_program_that_survives_the_loss_of_its_lease_ends_as_it_likes(live_pool: Any) -> None:
     code = "import cupy, time\ncupy.ones(8).sum().get(); print('holding', flush=True)\n"
     code += "try:\n while True: cupy.ones(8).sum().get(); time.sleep(0.02)\n"
@@ -398,6 +401,7 @@ print(sums, os.environ["GPUPOOL_SERVERS"])
 """
 
 
+@pytest.mark.long
 def test_filters_labels_and_leases_across_servers(live_pool: Any) -> None:
     for name, room in (("a", "north"), ("b", "south"), ("c", "north")):
         assert live_pool.run("label", name, f"room={room}").returncode == 0
@@ -424,6 +428,7 @@ def test_filters_labels_and_leases_across_servers(live_pool: Any) -> None:
     assert "did you mean server.labels.NAME?" in done.stderr
 
 
+@pytest.mark.long
 def test_the_program_needs_only_numpy(live_pool: Any, other_python: Path) -> None:
     interpreter = str(other_python / "bin" / "python")
     alone = subprocess.run([interpreter, "-c", "import gpupool"], capture_output=True, check=False)
@@ -437,6 +442,7 @@ def test_the_program_needs_only_numpy(live_pool: Any, other_python: Path) -> Non
         assert done.stdout.startswith("good 2 ")
 
 
+@pytest.mark.long
 def test_a_real_cupy_is_not_shadowed_unless_asked(live_pool: Any, other_python: Path) -> None:
     packages = next(other_python.glob("lib/python*/site-packages"))
     real = packages / "cupy"
@@ -599,6 +605,7 @@ def test_kill_9_of_a_server(live_pool: Any) -> None:
     assert live_pool.run("run", "--server", leader, "-n", "2", "--", "true").returncode == 0
 
 
+@pytest.mark.long
 def test_a_server_stops_cleanly_on_term(live_pool: Any, tmp_path: Path) -> None:
     server = live_pool.servers["c"]
     address = server_named(live_pool, "c")["address"]

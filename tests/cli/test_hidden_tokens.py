@@ -63,6 +63,7 @@ def test_no_server_of_a_background_pool_has_a_token_among_its_arguments(tmp_path
     assert [words for words in found if TOKEN.search(words)] == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_no_server_of_the_demonstration_has_a_token_among_its_arguments() -> None:
     shown = Demonstration(keep=False, color=False)

@@ -127,6 +127,7 @@ def test_other_yaml_is_refused(text: str) -> None:
         read_yaml(text)
 
 
+@pytest.mark.long
 def test_the_line_works_with_a_real_pool(live_pool: Any, tmp_path: Path) -> None:
     done = live_pool.run("token", "create", "--user", "team-vision")
     (tmp_path / "token").write_text(done.stdout)

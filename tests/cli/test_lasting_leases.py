@@ -161,6 +161,7 @@ def test_an_interrupted_alloc_leaves_nothing(user: User, live_pool: Any) -> None
     assert len(held) == 3
 
 
+@pytest.mark.long
 def test_a_lazy_run_takes_its_lease_at_first_use(user: User, live_pool: Any) -> None:
     code = f"import os, sys; print('on', flush=True); sys.stdin.readline()\n{SUM}"
     argv = [sys.executable, "-m", "gpupool.cli.main", "run", "--lazy", "-p", "0.25", *python(code)]
@@ -222,6 +223,7 @@ def was_unused(view: dict[str, Any]) -> bool:
     return any(event["text"] == unused for event in view["events"])
 
 
+@pytest.mark.long
 def test_an_unused_lease_is_announced_and_ended(user: User, live_pool: Any, tmp_path: Path) -> None:
     """The program is told, then its lease is gone; a lazy run takes another one."""
     log = tmp_path / "run.log"

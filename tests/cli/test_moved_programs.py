@@ -4,6 +4,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from gpupool.pool.errors import ExitCode
 
 PROGRAM = """
@@ -39,6 +41,7 @@ def goes_on(program: "subprocess.Popen[str]", last: int, until: int) -> int:
     return last
 
 
+@pytest.mark.long
 def test_a_program_goes_on_with_another_gpu_and_loses_nothing(live_pool: Any) -> None:
     program = live_pool.spawn("run", "-p", "0.5", "--server", "a", *PYTHON, PROGRAM)
     last = goes_on(program, 0, 10)

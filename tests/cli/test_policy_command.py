@@ -269,6 +269,7 @@ for n in range(1, 1_000_000):
 """
 
 
+@pytest.mark.long
 def test_a_class_of_higher_priority_takes_the_gpus_of_another_for_a_while(pool: OnePool) -> None:
     """The program that gives way waits, its user hears of it, and it goes on by itself."""
     put(pool, GIVING_WAY.replace("preemptible = true", 'preemptible = true\nmin_run_time = "0s"'))
@@ -323,6 +324,7 @@ def without_times(answer: dict[str, Any]) -> tuple[str, list[str]]:
 LOOP = "import cupy\na = cupy.ones(8)\nprint('up', flush=True)\nwhile True:\n    a.sum().get()"
 
 
+@pytest.mark.long
 def test_a_class_that_weighs_more_is_due_more_of_a_gpu(pool: OnePool) -> None:
     """The policy in force reaches programs that run."""
     put(pool, "[class.lab]\nusers = ['ada']\n")

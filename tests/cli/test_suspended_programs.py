@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 PROGRAM = """
 import time
 import cupy
@@ -24,6 +26,7 @@ def in_state(lease: str, state: str) -> Callable[[dict[str, Any]], bool]:
     return lambda pool: state_of(pool, lease) == state
 
 
+@pytest.mark.long
 def test_a_program_gives_way_comes_back_and_ends(live_pool: Any) -> None:
     """Its GPU is another's meanwhile; it goes on by itself once there is room; kill -9 ends it."""
     python = ["--", sys.executable, "-c"]

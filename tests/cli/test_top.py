@@ -41,7 +41,9 @@ def test_leaving_by_a_key(live_pool: Any, terminal: Any, key: bytes, code: int) 
     assert restored(terminal, modes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 def test_leaving_by_a_signal(live_pool: Any, terminal: Any, number: int) -> None:
     modes = opened(live_pool, terminal)
     terminal.process.send_signal(number)
@@ -128,6 +130,7 @@ def test_once_prints_one_frame(live_pool: Any, terminal: Any) -> None:
     assert ENTER_SCREEN not in terminal.text
 
 
+@pytest.mark.long
 def test_details_tree_usage_and_a_recording_of_them(live_pool: Any, terminal: Any) -> None:
     path = live_pool.folder / "top.gz"
     opened(live_pool, terminal, "--record", str(path))

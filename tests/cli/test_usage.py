@@ -136,6 +136,7 @@ def test_the_capacity_that_there_was_is_told_with_what_became_of_it(live_pool: A
         assert said in refused.stderr
 
 
+@pytest.mark.long
 def test_a_lease_that_is_not_over_counts_up_to_now(live_pool: Any) -> None:
     program = live_pool.spawn("run", "-p", "0.5", "--", "sleep", "60")
     live_pool.wait_until(one_lease)
@@ -155,6 +156,7 @@ GONE = "grace"
 """A name that no hexadecimal number has in it, as random ids of GPUs are."""
 
 
+@pytest.mark.long
 def test_users_see_their_own_and_sums_of_the_others(live_pool: Any, tmp_path: Path) -> None:
     made = live_pool.run("token", "create", "--user", GONE, "--json")
     env = {"GPUPOOL_CREDENTIALS": str(tmp_path / "hers.json")}

@@ -63,6 +63,7 @@ async def test_no_wait_helps_a_client_that_is_refused(
     assert told == []
 
 
+@pytest.mark.long
 def test_run_and_alloc_wait_for_a_server_that_is_restarted() -> None:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-waiting-"))
     pool = LivePool(folder)

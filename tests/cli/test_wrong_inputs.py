@@ -56,6 +56,7 @@ def test_answers_have_one_sentence_and_then_reason_and_hint() -> None:
             assert lines[-1].startswith("  hint: "), command
 
 
+@pytest.mark.long
 def test_wrong_inputs_are_answered_as_recorded(
     live_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

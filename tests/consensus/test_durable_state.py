@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_node import Lone, entry
 from raft_world import Register
+from tests.properties import examples
 
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.recovery import Survivor, recover, replay
@@ -211,7 +212,7 @@ Operations = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(operations=Operations, seed=st.integers(0, 10_000))
 def test_power_loss_leaves_the_last_sync_or_a_later_state(
     operations: list[tuple[str, Any]], seed: int

@@ -51,6 +51,7 @@ def on_a_small_disk(kind: str, folder: Path, size: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_l4_the_library_is_killed_by_a_full_disk(tmp_path: Path) -> None:
     found = on_a_small_disk("library", tmp_path, "128k")
     assert found["end"] == -signal.SIGBUS
@@ -58,6 +59,7 @@ def test_l4_the_library_is_killed_by_a_full_disk(tmp_path: Path) -> None:
     assert len(found["acknowledged"]) > 20
 
 
+@pytest.mark.long
 def test_l4_ours_says_that_the_disk_is_full_and_keeps_what_it_acknowledged(tmp_path: Path) -> None:
     found = on_a_small_disk("ours", tmp_path, "8448k")  # 8 MiB are the reserve
     assert found["end"] == 1
@@ -66,6 +68,7 @@ def test_l4_ours_says_that_the_disk_is_full_and_keeps_what_it_acknowledged(tmp_p
     assert found["kept"] == found["acknowledged"]
 
 
+@pytest.mark.long
 def test_l4_the_library_goes_on_without_an_answer_when_its_file_cannot_grow(tmp_path: Path) -> None:
     done = process("library", tmp_path, "limit")
     assert done.returncode == 0, "it would take commands for ever"

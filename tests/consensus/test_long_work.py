@@ -232,6 +232,7 @@ def test_the_measurement_of_long_commands_runs() -> None:
     assert (found["revoke"], found["remove"], found["restart"]) == (5, 5, 5)
 
 
+@pytest.mark.long
 def test_the_measurement_of_a_full_table_runs() -> None:
     costs = measure(8, 20, rounds=3)
     assert costs.cycles_per_s > 0
@@ -308,6 +309,7 @@ def test_voters_take_their_snapshots_one_after_the_other(count: int) -> None:
 # --- the number of leases -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_lease_costs_the_same_however_many_there_are() -> None:
     """In pools of 10 and of 1,000 servers, each with ten leases; processor time."""
     few, many = least_costs(10, 100), least_costs(1_000, 10_000)

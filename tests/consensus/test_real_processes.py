@@ -37,6 +37,7 @@ def kill(cluster: Any, *names: str) -> None:
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_killed_servers_come_back_with_everything(cluster: Any) -> None:
     committed = 0.0
     for round_number in range(3):

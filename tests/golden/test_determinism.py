@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 from hashlib import sha256
@@ -15,6 +17,7 @@ for samples in (control_samples, table_samples, consensus_samples, data_samples)
 """
 
 
+@pytest.mark.long
 def test_every_process_writes_the_same_bytes() -> None:
     processes = [
         subprocess.Popen(

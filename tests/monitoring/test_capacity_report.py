@@ -93,6 +93,7 @@ def ask(folder: Path, since: int, until: int, **more: object) -> HistoryPage:
     return read_history(folder, replace(query, **more))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_days_sums_are_exact_within_any_range(folder: Path) -> None:
     until = DAY_S + 3600
     first, second = ask(folder, 0, until, user="ada").capacity

@@ -75,6 +75,7 @@ def test_the_first_error_of_its_kind_counts_and_one_from_before_does_not() -> No
     assert [each.marks for each in slots_of(gap)] == [{}, {}]
 
 
+@pytest.mark.long
 def test_marks_of_a_gpu_are_read_from_every_tier(tmp_path: Path) -> None:
     keeper = writer(tmp_path)
     for second in range(0, 2 * 3600 + 30, 5):
@@ -116,6 +117,7 @@ def test_the_memory_of_a_gpus_leases_adds_up_and_others_have_no_name(tmp_path: P
     assert told == {("", ""): ada.points, (bob.key, "bob"): bob.points}
 
 
+@pytest.mark.long
 def test_the_memory_of_a_gpus_leases_is_the_same_when_hours_are_packed(tmp_path: Path) -> None:
     keep = HistorySettings(keep_10s_s=90 * DAY_S, keep_1m_s=90 * DAY_S)
     keeper = writer(tmp_path, keep)

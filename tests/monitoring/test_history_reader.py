@@ -43,6 +43,7 @@ def ask(folder: Path, of: str, metric: str, since: int, until: int, **more: obje
     return read_history(folder, replace(query, **more))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_gpu_has_a_point_for_each_step(folder: Path) -> None:
     page = ask(folder, "gpu", "busy", 0, 3600, name=gpu_id(0))
     [series] = page.series

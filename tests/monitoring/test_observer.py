@@ -223,6 +223,7 @@ def kill_in_a_loop(state_dir: Path, kills: int, seed: int) -> None:
     assert not list(monitoring_folder(state_dir).glob("*damaged*"))
 
 
+@pytest.mark.long
 def test_killed_again_and_again_it_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_small_sample_of_mutants_dies(tmp_path: Path) -> None:
     assert verdicts.count(Verdict.BY_TEST.value) >= 5, done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "ended"),
     [
@@ -157,6 +158,7 @@ def test_a_trial_that_does_not_return_is_ended(source: str, ended: str) -> None:
     assert trial.in_a_process(work, 0.5)["ended"].startswith(ended)
 
 
+@pytest.mark.long
 def test_a_trial_without_a_mutant_passes_and_says_which_test_failed() -> None:
     """In a process of its own, because pytest does not run within pytest.
 

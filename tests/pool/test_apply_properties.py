@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import commands, founding, staged, steps
+from tests.properties import examples
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
@@ -66,7 +67,7 @@ def check(before: PoolState, after: PoolState, command: c.Command, result: Resul
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_random_sequences_keep_the_books(
     sequence: list[tuple[c.Command, int, int]],
 ) -> None:
@@ -101,7 +102,7 @@ def test_random_sequences_keep_the_books(
 
 @pytest.mark.long
 @given(steps, commands)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_command_that_was_repeated_does_nothing_more(
     sequence: list[tuple[c.Command, int, int]], command: c.Command
 ) -> None:
@@ -132,7 +133,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_whatever_is_in_the_log_is_applied_without_an_exception(plain: Plain) -> None:
     machine = founded()
     before = machine.state
@@ -143,7 +144,7 @@ def test_whatever_is_in_the_log_is_applied_without_an_exception(plain: Plain) ->
 
 
 @given(commands, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_damaged_commands_are_refused_or_harmless(command: c.Command, data: st.DataObject) -> None:
     machine = founded()
     plain = wrap(command, at_ms=5000, ttl_ms=0)

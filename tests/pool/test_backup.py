@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.pool.pool_strategies import SERVERS, steps
 from tests.pool.test_apply_properties import founded
 from tests.pool.test_audit import do, grant
+from tests.properties import examples
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
@@ -204,7 +205,7 @@ backups = st.builds(
 
 
 @given(backups)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_backup_survives_its_file_and_its_parts(backup: Backup) -> None:
     file = to_file(backup)
     assert from_file(file) == backup
@@ -212,7 +213,7 @@ def test_every_backup_survives_its_file_and_its_parts(backup: Backup) -> None:
 
 
 @given(steps)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_the_backup_of_any_table_can_be_restored(
     sequence: list[tuple[c.Command, int, int]],
 ) -> None:
@@ -229,7 +230,7 @@ def test_the_backup_of_any_table_can_be_restored(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_damaged_file_is_refused(data: st.DataObject) -> None:
     file = bytearray(to_file(make_backup(founded().state)))
     place = data.draw(st.integers(0, len(file) - 2))
@@ -242,7 +243,7 @@ def test_a_damaged_file_is_refused(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(b"gpupool-backup 1 ".__add__))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(BackupError):
         from_file(data)

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
 from gpupool.pool.model.persistent_map import CHUNK_SIZE, PersistentMap
@@ -47,7 +48,7 @@ def same(persistent: PersistentMap[int, int], plain: dict[int, int]) -> None:
         assert (key in persistent) == (key in plain)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 5 * CHUNK_SIZE), CHANGES)
 def test_a_map_is_what_a_dict_would_be_and_the_older_one_stays(
     size: int, changes: list[tuple[str, int]]
@@ -105,7 +106,7 @@ def test_a_missing_key_is_an_error_and_a_map_is_no_key() -> None:
         assert persistent.without(-1) is persistent
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 150)), unique=True), st.data())
 def test_a_sorted_set_is_what_a_sorted_list_would_be(
     items: list[tuple[int, int]], data: st.DataObject
@@ -120,7 +121,7 @@ def test_a_sorted_set_is_what_a_sorted_list_would_be(
     assert list(found) == sorted(set(items) - gone)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 90), st.integers(0, 5), st.booleans(), st.booleans()),
@@ -158,7 +159,7 @@ def test_the_leases_of_a_server_are_the_same_object_until_one_of_them_changes() 
     assert table.set(mine.id, Row(mine.id, mine.parts, 5)).at(ServerId("me")) is not seen
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 20), st.integers(0, 50), st.integers(-1, 1), st.booleans()),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, B, Pool, at, zone
+from tests.properties import examples
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.policy import Span
@@ -140,7 +141,7 @@ def first_at(info: ZoneInfo, local: datetime) -> datetime:
     st.sets(st.integers(0, 6), max_size=3),
     st.integers(-3 * 96, 3 * 96),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_window_is_open_from_the_time_that_clocks_show(
     name: str, change: str, start: int, length: int, days: set[int], offset: int
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, MONDAY_MS, USERS, Pool, policy_commands
+from tests.properties import examples
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.commands import wrap
@@ -135,7 +136,7 @@ ACTIONS = st.lists(
 
 @pytest.mark.long
 @given(st.lists(policies(), min_size=1, max_size=3), ACTIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_limits_hold_at_every_step_and_replays_agree(
     texts: list[str], actions: list[tuple[str, str, int, int]]
 ) -> None:

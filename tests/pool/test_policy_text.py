@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import parse
+from tests.properties import examples
 
 from gpupool.pool.model.policy import NO_LIMIT, Membership, Policy, Rule, Span
 from gpupool.pool.policy.policy_document import PolicyTextError
@@ -243,7 +244,7 @@ def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> dict[tuple[str | i
 
 
 @given(documents())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_every_key_of_any_document_has_its_line(text: str) -> None:
     try:
         document = tomllib.loads(text)
@@ -265,7 +266,7 @@ def test_every_key_of_any_document_has_its_line(text: str) -> None:
 
 
 @given(st.text(alphabet=string.printable, max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_text_is_a_policy_or_names_its_mistakes(text: str) -> None:
     try:
         parse(text)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, ONE, A, B, Pool
+from tests.properties import examples
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, TokenId
@@ -477,7 +478,7 @@ def forbidden(state: PoolState, entry: Waiting, chosen: tuple[LeaseId, ...]) -> 
 
 
 @given(crowded())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_the_choice_is_the_cheapest_allowed_one_and_no_larger_than_needed(
     found: tuple[Preempting, Request],
 ) -> None:
@@ -503,7 +504,7 @@ def test_the_choice_is_the_cheapest_allowed_one_and_no_larger_than_needed(
 
 
 @given(crowded())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_among_many_leases_too_the_choice_is_allowed_and_minimal(
     found: tuple[Preempting, Request],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
@@ -121,7 +122,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_gpu_is_ever_granted_by_two_servers(
     sequence: list[tuple[str, ServerId, GpuId | tuple[GpuId, ...], bool]],
 ) -> None:

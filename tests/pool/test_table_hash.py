@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import cbor2
+import pytest
 from tests.pool.pool_strategies import founding
 from tests.pool.test_apply_walks import Walker
 
@@ -49,6 +50,7 @@ def hashes_of_a_walk(restart_every: int) -> Iterator[str]:
             yield whole_hash(machine.state).hex()
 
 
+@pytest.mark.long
 def test_hashes_are_the_same_in_every_process_and_after_restarts_anywhere() -> None:
     processes = [
         subprocess.Popen(

@@ -196,6 +196,7 @@ def fill(seed: int) -> float:
     return pool.granted()
 
 
+@pytest.mark.long
 def test_random_sizes_fill_the_pool() -> None:
     shares = [fill(seed) for seed in range(5)]
     assert sum(shares) / len(shares) >= 0.98, shares

@@ -6,6 +6,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
 from gpupool.simulations.checkers.history import History
@@ -108,7 +109,7 @@ operations = st.builds(
 
 
 @given(st.lists(operations, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_agrees_with_brute_force(history: list[Operation[Register]]) -> None:
     history = [o for o in history if o.known or o.what[0] == "w"]
     assert check(history, register, 0).linearizable is by_brute_force(history)

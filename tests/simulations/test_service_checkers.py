@@ -131,6 +131,7 @@ def test_pool_is_recovered_and_a_server_that_was_left_behind_is_told() -> None:
     assert joined == {"s1", "s2", "s3", "s4", "s5"} - {recovered.subject}
 
 
+@pytest.mark.long
 def test_pool_is_recovered_by_a_server_that_can_let_the_others_in() -> None:
     """Of nine servers two have no vote, and so no key of the CA; one of them knew most."""
     faults = (("recover", 2.0),)

@@ -56,7 +56,14 @@ def passed(report: Report) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # A swarm draws all faults.
+        name if name == "swarm" else pytest.param(name, marks=pytest.mark.long)
+        for name in SCENARIOS
+    ],
+)
 def test_scenario_holds(name: str) -> None:
     report = run(replace(options_of(name, 1, clients=8, fault_s=8.0), heal_s=6.0))
     passed(report)
@@ -248,6 +255,7 @@ def test_failure_is_made_smaller_and_can_be_repeated() -> None:
     assert f"--seed {report.options.seed}" in reproduce(smaller.options)
 
 
+@pytest.mark.long
 def test_module_prints_options_phases_and_verdict_of_one_seed() -> None:
     argv = [sys.executable, "-m", "gpupool.simulations", "--seed", "10"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)

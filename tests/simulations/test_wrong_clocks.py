@@ -36,7 +36,9 @@ def table_ahead_s(cluster: Cluster) -> float:
     return (cluster.environment.checkers.logs.state.now - right_ms) / 1000
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_leaders_wrong_clock_does_not_move_the_tables_time(seed: int) -> None:
     """Finding H1: 3 s of +400 days kept the table 34,559,977 s ahead, and ended nearly all grants.
 
@@ -94,6 +96,7 @@ def test_the_only_voters_clock_is_held_back_and_taken_by_order() -> None:
     assert table_ahead_s(cluster) == pytest.approx(400 * 86_400, abs=1.0)
 
 
+@pytest.mark.long
 def test_a_pool_that_was_off_for_weeks_starts_by_itself() -> None:
     """A majority agrees; the only voter of a pool may be three weeks and some days ahead."""
     for servers, days in ((3, 29), (1, 26)):

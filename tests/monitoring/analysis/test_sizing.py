@@ -111,6 +111,7 @@ def test_a_slowdown_holds_gpus_for_longer() -> None:
     assert tasks[0].holds == ((pytest.approx(105.0), 0.0),)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_report() -> None:
     trace, goal = random_jobs(), replace(GOAL, resamples=3, seed=5)
     first = size(trace, Mode.RECORDED, goal)

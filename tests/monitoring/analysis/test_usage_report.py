@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.cli.main import run
 from gpupool.monitoring.analysis.demand import Readings, concurrency
@@ -63,7 +64,7 @@ def test_each_gpu_hour_is_of_one_kind() -> None:
     assert (ada.held, ada.working, ada.idle) == pytest.approx((1.5, 1.0, 0.5))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 1000), gaps=st.booleans(), users=st.integers(1, 5))
 def test_the_hours_close(seed: int, gaps: bool, users: int) -> None:
     trace = day(users, gaps=gaps, seed=seed)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.monitoring.analysis.virtual_pool import (
     GPU_MEMORY,
@@ -76,6 +77,7 @@ def test_pauses_give_the_gpu_to_others() -> None:
     assert outcome.waits_s == [0.0, 50.0, 100.0]
 
 
+@pytest.mark.long
 def test_a_run_ends_early_when_the_goal_is_missed() -> None:
     tasks = [task(at, 1000) for at in range(2000)]
     outcome = VirtualPool(Fleet(1)).run(tasks, goal_s=10.0)
@@ -122,7 +124,7 @@ def workloads(draw: st.DrawFn) -> list[Task]:
     return sorted(tasks, key=lambda each: each.submit_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(tasks=workloads(), gpus=st.integers(5, 14))
 def test_one_server_of_each_condition_is_enough(tasks: list[Task], gpus: int) -> None:
     fleet = Fleet(gpus, 4)
@@ -131,7 +133,7 @@ def test_one_server_of_each_condition_is_enough(tasks: list[Task], gpus: int) ->
     assert Watched(fleet).run(tasks).waits_s == whole.waits_s
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(tasks=workloads(), strict=st.booleans())
 def test_everything_is_served_and_the_same_each_time(tasks: list[Task], strict: bool) -> None:
     outcome = replay(tasks, 7, strict=strict, width=4)

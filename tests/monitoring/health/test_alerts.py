@@ -108,6 +108,7 @@ def bad_then_good(rule: Rule) -> list[tuple[str, str]]:
     return SERIES.get(rule.name, [(name, f"{rule.status}x90 0x90")])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool of Debian's package prometheus is not here")
 def test_promtool_finds_each_rule_firing_and_resolved_and_of_one_pool(tmp_path: Path) -> None:
     import json

@@ -8,6 +8,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.monitoring.http.test_http_connection import echo
+from tests.properties import examples
 
 from gpupool.monitoring.http.http_connection import serve_http
 
@@ -73,7 +74,7 @@ def check(pieces: list[bytes]) -> None:
     assert found is None or int(found[1]) in (100, 200, 400, 413, 431, 501, 505), answer
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(PIECES)
 def test_fuzzed_requests_are_answered_or_refused(pieces: list[bytes]) -> None:
     check(pieces)

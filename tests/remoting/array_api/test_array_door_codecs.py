@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
@@ -61,7 +62,7 @@ def test_special_floats_survive(dropin: Any, value: float) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_rubbish_is_one_kind_of_error_to_the_dropin(dropin: Any, data: bytes) -> None:
     try:
         value = dropin._door.cbor.decode(data)
@@ -72,7 +73,7 @@ def test_rubbish_is_one_kind_of_error_to_the_dropin(dropin: Any, data: bytes) ->
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_rubbish_is_one_kind_of_error_to_the_worker(data: bytes) -> None:
     try:
         array_wire.check_plain(array_wire.decode_body(data), 0)
@@ -171,7 +172,7 @@ NODES = st.recursive(
         st.lists(NODES, max_size=2),
     ).map(list)
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_templates_are_compiled_or_refused(body: Any) -> None:
     try:
         number, template = compile_template(body, ["a", "b"], [max, min])
@@ -207,7 +208,7 @@ def executor() -> Executor:
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_records_are_run_or_refused(data: bytes) -> None:
     made = executor()
     for ask in (False, True):
@@ -222,7 +223,7 @@ def test_records_are_run_or_refused(data: bytes) -> None:
         st.tuples(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17]), st.binary(max_size=40)), max_size=6
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_records_that_begin_well_are_run_or_refused(records: list[tuple[int, bytes]]) -> None:
     made = executor()
     template = array_wire.encode_body([16, made.names.index("add"), 1, ["h", "h"], []])
@@ -262,7 +263,7 @@ class BytesStream:
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) -> None:
     from gpupool.remoting.array_api.server.serve import serve
 

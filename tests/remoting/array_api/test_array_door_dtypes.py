@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import element_types
@@ -44,7 +45,7 @@ JUNK = st.recursive(
 
 
 @given(JUNK | JUNK.map(lambda junk: ["V", 16, False, junk]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_a_type_is_read_or_refused_by_both_ends(dropin: Any, value: Any) -> None:
     with contextlib.suppress(RemoteProtocolError):
         assert element_types.dtype_of(value).itemsize > 0

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.properties import examples
 
 DTYPES = "?bBhHiIqQefdFD"
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
@@ -37,7 +38,7 @@ def indexed(draw: st.DrawFn) -> tuple[tuple[int, ...], Any]:
 
 
 @given(indexed(), st.sampled_from("CF"))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_basic_indexing_is_a_view_with_numpys_strides(cp: Any, pair: Any, order: str) -> None:
     shape, index = pair
     host = filled(shape, "i", order)
@@ -63,7 +64,7 @@ def test_basic_indexing_is_a_view_with_numpys_strides(cp: Any, pair: Any, order:
 
 
 @given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=5), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_integer_arrays_select_as_in_numpy(
     cp: Any, shape: tuple[int, ...], data: st.DataObject
 ) -> None:
@@ -92,7 +93,7 @@ def test_integer_arrays_select_as_in_numpy(
 
 
 @given(hnp.array_shapes(min_dims=1, max_dims=3, max_side=4), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_masks_select_and_set(cp: Any, shape: tuple[int, ...], data: st.DataObject) -> None:
     host = filled(shape, "d")
     mask = data.draw(hnp.arrays(np.bool_, shape[: data.draw(st.integers(1, len(shape)))]))
@@ -111,7 +112,7 @@ def test_integer_indices_wrap_as_on_a_gpu(cp: Any) -> None:
 
 
 @given(SHAPES, st.sampled_from("CF"), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_reshape_and_transpose(
     cp: Any, shape: tuple[int, ...], order: str, data: st.DataObject
 ) -> None:
@@ -132,7 +133,7 @@ def test_reshape_and_transpose(
 
 
 @given(indexed(), st.sampled_from("CF"), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_reshape_is_a_view_exactly_where_numpys_is(
     cp: Any, pair: Any, order: str, data: st.DataObject
 ) -> None:
@@ -151,7 +152,7 @@ def test_reshape_is_a_view_exactly_where_numpys_is(
 
 
 @given(SHAPES, st.sampled_from(DTYPES), st.booleans(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_reductions(
     cp: Any, shape: tuple[int, ...], dtype: str, keepdims: bool, data: st.DataObject
 ) -> None:
@@ -173,7 +174,7 @@ def test_reductions(
 
 
 @given(SHAPES, SHAPES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_broadcasting(cp: Any, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     a, b = filled(left, "q"), filled(right, "h")
     try:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 BOUND = st.none() | st.integers(-7, 7)
 STEP = st.none() | st.integers(-3, 3).filter(bool)
@@ -41,7 +42,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @given(st.lists(PART, min_size=1, max_size=4).map(tuple), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_an_index_means_the_same_every_time(cp: Any, index: Any, alone: bool) -> None:
     index = index[0] if alone else index
     for start in (0, 100):
@@ -52,7 +53,7 @@ def test_an_index_means_the_same_every_time(cp: Any, index: Any, alone: bool) ->
 
 
 @given(st.lists(PART, min_size=1, max_size=3).map(tuple))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_writing_by_an_index_means_the_same_every_time(cp: Any, index: Any) -> None:
     for value in (7.5, -1.0):
         host = np.arange(4.0 * 5 * 3).reshape(4, 5, 3)

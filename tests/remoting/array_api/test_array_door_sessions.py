@@ -330,6 +330,7 @@ def test_memory_comes_back_when_arrays_are_dropped(cp: Any) -> None:
     assert pool.total_bytes() == pool.used_bytes()
 
 
+@pytest.mark.long
 def test_a_loop_over_large_arrays_needs_no_more_memory_than_on_a_gpu(cp: Any) -> None:
     array = cp.zeros(8 << 20)  # 64 MiB, of 512
     for _ in range(100):
@@ -472,6 +473,7 @@ cp.asarray(np.arange(1 << 19))
     assert done.returncode == -signal.SIGINT
 
 
+@pytest.mark.long
 def test_an_upload_without_room_is_an_error_and_the_session_goes_on(cp: Any) -> None:
     host = np.ones(600 << 20, np.uint8)  # of 512 MiB
     with pytest.raises(MemoryError):
@@ -492,6 +494,7 @@ def test_arrays_and_parts_of_them_are_refilled(cp: Any, order: str) -> None:
         assert float(array.sum()) == pytest.approx(host.sum())
 
 
+@pytest.mark.long
 def test_very_many_arrays_are_dropped_at_once(cp: Any) -> None:
     a = cp.arange(3.0)
     views = [a[1] for _ in range(100_000)]  # 12 bytes each to free them: more than one frame

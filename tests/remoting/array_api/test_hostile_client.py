@@ -17,6 +17,7 @@ def run(first: int, count: int) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_hostile_sessions_end_by_the_doors_rules_and_leave_nothing() -> None:
     assert run(0, 60).startswith("60 sessions, ")
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.remoting.devices.base import DeviceMemoryError, UnsupportedError
 from gpupool.remoting.devices.emulated import EmulatedBackend
@@ -59,7 +60,9 @@ VALUES = st.recursive(
 
 
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(name=st.sampled_from(NAMES), arguments=st.lists(VALUES, max_size=13), data=st.data())
 def test_any_arguments_of_an_operation(
@@ -82,7 +85,9 @@ def test_any_arguments_of_an_operation(
 
 
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(arguments=st.lists(VALUES, max_size=6), name=st.sampled_from(["fft", "irfftn", "x"]))
 def test_any_arguments_of_callbacks(

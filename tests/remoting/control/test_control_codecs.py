@@ -14,6 +14,7 @@ import cbor2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -100,7 +101,7 @@ def test_plain_values_survive(value: Plain) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         value = load(data)
@@ -182,7 +183,7 @@ def test_an_oversize_frame_is_refused_by_its_header() -> None:
 
 
 @given(MESSAGES, st.integers(0, m.CALL_NUMBER_MAX))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_messages_survive(message: m.Message, call: int) -> None:
     frame = m.to_frame(call, message, size_max=2**30)
     kind, body = frame[4], frame[5:]
@@ -190,7 +191,7 @@ def test_messages_survive(message: m.Message, call: int) -> None:
 
 
 @given(st.integers(0, 255), st.binary(max_size=100) | st.tuples(st.just(1), PLAIN).map(list))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_body_is_a_message_or_refused(kind: int, content: Any) -> None:
     body = content if isinstance(content, bytes) else dump(content)
     try:
@@ -201,7 +202,7 @@ def test_any_body_is_a_message_or_refused(kind: int, content: Any) -> None:
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_changed_fields_are_refused_or_typed(message: m.Message, data: st.DataObject) -> None:
     plain: Any = load(m.to_frame(1, message, size_max=2**30)[5:])
     fields = plain[1]
@@ -267,7 +268,7 @@ def test_a_push_to_many_is_encoded_once() -> None:
 
 
 @given(MESSAGES, st.sampled_from([0, 1]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_nobody_sends_out_of_turn(message: m.Message, call: int) -> None:
     for end in End:
         fresh = Connection(end)
@@ -400,7 +401,7 @@ def test_damaged_tokens_are_told_apart(data: st.DataObject) -> None:
 
 
 @given(st.text(max_size=300) | st.text(max_size=300).map("gpupool-".__add__))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_other_texts_are_no_tokens(text: str) -> None:
     with pytest.raises(AuthenticationError):
         parse_token(text)
@@ -445,7 +446,7 @@ def test_other_texts_are_no_addresses(text: str) -> None:
     | st.binary(max_size=300).map(b"\x16\x03\x01".__add__)
     | st.binary(max_size=30).map(b"GET /".__add__)
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_opening_is_routed_or_refused(data: bytes) -> None:
     try:
         found = route(data)

@@ -594,6 +594,7 @@ async def test_unreachable_pool(autojump_clock: Clock, nursery: trio.Nursery) ->
             pass
 
 
+@pytest.mark.long
 async def test_twenty_clients_race_for_seven_slots(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:
@@ -628,6 +629,7 @@ async def test_twenty_clients_race_for_seven_slots(
     assert trio.current_time() - before < 1.25 * 100 * hold_s / 7
 
 
+@pytest.mark.long
 async def test_more_servers_are_asked_when_the_first_have_no_room(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:

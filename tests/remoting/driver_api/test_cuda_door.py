@@ -121,7 +121,14 @@ def right(done: subprocess.CompletedProcess[str]) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("options", ["", "--tcp", "--tcp --tls", "--no-launcher"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--tcp --tls",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("--tcp", "--no-launcher")),
+    ],
+)
 def test_a_c_program(options: str, library: Path, everything: Path, tmp_path: Path) -> None:
     """Memory, copies, streams, events, launches, graphs, the budget and a sticky error."""
     image = str(KERNELS / "test_kernels.sm_90.cubin")
@@ -136,7 +143,9 @@ def test_a_c_program(options: str, library: Path, everything: Path, tmp_path: Pa
         assert control.missing_calls() == 0
 
 
-@pytest.mark.parametrize("options", ["--tcp --lanes", "--tcp --tls --lanes"])
+@pytest.mark.parametrize(
+    "options", [pytest.param("--tcp --lanes", marks=pytest.mark.long), "--tcp --tls --lanes"]
+)
 def test_large_copies_by_several_connections_without_a_server(
     options: str, library: Path, tmp_path: Path
 ) -> None:
@@ -149,7 +158,16 @@ def test_large_copies_by_several_connections_without_a_server(
     assert "2 connections each way for large copies" in done.stderr
 
 
-@pytest.mark.parametrize("image", ["ptx", "fatbin", "zstd.fatbin", "lz4.fatbin"])
+@pytest.mark.parametrize(
+    "image",
+    [
+        "fatbin",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("ptx", "zstd.fatbin", "lz4.fatbin")
+        ),
+    ],
+)
 def test_other_kinds_of_images(image: str, library: Path, everything: Path, tmp_path: Path) -> None:
     with Control(tmp_path) as control:
         done = run(library, control, [str(everything), str(KERNELS / f"test_kernels.{image}")])
@@ -398,6 +416,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), cuda.cuDeviceGetCount(ctypes.byre
         assert done.stdout == "3 0\n", done.stderr  # CUDA_ERROR_NOT_INITIALIZED
 
 
+@pytest.mark.long
 def test_what_is_missing_is_named_under_verbose_only(library: Path, tmp_path: Path) -> None:
     name = "cuGraphicsUnregisterResource"
     code = f"import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); print(c.{name}())"
@@ -408,7 +427,9 @@ def test_what_is_missing_is_named_under_verbose_only(library: Path, tmp_path: Pa
         assert f"gpupool: not supported: {name}, called 1 times" in done.stderr
 
 
-@pytest.mark.parametrize(("server", "seen"), [(13050, 13000), (12020, 12020)])
+@pytest.mark.parametrize(
+    ("server", "seen"), [(13050, 13000), pytest.param(12020, 12020, marks=pytest.mark.long)]
+)
 def test_functions_are_those_of_the_version_that_programs_see(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: int, seen: int
 ) -> None:

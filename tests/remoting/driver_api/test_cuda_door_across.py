@@ -20,6 +20,9 @@ from tests.shared import Shared
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema import table
 
+# A pool of two servers of its own; the array door's tests have one in the default run.
+pytestmark = pytest.mark.long
+
 IMAGE = str(HERE / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin")
 COPIES = 8
 """Those of ``servers.c`` between servers that are larger than a record."""

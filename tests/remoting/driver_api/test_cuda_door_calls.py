@@ -134,6 +134,7 @@ def test_failed_assertions_say_so_to_the_program(library: Path, tmp_path: Path) 
     ]
 
 
+@pytest.mark.long
 def test_calls_while_a_host_function_waits_for_them(library: Path, tmp_path: Path) -> None:
     """Those that the driver does not keep return; for the others the function ends in vain."""
     program = [str(compiled("ahead", tmp_path, library)), str(IMAGE), "20000", "100"]
@@ -168,6 +169,7 @@ def test_a_thread_without_a_context(library: Path, tmp_path: Path) -> None:
         assert done.stderr == ""
 
 
+@pytest.mark.long
 def test_an_image_travels_once(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +247,7 @@ def test_what_the_door_answers_by_itself(library: Path, tmp_path: Path) -> None:
         assert (done.stdout, done.stderr) == ("results right\n", "")
 
 
+@pytest.mark.long
 def test_green_contexts(library: Path, tmp_path: Path) -> None:
     """Work without a stream goes to the context's own."""
     assert both("green", library, tmp_path, str(IMAGE)).splitlines() == [

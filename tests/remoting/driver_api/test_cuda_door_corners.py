@@ -24,7 +24,9 @@ def corners(tmp_path_factory: pytest.TempPathFactory, library: Path) -> str:
     return str(compiled("corners", tmp_path_factory.mktemp("programs"), library))
 
 
-@pytest.mark.parametrize(("servers", "ms"), [("1", "500"), ("2", "500")])
+@pytest.mark.parametrize(
+    ("servers", "ms"), [("1", "500"), pytest.param("2", "500", marks=pytest.mark.long)]
+)
 def test_a_crowd_of_threads(servers: str, ms: str, library: Path, tmp_path: Path) -> None:
     """Each with streams, events and memory that come and go, on one server and on two."""
     program = compiled("crowd", tmp_path, library)
@@ -33,7 +35,10 @@ def test_a_crowd_of_threads(servers: str, ms: str, library: Path, tmp_path: Path
         right(run(library, control, words, *ROOMY, "--servers", servers))
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(2000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.slow)],
+)
 def test_a_threads_own_stream_ends_with_it(count: int, library: Path, tmp_path: Path) -> None:
     """Also when a destructor of the program's uses it again, and in a fork."""
     program = compiled("thread_streams", tmp_path, library)
@@ -47,7 +52,7 @@ def test_a_threads_own_stream_ends_with_it(count: int, library: Path, tmp_path: 
 @pytest.mark.parametrize(
     "what",
     [
-        "sizes,large,early,fails",
+        pytest.param("sizes,large,early,fails", marks=pytest.mark.long),
         pytest.param("many", marks=pytest.mark.slow),  # 30 s in the fake driver
     ],
 )
@@ -63,7 +68,13 @@ def test_default_streams_of_threads_wait_for_no_other(library: Path, tmp_path: P
         right(run(library, control, [str(program), IMAGE]))
 
 
-@pytest.mark.parametrize("what", ["upload", "callback", "callback, lost"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "upload",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("callback", "callback, lost")),
+    ],
+)
 def test_what_stands_behind_a_failure(
     what: str, corners: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +116,7 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
 # The others start a client process each, for the same books.
 @pytest.mark.parametrize(
     "case",
-    [*OVERSPENDING[:3], *(pytest.param(each, marks=pytest.mark.long) for each in OVERSPENDING[3:])],
+    [*OVERSPENDING[:1], *(pytest.param(each, marks=pytest.mark.long) for each in OVERSPENDING[1:])],
 )
 def test_a_client_that_wants_more_than_its_partition(case: str, tmp_path: Path) -> None:
     """The books have all that the driver has, as long as it has it; and the server's is bounded."""
@@ -123,7 +134,9 @@ def test_faces_of_a_cube_count_at_each_level() -> None:
     assert cuda_arrays.array_size(1000, 0, 0, 1, levels=1, flags=0) == 1000
 
 
-@pytest.mark.parametrize("seeds", [("0", "60"), ("20175", "1")])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(("0", "60"), marks=pytest.mark.long), ("20175", "1")]
+)
 def test_records_that_no_library_sends(seeds: tuple[str, str], tmp_path: Path) -> None:
     """Whole and broken ones, with words of all kinds: calls fail, or the session ends, no more."""
     done = in_one_process(tmp_path, str(HERE / "hostile.py"), *seeds)

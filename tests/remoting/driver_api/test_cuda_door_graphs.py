@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.control import Control
 from test_cuda_door import KERNELS, compiled, right, run
 
+pytestmark = pytest.mark.long  # CI runs these with sanitizers, too
+
 
 def test_graphs_by_node(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each type of node runs, in the order of edges; queries, changes, memory, mistakes."""
@@ -31,6 +33,7 @@ def test_captures(library: Path, tmp_path: Path) -> None:
         assert control.missing_calls() == 0
 
 
+@pytest.mark.long
 def test_functions_beside_copies(library: Path, tmp_path: Path) -> None:
     """Host nodes in graphs that copy the host's memory, and what is refused."""
     program = compiled("host_copies", tmp_path, library)
@@ -52,6 +55,7 @@ def test_a_launch_that_fails_leaves_memory_alone(
     assert done.stdout == "results right\n", done.stderr
 
 
+@pytest.mark.long
 def test_functions_of_graphs_come_and_go(library: Path, tmp_path: Path) -> None:
     """70,000, of which the library holds 65,536 at a time: they end behind their last launch."""
     program = compiled("host_nodes", tmp_path, library)

@@ -22,9 +22,11 @@ DISABLED = (CODE_KERNEL, CODE_KERNEL, JIT_DISABLED)
     [
         pytest.param({}, USUAL, marks=pytest.mark.slow),
         ({"CUDA_FORCE_PTX_JIT": "1"}, FORCED),
-        ({"CUDA_DISABLE_PTX_JIT": "1"}, DISABLED),
+        pytest.param({"CUDA_DISABLE_PTX_JIT": "1"}, DISABLED, marks=pytest.mark.long),
         pytest.param({"CUDA_FORCE_JIT": "1"}, FORCED, marks=pytest.mark.slow),
-        ({"CUDA_FORCE_JIT": "1", "CUDA_FORCE_PTX_JIT": "0"}, USUAL),
+        pytest.param(
+            {"CUDA_FORCE_JIT": "1", "CUDA_FORCE_PTX_JIT": "0"}, USUAL, marks=pytest.mark.long
+        ),
     ],
 )
 def test_variables_choose_between_code_and_text(

@@ -61,6 +61,7 @@ def leased(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turns", [20, pytest.param(1100, marks=pytest.mark.slow)])
 def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
     turns: int, fake_gpu_pool: FakeGpuPool, tmp_path: Path
@@ -85,7 +86,13 @@ def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
     assert first.returncode == 0, err
 
 
-@pytest.mark.parametrize("how", ["owner frees", "owner dies", "other dies"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "owner dies",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("owner frees", "other dies")),
+    ],
+)
 def test_memory_that_another_process_has_opened_is_paid_until_it_lets_go(
     how: str, fake_gpu_pool: FakeGpuPool, tmp_path: Path
 ) -> None:
@@ -98,6 +105,7 @@ def test_memory_that_another_process_has_opened_is_paid_until_it_lets_go(
     assert done.stdout == "results right\n", done.stderr + fake_gpu_pool.logs()
 
 
+@pytest.mark.long
 def test_kernels_of_two_processes_meet_in_memory_of_the_host(
     fake_gpu_pool: FakeGpuPool, tmp_path: Path
 ) -> None:
@@ -110,7 +118,9 @@ def test_kernels_of_two_processes_meet_in_memory_of_the_host(
     assert done.stdout == "results right\n", done.stderr + fake_gpu_pool.logs()
 
 
-@pytest.mark.parametrize("library", ["libssl.so.3", "none.so"])
+@pytest.mark.parametrize(
+    "library", ["libssl.so.3", pytest.param("none.so", marks=pytest.mark.long)]
+)
 def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
     library: str, fake_gpu_pool: FakeGpuPool, leased: str
 ) -> None:
@@ -133,6 +143,7 @@ def stripes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lanes", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_large_copies_go_by_several_connections(
     lanes: int, fake_gpu_pool: FakeGpuPool, stripes: str
@@ -143,7 +154,7 @@ def test_large_copies_go_by_several_connections(
     assert ("3 connections each way for large copies" in done.stderr) is (lanes > 0)
 
 
-@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("way", ["up", pytest.param("down", marks=pytest.mark.long)])
 def test_a_session_ends_with_one_of_its_connections(
     way: str, fake_gpu_pool: FakeGpuPool, stripes: str
 ) -> None:
@@ -175,10 +186,10 @@ def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, flo
 @pytest.mark.parametrize(
     ("how", "library"),
     [
-        ("worker killed", "none.so"),
+        pytest.param("worker killed", "none.so", marks=pytest.mark.long),
         pytest.param("worker killed", "libssl.so.3", marks=pytest.mark.slow),
         ("lease ended", "libssl.so.3"),
-        ("server killed", "libssl.so.3"),
+        pytest.param("server killed", "libssl.so.3", marks=pytest.mark.long),
     ],
 )
 def test_a_program_that_waits_for_a_kernel_gets_an_error(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -87,7 +88,16 @@ def test_arrays_and_textures(library: Path, tmp_path: Path) -> None:
         right(run(library, control, [str(program), image]))
 
 
-@pytest.mark.parametrize("refused", ["", "cuMemAddressReserve", "cuMemSetAccess"])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("cuMemAddressReserve", "cuMemSetAccess")
+        ),
+    ],
+)
 def test_managed_memory(refused: str, library: Path, tmp_path: Path) -> None:
     """One address on both sides; what either wrote is there when CUDA says so.
 
@@ -119,7 +129,7 @@ def test_memory_is_freed_before_host_functions_that_come_later(
         right(run(library, control, [str(program), *images], devices=2))
 
 
-@pytest.mark.parametrize("servers", ["1", "2"])
+@pytest.mark.parametrize("servers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_kernels_follow_addresses_of_pinned_memory(
     servers: str, library: Path, tmp_path: Path
 ) -> None:
@@ -130,7 +140,7 @@ def test_kernels_follow_addresses_of_pinned_memory(
         right(run(library, control, [str(program), image], "--servers", servers))
 
 
-@pytest.mark.parametrize("size", ["64", "65536"])
+@pytest.mark.parametrize("size", ["64", pytest.param("65536", marks=pytest.mark.long)])
 def test_two_threads_and_kernels_write_words_side_by_side(
     size: str, library: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +151,7 @@ def test_two_threads_and_kernels_write_words_side_by_side(
         right(run(library, control, [str(program), image, "200", size]))
 
 
+@pytest.mark.long
 def test_system_calls_fill_memory_that_kernels_see(library: Path, tmp_path: Path) -> None:
     """What was just allocated, managed or mapped; and mapped memory that was filled before."""
     program = compiled("reads", tmp_path, library)
@@ -196,7 +207,7 @@ def test_copies_kernels_and_events_in_their_order(library: Path, tmp_path: Path)
     st.integers(1, 3 * MIRROR_TOGETHER // 2),
     st.lists(st.tuples(st.integers(0, 2 * MIRROR_TOGETHER), st.integers(1, 100_000)), max_size=20),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]]) -> None:
     """All of it, and at its edges nothing that has not."""
     memory = np.zeros(size, np.uint8)
@@ -213,7 +224,7 @@ def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]])
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_both_sides_of_a_mirror_write_stays(data: st.DataObject) -> None:
     """Each its own bytes, at the same time: both end up with all of them."""
     size = data.draw(st.integers(1, 200))
@@ -250,7 +261,7 @@ def merge(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @given(st.integers(0, 7), st.binary(min_size=1, max_size=100), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_library_merges_new_bytes_alone(
     merge: ctypes.CDLL, start: int, fresh: bytes, data: st.DataObject
 ) -> None:

@@ -14,6 +14,8 @@ from fake_cuda.control import Control
 from test_cuda_door import HERE, KERNELS, compiled, right, run
 from test_cuda_door_calls import natively
 
+pytestmark = pytest.mark.long  # CI runs these with sanitizers, too
+
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 STEPS = 50
 

@@ -30,6 +30,8 @@ from test_cuda_door_calls import natively
 from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC
 from gpupool.remoting.driver_api.schema import table
 
+pytestmark = pytest.mark.long  # CI runs these with sanitizers, too
+
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 
 

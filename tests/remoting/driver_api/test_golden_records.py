@@ -20,6 +20,9 @@ WITHOUT_SAMPLE = {
 }
 """Records of which there are no bytes to compare, and why."""
 
+USUAL = ("everything", "graphs", "records")
+"""Programs of the default run; together they send half of the records."""
+
 
 def test_there_are_samples_of_every_record() -> None:
     """But of those that are named above, with the reason; whoever adds a record adds a sample."""
@@ -36,7 +39,13 @@ def test_samples_say_something() -> None:
             assert not told or any(word is not None for word in told), (name, NAMES[sample.op])
 
 
-@pytest.mark.parametrize("of", RUNS, ids=lambda of: of.name)
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(of, id=of.name, marks=() if of.name in USUAL else pytest.mark.long)
+        for of in RUNS
+    ],
+)
 def test_the_library_sends_these_bytes(of: Run, library: Path, tmp_path: Path) -> None:
     sent = tapped(of, library, tmp_path / "run")
     for sample in SAMPLES.get(of.name, ()):

@@ -32,7 +32,9 @@ def test_a_killed_program_is_noticed(library: Path, tmp_path: Path) -> None:
     assert done.returncode >= 128
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(1, 6))]
+)
 def test_lies(number: int, library: Path, everything: Path, tmp_path: Path) -> None:
     lied_to(number, library, everything, tmp_path)
 
@@ -42,7 +44,7 @@ def host_copies(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path
     return compiled("host_copies", tmp_path_factory.mktemp("programs"), library)
 
 
-@pytest.mark.parametrize("number", [6, 7])
+@pytest.mark.parametrize("number", [6, pytest.param(7, marks=pytest.mark.long)])
 def test_lies_about_host_functions(
     number: int, library: Path, host_copies: Path, tmp_path: Path
 ) -> None:

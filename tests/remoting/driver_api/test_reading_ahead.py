@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.remoting.driver_api.executor.memory.mirrors import Write
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
@@ -79,7 +80,7 @@ frames = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(frames, st.integers(1, 70), st.data())
 def test_what_is_read_ahead_is_executed_in_its_order(
     sent: list[Frame], size: int, data: st.DataObject

@@ -155,6 +155,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
         return list(pool.map(made, build.SOURCES))
 
 
+@pytest.mark.long
 def test_no_layer_calls_up_no_file_calls_in_a_circle_and_none_calls_an_export(
     objects: list[Object],
 ) -> None:

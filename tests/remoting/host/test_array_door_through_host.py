@@ -122,7 +122,9 @@ async def run_program(agent: Agent, text: str) -> "subprocess.CompletedProcess[b
         )
 
 
-@pytest.mark.parametrize("encryption", ["unix", "tls", "off"])
+@pytest.mark.parametrize(
+    "encryption", ["tls", *(pytest.param(each, marks=pytest.mark.long) for each in ("unix", "off"))]
+)
 async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryption: str) -> None:
     def encryption_of(_lease: LeaseId) -> str:
         return encryption.replace("unix", "tls")
@@ -188,6 +190,7 @@ async def test_program_meets_the_end_of_its_partition(make_host: MakeHost) -> No
     assert done.stdout.split(b"\n")[:3] == [str(64 * MIB).encode(), b"out of memory", b"0"], done
 
 
+@pytest.mark.long
 async def test_two_programs_share_one_partition(make_host: MakeHost) -> None:
     kit = await make_host(doors=DOORS)
     agent = Agent(kit, kit.lease(memory=GIB), "unix")
@@ -236,6 +239,7 @@ async def test_a_confined_worker_compiles_kernels_and_dies_of_a_wrong_one(
     await kit.logged("SIGSEGV")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's workers can stay root")
 async def test_a_worker_that_stays_root_compiles_nothing(make_host: MakeHost) -> None:
     kit = await make_host(doors=DOORS, own_uids=False)

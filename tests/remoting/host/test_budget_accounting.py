@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.properties import examples
 
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
@@ -283,7 +284,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudgetMachine = BudgetMachine.TestCase
-TestBudgetMachine.settings = settings(max_examples=50, stateful_step_count=30)
+TestBudgetMachine.settings = settings(max_examples=examples(50), stateful_step_count=30)
 
 
 @given(st.lists(st.integers(0, 50), max_size=20))

@@ -248,6 +248,7 @@ class TestWorkersOnGpus:
         assert "ordinal=0" in (await client.ask(b"d")).decode()
         assert kit.host.readings()[gpu].memory_foreign == 0
 
+    @pytest.mark.long
     async def test_overhead_that_nvml_does_not_tell_stays_as_assumed(
         self, make_host: MakeHost
     ) -> None:
@@ -257,6 +258,7 @@ class TestWorkersOnGpus:
         client, _ = await kit.connect(kit.lease(memory=2 * GIB))
         assert await client.usage() == 512 * MIB
 
+    @pytest.mark.long
     async def test_overhead_that_grows_is_charged(self, make_host: MakeHost) -> None:
         kit, _nvml = await self.host(make_host, sample_interval_s=0.01)
         client, worker = await kit.connect(kit.lease(memory=2 * GIB))
@@ -268,7 +270,9 @@ class TestWorkersOnGpus:
             while kit.host.budget.held(worker.number, gpu) != (GIB, 500 * MIB):
                 await client.usage()
 
-    @pytest.mark.parametrize("made_in", [1, 2])  # its free comes in the second
+    @pytest.mark.parametrize(
+        "made_in", [pytest.param(1, marks=pytest.mark.long), 2]
+    )  # its free comes in the second
     async def test_what_is_freed_while_nvml_is_read_is_not_charged_for_ever(
         self, made_in: int, make_host: MakeHost
     ) -> None:
@@ -295,6 +299,7 @@ class TestWorkersOnGpus:
         await until(lambda: reads > 4)
         assert budget.held(worker.number, gpu) == (0, self.used)
 
+    @pytest.mark.long
     async def test_who_computes_uses_its_lease_without_a_call(self, make_host: MakeHost) -> None:
         kit, nvml = await self.host(make_host, sample_interval_s=0.01)
         first, second = kit.lease(0x7F3A), kit.lease(0x7F3B)

@@ -62,6 +62,7 @@ async def tcp_front(kit: HostKit) -> tuple[TcpFront, SessionInfo]:
     return front, info
 
 
+@pytest.mark.long
 async def test_openings_that_are_cancelled_leave_one_spare(make_host: MakeHost) -> None:
     """A client that hangs up while its worker starts gives it back, and no spares add up."""
     kit = await make_host(warm_workers=1)
@@ -93,6 +94,7 @@ async def test_session_opens_with_a_warm_spare(make_host: MakeHost) -> None:
     assert await kit.warm() is not spare  # the next spare follows by itself
 
 
+@pytest.mark.long
 async def test_calls_reach_the_door_over_the_unix_socket(make_host: MakeHost) -> None:
     kit = await make_host()
     client, worker = await kit.connect(kit.lease(gpus=2))
@@ -119,6 +121,7 @@ async def test_calls_reach_the_door_over_tls(make_host: MakeHost) -> None:
     await kit.worker_of(info).ended.wait()
 
 
+@pytest.mark.long
 async def test_plain_tcp_needs_the_pools_consent(make_host: MakeHost) -> None:
     policy = ["tls"]
 
@@ -136,7 +139,7 @@ async def test_plain_tcp_needs_the_pools_consent(make_host: MakeHost) -> None:
     assert await client.ask(b"e", b"x") == b"x"
 
 
-@pytest.mark.parametrize("encryption", ["tls", "off"])
+@pytest.mark.parametrize("encryption", ["tls", pytest.param("off", marks=pytest.mark.long)])
 async def test_wrong_ticket_is_refused_and_the_session_stays(
     make_host: MakeHost, encryption: str
 ) -> None:
@@ -303,6 +306,7 @@ async def test_partition_bounds_all_workers_of_the_lease(make_host: MakeHost) ->
     assert kit.host.budget.used_on(gpu) == 2 * GIB
 
 
+@pytest.mark.long
 async def test_no_budget_call_of_many_goes_unanswered(make_host: MakeHost) -> None:
     kit = await make_host()
     client, _ = await kit.connect(kit.lease())
@@ -371,6 +375,7 @@ async def test_workers_of_a_lease_are_limited(make_host: MakeHost) -> None:
     await kit.open(kit.lease(0x7F3B))  # other leases are not concerned
 
 
+@pytest.mark.long
 async def test_workers_of_a_user_are_limited(make_host: MakeHost) -> None:
     """One user with many small leases took all of a server's workers."""
     kit = await make_host(limits=HostLimits(workers_per_user=UserBound(user=3, token=2)))
@@ -415,6 +420,7 @@ async def test_unclaimed_connection_of_no_session_is_closed(
     assert ours.recv(1) == b""
 
 
+@pytest.mark.long
 async def test_telemetry_adds_up_over_the_workers_of_a_lease(make_host: MakeHost) -> None:
     kit = await make_host()
     lease = kit.lease()

@@ -155,6 +155,7 @@ async def test_a_worker_cannot_change_what_others_of_its_user_load(make_host: Ma
     assert kept.read_bytes() == b"compiled"
 
 
+@pytest.mark.long
 async def test_workers_that_nothing_confines_share_no_kernels(make_host: MakeHost) -> None:
     kit = await make_host(landlock=False, own_uids=False)
     await session(kit, 1, "ada", b"a.cubin\0compiled")

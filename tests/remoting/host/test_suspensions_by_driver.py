@@ -144,6 +144,7 @@ async def test_memory_goes_to_another_and_comes_back_when_there_is_room(
     assert not worker.exited.is_set()
 
 
+@pytest.mark.long
 async def test_a_lease_goes_on_with_another_gpu_or_back_where_it_was(
     start: Callable[..., Any], control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +240,7 @@ async def test_what_cannot_be_suspended_runs_on(
     assert kit.host.suspensions()[lease.id] == HostSuspension(6, P.RUNNING)
 
 
+@pytest.mark.long
 async def test_ends_in_the_middle_of_a_suspension(
     start: Callable[..., Any], control: Control
 ) -> None:

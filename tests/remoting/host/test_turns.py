@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host.sharing import turns as module
@@ -133,7 +134,7 @@ def test_a_class_that_weighs_more_gets_more_from_then_on(kernel_s: float) -> Non
             assert math.isclose(shown[LeaseId(seat)].due, 0.5 * weight / max(1.0, whole))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     st.lists(st.sampled_from([0.1, 1.0, 5.0]), min_size=2, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.1, 0.5, 5.0])), max_size=4),
@@ -174,7 +175,7 @@ def test_shares_due_are_no_more_than_the_gpu() -> None:
     assert turns.got(0.0)[LeaseId(0)].due == 0.5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 20), st.sampled_from([0.00001, 0.001, 0.004, 0.03])),

@@ -25,6 +25,8 @@ from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.worker import sandbox
 
+pytestmark = pytest.mark.long  # CI runs these as root
+
 MIB, GIB = 1 << 20, 1 << 30
 MOUNTS = (
     "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"

@@ -169,6 +169,7 @@ async def test_children_of_a_worker_die_with_it(make_host: MakeHost) -> None:
     assert orphan_reaper.start_time_of(child) is None
 
 
+@pytest.mark.long
 @as_root
 async def test_what_other_workers_of_the_lease_run_outlives_one(make_host: MakeHost) -> None:
     kit = await make_host()
@@ -437,7 +438,7 @@ def in_child(function: Callable[[], bytes]) -> bytes:
 
 
 @as_root
-@pytest.mark.parametrize("place", ["home", "shared memory"])
+@pytest.mark.parametrize("place", ["home", pytest.param("shared memory", marks=pytest.mark.long)])
 async def test_deep_directories_of_a_dead_worker_end_nothing(
     make_host: MakeHost, place: str
 ) -> None:

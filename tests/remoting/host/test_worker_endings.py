@@ -78,8 +78,8 @@ async def test_client_that_vanishes_while_the_door_is_busy(make_host: MakeHost) 
     ("command", "reason"),
     [
         (b"S", "killed by SIGSEGV"),
-        (b"X", "exited with code 7"),
-        (b"!", "RuntimeError: the door fell off"),
+        pytest.param(b"X", "exited with code 7", marks=pytest.mark.long),
+        pytest.param(b"!", "RuntimeError: the door fell off", marks=pytest.mark.long),
     ],
 )
 async def test_crash_harms_nobody_else(make_host: MakeHost, command: bytes, reason: str) -> None:
@@ -104,8 +104,16 @@ async def test_crash_harms_nobody_else(make_host: MakeHost, command: bytes, reas
     [
         (b"\xff" * 100, "it broke the protocol: oversize frame"),
         (b"\x00\x00\x00\x01\x00\xff", "it broke the protocol: malformed CBOR"),
-        (b"\x00\x00\x00\x01\x63\xa0", "it broke the protocol: unknown message"),
-        (b"\x00\x00\x00\x01\x03\xa0", "it broke the protocol: malformed message"),
+        pytest.param(
+            b"\x00\x00\x00\x01\x63\xa0",
+            "it broke the protocol: unknown message",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            b"\x00\x00\x00\x01\x03\xa0",
+            "it broke the protocol: malformed message",
+            marks=pytest.mark.long,
+        ),
         (worker_messages.encode(worker_messages.Ready(b"", (), "")), "it sent Ready out of turn"),
     ],
 )
@@ -145,6 +153,7 @@ async def test_lease_that_takes_too_much_of_the_servers_memory_loses_a_worker(
     await kit.logged("of this server's memory, and may have 1 MiB")
 
 
+@pytest.mark.long
 async def test_what_a_worker_has_started_takes_memory_of_its_lease(make_host: MakeHost) -> None:
     """Also what a thread has started that is not its first one: the kernel lists it apart."""
     few = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=256 * MIB)
@@ -272,8 +281,10 @@ trio.run(main)
 """
 
 
-@pytest.mark.parametrize("uids", ["own", "same"])
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("uids", ["own", pytest.param("same", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOST_PROGRAM), str(tmp_path), uids],

@@ -8,6 +8,8 @@ import trio
 import trio.lowlevel
 from host_kit import EchoClient, MakeHost
 
+pytestmark = pytest.mark.long  # CI runs these as root
+
 DIE_S = 20.0
 TURN_S = 0.2
 """A turn of the loop takes a few milliseconds of the processor, on a loaded machine too."""
@@ -75,9 +77,17 @@ async def test_a_worker_that_leaves_descriptors_with_its_host_is_killed(
     ("what", "reason"),
     [
         (f"budget._socket, {CALL}(2, 0, 0) * 4000", "a flood"),  # RELEASE of nothing
-        (f"budget._socket, {CALL}(3, 0, 0) * 4000", "before the answer"),  # USAGE
-        ("control, m.encode(m.Report(1, 2, 3, busy=True)) * 500", "a flood"),
-        ("control, m.encode(m.Log('x')) * 500", "a flood"),
+        pytest.param(
+            f"budget._socket, {CALL}(3, 0, 0) * 4000",  # USAGE
+            "before the answer",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "control, m.encode(m.Report(1, 2, 3, busy=True)) * 500",
+            "a flood",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("control, m.encode(m.Log('x')) * 500", "a flood", marks=pytest.mark.long),
         ("control, m.encode(m.Rejected('x')) * 500", "a flood"),
     ],
     ids=["release", "usage", "report", "log", "rejected"],

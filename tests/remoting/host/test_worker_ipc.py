@@ -27,6 +27,8 @@ from gpupool.remoting.host.measuring.worker_files import UNSEEN_SIZE
 from gpupool.remoting.worker import namespaces, sandbox, syscall_filter
 from gpupool.remoting.worker.syscall_table import FORBIDDEN
 
+pytestmark = pytest.mark.long  # CI runs these as root
+
 # --- System V and queues of messages ------------------------------------------------------------
 
 MAKERS = ("shmget", "msgget", "semget")

@@ -37,6 +37,8 @@ from gpupool.remoting.host.suspension import kept_workers
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.worker import sandbox, syscall_filter
 
+pytestmark = pytest.mark.long  # CI runs these as root
+
 __all__ = ["stranger"]
 
 with_filter = pytest.mark.skipif(
