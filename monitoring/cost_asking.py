@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpupool.monitoring.accounting import Range
-from gpupool.monitoring.costs import costs_of
+from gpupool.monitoring.costs import Timeline, costs_of
 from gpupool.monitoring.usage_report import Report, live_records
 from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.policy.prices import prices_of
@@ -16,14 +16,19 @@ from gpupool.remoting.client.usage_query import UsageAnswer
 from gpupool.remoting.protocol import messages as m
 
 
-class Asked(Protocol):
+class HasPolicies(Protocol):
+    """What is asked for prices."""
+
+    async def policy(self, version: int = 0) -> m.PolicyIs: ...  # noqa: D102
+    async def policy_history(self) -> Sequence[m.PolicyIs]: ...  # noqa: D102
+
+
+class Asked(HasPolicies, Protocol):
     """What is asked: a client's ``Pool``, or the page's source of data."""
 
     def user(self) -> str: ...  # noqa: D102
     def is_operator(self) -> bool: ...  # noqa: D102
     async def usage(self, query: RecordQuery) -> UsageAnswer: ...  # noqa: D102
-    async def policy(self, version: int = 0) -> m.PolicyIs: ...  # noqa: D102
-    async def policy_history(self) -> Sequence[m.PolicyIs]: ...  # noqa: D102
 
 
 async def with_costs(pool: Asked, view: PoolView, query: RecordQuery, report: Report) -> Report:
@@ -39,11 +44,20 @@ async def with_costs(pool: Asked, view: PoolView, query: RecordQuery, report: Re
         records += answer.records
     live, user = live_records(view)[0], pool.user()
     records += [each for each in live if pool.is_operator() or each.user == user]
+    timeline = await price_timeline(pool, within)
+    return replace(report, costs=costs_of(records, query.by, within, timeline))
+
+
+async def price_timeline(pool: HasPolicies, within: Range) -> Timeline:
+    """Return the prices that were in force in a range.
+
+    Raises:
+        GpupoolError: when no server answers.
+    """
     versions = sorted(await pool.policy_history(), key=lambda each: each.at)
     ends = [*(each.at for each in versions[1:]), FAR]
-    timeline = [
+    return [
         (each.at, prices_of(unpack_text((await pool.policy(each.version)).packed)))
         for each, end in zip(versions, ends, strict=False)  # a pool may have no policy at all
-        if end > query.since and each.at < query.until
+        if end > within.since and each.at < within.until
     ]
-    return replace(report, costs=costs_of(records, query.by, within, timeline))

@@ -48,10 +48,33 @@ class Costs:
         return self.rows.get(key, Cost())
 
 
+def mean_price(model: str, within: Range, timeline: Timeline) -> tuple[float, float]:
+    """Return what an hour of a model cost in the mean of a range, and the share without a price."""
+    micro = priced_ms = 0
+    for begin, end, prices in _spans(timeline):
+        part = within.cut(begin, end)
+        price, ms = prices.of(model), part.until - part.since
+        if price is not None and ms > 0:
+            micro += price * ms
+            priced_ms += ms
+    whole_ms = max(1, within.until - within.since)
+    return micro / MICRO / whole_ms, 1.0 - priced_ms / whole_ms
+
+
+def currency_of(timeline: Timeline) -> str:
+    """Return the currency of the latest prices that have one."""
+    return next((prices.currency for _, prices in reversed(timeline) if prices.currency), "")
+
+
+def _spans(timeline: Timeline) -> list[tuple[int, int, Prices]]:
+    """Return the prices with the times from which and until which each was in force."""
+    begun = [(0, Prices()), *timeline, (FAR, Prices())]
+    return [(a, b, prices) for (a, prices), (b, _) in pairwise(begun)]
+
+
 def costs_of(records: Iterable[LeaseRecord], by: str, within: Range, timeline: Timeline) -> Costs:
     """Return the costs of records by a key of ``accounting.KEYS``, and of all together."""
-    begun = [(0, Prices()), *timeline]
-    spans = [(a, b, prices) for (a, prices), (b, _) in pairwise([*begun, (FAR, Prices())])]
+    spans = _spans(timeline)
     rows: dict[str, Cost] = {}
     whole = Cost()
     for record in records:
@@ -60,8 +83,7 @@ def costs_of(records: Iterable[LeaseRecord], by: str, within: Range, timeline: T
         for part in cut(record, by, within):
             row = rows.setdefault(KEYS[by](part), Cost())
             _add(part, within, spans, row, whole)
-    currency = next((p.currency for _, p in reversed(timeline) if p.currency), "")
-    return Costs(rows, whole, currency)
+    return Costs(rows, whole, currency_of(timeline))
 
 
 def _add(

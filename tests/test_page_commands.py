@@ -142,7 +142,7 @@ SAY_MORE = (
     "cli/lib/rows.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
-    "cli/commands/monitoring/usage.py",
+    "cli/commands/monitoring/usage_capacity.py",
     "pool/model/formats.py",
     "remoting/server/lease_service.py",
     "cli/run/program_run.py",

@@ -143,6 +143,7 @@ class Demonstration:
         self._say("\nThe pool goes on. In another terminal:")
         self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
         self._show(f"{program()} top")
+        self._show(f"{program()} web")
         pids = " ".join(str(server.process.pid) for server in self._servers.values())
         self._say("and at the end:")
         self._show(f"kill {pids}; rm -r {self._folder}")

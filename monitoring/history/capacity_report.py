@@ -8,9 +8,11 @@ it has in all; time that no server knows is in neither, and ``seen`` says how mu
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupool.monitoring.accounting import Range, day_of
+from gpupool.monitoring.costs import Timeline, currency_of, mean_price
+from gpupool.monitoring.history.history_settings import DAY_S
 from gpupool.pool.history_query import CapacitySum, HistoryPage
 from gpupool.pool.model.ids import ServerId
 
@@ -22,6 +24,34 @@ PARTS = ("granted", "free", "drained", "down", "fault", "outside")
 WORDS = ("GRANTED", "FREE", "DRAINED", "DOWN", "AT FAULT", "OUTSIDE")
 
 
+@dataclass(slots=True)
+class Money:
+    """What the parts of some sums would cost; what has no price is counted apart."""
+
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    unpriced_gpu_hours: float = 0.0
+
+    def add(self, row: CapacitySum, price: float, unpriced: float) -> None:
+        """Add a sum whose hours have this price in the mean."""
+        for name, part in parts_of(row).items():
+            self.parts[name] += part / PER_GPU_HOUR * price
+        self.unpriced_gpu_hours += row.gpus / PER_GPU_HOUR * unpriced
+
+    def plain(self) -> dict[str, float]:
+        """Return it as JSON carries it."""
+        costs = {f"{name}_cost": cost for name, cost in self.parts.items()}
+        return {**costs, "unpriced_gpu_hours": self.unpriced_gpu_hours}
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The money of a report's rows, and of all together."""
+
+    rows: dict[str, Money]
+    whole: Money
+    currency: str
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
     """The sums of a range by one key, and of all."""
@@ -31,24 +61,37 @@ class CapacityReport:
     rows: dict[str, CapacitySum]
     whole: CapacitySum
     seen: float | None  # share of the range that is known, from the first known moment on
+    costs: Costs | None = None
 
 
 def capacity_report(
-    pages: Mapping[ServerId, HistoryPage], by: str, within: Range
+    pages: Mapping[ServerId, HistoryPage],
+    by: str,
+    within: Range,
+    timeline: Timeline | None = None,
 ) -> CapacityReport:
-    """Return the report of what servers have answered."""
+    """Return the report of what servers have answered; with prices also in money.
+
+    A sum is of a day at most. Where the price changed within one, its mean over that time counts.
+    """
     best = _best_of_each_day(pages)
     rows: dict[str, CapacitySum] = {}
     whole = CapacitySum(0, "", 0, 0, 0, 0, 0, 0, 0)
+    costs = None if timeline is None else Costs({}, Money(), currency_of(timeline))
     for each in sorted(best, key=lambda one: (one.day, one.model)):
         key = each.model if by == "model" else day_of(1000 * each.day)
         rows[key] = rows[key].plus(each) if key in rows else each
         whole = whole.plus(each)
+        if costs is not None and timeline is not None:
+            day = within.cut(1000 * each.day, 1000 * (each.day + DAY_S))
+            price, unpriced = mean_price(each.model, day, timeline)
+            for money in (costs.rows.setdefault(key, Money()), costs.whole):
+                money.add(each, price, unpriced)
     known_s = sum(_seconds_by_day(best).values())
     begun = min((page.oldest for page in pages.values() if page.oldest), default=0)
     asked_s = (within.until - max(within.since, begun)) / 1000
     seen = min(1.0, known_s / asked_s) if rows and asked_s > 0 else None
-    return CapacityReport(by, within, rows, whole, seen)
+    return CapacityReport(by, within, rows, whole, seen, costs)
 
 
 def _seconds_by_day(sums: Iterable[CapacitySum]) -> dict[int, int]:
@@ -93,28 +136,56 @@ def as_plain(report: CapacityReport) -> dict[str, object]:
         "by": report.by,
         "since": report.within.since,
         "until": report.within.until,
-        "rows": [{"key": key, **plain_row(row)} for key, row in report.rows.items()],
-        "total": plain_row(report.whole),
+        "rows": [
+            {"key": key, **plain_row(row), **_plain_money(report, key)}
+            for key, row in report.rows.items()
+        ],
+        "total": {**plain_row(report.whole), **_plain_money(report, None)},
         "seen": report.seen,
+        **({} if report.costs is None else {"currency": report.costs.currency}),
     }
+
+
+def _money(report: CapacityReport, key: str | None) -> Money | None:
+    """Return what a row costs, or all of them; None where nobody asked."""
+    if report.costs is None:
+        return None
+    return report.costs.whole if key is None else report.costs.rows[key]
+
+
+def _plain_money(report: CapacityReport, key: str | None) -> dict[str, float]:
+    money = _money(report, key)
+    return {} if money is None else money.plain()
 
 
 def as_csv(report: CapacityReport) -> str:
     """Return the report as CSV (RFC 4180), the units in its header."""
     out = io.StringIO(newline="")
     writer = csv.writer(out)
-    writer.writerow((report.by, "all [GPU h]", *(f"{name} [GPU h]" for name in PARTS)))
+    titles = [report.by, "all [GPU h]", *(f"{name} [GPU h]" for name in PARTS)]
+    if report.costs is not None:
+        unit = report.costs.currency or "currency"
+        titles += [*(f"{name} cost [{unit}]" for name in PARTS), "unpriced [GPU h]"]
+    writer.writerow(titles)
     for key, row in report.rows.items():
-        writer.writerow((key, *plain_row(row).values()))
+        writer.writerow((key, *plain_row(row).values(), *_plain_money(report, key).values()))
     return out.getvalue()
 
 
 def table(report: CapacityReport) -> Sequence[tuple[str, ...]]:
     """Return the lines of a table, its titles first: GPU-hours, and what share each part was."""
-    lines: list[tuple[str, ...]] = [(report.by.upper(), "GPU-HOURS", *WORDS)]
-    for key, row in (*report.rows.items(), ("all", report.whole)):
-        shares = (_share(part, row.gpus) for part in parts_of(row).values())
-        lines.append((key, f"{row.gpus / PER_GPU_HOUR:.2f}", *shares))
+    titles: list[str] = [report.by.upper(), "GPU-HOURS", *WORDS]
+    if report.costs is not None:
+        unit = f" {report.costs.currency}" if report.costs.currency else ""
+        titles += [f"GRANTED{unit or ' COST'}", f"FREE{unit or ' COST'}", "UNPRICED"]
+    lines = [tuple(titles)]
+    for key, row in (*((key, report.rows[key]) for key in report.rows), (None, report.whole)):
+        cells = [key or "all", f"{row.gpus / PER_GPU_HOUR:.2f}"]
+        cells += [_share(part, row.gpus) for part in parts_of(row).values()]
+        if money := _money(report, key):
+            cells += [f"{money.parts[name]:.2f}" for name in ("granted", "free")]
+            cells.append(f"{money.unpriced_gpu_hours:.2f}")
+        lines.append(tuple(cells))
     return lines
 
 

@@ -329,7 +329,9 @@ class Api:
         return _json(request, {k: v for k, v in answer.items() if k != "csv"})
 
     async def _capacity(self, request: Request, source: PoolSource) -> Response:
-        return _json(request, await ask_capacity(source, query_of(request.query_params)))
+        asked = request.query_params
+        answer = await ask_capacity(source, query_of(asked), cost=asked.get("cost") == "1")
+        return _json(request, answer)
 
     async def _records(self, request: Request, source: PoolSource) -> Response:
         return _json(request, await ask_records(source, query_of(request.query_params)))

@@ -7,7 +7,7 @@ from functools import reduce
 import trio
 
 from gpupool.monitoring.accounting import Range, total
-from gpupool.monitoring.cost_asking import with_costs
+from gpupool.monitoring.cost_asking import price_timeline, with_costs
 from gpupool.monitoring.history.capacity_report import as_plain as capacity_plain
 from gpupool.monitoring.history.capacity_report import capacity_report
 from gpupool.monitoring.history.sample_figures import figures_of, lease_lines
@@ -60,7 +60,7 @@ async def ask_report(source: PoolSource, query: RecordQuery, *, cost: bool) -> d
     return {**as_plain(report), **_missing(view, answer, measured), "csv": as_csv(report)}
 
 
-async def ask_capacity(source: PoolSource, query: RecordQuery) -> dict[str, object]:
+async def ask_capacity(source: PoolSource, query: RecordQuery, *, cost: bool) -> dict[str, object]:
     """Return what became of all GPUs within the range of a query, by day or else by model."""
     view = _view(source)
     within = Range(query.since, min(query.until, view.now))
@@ -69,9 +69,14 @@ async def ask_capacity(source: PoolSource, query: RecordQuery) -> dict[str, obje
     since, until = Milliseconds(within.since), Milliseconds(within.until)
     answer = await source.history(HistoryQuery("capacity", "model", since=since, until=until))
     by = "day" if query.by == "day" else "model"
-    report = capacity_report(answer.pages, by, within)
+    timeline = await price_timeline(source, within) if cost else None
+    report = capacity_report(answer.pages, by, within, timeline)
     rows = {visible(key): each for key, each in report.rows.items()}
-    return {**capacity_plain(replace(report, rows=rows)), **_missing(view, UsageAnswer(), answer)}
+    costs = report.costs
+    if costs is not None:
+        costs = replace(costs, rows={visible(key): each for key, each in costs.rows.items()})
+    told = capacity_plain(replace(report, rows=rows, costs=costs))
+    return {**told, **_missing(view, UsageAnswer(), answer)}
 
 
 async def ask_records(source: PoolSource, query: RecordQuery) -> dict[str, object]:

@@ -73,7 +73,7 @@ def test_the_folder_of_a_killed_demonstration_is_removed_by_the_next_one(
 
 @pytest.mark.long
 def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
-    left_by: Callable[[str], Path], tmp_path: Path
+    left_by: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = Demonstration(keep=True, color=False)
     try:
@@ -86,6 +86,11 @@ def test_a_pool_of_a_demonstration_that_goes_on_keeps_its_folder(
         aged(folder)
         other = Demonstration(keep=False, color=False)
         assert folder.exists()
+        kept._say_how_to_go_on()  # pyright: ignore[reportPrivateUsage]
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[-1] for line in lines if line.endswith((" top", " web"))] == [
+            *("top", "web"),
+        ]
         shutil.rmtree(other._folder)  # pyright: ignore[reportPrivateUsage]
         os.close(other._held)  # pyright: ignore[reportPrivateUsage]
     finally:

@@ -126,9 +126,12 @@ def test_the_capacity_that_there_was_is_told_with_what_became_of_it(live_pool: A
     assert by_day.split()[:4] == ["DAY", "GPU-HOURS", "GRANTED", "FREE"]
     text = live_pool.run("usage", "--capacity", "--csv").stdout
     assert text.startswith("model,all [GPU h],granted [GPU h],free [GPU h]")
+    priced = live_pool.run("usage", "--capacity", "--cost", "--since", "1h")
+    assert "FREE COST  UNPRICED" in priced.stdout
+    assert "the pool's policy had no price for any of these GPUs" in priced.stderr
     for wrong, said in (
         (("--by", "user"), "--capacity is not summed by user"),
-        (("--cost",), "--capacity is of all GPUs, and takes no --cost"),
+        (("--wasted",), "--capacity is of all GPUs, and takes no --wasted"),
         (("--week",), "--week is a report of its own, of 7 days, and takes no --capacity"),
     ):
         refused = live_pool.run("usage", "--capacity", *wrong)

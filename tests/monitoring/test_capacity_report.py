@@ -17,6 +17,7 @@ from gpupool.pool.history_query import CapacitySum, HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import Gpu, PoolState, ServerStatus, with_changes
+from gpupool.pool.policy.prices import prices_of
 
 DAY_S = 86_400
 T0 = START_MS // 1000 // DAY_S * DAY_S
@@ -153,6 +154,39 @@ def test_of_each_day_the_server_tells_that_knows_most_of_it() -> None:
     assert {name: each.seconds for name, each in found.rows.items()} == {"A100": 20, "H200": 160}
     assert found.whole.granted == 14
     assert found.seen == pytest.approx(160 / (2 * DAY_S), rel=1e-6)
+
+
+PRICED = ((0, prices_of('[prices]\n"H200" = 2.4\n')),)
+
+
+def test_what_was_free_is_shown_in_money_at_the_price_of_its_time() -> None:
+    pages = {
+        A: HistoryPage(capacity=(row(0, 7200, 3600 * 10**6), row(1, 3600), row(1, 60, 0, "P4")))
+    }
+    change = 1000 * (DAY_S + DAY_S // 4)  # after a quarter of the second day
+    timeline = (*PRICED, (change, prices_of('[prices]\ncurrency = "EUR"\n"H200" = 4\n')))
+    found = report.capacity_report(pages, "day", Range(0, 2 * DAY_S * 1000), timeline)
+    first, second = (plain for plain in report.as_plain(found)["rows"])  # type: ignore[attr-defined]
+    assert (first["granted_cost"], first["free_cost"]) == (2.4, 2.4)
+    assert second["free_cost"] == pytest.approx(0.25 * 2.4 + 0.75 * 4)
+    assert second["unpriced_gpu_hours"] == pytest.approx(60 / 3600)
+    title, *_, last = report.table(found)
+    assert title[-3:] == ("GRANTED EUR", "FREE EUR", "UNPRICED")
+    assert last[-3:] == ("2.40", "6.00", "0.02")
+    header, line, *_ = report.as_csv(found).splitlines()
+    assert header.endswith("outside cost [EUR],unpriced [GPU h]")
+    assert len(line.split(",")) == len(header.split(","))
+
+
+def test_time_before_the_first_price_has_none() -> None:
+    timeline = ((1000 * DAY_S // 2, PRICED[0][1]),)
+    found = report.capacity_report(
+        {A: HistoryPage(capacity=(row(0, 3600),))}, "model", Range(0, 1000 * DAY_S), timeline
+    )
+    assert found.costs is not None
+    assert found.costs.whole.parts["free"] == pytest.approx(1.2)
+    assert found.costs.whole.unpriced_gpu_hours == pytest.approx(0.5)
+    assert report.table(found)[0][-2:] == ("FREE COST", "UNPRICED")
 
 
 def test_of_a_pool_that_nobody_knows_nothing_is_said() -> None:

@@ -41,9 +41,7 @@ WITHOUT_WEEK = {
 }
 """What the weekly report has no use for: parameters, and options as they are typed."""
 
-WITHOUT_CAPACITY = {
-    name: WITHOUT_WEEK[name] for name in ("lease", "parquet", "wasted", "cost", "database")
-}
+WITHOUT_CAPACITY = {name: WITHOUT_WEEK[name] for name in ("lease", "parquet", "wasted", "database")}
 """What the report of capacity has no use for."""
 
 
@@ -68,7 +66,10 @@ WITHOUT_CAPACITY = {
     help="Report who held GPUs without using them in the last 7 days: classes, users, leases.",
 )
 @click.option(
-    "--cost", is_flag=True, help="Show what it cost, too, by the prices of the pool's policy."
+    "--cost",
+    is_flag=True,
+    help="Show what it cost, too, by the prices of the pool's policy; of --capacity also what was "
+    "free.",
 )
 @click.option(
     "--capacity",
@@ -120,7 +121,7 @@ def command(
                 f"--capacity is of all GPUs, and takes no {given}", hint="leave out one of them"
             )
         by = by if context.get_parameter_source("by") is ParameterSource.COMMANDLINE else "model"
-        forms = {"as_csv": as_csv, "as_json": as_json, "strict": strict}
+        forms = {"as_csv": as_csv, "as_json": as_json, "strict": strict, "cost": cost}
         show_capacity(credentials, (since, until), by, **forms)
         return
     if week:
@@ -300,8 +301,9 @@ def _warn(found: FoundUsage) -> None:
         say(f"gpupool: {count} records of leases are not to be had, so the sums are too small")
     costs = found.report.costs if found.report is not None else None
     if costs is not None and costs.whole.unpriced and not costs.whole.amount:
-        say("gpupool: the pool's policy had no price for any of these GPUs")
-        say('  hint: an operator adds [prices] by "gpupool policy edit", such as "*H200*" = 2.10')
+        from gpupool.cli.commands.monitoring.usage_capacity import say_no_price
+
+        say_no_price()
 
 
 @command.command()

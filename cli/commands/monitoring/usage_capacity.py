@@ -13,6 +13,7 @@ from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.view import PoolView, visible
 
 if TYPE_CHECKING:
+    from gpupool.monitoring.costs import Timeline
     from gpupool.remoting.client.history_answers import HistoryAnswer
 
 SEEN_LOW = 0.9
@@ -27,6 +28,7 @@ def show_capacity(
     as_csv: bool,
     as_json: bool,
     strict: bool,
+    cost: bool,
 ) -> None:
     """Ask the pool, and print the report; ``times`` are Unix seconds, None stands for now.
 
@@ -40,10 +42,10 @@ def show_capacity(
     if by not in report.KEYS:
         raise UsageError(f"--capacity is not summed by {by}", hint="give --by model or --by day")
     since = Milliseconds(round(1000 * times[0]))
-    view, answer, until = run_async(lambda: _ask(credentials, since, times[1]))
+    view, answer, until, timeline = run_async(lambda: _ask(credentials, since, times[1], cost=cost))
     if since >= until:
         raise UsageError("the time asked for ends before it begins")
-    found = report.capacity_report(answer.pages, by, Range(since, until))
+    found = report.capacity_report(answer.pages, by, Range(since, until), timeline)
     names = {each.id: each.name for each in view.servers}
     silent = {names.get(each, each): why for each, why in answer.silent.items()}
     problems = {names.get(s, s): page.problem for s, page in answer.pages.items() if page.problem}
@@ -63,15 +65,27 @@ def show_capacity(
         say("gpupool: nothing is known of this time")
     elif found.seen < SEEN_LOW:
         say(f"gpupool: {100 * found.seen:.0f} % of this time is known, and the rest in no figure")
+    if found.costs is not None and found.whole.gpus and not any(found.costs.whole.parts.values()):
+        say_no_price()
     if strict and silent:
         raise SystemExit(ExitCode.UNHEALTHY)
 
 
+def say_no_price() -> None:
+    """Say why nothing has a cost."""
+    say("gpupool: the pool's policy had no price for any of these GPUs")
+    say('  hint: an operator adds [prices] by "gpupool policy edit", such as "*H200*" = 2.10')
+
+
 async def _ask(
-    credentials: str | None, since: Milliseconds, until: float | None
-) -> tuple[PoolView, "HistoryAnswer", Milliseconds]:
+    credentials: str | None, since: Milliseconds, until: float | None, *, cost: bool
+) -> tuple[PoolView, "HistoryAnswer", Milliseconds, "Timeline | None"]:
+    from gpupool.monitoring.accounting import Range
+    from gpupool.monitoring.cost_asking import price_timeline
+
     async with connected(credentials) as pool:
         view = await pool.view()
         end = view.now if until is None else Milliseconds(round(1000 * until))
         query = HistoryQuery("capacity", "model", since=since, until=end)
-        return view, await pool.history(query), end
+        timeline = await price_timeline(pool, Range(since, end)) if cost else None
+        return view, await pool.history(query), end, timeline

@@ -35,6 +35,7 @@ PAGES = {
     "waiting": "in the order of service",
     "usage": "GPU-hours",
     "usage?cost=1": "Cost, EUR",
+    "usage?cost=1&span=7d": "Free, EUR",
     "health": "Checks",
     "events": "Events",
     "events?show=audit": "every administrative act",

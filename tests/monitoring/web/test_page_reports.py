@@ -117,6 +117,13 @@ async def test_capacity_says_what_became_of_all_gpus(page: Page) -> None:
     assert (row["granted_gpu_hours"], row["drained_gpu_hours"]) == (total / 2, total / 8)
     assert sum(value for name, value in row.items() if name.endswith("_gpu_hours")) == total
     assert 0 < told["seen"] <= 1 and told["silent"] == {}
+    assert "free_cost" not in row and "currency" not in told
+    priced = await page.get("capacity?by=model&since=1795000000000&cost=1")
+    [row] = priced["rows"]
+    assert priced["currency"] == "EUR"
+    assert row["unpriced_gpu_hours"] == pytest.approx(0)
+    hours = row["free_gpu_hours"]
+    assert hours < row["free_cost"] < 2.5 * hours, "1 until two hours ago, and 2.50 since"
     assert (await page.client.get("/api/v1/capacity?since=9&until=8")).status_code == 400
 
 

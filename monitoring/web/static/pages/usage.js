@@ -92,6 +92,7 @@ function capacity(data) {
     { key: "bar", title: html`<span class="away">Parts as a bar</span>`, cell: (r) => bar([[ofAll(r, "granted"), "a"], [ofAll(r, "free"), "none"], [ofAll(r, "drained") + ofAll(r, "down") + ofAll(r, "fault"), "warn"], [ofAll(r, "outside"), "c"]]), narrow: true },
     { key: "hours", title: "GPU-hours", num: true, cell: (r) => number(r.gpu_hours, 1), sort: (r) => r.gpu_hours, total: (t) => number(t.gpu_hours, 1) },
     ...PARTS.map(([name, title]) => ({ key: name, title, num: true, cell: (r) => percent(ofAll(r, name)), sort: (r) => ofAll(r, name), total: (t) => percent(ofAll(t, name)), narrow: name !== "granted" && name !== "free" })),
+    known(data.total.free_cost) && { key: "cost", title: `Free${data.currency ? `, ${data.currency}` : ""}`, num: true, cell: (r) => number(r.free_cost, 2), sort: (r) => r.free_cost, total: (t) => number(t.free_cost, 2) },
   ];
   const aside = known(data.seen) ? `${percent(100 * data.seen)} of this time is known` : "";
   return panel("What became of all GPUs", dataTable("Capacity", data.rows, columns, { sort: "key", prefix: "c", total: data.total, empty: none("Nothing is known of this time.") }), { flush: true, aside });
