@@ -51,6 +51,7 @@ def test_a_server_that_has_ended_takes_no_token(tmp_path: Path) -> None:
         assert process.wait() == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_no_server_of_a_background_pool_has_a_token_among_its_arguments(tmp_path: Path) -> None:
     pool = BackgroundPool(tmp_path / "pool")

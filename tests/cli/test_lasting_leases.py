@@ -74,6 +74,7 @@ def user(live_pool: Any, request: pytest.FixtureRequest) -> User:
     return User(live_pool, live_pool.folder / f"user-{number}")
 
 
+@pytest.mark.long
 def test_a_held_lease_serves_many_programs(user: User, live_pool: Any) -> None:
     held = user.alloc("-p", "0.25")
     lease = held["lease"]

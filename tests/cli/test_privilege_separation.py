@@ -74,6 +74,7 @@ def test_no_server_keeps_a_worker_root_or_chooses_its_user(found: dict[str, Any]
     assert found["unassigned"] == "waits as 0"
 
 
+@pytest.mark.long
 def test_keeper_and_workers_end_with_their_server(tmp_path: Path) -> None:
     pids = run(tmp_path, "--die")["pids"]
     deadline = time.monotonic() + 20

@@ -295,6 +295,7 @@ async def without_ca_key(pool: RealPool, server: RealServer) -> None:
     await pool.settled()
 
 
+@pytest.mark.long
 async def test_a_certificate_that_nobody_renews_is_warned_of_in_views(tmp_path: Path) -> None:
     settings = RenewalSettings(check_every_s=0.2, retry_base_s=0.2)
     async with trio.open_nursery() as nursery:

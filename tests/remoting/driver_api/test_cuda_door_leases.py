@@ -297,6 +297,7 @@ n.nvmlShutdown()
 """
 
 
+@pytest.mark.long
 def test_nvml_inside_of_a_lease_shows_the_partition(fake_gpu_pool: FakeGpuPool) -> None:
     """By NVIDIA's own binding, before and after CUDA is in use; and gpupool smi the same."""
     python = ["--", sys.executable, "-c", NVML]

@@ -134,6 +134,7 @@ async def session(kit: HostKit, number: int, user: str, write: bytes = b"") -> b
     return found
 
 
+@pytest.mark.long
 async def test_the_next_session_of_a_user_finds_its_kernels(make_host: MakeHost) -> None:
     kit = await make_host()
     assert await session(kit, 1, "ada", b"a.cubin\0compiled") == b""

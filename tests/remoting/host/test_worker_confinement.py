@@ -145,6 +145,7 @@ async def test_worker_inherits_no_secret(
     assert len(facts["fds"].split()) <= 7
 
 
+@pytest.mark.long
 async def test_a_worker_has_the_cuda_settings_of_its_client(make_host: MakeHost) -> None:
     kit = await make_host()
     lease = kit.lease()
@@ -437,8 +438,9 @@ def in_child(function: Callable[[], bytes]) -> bytes:
         return pipe.read()
 
 
+@pytest.mark.long
 @as_root
-@pytest.mark.parametrize("place", ["home", pytest.param("shared memory", marks=pytest.mark.long)])
+@pytest.mark.parametrize("place", ["home", "shared memory"])
 async def test_deep_directories_of_a_dead_worker_end_nothing(
     make_host: MakeHost, place: str
 ) -> None:
