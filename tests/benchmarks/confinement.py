@@ -1,14 +1,14 @@
 """Confinement: grants and copies with everything on, and with less.
 
     python tests/benchmarks/confinement.py [--rounds 80] [--grants 5] [--mib 64] [--named]
-        [--csv FILE]
+        [--tcp] [--csv FILE]
 
 Two real servers (`gpupool join --emulate 1:1G`) run at once, each with a program of its own. One
 confines nothing (``bare_join.py``): no privilege separation, no uids of workers, no Landlock, no
 filter of system calls, no namespaces or control groups. With ``--named`` it leaves out what
 ``GPUPOOL_UNCONFINED`` can name. They are measured in turns, so that what else the machine does
 meets both. A grant is ``Pool.allocate`` without a program. A copy goes from the program to the
-worker and back, over the Unix socket of one machine.
+worker and back, over the Unix socket of one machine, or by TLS over TCP with ``--tcp``.
 
 The bar is 5 %, for grants' p50 and p99 and for copies (median). It is judged by all rounds; the
 ratios of ten parts of them show how much of a difference is noise.
@@ -36,7 +36,7 @@ from tests.remoting.control.control_cluster import request
 
 from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
-from gpupool.remoting.host.isolation.confinement import PROPERTIES, VARIABLE
+from gpupool.remoting.host.isolation.confinement import HELD, PROPERTIES, VARIABLE
 
 HERE = Path(__file__).resolve().parent
 BAR = 1.05
@@ -69,15 +69,20 @@ class Side:
     copies: list[float] = field(default_factory=list[float])  # seconds there and back
 
 
-async def start(folder: Path, mib: int, *, confined: bool, named: bool) -> Side:
+async def start(folder: Path, mib: int, *, confined: bool, named: bool, tcp: bool) -> Side:
     """Start a server and its program."""
     await trio.Path(folder).mkdir()
     servers = Servers(folder, 1, "1:1G")
+    if tcp:
+        long = folder / ("too-long-for-the-path-of-a-socket-" * 4)[:110]
+        await trio.Path(long).mkdir()
+        servers.env["RUNTIME_DIRECTORY"] = str(long)
     if not confined:
         if named:
             servers.env[VARIABLE] = ",".join(PROPERTIES)
         else:
             servers.program = (str(HERE / "bare_join.py"),)
+            servers.env[VARIABLE] = HELD
     await servers.create()
     argv = [sys.executable, "-m", "gpupool.cli.main", "run", "-q", "-p", "0.5", "--"]
     argv += [sys.executable, "-c", PROGRAM, str(mib)]
@@ -170,7 +175,8 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> bo
     sides: list[Side] = []
     try:
         for name, confined in (("on", True), ("off", False)):
-            one = await start(folder / name, options.mib, confined=confined, named=options.named)
+            how = {"named": options.named, "tcp": options.tcp}
+            one = await start(folder / name, options.mib, confined=confined, **how)
             sides.append(one)
         credentials = [load_credentials(side.servers.folder / "credentials.json") for side in sides]
         async with connect_pool(credentials[0]) as one, connect_pool(credentials[1]) as two:
@@ -191,6 +197,7 @@ def main() -> int:
     parser.add_argument("--grants", type=int, default=5, help="of each round")
     parser.add_argument("--mib", type=int, default=64, help="size of a copy")
     parser.add_argument("--named", action="store_true", help="leave out less")
+    parser.add_argument("--tcp", action="store_true", help="copies by TLS over TCP")
     add_options(parser)
     options = parser.parse_args()
     results = Results.of("confinement.py", options)

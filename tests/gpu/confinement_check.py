@@ -28,7 +28,10 @@ from leasing import RealPool  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
 
-PROPERTIES = "network,landlock-network,folders,devices,shared-memory,system-calls,cgroup,priority"
+PROPERTIES = (
+    "network,landlock-network,folders,devices,shared-memory,system-calls,cgroup,priority,"
+    "held-connections,lease-addresses"
+)
 LIMIT_S = 150.0
 PROGRAMS = HERE / "cuda_programs"
 
