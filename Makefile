@@ -99,7 +99,7 @@ test: lint
 # Minutes that the default run is spared: the tests marked long, and all examples of properties.
 long-tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 3 --dist worksteal --hypothesis-profile=thorough \
-	  -m 'long or (hypothesis and not slow and not gpu)'
+	  -m '(long or hypothesis) and not slow and not gpu'
 
 # What confines workers, and gives up a server's privileges: most of it is left out for others.
 ROOT_TESTS := tests/remoting/host tests/remoting/privileges tests/remoting/control/test_ca_signer.py \
