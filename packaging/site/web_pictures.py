@@ -25,6 +25,7 @@ import trio
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+# The pool that does not exist is that of the tests, which are not installed.
 from tests.fake_web_pool import PRICES  # noqa: E402
 from tests.serve_fake_pool import MovingPool  # noqa: E402
 

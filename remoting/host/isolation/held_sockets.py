@@ -223,9 +223,11 @@ def can_load() -> bool:
 
 
 def hold(sock: Socket, program: int) -> None:
-    """Give a socket of TCP a filter for good, a connection or a new socket; does nothing to others.
+    """Give a socket of TCP a filter for good; do nothing to a socket of another family.
 
-    ``program`` is a descriptor of ``load``, or ``CLASSIC``.
+    Args:
+        sock: a connection, or a new socket.
+        program: a descriptor of ``load``, or ``CLASSIC``, which is for connections alone.
 
     Raises:
         OSError: when the kernel does not let this process do that.

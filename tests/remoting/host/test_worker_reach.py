@@ -255,7 +255,9 @@ async def test_nccls_sockets_speak_with_the_servers_of_the_lease_alone(make_host
 
 @as_root
 @with_filter
-async def test_a_flag_of_sockets_and_wrong_ones_are_as_ever(make_host: MakeHost) -> None:
+async def test_sockets_that_the_server_made_have_the_flags_and_limits_of_any(
+    make_host: MakeHost,
+) -> None:
     kit = await make_host(ports=(32768, 60999), address_of=at("127.0.0.2"))
     both = over_two_servers(kit)
     info = await kit.host.open_session(both, both.partitions[:1], door="echo", program="x.py")
