@@ -1,7 +1,8 @@
 """The table of the checks' episodes in ``history.db``: a statement or two for each thing done."""
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gpupool.monitoring.history.episodes import Left
 from gpupool.pool.history_query import Episode, HistoryPage, HistoryQuery
@@ -72,6 +73,16 @@ def forget(db: sqlite3.Connection, forgotten: Iterable[Forgotten]) -> list[tuple
     users = db.execute("SELECT DISTINCT subject FROM episode WHERE name = ?", (OF_USERS,))
     orders = tuple(forgotten)
     return [(o.pseudonym, user, o.at) for (user,) in users if user for o in meant(orders, user)]
+
+
+def under_pseudonyms(
+    episodes: Iterable[Episode], forgotten: Sequence[Forgotten]
+) -> Iterator[Episode]:
+    """Yield episodes as they are once the users who are forgotten are."""
+    for each in episodes:
+        orders = meant(forgotten, each.subject) if each.check == OF_USERS else ()
+        order = next((order for order in orders if each.began <= order.at), None)
+        yield replace(each, subject=order.pseudonym, text="") if order is not None else each
 
 
 def replace_users(db: sqlite3.Connection, found: Sequence[tuple[str, str, int]]) -> None:

@@ -184,6 +184,7 @@ class HistoryStore:
         """
         self._path = path
         self._settings = settings
+        self._forgotten: tuple[Forgotten, ...] = ()
         wal = path.with_name(f"{path.name}-wal")
         unclean = wal.exists() and wal.stat().st_size > 0
         self._db = connect(path, write=True)
@@ -243,7 +244,8 @@ class HistoryStore:
             self._insert(MARK, slot.t, marks)
             models = {(self._models[name],): row for name, row in slot.models.items()}
             self._insert(CAPACITY, slot.t, models)
-            episode_table.write(self._db, episodes, 1000 * (slot.t + TIERS[0].step_s))
+            named = episode_table.under_pseudonyms(episodes, self._forgotten)
+            episode_table.write(self._db, named, 1000 * (slot.t + TIERS[0].step_s))
             self._roll_up(slot.t + TIERS[0].step_s)
             self._pack()
 
@@ -267,7 +269,10 @@ class HistoryStore:
         for lease, each in slot.lease_books.items():
             if lease not in self._leases:
                 self._leases.add(lease)
-                names = (each.user, each.user_class, each.department, each.client, each.program)
+                orders = meant(self._forgotten, each.user)
+                order = next((order for order in orders if each.granted_at <= order.at), None)
+                user, client = (order.pseudonym, "") if order else (each.user, each.client)
+                names = (user, each.user_class, each.department, client, each.program)
                 self._db.execute(
                     "INSERT OR REPLACE INTO lease VALUES (?,?,?,?,?,?,?,?)",
                     (lease, *names, each.granted_at, slot.t),
@@ -421,8 +426,11 @@ class HistoryStore:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def forget(self, forgotten: Iterable[Forgotten]) -> None:
-        """Replace the names of users by pseudonyms, in the file and in its journal."""
-        orders = tuple(forgotten)
+        """Replace the names of users by pseudonyms: in the file, its journal, and later slots.
+
+        A lease that a slot still to come names may be of one of them.
+        """
+        self._forgotten = orders = tuple(forgotten)
         users = self._db.execute("SELECT DISTINCT user FROM lease").fetchall()
         found = [(order, user) for (user,) in users for order in meant(orders, user)]
         of_checks = episode_table.forget(self._db, orders)

@@ -60,12 +60,8 @@ class HistoryWriter:
 
     def take(self, samples: Iterable[Sample]) -> None:
         """Write the slots that end with these samples."""
-        forgotten = self.forgotten
         try:
-            store = self._open()
-            if forgotten != self._forgot:
-                store.forget(forgotten)
-                self._forgot = forgotten
+            self._open()
         except (sqlite3.Error, OSError, GpupoolError) as error:
             self._failed(error)
         for sample in samples:
@@ -91,6 +87,11 @@ class HistoryWriter:
             if self._episodes is None:
                 self._episodes = EpisodeBook(self._store.left())
             self._episodes.write_again()
+            self._forgot = ()  # this file may be another one
+        forgotten = self.forgotten
+        if forgotten != self._forgot:
+            self._store.forget(forgotten)
+            self._forgot = forgotten
         return self._store
 
     def _write(self, slot: Slot, server: str) -> None:

@@ -324,6 +324,18 @@ def test_a_forgotten_user_has_a_pseudonym_up_to_then(tmp_path: Path) -> None:
     assert users(tmp_path) == {late.pseudonym, "bob"}
 
 
+def test_a_slot_that_was_going_on_then_is_written_under_the_pseudonym(tmp_path: Path) -> None:
+    keeper = writer(tmp_path)
+    keeper.take(seconds(0, 5))  # nothing of it is written yet
+    salt = bytes(16)
+    keeper.forgotten = (Forgotten(salt, digest_of(salt, "ada"), 0, Milliseconds(START_MS + 5000)),)
+    keeper.take(seconds(5, 25))
+    keeper.close()
+    assert users(tmp_path) == {keeper.forgotten[0].pseudonym, "bob"}
+    clients = "SELECT client FROM lease WHERE user != 'bob'"
+    assert set(rows_of(tmp_path, clients)) == {("",)}, "which names the user as well"
+
+
 def users(folder: Path) -> set[str]:
     return {user for (user,) in rows_of(folder, "SELECT user FROM lease")}
 
