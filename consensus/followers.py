@@ -112,7 +112,8 @@ class Puller:
         """Pull when that is due, and tell the voters how far this server is."""
         context = self._context
         if context.core.votes:
-            self._excluded = self._excluded and context.core.leader is None
+            # An answer that names a leader is no sign that this server has a vote.
+            self._excluded = self._excluded and context.now < self._deadline
             return
         self._excluded = False
         if context.now >= self._alive_at:

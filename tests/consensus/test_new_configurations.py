@@ -7,6 +7,7 @@ from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.journal import Entry, encode_entries
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Role
 
 
 def test_the_voters_of_a_snapshot_are_those_that_are_asked() -> None:
@@ -64,6 +65,34 @@ def test_a_newcomer_stays_with_its_source_through_configurations_of_long_ago() -
         assert [peer for peer, message in sent if message["type"] == "pull"] == [source]
         assert lone.node.core.commit_index == index
         assert source in lone.node.peers(), "it hangs up on the only one that helps"
+
+
+def test_a_server_that_lost_its_vote_while_it_was_away_follows_at_once() -> None:
+    """Seed 700044: each piece of the log cost it an election timeout of its own."""
+    lone = Lone(("me", "b", "c"))
+    while not (asked := [m for _, m in lone.tick(0.02) if m["type"] == "request_prevote"]):
+        pass
+    refusal = {"term": asked[0]["term"], "current_term": 5, "granted": False, "member": False}
+    sent = lone.take("b", "response_prevote", **refusal)
+    for index in range(3, 8):
+        (source,) = [peer for peer, message in sent if message["type"] == "pull"]
+        # Its vote counts as far as it knows: that it lost it comes with the last of these.
+        voters = [encode_voters(map(ServerId, "bc"))] if index == 7 else []
+        commands = [MEMBERSHIP_TYPE + each for each in voters] or [entry(index, index, 1)[0]]
+        sent = lone.take(
+            source,
+            "pulled",
+            term=5,
+            commit_index=100,
+            prevLogIdx=index - 1,
+            prevLogTerm=1,
+            entries=encode_entries([(commands[0], index, 1)]),
+            leader="c",
+            clock_ms=0,
+            majority_age_ms=0,
+        )
+        assert lone.node.core.commit_index == index
+    assert lone.node.health(lone.now).role is Role.LEARNER
 
 
 def test_a_voter_that_has_not_answered_does_not_count_when_another_one_leaves() -> None:
