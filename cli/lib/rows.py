@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar, overload
 
 from gpupool.cli.lib.values import size_text
@@ -192,23 +193,105 @@ class GpuRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """One lease, or one request that waits for one."""
+class LeaseContext:
+    """What the rows of leases are made from besides the leases; one for all rows of a snapshot."""
 
-    id: str
-    user: str
-    client: str
-    program: str
-    state: str
-    reason: str
-    gpus: str
-    memory: int
-    age_s: float
-    rate: Rate | None
+    snapshot: PoolSnapshot
+    models: Mapping[GpuId, str]
+    names: Mapping[ServerId, str]
+    sessions: Mapping[LeaseId, Mapping[ServerId, SessionTelemetry]]
+
+
+@dataclass(frozen=True)
+class LeaseRow:
+    """One lease, or one request that waits for one.
+
+    Each field is worked out when it is asked for: a list of thousands is sorted by one of them.
+    """
+
     source: LeaseView | WaitingView
-    user_class: str = ""
-    figures: LeaseFigures = LeaseFigures()
-    priority: int | None = None  # of a request that waits, where the pool has a policy
+    context: LeaseContext
+
+    @property
+    def id(self) -> str:
+        """Return the name of the lease; of a request, the beginning of its own."""
+        source = self.source
+        return source.name if isinstance(source, LeaseView) else source.request[:4] + "?"
+
+    @property
+    def user(self) -> str:
+        """Return whose it is."""
+        return self.source.user
+
+    @property
+    def client(self) -> str:
+        """Return what the program's machine calls itself."""
+        return self.source.client
+
+    @property
+    def program(self) -> str:
+        """Return the program's name."""
+        return self.source.program
+
+    @property
+    def user_class(self) -> str:
+        """Return the class of its user; empty without a policy."""
+        return self.source.user_class
+
+    @property
+    def state(self) -> str:
+        """Return the word for its state."""
+        return self.source.state if isinstance(self.source, LeaseView) else "waiting"
+
+    @cached_property
+    def reason(self) -> str:
+        """Return why it is in its state."""
+        if isinstance(self.source, LeaseView):
+            return _lease_reason(self.source, self.figures)
+        return self.source.reason
+
+    @cached_property
+    def gpus(self) -> str:
+        """Return how many GPUs of which model on which servers, or how much is asked for."""
+        if isinstance(self.source, LeaseView):
+            return _gpus_of(self.source, self.context)
+        waiting = self.source
+        size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
+        return f"{waiting.count} x {size}"
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes that it has or wants on all GPUs."""
+        source = self.source
+        return source.memory if isinstance(source, LeaseView) else source.memory * source.count
+
+    @property
+    def age_s(self) -> float:
+        """Return for how many seconds it has been held, or has waited."""
+        if isinstance(self.source, LeaseView):
+            return self.source.age_s + self.context.snapshot.view_age_s
+        return self.source.waited_s
+
+    @property
+    def rate(self) -> Rate | None:
+        """Return its traffic; None where it is not known."""
+        if isinstance(self.source, LeaseView):
+            return self.context.snapshot.rates.get(self.source.id)
+        return None
+
+    @cached_property
+    def figures(self) -> LeaseFigures:
+        """Return what the servers say of its sessions."""
+        if isinstance(self.source, LeaseView):
+            return lease_figures(tuple(self.context.sessions.get(self.source.id, {}).values()))
+        return LeaseFigures()
+
+    @property
+    def priority(self) -> int | None:
+        """Return the priority of a request that waits, where the pool has a policy."""
+        if isinstance(self.source, LeaseView) or not self.context.snapshot.view.policy_version:
+            return None
+        return self.source.priority
 
     @property
     def wrong(self) -> bool:
@@ -370,60 +453,40 @@ def leases_as_hosts_say(snapshot: PoolSnapshot) -> list[LeaseView]:
 
 def lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
     """Return leases, the oldest first."""
-    models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
-    names = {server.id: server.name for server in snapshot.view.servers}
-    sessions, leases = sessions_of(snapshot), snapshot.view.leases
-
-    def make(at: int) -> LeaseRow:
-        told = tuple(sessions.get(leases[at].id, {}).values())
-        return _lease_row(leases[at], snapshot, models, names, told)
-
-    return LazyRows(len(leases), make)
+    return _rows_of(snapshot, snapshot.view.leases)
 
 
-def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
+def waiting_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
     """Return requests that wait, the next to be served first."""
-    return [_waiting_row(each, snapshot.view) for each in snapshot.view.waiting]
+    return _rows_of(snapshot, snapshot.view.waiting)
 
 
 def all_lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
     """Return leases, then requests that wait."""
-    held, waiting = lease_rows(snapshot), waiting_rows(snapshot)
-    return LazyRows(
-        len(held) + len(waiting),
-        lambda at: held[at] if at < len(held) else waiting[at - len(held)],
-    )
+    return _rows_of(snapshot, (*snapshot.view.leases, *snapshot.view.waiting))
 
 
-def _lease_row(
-    lease: LeaseView,
-    snapshot: PoolSnapshot,
-    models: Mapping[GpuId, str],
-    names: Mapping[ServerId, str],
-    sessions: Sequence[SessionTelemetry],
-) -> LeaseRow:
+def _rows_of(
+    snapshot: PoolSnapshot, sources: Sequence[LeaseView | WaitingView]
+) -> LazyRows[LeaseRow]:
+    context = lease_context(snapshot)
+    return LazyRows(len(sources), lambda at: LeaseRow(sources[at], context))
+
+
+def lease_context(snapshot: PoolSnapshot) -> LeaseContext:
+    """Return what rows of leases are made from."""
+    models = {gpu.id: gpu.name for s in snapshot.view.servers for gpu in s.gpus}
+    names = {server.id: server.name for server in snapshot.view.servers}
+    return LeaseContext(snapshot, models, names, sessions_of(snapshot))
+
+
+def _gpus_of(lease: LeaseView, context: LeaseContext) -> str:
     groups: dict[tuple[str, str], int] = {}
     for part in lease.partitions:
-        model = short_model(models[part.gpu]) if part.gpu in models else "GPU"
-        key = (model, names.get(part.server, part.server))
+        model = short_model(context.models[part.gpu]) if part.gpu in context.models else "GPU"
+        key = (model, context.names.get(part.server, part.server))
         groups[key] = groups.get(key, 0) + 1
-    gpus = ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
-    figures = lease_figures(sessions)
-    return LeaseRow(
-        id=lease.name,
-        user=lease.user,
-        client=lease.client,
-        program=lease.program,
-        state=lease.state,
-        reason=_lease_reason(lease, figures),
-        gpus=gpus,
-        memory=lease.memory,
-        age_s=lease.age_s + snapshot.view_age_s,
-        rate=snapshot.rates.get(lease.id),
-        source=lease,
-        figures=figures,
-        user_class=lease.user_class,
-    )
+    return ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
 
 
 def _lease_reason(lease: LeaseView, figures: LeaseFigures) -> str:
@@ -436,22 +499,3 @@ def _lease_reason(lease: LeaseView, figures: LeaseFigures) -> str:
         return f"not suspended: {lease.not_suspended}"
     never = lease.not_suspendable or figures.not_suspendable
     return f"cannot be suspended: {never}" if lease.state == "held" and never else lease.reason
-
-
-def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:
-    size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
-    return LeaseRow(
-        id=waiting.request[:4] + "?",
-        user=waiting.user,
-        client=waiting.client,
-        program=waiting.program,
-        state="waiting",
-        reason=waiting.reason,
-        gpus=f"{waiting.count} x {size}",
-        memory=waiting.memory * waiting.count,
-        age_s=waiting.waited_s,
-        rate=None,
-        source=waiting,
-        user_class=waiting.user_class,
-        priority=waiting.priority if view.policy_version else None,
-    )

@@ -26,9 +26,6 @@ PING_COUNT_MAX = 64
 FILL_EVERY_S = 60.0
 """So often a server is asked for its history again: it closes the gap before the first reading."""
 
-LOOK_S = 0.05
-"""So soon what has been chosen is asked for."""
-
 SERVERS_ASKED_MAX = 32
 """In a larger pool the line of the last hour begins empty: its servers are not all asked."""
 
@@ -60,11 +57,14 @@ async def fill(screen: LiveView, pool: Pool) -> None:
     """Fetch what the chosen server has kept of its GPUs, so that their lines begin full."""
     trends, asked = screen.collector.trends, dict[tuple[ServerId, str], float]()
     looked_at: UiState | None = None
+    await screen.viewed.wait()
     while True:
         view, ui, now = screen.collector.view, screen.ui, trio.current_time()
-        due = min(asked.values(), default=now) + FILL_EVERY_S <= now
-        if view is None or (ui is looked_at and not due):
-            await trio.sleep(LOOK_S)
+        assert view is not None  # once there is one, there always is
+        due = min(asked.values(), default=now - FILL_EVERY_S) + FILL_EVERY_S
+        if ui is looked_at and due > now:
+            with trio.move_on_at(due):
+                await screen.pressed.wait()
             continue
         asked = {key: at for key, at in asked.items() if at + FILL_EVERY_S > now}
         snapshot, looked_at = screen.snapshot(), ui
@@ -95,16 +95,15 @@ async def _fill_one(
             trends.fill(server, figure, page, metrics_of("gpu")[figure].scale)
     if screen.recorder is not None:
         screen.recorder.gpu_points(server, figure, trends.points_of(server, figure))
-    screen.touch()
+    screen.touch(awaited=True)
 
 
 async def fill_pool(screen: LiveView, pool: Pool) -> None:
     """Fetch the last hour of the pool; where it is large, only what one server knows."""
+    await screen.viewed.wait()
     while True:
         view = screen.collector.view
-        if view is None:
-            await trio.sleep(LOOK_S)
-            continue
+        assert view is not None
         with suppress(GpupoolError):
             await _fill_pool_once(screen, pool, view)
         await trio.sleep(FILL_EVERY_S)
@@ -124,7 +123,7 @@ async def _fill_pool_once(screen: LiveView, pool: Pool, view: PoolView) -> None:
         screen.collector.trends.fill_pool(busy, page, held)
     if screen.recorder is not None:
         screen.recorder.pool_points(screen.collector.trends.pool.points)
-    screen.touch()
+    screen.touch(awaited=True)
 
 
 def _query(of: str, metric: str, name: str, now_ms: int, span_s: int) -> HistoryQuery:
@@ -204,7 +203,7 @@ async def _charts(screen: LiveView, pool: Pool, detail: Chosen, span_s: int) -> 
     )
     drawn = tuple(found[metric] for metric in metrics if metric in found)
     screen.answers.charts[detail, span_s] = Charts(until - span_s, until, drawn, trouble)
-    screen.touch()
+    screen.touch(awaited=True)
 
 
 def _servers_of(detail: Chosen, view: PoolView) -> Sequence[ServerId]:
@@ -232,7 +231,7 @@ async def _lease(screen: LiveView, pool: Pool, name: str) -> None:
         lines = lease_report(lease, found.parts, known) if found.parts else []
         told = (*lines, *_missing(found))
         screen.answers.leases[name] = told or ("nothing is known of it that you may see",)
-    screen.touch()
+    screen.touch(awaited=True)
 
 
 async def _usage(screen: LiveView, pool: Pool) -> None:
@@ -251,7 +250,7 @@ async def _usage(screen: LiveView, pool: Pool) -> None:
         wasted = aligned(waste_table(found.report.by_waste()))
         lines = (*aligned(table(found.report)), "", "held while nothing ran:", *wasted)
         screen.answers.usage = (*lines, *_missing(found))
-    screen.touch()
+    screen.touch(awaited=True)
 
 
 def _missing(found: FoundUsage) -> list[str]:

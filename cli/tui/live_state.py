@@ -25,7 +25,11 @@ class LiveView:
         self.collector = Collector()
         self.answers = Answers()
         self.frozen: PoolSnapshot | None = None  # what a paused view keeps showing
+        self.viewed = trio.Event()
+        """The first view is there."""
         self.changed = trio.Event()
+        self.awaited = trio.Event()
+        """A change that somebody waits for: a key's, or the first of something."""
         self.pressed = trio.Event()
         self.ended_by = 0
 
@@ -60,11 +64,13 @@ class LiveView:
         self.pressed.set()
         self.pressed = trio.Event()
 
-    def touch(self) -> None:
-        """Ask for a new frame."""
+    def touch(self, *, awaited: bool = False) -> None:
+        """Ask for a new frame; at once when somebody waits for it."""
         self.changed.set()
+        if awaited:
+            self.awaited.set()
 
     def message(self, text: str) -> None:
         """Show a message until the next key."""
         self.ui = replace(self.ui, message=text)
-        self.touch()
+        self.touch(awaited=True)

@@ -35,10 +35,15 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 
-FRAME_S = 0.25
-"""A frame is drawn at most so often, and at least once a second, since ages grow."""
+FRAME_S = 0.04
+"""A frame is drawn at most so often; for what servers say, once an interval of theirs."""
 
 IDLE_FRAME_S = 1.0
+"""A frame is drawn at least so often, since ages grow."""
+
+PLAY_S = 0.25
+"""How often a recording that is paused looks whether it goes on."""
+
 ESCAPE_S = 0.05
 """An ESC that nothing follows for so long is the key, not the beginning of a sequence."""
 
@@ -102,8 +107,8 @@ async def _replay(screen: LiveView, recording: Recording) -> None:
         while line is not None:
             at, content = line
             while screen.ui.paused:
-                await trio.sleep(FRAME_S)
-                began += FRAME_S
+                await trio.sleep(PLAY_S)
+                began += PLAY_S
             await trio.sleep_until(began + at)
             recording.play(content, screen.collector, trio.current_time())
             screen.touch()
@@ -188,7 +193,8 @@ async def _collect(screen: LiveView, pool: Pool) -> None:
                 if screen.recorder is not None:
                     screen.recorder.update(update, screen.collector.ping_s, now)
                 if not screen.ui.paused:
-                    screen.touch()
+                    screen.touch(awaited=not screen.viewed.is_set())
+                screen.viewed.set()
                 if screen.ui.interval_s != interval_s:
                     break
 
@@ -198,12 +204,15 @@ async def _draw(
 ) -> None:
     while True:
         set_mouse(screen.ui.mouse)
-        screen.changed = trio.Event()
+        screen.changed, screen.awaited = trio.Event(), trio.Event()
         width, height = console.size
+        drawn = trio.current_time()
         live.update(screen.frame(width, height), refresh=True)
         await trio.sleep(FRAME_S)
-        with trio.move_on_after(IDLE_FRAME_S - FRAME_S):
+        with trio.move_on_at(drawn + IDLE_FRAME_S):
             await screen.changed.wait()
+        with trio.move_on_at(drawn + min(screen.ui.interval_s, IDLE_FRAME_S)):
+            await screen.awaited.wait()
 
 
 async def _take_signals(
@@ -247,7 +256,7 @@ async def _take_keys(
                 return
             if action is not None and pool is not None:
                 nursery.start_soon(_act, screen, pool, action)
-        screen.touch()
+        screen.touch(awaited=True)
 
 
 async def _act(screen: LiveView, pool: Pool, action: Action) -> None:

@@ -1,7 +1,7 @@
 """The three lists of the live view, sorted and filtered; what is chosen in them. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from gpupool.cli.lib.columns import (
 from gpupool.cli.lib.output import to_plain
 from gpupool.cli.lib.rows import (
     GpuRow,
+    LazyRows,
     LeaseRow,
     PoolSnapshot,
     ServerRow,
@@ -93,7 +94,7 @@ def _panel(
     sort = ui.sort[index] if ui.sort[index] < len(shown) else -1
     reverse = ui.reverse and PANELS[index] == ui.panel
     if sort >= 0:
-        rows = sorted(rows, key=shown[sort].key, reverse=reverse)
+        rows = _sorted(rows, shown[sort].key, reverse=reverse)
     elif reverse:
         rows = list(reversed(rows))
     if ui.filter and PANELS[index] == ui.panel:
@@ -110,6 +111,12 @@ def _panel(
         rows=rows,
         sorted_by=sort,
     )
+
+
+def _sorted(rows: Sequence[R], key: Callable[[R], Any], *, reverse: bool) -> Sequence[R]:
+    """Return the rows in another order; one is not kept for having been compared."""
+    order = sorted(range(len(rows)), key=lambda at: key(rows[at]), reverse=reverse)
+    return LazyRows(len(rows), lambda at: rows[order[at]])
 
 
 def is_stale(row: AnyRow) -> bool:

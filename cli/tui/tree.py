@@ -3,13 +3,15 @@
 Pure. A client is what a program's machine calls itself, as USER@HOST.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
 
 from rich.text import Text
 
 from gpupool.cli.lib.columns import NOT_KNOWN, STATE_STYLES, Glyphs
-from gpupool.cli.lib.rows import LazyRows, LeaseRow, PoolSnapshot, Rate, all_lease_rows, sessions_of
+from gpupool.cli.lib.rows import LazyRows, LeaseRow, PoolSnapshot, Rate, lease_context
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.tui.keys import TREES
 from gpupool.pool.model.ids import LeaseId, ServerId
@@ -24,7 +26,7 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Se
 
     Lines are made when they are looked at: a pool may have thousands of leases.
     """
-    rows = all_lease_rows(snapshot)
+    context = lease_context(snapshot)
     by_client = by != TREES[0]
     sources = [*snapshot.view.leases, *snapshot.view.waiting]
     groups: dict[str, list[int]] = {}
@@ -34,19 +36,36 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Se
         groups.setdefault(name, []).append(at)
         if isinstance(source, LeaseView):
             held[name] = held.get(name, 0) + source.memory
-    sessions = sessions_of(snapshot)
-    names = {server.id: server.name for server in snapshot.view.servers}
-    lines: list[Callable[[], Text]] = []
-    for name in sorted(groups, key=lambda each: (-held.get(each, 0), each)):
+    order = sorted(groups, key=lambda each: (-held.get(each, 0), each))
+
+    def sessions_at(at: int) -> Mapping[ServerId, SessionTelemetry]:
+        source = sources[at]
+        return context.sessions.get(source.id, {}) if isinstance(source, LeaseView) else {}
+
+    @cache
+    def starts_in(name: str) -> list[int]:
+        """Return the line of each lease, from the group's own one on."""
+        return list(accumulate((1 + len(sessions_at(at)) for at in groups[name]), initial=1))
+
+    def lines_of(name: str) -> int:
+        return 1 + len(groups[name]) + sum(len(sessions_at(at)) for at in groups[name])
+
+    starts = list(accumulate(map(lines_of, order), initial=0))
+
+    def make(line: int) -> Text:
+        group = bisect_right(starts, line) - 1
+        name, line = order[group], line - starts[group]
         mine = groups[name]
-        lines.append(partial(_group_line, name, rows, mine))
-        for at in mine:
-            last = at == mine[-1]
-            lines.append(partial(_lease_line, rows, at, glyphs, last=last, named=by_client))
-            source = sources[at]
-            if isinstance(source, LeaseView):
-                told = sessions.get(source.id, {})
-                lines += _session_lines(source, told, names, snapshot, glyphs, last=last)
+        if not line:
+            return _group_line(name, [LeaseRow(sources[at], context) for at in mine])
+        number = bisect_right(starts_in(name), line) - 1
+        at, last = mine[number], number == len(mine) - 1
+        row = LeaseRow(sources[at], context)
+        session = line - starts_in(name)[number] - 1
+        if session < 0:
+            return _lease_line(row, glyphs, last=last, named=by_client)
+        return _session_line(row, list(sessions_at(at)), session, glyphs, last=last)
+
     what, other = ("Clients", "user") if by_client else ("Users", "client")
     head = [
         Text.assemble((f" {what}: {len(groups)}", "bold"), (f"   t: by {other}", "dim")),
@@ -55,21 +74,19 @@ def tree_lines(snapshot: PoolSnapshot, glyphs: Glyphs, by: str = TREES[0]) -> Se
     if not groups:
         head.append(Text(" nobody has or wants a lease", "dim"))
     return LazyRows(
-        len(head) + len(lines),
-        lambda at: head[at] if at < len(head) else lines[at - len(head)](),
+        len(head) + starts[-1], lambda at: head[at] if at < len(head) else make(at - len(head))
     )
 
 
-def _group_line(name: str, rows: Sequence[LeaseRow], mine: Sequence[int]) -> Text:
-    shown = visible(name) or UNNAMED
-    return Text.assemble(" ", (shown, "bold"), f"  {_sum([rows[at] for at in mine])}")
+def _group_line(name: str, rows: Sequence[LeaseRow]) -> Text:
+    return Text.assemble(" ", (visible(name) or UNNAMED, "bold"), f"  {_sum(rows)}")
 
 
 def _held(rows: Iterable[LeaseRow]) -> int:
     return sum(row.memory for row in rows if isinstance(row.source, LeaseView))
 
 
-def _sum(rows: list[LeaseRow]) -> str:
+def _sum(rows: Sequence[LeaseRow]) -> str:
     held = [row for row in rows if isinstance(row.source, LeaseView)]
     words = [f"{len(held)} lease{'' if len(held) == 1 else 's'}", f"{size_text(_held(held))} held"]
     if waiting := len(rows) - len(held):
@@ -98,10 +115,7 @@ def _branch(glyphs: Glyphs, *, last: bool) -> str:
     return "└─" if last else "├─"
 
 
-def _lease_line(
-    rows: Sequence[LeaseRow], at: int, glyphs: Glyphs, *, last: bool, named: bool
-) -> Text:
-    row = rows[at]
+def _lease_line(row: LeaseRow, glyphs: Glyphs, *, last: bool, named: bool) -> Text:
     words = [
         row.user if named else "",
         row.gpus,
@@ -122,23 +136,15 @@ def _lease_line(
     )
 
 
-def _session_lines(
-    lease: LeaseView,
-    told: dict[ServerId, SessionTelemetry],
-    names: dict[ServerId, str],
-    snapshot: PoolSnapshot,
-    glyphs: Glyphs,
-    *,
-    last: bool,
-) -> list[Callable[[], Text]]:
+def _session_line(
+    row: LeaseRow, servers: Sequence[ServerId], at: int, glyphs: Glyphs, *, last: bool
+) -> Text:
     stem = " " if last else "|" if glyphs.ascii else "│"
-
-    def make(server: ServerId, branch: str) -> Text:
-        words = session_words(lease.id, server, told[server], snapshot)
-        return Text(f"   {stem}  {branch} {names.get(server, server)}  {', '.join(words)}")
-
-    servers = list(told)
-    return [partial(make, each, _branch(glyphs, last=each == servers[-1])) for each in servers]
+    branch, server, context = _branch(glyphs, last=at == len(servers) - 1), servers[at], row.context
+    assert isinstance(row.source, LeaseView)  # a request has no sessions
+    told = context.sessions[row.source.id][server]
+    words = session_words(row.source.id, server, told, context.snapshot)
+    return Text(f"   {stem}  {branch} {context.names.get(server, server)}  {', '.join(words)}")
 
 
 def session_words(
