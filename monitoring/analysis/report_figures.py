@@ -16,7 +16,7 @@ from gpupool.monitoring.analysis.demand import (
 from gpupool.monitoring.analysis.gpu_hours import HELD_FROM, Account, UserHours, account_of
 from gpupool.monitoring.analysis.local_times import zone_named
 from gpupool.monitoring.analysis.process_jobs import share_of
-from gpupool.monitoring.analysis.sizing import SHARE, Goal, Size, Tell, sizes
+from gpupool.monitoring.analysis.sizing import SHARE, Goal, Size, Spread, Tell, sizes
 from gpupool.monitoring.analysis.trace_form import Trace
 
 HOUR_S = 3600.0
@@ -67,6 +67,7 @@ def report_of(
     *,
     sized: bool = True,
     modes: Sequence[str] = (),
+    spread: Spread = map,
 ) -> Report:
     """Return the figures of a trace; with the sizes of pools for these modes, if ``sized``."""
     readings = Readings(trace.samples, trace.every_s)
@@ -90,7 +91,7 @@ def report_of(
         busiest=(_when(trace, trace.begin + top * HOUR_S), by_hour[top] if by_hour else 0.0),
         p95_demand=level_at(steps, SHARE),
         peak_demand=max((level for _, level in steps), default=0.0),
-        sizes=tuple(sizes(trace, goal, tell, modes)) if sized and trace.jobs else (),
+        sizes=tuple(sizes(trace, goal, tell, modes, spread)) if sized and trace.jobs else (),
         goal=goal,
         assumptions=_assumptions(trace, goal, sized=sized),
     )

@@ -7,8 +7,9 @@ are drawn with replacement, as many as there were, and each draw is sized anew.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gpupool.monitoring.analysis.demand import (
     DAY_S,
@@ -28,7 +29,12 @@ FLEET_MAX = 4096 * 8
 STEPS = (0.75, 0.85, 0.9, 0.95, 1.0, 1.1, 1.25)
 """Rows of the table, as parts of the number that was found."""
 
+SPREAD_MIN = 500
+"""Requests from which on draws are worth other processes."""
+
 Tell = Callable[[str], None]
+Spread = Callable[[Callable[[int], int], Iterable[int]], Iterable[int]]
+"""Gives a function's values in the order of the numbers, as ``map`` does: on several cores, say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +81,15 @@ class Size:
 
 
 def sizes(
-    trace: Trace, goal: Goal, tell: Tell = lambda text: None, modes: Sequence[str] = ()
+    trace: Trace,
+    goal: Goal,
+    tell: Tell = lambda text: None,
+    modes: Sequence[str] = (),
+    spread: Spread = map,
 ) -> list[Size]:
     """Return the sizes for these modes, or for all that the trace says enough for.
+
+    ``spread`` computes the draws of days, which take nearly all of the time.
 
     Raises:
         TraceError: when it does not say enough for a mode that was asked for.
@@ -87,7 +99,7 @@ def sizes(
         wanted = [mode for mode in Mode if mode is not Mode.ATTACHED or trace.samples]
         if len(silos(trace)) < 2:
             wanted.remove(Mode.SILOS)
-    return [size(trace, mode, goal, tell) for mode in wanted]
+    return [size(trace, mode, goal, tell, spread) for mode in wanted]
 
 
 def tried(trace: Trace, mode: str, goal: Goal, counts: Sequence[int]) -> list[Row]:
@@ -96,7 +108,13 @@ def tried(trace: Trace, mode: str, goal: Goal, counts: Sequence[int]) -> list[Ro
     return [row_of(replay(tasks, count, goal)) for count in counts]
 
 
-def size(trace: Trace, mode: Mode, goal: Goal, tell: Tell = lambda text: None) -> Size:
+def size(
+    trace: Trace,
+    mode: Mode,
+    goal: Goal,
+    tell: Tell = lambda text: None,
+    spread: Spread = map,
+) -> Size:
     """Return how many GPUs the jobs of ``trace`` need in ``mode``.
 
     Raises:
@@ -118,11 +136,12 @@ def size(trace: Trace, mode: Mode, goal: Goal, tell: Tell = lambda text: None) -
         return _size_silos(trace, goal, tell)
     demand = demand_of(trace, mode, goal.wish)
     found, outcomes = fewest(demand.tasks, goal, tell)
-    drawn: list[int] = []
-    for number in range(goal.resamples):
-        tell(f"{mode.value}: resample {number + 1} of {goal.resamples}")
-        tasks = resampled(demand.tasks, trace.begin, trace.span_s, goal.seed, number)
-        drawn.append(fewest(tasks, goal, near=found)[0])
+    draw = partial(_drawn, demand.tasks, trace.begin, trace.span_s, goal, found)
+    numbers, drawn = range(goal.resamples), list[int]()
+    tell(f"{mode.value}: about {found} GPUs, from now the range")
+    for each in spread(draw, numbers) if len(demand.tasks) >= SPREAD_MIN else map(draw, numbers):
+        drawn.append(each)
+        tell(f"{mode.value}: draw {len(drawn)} of {goal.resamples}")
     wanted = {max(1, round(found * step)) for step in STEPS} | {max(1, found - 1)}
     for count in sorted(wanted):
         if count not in outcomes or not outcomes[count].complete:
@@ -130,6 +149,12 @@ def size(trace: Trace, mode: Mode, goal: Goal, tell: Tell = lambda text: None) -
             outcomes[count] = replay(demand.tasks, count, goal)
     rows = tuple(row_of(outcomes[count]) for count in sorted(wanted))
     return _size(mode, found, drawn, rows, demand, goal)
+
+
+def _drawn(
+    tasks: Sequence[Task], begin: float, span_s: float, goal: Goal, near: int, number: int
+) -> int:
+    return fewest(resampled(tasks, begin, span_s, goal.seed, number), goal, near=near)[0]
 
 
 def _size(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,9 @@ FORMATS = (
     "dlrm2025",
 )
 """The names in ``gpupool.monitoring.analysis.importers``, repeated here to keep help fast."""
+
+TELL_EVERY_S = 30.0
+"""How often a computation says what it is at where no terminal shows it."""
 
 MODES = ("recorded", "attached", "whole", "silos")
 
@@ -177,7 +181,10 @@ def size_(
         for mode, each in rows.items():
             stdout_console().print(rows_table(mode, each))
         return
-    found = sizes(trace, goal, _progress, modes)
+    from gpupool.cli.lib.cores import on_all_cores
+
+    with on_all_cores() as spread:
+        found = sizes(trace, goal, _Progress().tell, modes, spread)
     if as_json:
         print_json(wait_s=goal.wait_s, sizes=found, notes=trace.sentences)
         return
@@ -199,15 +206,25 @@ def _goal(given: "dict[str, float]", *, strict: bool) -> "Goal":
     )
 
 
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text[:78]}", nl=False, err=True)
+class _Progress:
+    """What a long computation is at: in one line of a terminal, else in a line now and then."""
+
+    def __init__(self) -> None:
+        self._said_at = time.monotonic()
+
+    def tell(self, text: str) -> None:
+        """Say it."""
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{text[:78]}", nl=False, err=True)
+        elif time.monotonic() - self._said_at >= TELL_EVERY_S:
+            self._said_at = time.monotonic()
+            say(f"gpupool: {text}")
 
 
 def _print_sizes(trace: "Trace", goal: "Goal", found: "list[Size]") -> None:
     from gpupool.cli.lib.analysis_charts import sizes_view
 
-    _progress("")
+    _Progress().tell("")  # an empty line again
     for part in sizes_view(found, goal):
         stdout_console().print(part)
     for sentence in trace.sentences:
@@ -236,15 +253,16 @@ def report_(
     """
     from pathlib import Path
 
+    from gpupool.cli.lib.cores import on_all_cores
     from gpupool.cli.lib.files import write_private
     from gpupool.monitoring.analysis.report_figures import report_of
     from gpupool.monitoring.analysis.report_page import page_of
     from gpupool.monitoring.analysis.trace_files import read_traces
 
     modes = cast("tuple[str, ...]", given.pop("modes"))
-    found = report_of(
-        read_traces(traces), _goal(given, strict=False), _progress, sized=sized, modes=modes
-    )
+    goal, tell = _goal(given, strict=False), _Progress().tell
+    with on_all_cores() as spread:
+        found = report_of(read_traces(traces), goal, tell, sized=sized, modes=modes, spread=spread)
     if page is not None:
         write_private(Path(page), page_of(found).encode())
     if as_json:
@@ -252,7 +270,7 @@ def report_(
         return
     from gpupool.cli.lib.analysis_charts import report_view
 
-    _progress("")
+    _Progress().tell("")  # an empty line again
     console = stdout_console()
     for part in report_view(found):
         console.print(part)

@@ -2,11 +2,14 @@
 
 import math
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from gpupool.cli.lib.cores import on_all_cores
+from gpupool.monitoring.analysis import sizing
 from gpupool.monitoring.analysis.demand import (
     Mode,
     Wish,
@@ -120,6 +123,22 @@ def test_the_same_seed_gives_the_same_report() -> None:
     tasks = demand_of(trace, Mode.RECORDED, Wish()).tasks
     draws = [resampled(tasks, trace.begin, trace.span_s, 5, number) for number in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.long
+def test_draws_on_all_cores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, goal = random_jobs(), replace(GOAL, resamples=3, seed=5)
+    alone = size(trace, Mode.RECORDED, goal)
+    monkeypatch.setattr(sizing, "SPREAD_MIN", 0)
+    used: list[int] = []
+    with on_all_cores() as spread:
+
+        def counted(function: Callable[[int], int], numbers: Iterable[int]) -> Iterable[int]:
+            used.extend(numbers)
+            return spread(function, numbers)
+
+        assert size(trace, Mode.RECORDED, goal, spread=counted) == alone
+    assert used == [0, 1, 2]
 
 
 @pytest.mark.long
