@@ -36,6 +36,8 @@ class TableTime:
         self._era: int = 0
         self._before_ms = 0
         self._run_on_ms = 0.0
+        self._running_ms = 0.0
+        """The time that is stamped by now; what is applied late has an earlier one."""
         self._before_at = 0.0
 
     def observe(self, clocks: Mapping[ServerId, int], at: float) -> None:
@@ -52,9 +54,14 @@ class TableTime:
         voters = state.voters()
         if voters:
             by_clocks_ms = self._by_clocks_ms(voters, at)
-            self._run_on_ms += (at - self._before_at) * SPEED_MAX * 1000
+            passed_ms = (at - self._before_at) * 1000
+            self._run_on_ms += passed_ms * SPEED_MAX
+            self._running_ms = max(state.now, self._running_ms + passed_ms)
+            if state.era != self._era:
+                self._running_ms = state.now
             if state.now <= by_clocks_ms or state.era != self._era:
-                self._run_on_ms = min(state.now, by_clocks_ms) + IN_FLIGHT_S * 1000
+                self._running_ms = min(self._running_ms, by_clocks_ms)
+                self._run_on_ms = self._running_ms + IN_FLIGHT_S * 1000
             if state.now > max(by_clocks_ms, self._run_on_ms):
                 ahead_s = (state.now - max(by_clocks_ms, self._run_on_ms)) / 1000
                 text = f"after {state.index} the table is {ahead_s:.1f} s ahead of its bounds"

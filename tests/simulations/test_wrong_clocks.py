@@ -2,10 +2,17 @@
 
 import pytest
 
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.state import PoolState, Server
+from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.kernel.drifting_clock import EPOCH_MS
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.swarm_options import Options
+from gpupool.simulations.kernel.trace import Trace
 
 DAYS_MS = 86_400_000
 
@@ -106,3 +113,31 @@ def test_a_pool_that_was_off_for_weeks_starts_by_itself() -> None:
         set_all(cluster, faults, days * DAYS_MS)
         run_for(cluster, 8.0)
         assert table_ahead_s(cluster) == pytest.approx(days * 86_400, abs=10.0)
+
+
+def test_a_stamp_of_before_a_new_voter_may_be_applied_after_it() -> None:
+    """Seed 700234: nothing was applied for 5 s, and then all at once.
+
+    By three clocks the stamps were good. With the fourth voter, who came between them, they are
+    not, and they were made before it.
+    """
+    scheduler = Scheduler(1, events_max=10, burst_max=10)
+    failures = FailureReporter(scheduler, Trace(scheduler))
+    checker = TableTime(failures)
+    a, b, c, d = (ServerId(name) for name in "abcd")
+    ahead = {a: 69_700, b: 6_500, c: 86_900, d: 7_500}
+
+    def applied(voters: tuple[ServerId, ...], at: float, now: float) -> None:
+        clocks = {server: round(1000 * at) + zero for server, zero in ahead.items()}
+        servers = {each: Server(each, each, f"{each}:1", voter=True) for each in voters}
+        known = PersistentMap(servers)
+        state = PoolState(now=Milliseconds(round(1000 * now) + ahead[a]), servers=known)
+        checker.applied(state, clocks, at)
+
+    applied((a, b, c), 20.0, 20.0)
+    applied((a, b, c), 25.3, 20.0)
+    applied((a, b, c, d), 25.301, 20.1)
+    applied((a, b, c, d), 25.304, 25.3)
+    assert not failures.failure
+    applied((a, b, c, d), 25.305, 29.0)
+    assert failures.failure
