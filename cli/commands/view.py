@@ -16,7 +16,6 @@ from gpupool.cli.lib.rows import (
     lease_shares,
     leases_as_hosts_say,
     server_rows,
-    waiting_rows,
 )
 from gpupool.cli.lib.values import DURATION, FILTER, size_text
 from gpupool.cli.tui.screen import quorum_counts
@@ -165,7 +164,7 @@ def leases(
         shares = {} if only_waiting else lease_shares(snapshot)
         print_json(leases=held, waiting=snapshot.view.waiting, shares=shares)
         return
-    rows = waiting_rows(snapshot) if only_waiting else all_lease_rows(snapshot)
+    rows = all_lease_rows(snapshot, held=not only_waiting)
     print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii))
 
 

@@ -215,8 +215,8 @@ class LeaseRow:
     @property
     def id(self) -> str:
         """Return the name of the lease; of a request, the beginning of its own."""
-        source = self.source
-        return source.name if isinstance(source, LeaseView) else source.request[:4] + "?"
+        each = self.source
+        return each.name if isinstance(each, LeaseView) else each.request[:4] + "?"
 
     @property
     def user(self) -> str:
@@ -456,14 +456,10 @@ def lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
     return _rows_of(snapshot, snapshot.view.leases)
 
 
-def waiting_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
-    """Return requests that wait, the next to be served first."""
-    return _rows_of(snapshot, snapshot.view.waiting)
-
-
-def all_lease_rows(snapshot: PoolSnapshot) -> Sequence[LeaseRow]:
-    """Return leases, then requests that wait."""
-    return _rows_of(snapshot, (*snapshot.view.leases, *snapshot.view.waiting))
+def all_lease_rows(snapshot: PoolSnapshot, *, held: bool = True) -> Sequence[LeaseRow]:
+    """Return leases unless ``held`` is false, then requests that wait, the next one first."""
+    view = snapshot.view
+    return _rows_of(snapshot, (*view.leases, *view.waiting) if held else view.waiting)
 
 
 def _rows_of(

@@ -181,7 +181,7 @@ def size_(
         for mode, each in rows.items():
             stdout_console().print(rows_table(mode, each))
         return
-    from gpupool.cli.lib.cores import on_all_cores
+    from gpupool.monitoring.analysis.cores import on_all_cores
 
     with on_all_cores() as spread:
         found = sizes(trace, goal, _Progress().tell, modes, spread)
@@ -253,8 +253,8 @@ def report_(
     """
     from pathlib import Path
 
-    from gpupool.cli.lib.cores import on_all_cores
     from gpupool.cli.lib.files import write_private
+    from gpupool.monitoring.analysis.cores import on_all_cores
     from gpupool.monitoring.analysis.report_figures import report_of
     from gpupool.monitoring.analysis.report_page import page_of
     from gpupool.monitoring.analysis.trace_files import read_traces

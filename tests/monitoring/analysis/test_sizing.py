@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from gpupool.cli.lib.cores import on_all_cores
 from gpupool.monitoring.analysis import sizing
+from gpupool.monitoring.analysis.cores import on_all_cores
 from gpupool.monitoring.analysis.demand import (
     Mode,
     Wish,

@@ -6,15 +6,15 @@ import signal
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 
-Values = Callable[[Callable[[int], int], Iterable[int]], Iterable[int]]
+from gpupool.monitoring.analysis.sizing import Spread
 
 
 @contextmanager
-def on_all_cores() -> Generator[Values]:
+def on_all_cores() -> Generator[Spread]:
     """Yield ``map`` on all cores. Its processes start with its first use, and end with this."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        made: list[Values] = []
+        made: list[Spread] = []
 
         def values(function: Callable[[int], int], numbers: Iterable[int]) -> Iterable[int]:
             if not made:
