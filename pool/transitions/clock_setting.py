@@ -31,8 +31,8 @@ from gpupool.pool.model.suspension import SuspensionHistory
 from gpupool.pool.model.tables import WaitingTable
 from gpupool.pool.transitions.audit import emit_event, record
 
-MOVED_AT_ONCE_MAX = 128
-"""Leases that one command moves, in 4 ms at most."""
+MOVED_AT_ONCE_MAX = 64
+"""Leases that one command moves, in 2 to 4 ms."""
 
 LOOKED_AT_ONCE_MAX = 2048
 """Leases of which one command finds out whether they are of the accident, in 3 ms at most."""
