@@ -12,8 +12,10 @@ at most, and the table itself says what is left:
   are freed.
 - Both have ``Server.freeing`` until then, and nothing is granted on such a server.
 
-The leader proposes again what is left of revocations and removals (``reconcile.plan_leader``), and
-a server its own start. Whose proposal goes on proposes it again at once (``goes_on``). Pure.
+A time that is set back moves leases in batches likewise (``clock_setting``).
+
+The leader proposes again what is left of all but starts (``reconcile.plan_leader``), and a server
+its own start. Whose proposal goes on proposes it again at once (``goes_on``). Pure.
 """
 
 from collections.abc import Iterator

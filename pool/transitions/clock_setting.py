@@ -48,7 +48,7 @@ def set_clock(state: PoolState, command: SetClock) -> Step:
     if command.era > state.era or command.to <= 0:
         return state, refuse(RefusalKind.INVALID, "no table has had this era yet")
     if state.moving is not None:
-        why = "what it was set to last is still being carried out; try again in a second"
+        why = "leases are still being moved to the time that was set last; try again in a second"
         return state, refuse(RefusalKind.BUSY, why)
     before, to = state.now, command.to
     if before > to:
