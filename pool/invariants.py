@@ -150,6 +150,8 @@ def _gpu_violations(gpu: Gpu, total: int) -> list[str]:
 
 def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
     found: list[str] = []
+    move = state.moving
+    now = move.before if move is not None and move.is_due(lease.id) else state.now
     parts = lease.parts.values()
     if {p.server for p in lease.partitions} != lease.parts.keys():
         found.append(f"lease {lease.id}: parts and partitions name different servers")
@@ -160,13 +162,13 @@ def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
     if (suspension := lease.suspension) is not None:
         if set(suspension.confirmed) >= lease.parts.keys():
             found.append(f"lease {lease.id}: {suspension.state.value}, and confirmed by all")
-        if suspension.number > state.index or suspension.since > state.now:
+        if suspension.number > state.index or suspension.since > now:
             found.append(f"lease {lease.id}: suspended after the table's time")
     if (lease.history is not None and lease.history.away_since != 0) != lease.is_away:
         found.append(f"lease {lease.id}: known as away, or its history not")
     if lease.held and PartStatus.ENDING in parts:
         found.append(f"lease {lease.id}: held, with a part ending")
-    if max(lease.granted_at, lease.ended_at) > state.now:
+    if max(lease.granted_at, lease.ended_at) > now:
         found.append(f"lease {lease.id}: granted or ended after the table's time")
     if len({p.gpu for p in lease.partitions}) != len(lease.partitions):
         found.append(f"lease {lease.id}: two partitions on one GPU")

@@ -82,7 +82,7 @@ def plan_leader(
 ) -> tuple[Command, ...]:
     """Return what the leader should propose: contact lost or regained, time, ends by the policy.
 
-    And what it takes up again: revocations and removals that are not done.
+    And what it takes up again: commands in batches that are not done.
 
     A server is in contact again if it is ``connected`` as well: a new leader counts all silence
     from the beginning of its term.

@@ -214,6 +214,8 @@ class TableClock:
             return f"its time is {ahead_ms / 1000:.1f} s ahead of what the voters' clocks allow"
         if command.get("k") == NAMES[SetClock] and isinstance(content, dict):
             to, target_ms = content.get("to"), self.target_ms()
+            if type(era := content.get("era")) is int and era < self._table().era:
+                return None  # it goes on with what was set, or does nothing
             if target_ms is None:
                 return "no majority of the voters' clocks agrees here"
             if type(to) is int and abs(to - target_ms) > BOUND_S * 1000:

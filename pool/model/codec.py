@@ -188,7 +188,13 @@ def _scalar_decoder(kind: Any) -> Decoder:
 
 
 def _enum_decoder(kind: type[enum.Enum]) -> Decoder:
+    members = {each.value: each for each in kind}
+
     def decode_enum(value: Any) -> Any:
+        try:
+            return members[value]
+        except (KeyError, TypeError):
+            pass  # the type says what is wrong with it
         try:
             return kind(value)
         except ValueError as error:

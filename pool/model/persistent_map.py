@@ -114,7 +114,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         """Return keys and values."""
         return _Items(self)
 
-    def chunks(self) -> Iterator[Mapping[K, V]]:
+    def chunks(self) -> Iterator[dict[K, V]]:
         """Return the content in pieces, in order: for work that is done piece by piece."""
         return iter(self._chunks.values())
 
@@ -196,6 +196,15 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         if length <= SMALL_SIZE or len(chunks) > 2 * length // CHUNK_SIZE + SPARE_CHUNKS:
             return self._rebuilt(dict(chain.from_iterable(map(_items, chunks.values()))))
         return self._changed(chunks, _with_bucket(index, place, key, None), last, length)
+
+    def replacing(self, values: Mapping[K, V]) -> Self:
+        """Return the map with other values of keys that it has: each chunk is copied once."""
+        assert all(key in self for key in values), "each key is set"
+        chunks, keys = self._chunks.copy(), values.keys()
+        for number, chunk in chunks.items():
+            if not chunk.keys().isdisjoint(keys):
+                chunks[number] = {key: values.get(key, known) for key, known in chunk.items()}
+        return self._changed(chunks, self._index, self._last, self._length)
 
     def __or__(self, other: Mapping[K, V]) -> Self:
         """Return the map with all of ``other`` set."""

@@ -1,7 +1,7 @@
 """A sorted set that is never changed: what is due is found at its beginning."""
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -47,6 +47,13 @@ class SortedSet(Generic[T]):
     def _place(self, item: T) -> int:
         """Return the number of the chunk in which ``item`` is or belongs."""
         return max(0, bisect_right(self._chunks, item, key=_first) - 1)
+
+
+def sorted_set(items: Iterable[T]) -> SortedSet[T]:
+    """Return the set of items in any order; its chunks have room for more."""
+    known, size = sorted(items), CHUNK_SIZE // 2
+    starts = range(0, len(known), size)
+    return SortedSet(tuple(tuple(known[start : start + size]) for start in starts))
 
 
 def _first(chunk: tuple[T, ...]) -> T:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
+from gpupool.pool.model.clock_move import ClockMove
 from gpupool.pool.model.codec import OPTIONAL
 from gpupool.pool.model.forgetting import Forgotten
 from gpupool.pool.model.formats import BEFORE_VERSIONS
@@ -35,8 +36,7 @@ VOTER_COUNT_MAX = 7
 NAME_LENGTH_MAX = 64
 """Of names of servers and users, in characters."""
 
-SERVER_COUNT_MAX = 4096
-TOKEN_COUNT_MAX = 16_384
+SERVER_COUNT_MAX, TOKEN_COUNT_MAX = 4096, 16_384
 TOKEN_USES_MAX = 256
 """Servers that one token lets in."""
 
@@ -453,7 +453,6 @@ class PoolState:
     """By name of a server that is to join."""
     era: int = field(default=0, metadata=OPTIONAL)
     """How often an operator has set ``now``: a stamp of an earlier era says nothing of it."""
-
     accounts_since: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
     """Since when parts of leases are recorded as they are freed; 0: they are not."""
     records: tuple[LeaseRecord, ...] = field(default=(), metadata=OPTIONAL)  # the latest
@@ -464,6 +463,7 @@ class PoolState:
     forgotten: tuple[Forgotten, ...] = field(default=(), metadata=OPTIONAL)  # the latest last
     backup_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # of the newest
     revoking: tuple[TokenId, ...] = field(default=(), metadata=OPTIONAL)  # ``transitions.batches``
+    moving: ClockMove | None = field(default=None, metadata=OPTIONAL)  # ``clock_setting``
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this id, or the one with this name that is not being removed."""

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.sorted_set import SortedSet
+from gpupool.pool.model.sorted_set import SortedSet, sorted_set
 
 _FAR = 2**64
 
@@ -85,10 +85,7 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         self._suspended = PersistentMap(
             (lease.id, lease) for lease in self.values() if lease.suspension is not None
         )
-        self._ends = SortedSet()
-        for lease in self.values():
-            if _ends(lease):
-                self._ends = self._ends.including((lease.ends_at, lease.id))
+        self._ends = sorted_set((each.ends_at, each.id) for each in self.values() if _ends(each))
 
     def at(self, server: ServerId) -> PersistentMap[LeaseId, L]:
         """Return the leases that have a part at ``server``, freed parts included.
@@ -164,9 +161,7 @@ class WaitingTable(PersistentMap[RequestId, W], Generic[W]):
         """Make a table of ``content``, in its order."""
         super().__init__(content)
         self._renewed_min = min((entry.renewed for entry in self.values()), default=_FAR)
-        self._turns = SortedSet()
-        for key, entry in self.items():
-            self._turns = self._turns.including(_turn(key, entry))
+        self._turns = sorted_set(_turn(key, entry) for key, entry in self.items())
 
     def renewed_before(self, limit: int) -> list[W]:
         """Return the entries that were not renewed since ``limit``, in their order."""

@@ -42,7 +42,7 @@ from gpupool.pool.model.commands import (
     Wait,
 )
 from gpupool.pool.model.forgetting import ForgetUser
-from gpupool.pool.model.ids import Milliseconds, lease_name
+from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.model.suspension import (
@@ -85,7 +85,16 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     if envelope.expires and now > envelope.expires:
         return state, refuse(RefusalKind.EXPIRED, "the command arrived after its deadline")
     command = envelope.command
+    if state.moving is not None:
+        state = clock_setting.moved_ahead(state, lease_of(state, command))
     return HANDLERS[type(command)](state, command)
+
+
+def lease_of(state: PoolState, command: Command) -> LeaseId | None:
+    """Return the one lease that a command may change; ``batches`` has those that change many."""
+    if isinstance(command, CancelRequest):
+        return state.by_request.get(command.request)
+    return getattr(command, "lease", None)
 
 
 def create_pool(state: PoolState, command: CreatePool) -> Step:

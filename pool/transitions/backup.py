@@ -7,6 +7,7 @@ policy of its own, in parts, by one last command.
 """
 
 import json
+import re
 import zlib
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -40,6 +41,9 @@ SIZE_MAX = 24 << 20
 
 BYTES = "$bytes"
 """The key of a JSON object that stands for bytes, in hex."""
+
+_HALF_CHARACTER = re.compile(rb"\\u[dD]")
+"""What may begin one, or a whole one that JSON writes in two halves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def from_file(data: bytes) -> Backup:
     if sha256(body).hexdigest() != words[2]:
         raise BackupError("it is damaged: its checksum does not match")
     try:
-        backup = decode(Backup, _from_json(load_shallow(body)))
+        backup = decode(Backup, read_json(body))
     except (CodecError, ValueError, TypeError) as error:
         raise BackupError(f"it makes no sense: {error}"[:300]) from error
     if why := _limit_broken(backup):
@@ -159,14 +163,32 @@ def _to_json(plain: Plain) -> Any:
     return plain
 
 
-def _from_json(value: Any) -> Plain:
+def read_json(body: bytes) -> Plain:
+    """Return the plain value in a backup's JSON: at one go when no rule but types can be broken.
+
+    What that cannot read is read again piece by piece, for the reason that all servers must give.
+    """
+    if body.isascii() and b"\0" not in body and not _HALF_CHARACTER.search(body):
+        try:
+            return cast(Plain, load_shallow(body, _read_object))
+        except (ValueError, TypeError):
+            pass
+    return from_json(load_shallow(body))
+
+
+def _read_object(fields: dict[str, Any]) -> Any:
+    return bytes.fromhex(fields[BYTES]) if fields.keys() == {BYTES} else fields
+
+
+def from_json(value: Any) -> Plain:
+    """Return the plain value that a value in JSON stands for."""
     if isinstance(value, list):
-        return [_from_json(each) for each in cast("list[Any]", value)]
+        return [from_json(each) for each in cast("list[Any]", value)]
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if fields.keys() == {BYTES}:
             return bytes.fromhex(fields[BYTES])
-        return {key: _from_json(each) for key, each in fields.items()}
+        return {key: from_json(each) for key, each in fields.items()}
     if isinstance(value, str):
         value.encode()  # JSON can write half a character, which CBOR cannot
     return cast(Plain, value)

@@ -12,18 +12,20 @@ at most, and the table itself says what is left:
   are freed.
 - Both have ``Server.freeing`` until then, and nothing is granted on such a server.
 
-The leader proposes again what is left of revocations and removals (``reconcile.plan_leader``), and
-a server its own start. Whose proposal goes on proposes it again at once (``goes_on``). Pure.
+A time that is set back moves leases in batches likewise (``clock_setting``).
+
+The leader proposes again what is left of all but starts (``reconcile.plan_leader``), and a server
+its own start. Whose proposal goes on proposes it again at once (``goes_on``). Pure.
 """
 
 from collections.abc import Iterator
 from itertools import islice
 
-from gpupool.pool.model.commands import Command, RemoveServer, RevokeToken, ServerUp
+from gpupool.pool.model.commands import Command, RemoveServer, RevokeToken, ServerUp, SetClock
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PartStatus, PoolState
-from gpupool.pool.transitions import leases
+from gpupool.pool.transitions import clock_setting, leases
 
 ENDED_AT_ONCE_MAX = 32
 """Leases that one command ends. Each makes an event and a record, and the table keeps more of both,
@@ -39,7 +41,7 @@ def end_leases_of(state: PoolState, token: TokenId, reason: str) -> tuple[PoolSt
         state, (each.id for each in state.leases.values() if each.token == token and each.held)
     )
     for lease in leases_now:
-        state = leases.end(state, lease, reason)
+        state = leases.end(clock_setting.moved_ahead(state, lease), lease, reason)
     return state, is_left
 
 
@@ -50,7 +52,7 @@ def free_parts_at(state: PoolState, server: ServerId, reason: str) -> tuple[Pool
         state, (each.id for each in parts if each.parts[server] is not PartStatus.FREED)
     )
     for lease in leases_now:
-        state = leases.end(state, lease, reason)
+        state = leases.end(clock_setting.moved_ahead(state, lease), lease, reason)
         state = leases.free_part(state, state.leases[lease], server)
     return state, is_left
 
@@ -64,9 +66,10 @@ def _some(state: PoolState, found: Iterator[LeaseId]) -> tuple[list[LeaseId], bo
 
 
 def unfinished(state: PoolState) -> tuple[Command, ...]:
-    """Return what the leader proposes again: revocations and removals that are not done."""
+    """Return what the leader proposes again: what of these commands is not done."""
+    settings = [SetClock(state.moving.to, state.era - 1, "")] if state.moving else []
     removals = [RemoveServer(each, "") for each in state.removed if each in state.servers]
-    return (*(RevokeToken(token, "") for token in state.revoking), *removals)
+    return (*settings, *(RevokeToken(token, "") for token in state.revoking), *removals)
 
 
 def goes_on(state: PoolState, command: Command, result: Result) -> bool:
@@ -78,5 +81,7 @@ def goes_on(state: PoolState, command: Command, result: Result) -> bool:
             return result.ok and server in state.servers
         case ServerUp(server=server):
             return result.ok and server in state.servers and state.servers[server].freeing
+        case SetClock(era=era):
+            return result.ok and state.moving is not None and era == state.era - 1
         case _:
             return False

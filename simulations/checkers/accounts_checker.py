@@ -50,9 +50,10 @@ class AccountsClose:
 
     def end(self, state: PoolState) -> None:
         """Demand that leases which are not over have the time counted that they say."""
+        move = state.moving
         for lease in state.leases.values():
             for server, part in lease.parts.items():
-                if part is PartStatus.FREED:
+                if part is PartStatus.FREED or (move is not None and move.is_due(lease.id)):
                     continue
                 counted, told = (
                     self._passed - self._began[lease.id, server],

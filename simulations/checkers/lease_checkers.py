@@ -25,6 +25,7 @@ from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.policy.lease_ends import idle_reason
 from gpupool.pool.policy.policy_values import duration_ms
 from gpupool.pool.reconcile import UNATTACHED_MAX_S
+from gpupool.pool.transitions import clock_setting
 from gpupool.simulations.checkers.lease_causes import LeaseCauses, longest_rests
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
@@ -55,20 +56,24 @@ class BatchesGoOn:
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
-        self._left_since: dict[LeaseId | ServerId, float] = {}
+        self._left_since: dict[LeaseId | ServerId | None, float] = {}
 
     def observe(self, state: PoolState, now: float) -> None:
-        """Check the leases of revoked tokens, and the servers that are removed."""
+        """Check the leases of revoked tokens, removed servers, and a time that was set."""
         revoked = {token.id for token in state.tokens.values() if token.revoked_at}
         held = {each.id for each in state.leases.values() if each.held and each.token in revoked}
         leaving = {each for each in state.removed if each in state.servers}
+        moving = [None] if state.moving is not None else []
         left = self._left_since
-        self._left_since = {each: left.get(each, now) for each in (*held, *leaving)}
+        self._left_since = {each: left.get(each, now) for each in (*held, *leaving, *moving)}
         for each, since in self._left_since.items():
             late_s = now - since
             if late_s <= self.LATE_S:
                 continue
-            if each in held:
+            if each is None:
+                text = f"leases are not moved {late_s:.1f} s after the time was set"
+                self._failures.fail("set-time-moves", text)
+            elif each in held:
                 text = f"lease {each} is held {late_s:.1f} s after its token was revoked"
                 self._failures.fail("revoked-ends", text)
             else:
@@ -104,6 +109,9 @@ class LeasesEndRightly:
             left = after.leases.get(lease.id)
             if left is lease:
                 continue
+            if before.moving is not None:
+                # The command is about the lease as the setting of the time leaves it.
+                lease = clock_setting.moved_ahead(before, lease.id).leases[lease.id]
             if lease.held and (left is None or not left.held):
                 self._judge_end(envelope.command, lease, before, after, machines, now)
             elif left is not None:

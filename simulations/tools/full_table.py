@@ -107,7 +107,8 @@ class FullTable:
     def apply(self, command: Command) -> Plain:
         """Apply the next command of the log."""
         self._index += 1
-        return self.machine.apply(self._index, wrap(command, at_ms=self._index, ttl_ms=0))
+        envelope = wrap(command, at_ms=self._index, ttl_ms=0, era=self.state.era)
+        return self.machine.apply(self._index, envelope)
 
     def grant_command(self) -> Grant:
         """Return a grant of a tenth of the next GPU in turn."""

@@ -27,6 +27,7 @@ from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Token, TokenKind, with_changes
+from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.transitions import backup
 from gpupool.pool.transitions.batches import goes_on
 from gpupool.simulations.tools.full_table import TOKEN, FullTable
@@ -62,6 +63,10 @@ def measure(servers: int, leases: int, tokens: int) -> Iterator[tuple[str, int, 
         table = _filled(servers, leases)
         back = Milliseconds(table.state.now - leases // share)
         yield name, *applied(table, SetClock(back, table.state.era, BY))
+    table = _of_the_accident(servers, leases, tokens)
+    back = Milliseconds(table.state.now - leases)
+    name = "set-clock of a day in which all began, and all leases have an end"
+    yield name, *applied(table, SetClock(back, table.state.era, BY))
     table, parts = FullTable(servers), _packed(servers, tokens)
     for number, part in enumerate(parts):
         table.apply(StagePart(bytes(16), number, part))
@@ -74,6 +79,30 @@ def _filled(servers: int, leases: int, *, on_one: bool = False) -> FullTable:
     for _ in range(leases):
         table.apply(table.grant_command())
     assert len(table.state.leases) == leases
+    gc.collect()
+    gc.freeze()
+    return table
+
+
+def _of_the_accident(servers: int, leases: int, tokens: int) -> FullTable:
+    """Return a table in which servers, tokens and leases are of the time that is set back."""
+    table = _filled(servers, leases)
+    state, lately, far = table.state, Milliseconds(table.state.now - 1), Milliseconds(2**45)
+    made = (
+        Token(TokenId(f"{n:012x}"), TokenKind.USER, f"user{n}", bytes(32), lately, far)
+        for n in range(tokens)
+    )
+    ended = {
+        each.id: with_changes(each, ends_at=far - each.id * 7919 % 1000, notice_at=far - 1000)
+        for each in state.leases.values()
+    }
+    changed = {each.id: with_changes(each, changed_at=lately) for each in state.servers.values()}
+    table.machine.state = with_changes(
+        state,
+        tokens={token.id: token for token in made},
+        leases=LeaseTable(ended),
+        servers=state.servers.replacing(changed),
+    )
     gc.collect()
     gc.freeze()
     return table

@@ -11,7 +11,8 @@ from gpupool.consensus import followers
 from gpupool.consensus.core import progress, replication
 from gpupool.consensus.protocol import raft_settings
 from gpupool.consensus.storage import snapshot
-from gpupool.pool.transitions import batches
+from gpupool.pool.transitions import batches, clock_setting
+from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
 from gpupool.simulations.kernel.swarm_options import Options
 
 BATCH_BYTES = 4 * 1024
@@ -37,6 +38,9 @@ def scaled(options: Options) -> Generator[None]:
     """Let servers send many messages where small ones are drawn, and end as many leases at once."""
     with ExitStack() as stack:
         stack.enter_context(_set(batches, "ENDED_AT_ONCE_MAX", options.ends_at_once))
+        if options.ends_at_once < ENDED_AT_ONCE_MAX:
+            moved = options.ends_at_once
+            stack.enter_context(_set(clock_setting, "MOVED_AT_ONCE_MAX", moved))
         if options.small_messages:
             for module, name, value in _SMALL:
                 stack.enter_context(_set(module, name, value))

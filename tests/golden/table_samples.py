@@ -40,7 +40,7 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.pool.transitions import backup, batches, policy_versions
+from gpupool.pool.transitions import backup, batches, clock_setting, policy_versions
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
@@ -396,6 +396,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
     others = [accounts(), suspensions(), preemption(), shares(), weights(), moves(), batch()]
+    others.append(time_set())
     return [pool, short, heir, *others]
 
 
@@ -575,6 +576,27 @@ def batch() -> Script:
         script.keep("with a token whose leases are being ended")
         script.run([dataclasses.replace(ups[0], incarnation=Incarnation(2))])
         script.keep("with a server whose former leases are being ended")
+    return script
+
+
+def time_set() -> Script:
+    """Return a pool whose time is set back, and in which each command moves one of four leases."""
+    script = Script("time")
+    script.run(founding())
+    ups = [
+        commands.ServerUp(each, ONE, f"{each[0]}:1", "1", "2", "3", gpus_of(each[0]), formats=8)
+        for each in (A, B, C)
+    ]
+    script.run([*ups])
+    script.run([grant(request(each), "ada", part(A, 0, 10)) for each in range(1, 5)])
+    *_, last = script.state.leases
+    order = commands.SetClock(Milliseconds(START_MS + 1000), 0, "root")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock_setting, "MOVED_AT_ONCE_MAX", 1)
+        script.run([order, commands.EndLease(last, "released", "ada")])
+        script.keep("whose time was set, with leases that are not moved")
+        script.run([order] * 3)
+        script.keep("whose time was set, with leases that are moved")
     return script
 
 

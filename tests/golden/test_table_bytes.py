@@ -96,6 +96,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a lease that was moved",
         "table with a token whose leases are being ended",
         "table with a server whose former leases are being ended",
+        "table whose time was set, with leases that are not moved",
         SOON,
         *RECORDING,
     ):

@@ -22,17 +22,21 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import ACT_COUNT_MAX, Act, PoolState, Token, TokenKind
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
 from gpupool.pool.transitions.backup import (
+    BYTES,
     Backup,
     BackupError,
     all_acts,
     from_file,
+    from_json,
     make_backup,
     pack,
+    read_json,
     restore_refusal,
     to_file,
     unpack,
 )
 from gpupool.pool.transitions.policy_versions import Draft, digest_of, pack_draft, pack_text
+from gpupool.pool.transitions.shallow_json import load_shallow
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
 
@@ -286,6 +290,36 @@ def test_what_types_and_limits_do_not_allow_is_refused(changes: dict[str, Any], 
 def test_other_json_is_refused(body: bytes) -> None:
     with pytest.raises(BackupError, match="makes no sense"):
         from_file(forged(body))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.text('a0\\"{[é\ud800\udc00\U0001f600', max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b", BYTES]), inner, max_size=2)
+        | st.sampled_from(["00", "0g", "é"]).map(lambda text: {BYTES: text})
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.booleans(), st.sampled_from(["utf-8", "utf-16-le", "utf-32-be"]))
+@settings(max_examples=examples(400))
+def test_json_is_read_at_one_go_as_it_is_piece_by_piece(
+    value: Any, escaped: bool, encoding: str
+) -> None:
+    text = json.dumps(value, ensure_ascii=escaped)
+    body = text.encode(encoding, errors="surrogatepass")
+    found: list[object] = []
+    for at_one_go in (True, False):
+        try:
+            found.append(read_json(body) if at_one_go else from_json(load_shallow(body)))
+        except (ValueError, TypeError) as error:
+            found.append((type(error), str(error)))
+    assert found[0] == found[1]
 
 
 def test_a_newer_file_is_refused_with_one_sentence() -> None:

@@ -1,14 +1,22 @@
 """An operator sets the table's time: what an accident with clocks has made, and what it has not."""
 
-from tests.pool.policy_kit import MONDAY_MS, A, B, Pool
+import pytest
+from tests.pool.policy_kit import MONDAY_MS, A, B, Pool, upgraded
+from tests.pool.test_apply_properties import founded
+from tests.pool.test_apply_walks import Walker
 
+from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.codec import decode
+from gpupool.pool.model.codec import decode, encode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.results import RefusalKind, Result
-from gpupool.pool.model.state import Token, TokenKind
+from gpupool.pool.model.state import PoolState, Token, TokenKind, with_changes
+from gpupool.pool.reconcile import plan_leader
+from gpupool.pool.transitions import batches, clock_setting
+from gpupool.pool.transitions.batches import goes_on
 from gpupool.pool.transitions.servers import removals_of_others
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 DAY_MS = 86_400_000
 YEAR_MS = 365 * DAY_MS
@@ -112,3 +120,170 @@ def test_a_pool_whose_time_was_set_is_recovered_without_the_others() -> None:
         result = decode(Result, pool.machine.apply(pool.state.index + 1, plain))
         assert result.ok, result.why
     assert set(pool.state.servers) == {B}
+
+
+# --- many leases ----------------------------------------------------------------------------------
+
+
+TO_MS = MONDAY_MS + 1000
+HOURS_10_MS = 36_000_000
+
+
+def pool_of_accident(monkeypatch: pytest.MonkeyPatch, lease_count: int = 8) -> MendedPool:
+    """Return a pool in which three leases are moved at once, and each was granted an hour later."""
+    monkeypatch.setattr(clock_setting, "MOVED_AT_ONCE_MAX", 3)
+    pool = MendedPool('[defaults]\nmax_lease_time = "10h"\n')
+    upgraded(pool.machine)
+    for _ in range(lease_count):
+        pool.now_ms += 3_600_000
+        pool.grant("ada", fraction=0.25)
+    return pool
+
+
+def unmoved(state: PoolState) -> int:
+    return sum(lease.granted_at > TO_MS for lease in state.leases.values())
+
+
+def go_on(pool: MendedPool, order: c.SetClock) -> int:
+    """Repeat an order until all leases are moved; return how often."""
+    count = 0
+    while pool.state.moving is not None:
+        count += 1
+        assert pool.do(order).ok
+    return count
+
+
+def test_many_leases_are_moved_some_at_a_time_whoever_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = pool_of_accident(monkeypatch)
+    order = c.SetClock(Milliseconds(TO_MS), 0, "root")
+    result = pool.do(order)
+    assert result.ok
+    assert (pool.state.now, pool.state.era, unmoved(pool.state)) == (TO_MS, 1, 5)
+    assert goes_on(pool.state, order, result)
+    pool.now_ms = TO_MS + 10
+    left: list[int] = []
+    while plan := plan_leader(pool.state, {}, pool.now_ms, A):
+        assert plan == (c.SetClock(Milliseconds(TO_MS), 0, ""),)
+        assert pool.do(plan[0]).ok
+        assert violations(pool.state) == []
+        left.append(unmoved(pool.state))
+    assert left == [2, 0]
+    assert pool.state.moving is None
+    assert [act.kind for act in pool.state.acts].count("clock-set") == 1
+    granted = [lease.granted_at for lease in pool.state.leases.values()]
+    assert granted == [TO_MS - 3_600_000 * each for each in reversed(range(8))]
+    ends = [lease.ends_at - lease.granted_at for lease in pool.state.leases.values()]
+    assert ends == [HOURS_10_MS] * 8
+    before = pool.state
+    assert pool.do(order).ok
+    assert pool.state.leases is before.leases
+
+
+def test_a_lease_that_changes_meanwhile_is_moved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else its end, of the new time, would pass for one of the accident."""
+    pool = pool_of_accident(monkeypatch)
+    *_, last = pool.state.leases
+    first = next(iter(pool.state.leases))
+    assert pool.do(c.SetClock(Milliseconds(TO_MS), 0, "root")).ok
+    pool.now_ms = TO_MS + 10
+    for lease in (first, last):
+        pool.end(lease)
+    ended = {record.lease: record for record in pool.state.records}
+    assert ended.keys() == {first, last}
+    assert (ended[last].granted_at, ended[last].ended_at) == (TO_MS, TO_MS + 10)
+    assert pool.state.moving is not None
+    assert pool.state.moving.ahead == (last,)
+    late = pool.grant("ada", fraction=0.25)
+    known, read = pool.state, decode(PoolState, encode(pool.state))
+    assert read == known
+    for state in (known, read):
+        pool.machine.state = state
+        go_on(pool, c.SetClock(Milliseconds(TO_MS), 0, ""))
+    assert pool.state.leases[late].granted_at == TO_MS + 10
+    assert unmoved(pool.state) == 1
+
+
+def test_the_time_is_not_set_again_before_all_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of_accident(monkeypatch)
+    order = c.SetClock(Milliseconds(TO_MS), 0, "root")
+    assert pool.do(order).ok
+    pool.now_ms = TO_MS + 10
+    again = c.SetClock(Milliseconds(MONDAY_MS), 1, "root")
+    assert pool.do(again).kind == RefusalKind.BUSY
+    assert pool.state.moving is not None
+    assert pool.state.moving.to == TO_MS
+    go_on(pool, order)
+    assert pool.do(again).ok
+    assert (pool.state.now, pool.state.era) == (MONDAY_MS, 2)
+
+
+def test_leases_of_before_the_accident_are_looked_at_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = pool_of_accident(monkeypatch)
+    monkeypatch.setattr(clock_setting, "LOOKED_AT_ONCE_MAX", 3)
+    before, to = pool.state.leases, Milliseconds(pool.now_ms - 1000)
+    pool.now_ms += 60_000
+    order = c.SetClock(to, 0, "root")
+    assert pool.do(order).ok
+    assert go_on(pool, order) == 2
+    same = [pool.state.leases[each] is before[each] for each in before]
+    assert same == [True] * 7 + [False]
+
+
+def test_a_pool_with_an_older_server_moves_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of_accident(monkeypatch)
+    upgraded(pool.machine, 7)
+    assert pool.do(c.SetClock(Milliseconds(TO_MS), 0, "root")).ok
+    assert (pool.state.moving, unmoved(pool.state)) == (None, 0)
+    assert "moving" not in encode(pool.state), "a server of version 7 reads the snapshot"  # type: ignore[operator]
+
+
+def all_moved(machine: PoolMachine) -> PoolState:
+    """Return the table as it is once all leases are moved."""
+    copy = PoolMachine(machine.state)
+    while copy.state.moving is not None:
+        order = c.SetClock(copy.state.moving.to, copy.state.era - 1, "")
+        copy.apply(copy.state.index, wrap(order, at_ms=0, ttl_ms=0, era=copy.state.era))
+    return with_changes(copy.state, index=machine.state.index)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_with_other_commands_between_them_leave_what_one_step_leaves(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_setting, "BATCHES_SINCE", 0)
+    monkeypatch.setattr(batches, "BATCHES_SINCE", 0)
+    monkeypatch.setattr(batches, "ENDED_AT_ONCE_MAX", 2)
+    some, whole, walker = founded(), founded(), Walker(seed)
+    now, meanwhile = 10_000, 0
+
+    def both(command: c.Command, at_once: int, era: int) -> None:
+        results: list[object] = []
+        for machine, count in ((some, at_once), (whole, 10_000)):
+            monkeypatch.setattr(clock_setting, "MOVED_AT_ONCE_MAX", count)
+            plain = wrap(command, at_ms=now, ttl_ms=0, era=era)
+            results.append(machine.apply(machine.state.index + 1, plain))
+        assert results[0] == results[1], command
+
+    for number in range(700):
+        now += walker.random.choice([0, 1, 7, 1000])
+        state = some.state
+        if number % 90 == 89 and state.moving is None:
+            back = walker.random.choice([1500, 5000, 20_000])
+            to = Milliseconds(max(1, state.now - back))
+            both(c.SetClock(to, state.era, "root"), 1, state.era)
+            now = some.state.now
+            assert all_moved(some) == whole.state
+        elif state.moving is not None and number % 9 == 0:
+            both(c.SetClock(state.moving.to, state.era - 1, ""), 1, state.era)
+            assert all_moved(some) == whole.state
+        else:
+            both(walker.next(state), 1, state.era)
+            meanwhile += state.moving is not None
+        assert violations(some.state) == []
+    monkeypatch.setattr(clock_setting, "MOVED_AT_ONCE_MAX", 10_000)
+    assert all_moved(some) == whole.state
+    assert meanwhile > 20

@@ -10,7 +10,7 @@ from tests.properties import examples
 
 from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
 from gpupool.pool.model.persistent_map import CHUNK_SIZE, PersistentMap
-from gpupool.pool.model.sorted_set import SortedSet
+from gpupool.pool.model.sorted_set import SortedSet, sorted_set
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
 
 KEYS = st.integers(0, 6 * CHUNK_SIZE)
@@ -67,6 +67,9 @@ def test_a_map_is_what_a_dict_would_be_and_the_older_one_stays(
     same(persistent, plain)
     same(before, was)
     same(PersistentMap(persistent), plain)
+    others = {key: -key for key in plain if key % 3 == 0}
+    same(persistent.replacing(others), plain | others)
+    same(persistent, plain)
 
 
 def test_a_map_that_grows_at_one_end_and_shrinks_at_the_other_stays_compact() -> None:
@@ -114,7 +117,8 @@ def test_a_sorted_set_is_what_a_sorted_list_would_be(
     found = SortedSet[tuple[int, int]]()
     for item in items:
         found = found.including(item)
-    assert list(found) == sorted(items)
+    assert list(found) == list(sorted_set(items)) == sorted(items)
+    found = sorted_set(items) if data.draw(st.booleans()) else found
     gone = data.draw(st.sets(st.sampled_from(items))) if items else set[tuple[int, int]]()
     for item in gone:
         found = found.excluding(item)

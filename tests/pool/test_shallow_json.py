@@ -1,10 +1,13 @@
 """Uploads with deep JSON are refused the same everywhere, whatever a server's stack is."""
 
 import json
+import re
 import zlib
 from hashlib import sha256
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpupool.pool.model.policy import Policy
 from gpupool.pool.transitions.backup import FORMAT, VERSION, BackupError, from_file
@@ -15,7 +18,7 @@ from gpupool.pool.transitions.policy_versions import (
     pack_text,
     unpack_draft,
 )
-from gpupool.pool.transitions.shallow_json import DEPTH_MAX, load_shallow
+from gpupool.pool.transitions.shallow_json import DEPTH_MAX, STRING, load_shallow
 
 
 @pytest.mark.parametrize("pair", [b"[]", b"{}"])
@@ -30,6 +33,16 @@ def test_depth_is_limited_by_count_not_by_the_stack(pair: bytes) -> None:
 def test_brackets_in_strings_do_not_count() -> None:
     text = '"' + "[{" * 500 + '\\"' + '"'
     assert load_shallow(text.encode()) == "[{" * 500 + '"'
+
+
+ESCAPES = st.text('\\"[]{}a\n', max_size=40).map(str.encode)
+
+
+@given(ESCAPES)
+def test_strings_end_where_json_has_them_end(data: bytes) -> None:
+    """Beside the plain rule, character by character: what is outside of strings is the same."""
+    plain = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+    assert STRING.sub(b"", data) == plain.sub(b"", data)
 
 
 def test_a_policy_whose_text_cannot_be_read_is_refused() -> None:

@@ -11,7 +11,7 @@ from gpupool.pool.errors import DeniedError, NotNowError
 from gpupool.pool.model.commands import EndLease, SetClock, Tick, wrap
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
-from gpupool.pool.model.state import PoolState, Server
+from gpupool.pool.model.state import PoolState, Server, with_changes
 from gpupool.pool.table_clock import (
     BOUND_S,
     ERROR_MAX_S,
@@ -312,6 +312,15 @@ def test_an_order_that_would_set_another_time_than_the_clocks_show_is_refused() 
     world.now += FRESH_S + 1
     assert world.clock.target_ms() is None
     assert refusal(target) is not None
+
+
+def test_a_leader_goes_on_with_a_time_that_was_set_whatever_the_clocks_show() -> None:
+    world = World()
+    order = SetClock(Milliseconds(START_MS - DAY_MS), 0, "root")
+    plain = wrap(order, at_ms=START_MS, ttl_ms=0)
+    assert world.clock.refusal(plain) is not None
+    world.state = with_changes(world.state, era=1)
+    assert world.clock.refusal(plain) is None
 
 
 def test_the_stamps_of_a_leader_alone_cannot_ratchet() -> None:

@@ -5,6 +5,7 @@ import pytest
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PoolState, Server
+from gpupool.pool.transitions import clock_setting
 from gpupool.simulations.checkers.time_checker import TableTime
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
@@ -90,6 +91,29 @@ def test_an_operator_sets_a_table_that_is_ahead() -> None:
     state = cluster.environment.checkers.logs.state
     assert state.era == 1
     assert state.acts[-1].kind == "clock-set"
+
+
+@pytest.mark.long
+def test_leases_are_moved_one_command_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_setting, "MOVED_AT_ONCE_MAX", 1)
+    cluster, faults = pool_of(3, seed=6)
+    set_all(cluster, faults, 20 * DAYS_MS)
+    run_for(cluster, 5.0)
+    set_all(cluster, faults, -20 * DAYS_MS)
+    run_for(cluster, 3.0)
+    logs, left = cluster.environment.checkers.logs, set[int]()
+    cluster.operator.set_clock()
+    for _ in range(1000):
+        run_for(cluster, 0.001)
+        move = logs.state.moving
+        if move is not None:
+            left.add(sum(map(move.is_due, logs.state.leases)))
+    assert max(left) >= 3
+    assert len(left) >= 3
+    assert logs.state.moving is None
+    assert abs(table_ahead_s(cluster)) < 2.0
+    assert all(each.granted_at <= logs.state.now for each in logs.state.leases.values())
+    assert run_for(cluster, 3.0) > 5
 
 
 def test_the_only_voters_clock_is_held_back_and_taken_by_order() -> None:

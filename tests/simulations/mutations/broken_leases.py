@@ -31,7 +31,7 @@ from gpupool.pool.policy.lease_ends import IdlePlan, idle_plan
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.reconcile import HostPlan, plan_host
 from gpupool.pool.transitions import apply as transitions
-from gpupool.pool.transitions import batches, leases, state_machine
+from gpupool.pool.transitions import batches, clock_setting, leases, state_machine
 from gpupool.pool.transitions.apply import HANDLERS
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler
@@ -154,6 +154,20 @@ def _taken_up(kind: type[Command]) -> AbstractContextManager[None]:
         return tuple(each for each in original(state) if isinstance(each, kind))
 
     return patched(reconcile, "unfinished", unfinished)
+
+
+def set_time_left_undone() -> AbstractContextManager[None]:
+    return _taken_up(RemoveServer)
+
+
+def moved_ahead_of_nothing() -> AbstractContextManager[None]:
+    """Let a command change a lease that is not moved: the next batch takes its end for older."""
+
+    def moved_ahead(state: PoolState, lease_id: LeaseId | None) -> PoolState:
+        del lease_id
+        return state
+
+    return patched(clock_setting, "moved_ahead", moved_ahead)
 
 
 def ends_5s_early() -> AbstractContextManager[None]:

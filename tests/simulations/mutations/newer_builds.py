@@ -34,6 +34,14 @@ def _sleeping(options: Options) -> Options:
     return replace(_preempting(options), hold_s=8.0, fault_s=6.0, heal_s=14.0, starved_s=60.0)
 
 
+_WRONG_CLOCKS = (("set-clock", 1.0), ("clock-jump", 2.0), ("clock-wrong", 4.0))
+
+
+def _moving(options: Options) -> Options:
+    """Return one in which a time that is set back moves one lease with each command."""
+    return replace(short(12.0, 6.0)(options), ends_at_once=1, hold_s=8.0, clients=12)
+
+
 NEWER = (
     *ORDERS,
     Mutation(
@@ -143,6 +151,22 @@ NEWER = (
         broken_leases.removal_left_undone,
         (("replace", 2.0),),
         lambda options: replace(short(8.0, 6.0)(options), ends_at_once=1, hold_s=8.0),
+    ),
+    Mutation(
+        "set-time-left-undone",
+        "set-time-moves",
+        "a leader leaves leases as they were that the first command did not move",
+        broken_leases.set_time_left_undone,
+        _WRONG_CLOCKS,
+        _moving,
+    ),
+    Mutation(
+        "moved-too-late",
+        "accounts-close",
+        "a lease that is not moved is ended, and its end taken for one of the accident",
+        broken_leases.moved_ahead_of_nothing,
+        _WRONG_CLOCKS,
+        _moving,
     ),
     Mutation(
         "latest-clock-believed",
