@@ -43,11 +43,8 @@ TOKEN_USES_MAX = 256
 EVENT_COUNT_MAX = 256
 """Events kept in the table for the live view; older ones are dropped."""
 
-ACT_COUNT_MAX = 1024
-"""Administrative acts kept in the table; each server's own audit file goes further back."""
-
-RECORD_COUNT_MAX = 1024
-"""Records of ended leases kept in the table; each server's own file goes further back."""
+ACT_COUNT_MAX = RECORD_COUNT_MAX = 1024
+"""Administrative acts, and records of ended leases; each server's own files go further back."""
 
 CLOSED_REQUEST_COUNT_MAX = 8192
 """Ended request ids kept so that a late grant for one of them is refused."""
@@ -477,9 +474,10 @@ class PoolState:
         return tuple(s.id for s in self.servers.values() if s.voter)
 
     def formats(self) -> int:
-        """Return the version that all know that have ever been up (``model.formats``)."""
-        been_up = (s for s in self.servers.values() if s.status is not ServerStatus.JOINED)
-        return min((server.formats for server in been_up), default=BEFORE_VERSIONS)
+        """Return the version that all know that have ever been up, or did before all these left."""
+        known = self.servers.values()
+        been_up = (s.formats for s in known if s.status is not ServerStatus.JOINED)
+        return min(been_up, default=0) or max((s.formats for s in known), default=BEFORE_VERSIONS)
 
     def witnesses(self) -> tuple[ServerId, ...]:
         """Return the servers that vote without a GPU, and lead as stopgaps only."""

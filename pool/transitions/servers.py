@@ -134,7 +134,7 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
         state = with_changes(state, removed=state.removed | {server.id: state.now})
         state = with_changes(state, servers=_without_vote(state, server.id))
     if not is_left:
-        state = settle_clashes(with_changes(state, servers=state.servers.without(server.id)))
+        state = settle_clashes(_without(state, server.id))
     if not is_first:
         return state, Result(ok=True)
     by = f" (by {command.by})" if command.by else ""
@@ -150,6 +150,17 @@ def _without_vote(state: PoolState, leaving: ServerId) -> PersistentMap[ServerId
     if successor is None:
         return servers
     return servers.set(successor.id, with_changes(successor, voter=True))
+
+
+def _without(state: PoolState, leaving: ServerId) -> PoolState:
+    """Return the table without a server; the version that it agreed on stays, whoever is left."""
+    agreed, servers = state.formats(), state.servers.without(leaving)
+    state = with_changes(state, servers=servers)
+    if state.formats() < agreed and all(s.status is ServerStatus.JOINED for s in servers.values()):
+        for each in servers.values():
+            servers = servers.set(each.id, with_changes(each, formats=agreed))
+        state = with_changes(state, servers=servers)
+    return state
 
 
 def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> list[Plain]:

@@ -77,6 +77,17 @@ def test_a_member_that_comes_up_too_old_is_told_to_upgrade() -> None:
     assert pool.do(up(NEW, VERSION, 1)).ok
 
 
+def test_the_version_stays_when_all_that_were_up_have_left() -> None:
+    """Seed 700411: an older server could have come up then, and read what it does not know."""
+    pool = pool_with_new()
+    for server in (A, B):
+        assert pool.do(c.RemoveServer(server, "root")).ok
+    assert list(pool.state.servers) == [NEW]
+    assert pool.state.formats() == VERSION
+    assert "upgrade its gpupool" in pool.do(up(NEW, VERSION - 1, 1)).why
+    assert pool.do(up(NEW, VERSION, 1)).ok
+
+
 def test_a_server_cannot_go_back_once_all_were_upgraded() -> None:
     pool = pool_with_new()
     assert not pool.do(up(A, VERSION - 1, 3)).ok
