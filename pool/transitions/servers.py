@@ -49,6 +49,9 @@ ORDER_SIZE = 16
 ORDER_COUNT_MAX = 16
 """Orders that a server's entry remembers. A repetition comes within seconds."""
 
+RECOVERY = "gpupool recover"
+"""Who removes the servers that are lost for good."""
+
 UNSETTLED = "not settled yet"
 """The clash of a GPU that its server has not shown before; ``settle_clashes`` decides."""
 
@@ -126,8 +129,8 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     if server is None:
         return state, Result(ok=True)
     is_first = server.id not in state.removed
-    if is_first and not any(s not in state.removed for s in state.servers if s != server.id):
-        return state, refuse(RefusalKind.DENIED, "it is the last server of the pool")
+    if is_first and (refusal := _removal_refusal(state, server, command.by)):
+        return state, refusal
     reason = f"server {server.name} left the pool"
     state, is_left = batches.free_parts_at(state, server.id, reason)
     if is_first:
@@ -140,6 +143,18 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     by = f" (by {command.by})" if command.by else ""
     state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
     return emit_event(state, "left", server.name, f"left the pool{by}"), Result(ok=True)
+
+
+def _removal_refusal(state: PoolState, server: Server, by: str) -> Result | None:
+    """Return why a server may not leave: nobody else has the pool's secrets yet."""
+    others = [s for s in state.servers.values() if s is not server and s.id not in state.removed]
+    if not others:
+        return refuse(RefusalKind.DENIED, "it is the last server of the pool")
+    was_up = server.status is not ServerStatus.JOINED
+    if was_up and by != RECOVERY and all(s.status is ServerStatus.JOINED for s in others):
+        why = "no other server of the pool has come up yet; remove this one when one has"
+        return refuse(RefusalKind.BUSY, why)
+    return None
 
 
 def _without_vote(state: PoolState, leaving: ServerId) -> PersistentMap[ServerId, Server]:
@@ -166,7 +181,7 @@ def _without(state: PoolState, leaving: ServerId) -> PoolState:
 def removals_of_others(state: PoolState, survivor: ServerId, *, at_ms: int) -> list[Plain]:
     """Return the log entries with which a pool goes on with one server alone."""
     return [
-        wrap(RemoveServer(server, "gpupool recover"), at_ms=at_ms, ttl_ms=0, era=state.era)
+        wrap(RemoveServer(server, RECOVERY), at_ms=at_ms, ttl_ms=0, era=state.era)
         for server in state.servers
         if server != survivor
         for _ in range(1 + len(state.leases.at(server)) // batches.ENDED_AT_ONCE_MAX)

@@ -10,9 +10,11 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.formats import VERSION, OutdatedError, can_link
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.model.suspension import SuspendLease
 from gpupool.pool.refused_orders import check_known_to_all
+from gpupool.pool.transitions.servers import RECOVERY
 
 NEW = ServerId("d" * 12)
 SUSPEND = SuspendLease(LeaseId(1), "", "boss")
@@ -77,11 +79,21 @@ def test_a_member_that_comes_up_too_old_is_told_to_upgrade() -> None:
     assert pool.do(up(NEW, VERSION, 1)).ok
 
 
-def test_the_version_stays_when_all_that_were_up_have_left() -> None:
-    """Seed 700411: an older server could have come up then, and read what it does not know."""
+def test_the_only_server_that_was_up_may_not_leave() -> None:
+    """Seed 700411: nobody else had the CA's key, and an older server could have come up then."""
+    pool = pool_with_new()
+    assert pool.do(c.RemoveServer(A, "root")).ok
+    refused = pool.do(c.RemoveServer(B, "root"))
+    why = "no other server of the pool has come up yet; remove this one when one has"
+    assert (refused.kind, refused.why) == (RefusalKind.BUSY.value, why)
+    assert pool.do(up(NEW, VERSION, 1)).ok
+    assert pool.do(c.RemoveServer(B, "root")).ok
+
+
+def test_the_version_stays_when_a_pool_is_recovered_by_one_that_never_was_up() -> None:
     pool = pool_with_new()
     for server in (A, B):
-        assert pool.do(c.RemoveServer(server, "root")).ok
+        assert pool.do(c.RemoveServer(server, RECOVERY)).ok
     assert list(pool.state.servers) == [NEW]
     assert pool.state.formats() == VERSION
     assert "upgrade its gpupool" in pool.do(up(NEW, VERSION - 1, 1)).why
