@@ -77,8 +77,8 @@ def test_a_server_that_lost_its_vote_while_it_was_away_follows_at_once() -> None
     for index in range(3, 8):
         (source,) = [peer for peer, message in sent if message["type"] == "pull"]
         # Its vote counts as far as it knows: that it lost it comes with the last of these.
-        voters = [encode_voters(map(ServerId, "bc"))] if index == 7 else []
-        commands = [MEMBERSHIP_TYPE + each for each in voters] or [entry(index, index, 1)[0]]
+        others = encode_voters([ServerId("b"), ServerId("c")])
+        command = MEMBERSHIP_TYPE + others if index == 7 else entry(index, index, 1)[0]
         sent = lone.take(
             source,
             "pulled",
@@ -86,7 +86,7 @@ def test_a_server_that_lost_its_vote_while_it_was_away_follows_at_once() -> None
             commit_index=100,
             prevLogIdx=index - 1,
             prevLogTerm=1,
-            entries=encode_entries([(commands[0], index, 1)]),
+            entries=encode_entries([(command, index, 1)]),
             leader="c",
             clock_ms=0,
             majority_age_ms=0,
