@@ -117,6 +117,32 @@ class Backend(Protocol):
         """Return the index of the device that holds an array."""
         ...
 
+    def memory_of(self, value: Any) -> tuple[int, Any, int]:
+        """Return the memory that an array lies in: a number, an array of its bytes, the offset.
+
+        Arrays in the same memory give the same number. The array has at least one element.
+
+        Raises:
+            UnsupportedError: it lies in memory that is not the session's own.
+        """
+        ...
+
+    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+        """Return what a fresh object of this kind lacks: plain values, and an array or None.
+
+        Raises:
+            UnsupportedError: nobody can know it.
+        """
+        ...
+
+    def set_state(self, value: Any, state: list[Any]) -> None:
+        """Give a fresh object the plain values of another one.
+
+        Raises:
+            ValueError: they are none of an object of this kind.
+        """
+        ...
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Say whether freeing memory could make the call succeed."""
         ...

@@ -17,6 +17,7 @@ from gpupool.remoting.devices.base import (
     DeviceMemoryError,
     DeviceSpec,
     Fill,
+    UnsupportedError,
     host_bytes,
 )
 from gpupool.remoting.devices.cuda_operations import operations
@@ -251,6 +252,37 @@ class CudaBackend:
     def device_of(self, value: Any) -> int:
         """Return the index of the device that holds an array."""
         return self._index_of.get(value.device.id, self.current)
+
+    def memory_of(self, value: Any) -> tuple[int, Any, int]:
+        """Return the block of the pool that an array lies in."""
+        block: Any = value.data.mem
+        kind: Any = type(block)
+        if kind.__name__ != "PooledMemory":
+            raise UnsupportedError(
+                f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"
+            )
+        pointer = self.cupy.cuda.MemoryPointer(block, 0)
+        data = self.cupy.ndarray((int(block.size),), np.uint8, pointer)
+        return int(block.ptr), data, int(value.data.ptr - block.ptr)
+
+    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+        """Return the array that has the state of a generator.
+
+        An event keeps no time: what asks for it raises CUDA's error, until it is recorded again.
+        """
+        if isinstance(value, self.cupy.random.RandomState):
+            raise UnsupportedError(
+                "it has a random state of cuRAND, which does not say how far it is; "
+                "cupy.random.Generator can be sent"
+            )
+        if isinstance(value, self.cupy.random.Generator):
+            return [], value.bit_generator._state
+        return [], None
+
+    def set_state(self, value: Any, state: list[Any]) -> None:
+        """Refuse plain values: objects of CuPy have none."""
+        if state:
+            raise ValueError("an object that has no state")
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Say whether freeing memory could make the call succeed."""

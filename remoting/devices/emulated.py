@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import mmap
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +18,12 @@ from gpupool.remoting.devices.base import (
     DeviceMemoryError,
     DeviceSpec,
     Fill,
+    UnsupportedError,
     host_bytes,
 )
-from gpupool.remoting.devices.emulated_operations import operations
+from gpupool.remoting.devices.emulated_operations import Marker, operations
 from gpupool.remoting.devices.emulated_pool import EmulatedPool
+from gpupool.remoting.devices.emulated_random import generator_state, set_generator_state
 
 Array = np.ndarray[Any, Any]
 
@@ -132,6 +135,34 @@ class EmulatedBackend:
             owner = owner.base
         found = self._owners.get(id(owner))
         return found.device if found is not None else self.current
+
+    def memory_of(self, value: Array) -> tuple[int, Any, int]:
+        """Return the array that owns the memory, as bytes."""
+        owner: Any = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        if owner.base is not None:
+            kind: Any = type(owner.base)
+            raise UnsupportedError(
+                f"an array of it lies in memory of a {kind.__name__}, which cannot be sent"
+            )
+        start = int(owner.__array_interface__["data"][0])
+        return start, _flat(owner), int(value.__array_interface__["data"][0]) - start
+
+    def state_of(self, value: Any) -> tuple[list[Any], Any]:
+        """Return the state of a generator, and how long ago an event was."""
+        if isinstance(value, Marker):
+            return [time.perf_counter() - value.time], None
+        return generator_state(value), None
+
+    def set_state(self, value: Any, state: list[Any]) -> None:
+        """Set the state of a generator, and when an event was."""
+        if not isinstance(value, Marker):
+            set_generator_state(value, state)
+        elif len(state) == 1 and type(state[0]) is float:
+            value.time = time.perf_counter() - state[0]
+        else:
+            raise ValueError("no time of an event")
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Say whether it is the partition's or the host's memory that ran out."""

@@ -337,14 +337,14 @@ def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
     return np.zeros(shape, dtype, order=order)
 
 
-class _Marker:
+class Marker:
     """Stands for a stream or an event: an emulated device finishes every call at once."""
 
     def __init__(self, *_: Any) -> None:
         self.time = time.perf_counter()
 
 
-def _record(event: _Marker, _stream: Any) -> None:
+def _record(event: Marker, _stream: Any) -> None:
     event.time = time.perf_counter()
 
 
@@ -383,11 +383,11 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         ],
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
-        "cuda.stream.create": _Marker,
+        "cuda.stream.create": Marker,
         "cuda.stream.synchronize": lambda _stream: None,
         "cuda.stream.done": lambda _stream: True,
         "cuda.stream.wait_event": lambda _stream, _event: None,
-        "cuda.event.create": _Marker,
+        "cuda.event.create": Marker,
         "cuda.event.record": _record,
         "cuda.event.done": lambda _event: True,
         "cuda.event.synchronize": lambda _event: None,
@@ -446,7 +446,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.sort": lambda a, axis=-1: a.sort(axis, kind="stable"),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
-        "ndarray.mdspan": lambda a, index_type, unsafe: _Marker(),
+        "ndarray.mdspan": lambda a, index_type, unsafe: Marker(),
         "ndarray.as_strided": _as_strided,
         "ufunc.at": _at,
         "ufunc.reduceat": _reduceat,

@@ -14,6 +14,9 @@ import numpy as np
 
 from gpupool.remoting.devices.operation_names import BIT_GENERATORS, GENERATOR, RANDOM_STATE
 
+_WORDS = 624
+"""Of the state of the Mersenne twister."""
+
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
 
 
@@ -56,6 +59,48 @@ def _choice(source: Any, a: Any, shape: tuple[int, ...], replace: bool, p: Any) 
 
 def _multinomial(source: Any, n: int, weights: Any, shape: tuple[int, ...]) -> Any:
     return source.multinomial(n, weights, shape[: len(shape) - 1])
+
+
+def generator_state(value: Any) -> list[Any]:
+    """Return the state of a generator as plain values; empty for any other object."""
+    if isinstance(value, np.random.RandomState):
+        found: Any = value.get_state(legacy=False)
+        words, position = found["state"]["key"], found["state"]["pos"]
+        return [words.tobytes(), int(position), int(found["has_gauss"]), float(found["gauss"])]
+    if isinstance(value, np.random.Generator):
+        found = value.bit_generator.state
+        inner = [int(found["state"][name]).to_bytes(16, "little") for name in ("state", "inc")]
+        return [*inner, int(found["has_uint32"]), int(found["uinteger"])]
+    return []
+
+
+def set_generator_state(value: Any, state: list[Any]) -> None:
+    """Have a generator go on where another one was.
+
+    Raises:
+        ValueError: it is no state of a generator of this kind.
+    """
+    kinds = [type(item) for item in state]
+    if isinstance(value, np.random.RandomState):
+        good = kinds == [bytes, int, int, float] and len(state[0]) == _WORDS * 4
+        if not good or not 0 <= state[1] <= _WORDS or state[2] not in (0, 1):
+            raise ValueError("no state of a RandomState")
+        key = np.frombuffer(state[0], np.uint32)
+        inner = {"key": key, "pos": state[1]}
+        made: dict[str, Any] = {"bit_generator": "MT19937", "state": inner}
+        value.set_state({**made, "has_gauss": state[2], "gauss": state[3]})
+    elif isinstance(value, np.random.Generator):
+        good = kinds == [bytes, bytes, int, int] and len(state[0]) == len(state[1]) == 16
+        if not good or state[2] not in (0, 1) or not 0 <= state[3] < 1 << 32:
+            raise ValueError("no state of a generator")
+        numbers = [int.from_bytes(item, "little") for item in state[:2]]
+        made = {
+            "bit_generator": "PCG64",
+            "state": dict(zip(("state", "inc"), numbers, strict=True)),
+        }
+        value.bit_generator.state = {**made, "has_uint32": state[2], "uinteger": state[3]}
+    elif state:
+        raise ValueError("an object that has no state")
 
 
 def random_operations() -> dict[str, Callable[..., Any]]:

@@ -111,6 +111,10 @@ class Links(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Close all links, and know no other worker until the next introduction."""
+        ...
+
     def close(self) -> None:
         """Close all links."""
         ...
@@ -142,16 +146,19 @@ class Peers:
         self._outgoing: dict[int, SessionStream] = {}
         self._incoming: dict[int, SessionStream] = {}
         self._lost: dict[int, str] = {}
+        self._bytes_before = (0, 0)  # of the links that were forgotten: in, out
 
     @property
     def bytes_in(self) -> int:
         """Return how many bytes have come from other workers."""
-        return sum(stream.bytes_in for stream in list(self._incoming.values()))
+        now = sum(stream.bytes_in for stream in list(self._incoming.values()))
+        return self._bytes_before[0] + now
 
     @property
     def bytes_out(self) -> int:
         """Return how many bytes have gone to other workers."""
-        return sum(stream.bytes_out for stream in list(self._outgoing.values()))
+        now = sum(stream.bytes_out for stream in list(self._outgoing.values()))
+        return self._bytes_before[1] + now
 
     def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
         """Take the client's word for who the others are; once, before any call."""
@@ -262,6 +269,14 @@ class Peers:
             if index in links:
                 links[index].hang_up()
         self._lost.setdefault(index, "a transfer was interrupted half-way")
+
+    def forget(self) -> None:
+        """Close all links, and know no other worker until the next introduction."""
+        self.close()
+        before = self.bytes_in, self.bytes_out
+        self.key, self._others = b"", ()
+        self._outgoing, self._incoming, self._lost = {}, {}, {}
+        self._bytes_before = before
 
     def close(self) -> None:
         """Close all links."""

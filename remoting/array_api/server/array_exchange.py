@@ -1,4 +1,4 @@
-"""Copies of arrays from worker to worker, over the links between servers."""
+"""Copies of arrays from worker to worker, and of all that a session has, over their links."""
 
 import contextlib
 import itertools
@@ -8,7 +8,10 @@ from typing import Any, Protocol
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.state import DataEncryption
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.devices.base import Backend, Fill
+from gpupool.remoting.array_api.server.moved_state import Channel, Movable, UnmovableError
+from gpupool.remoting.array_api.server.session_arrival import Arrival
+from gpupool.remoting.array_api.server.session_departure import Departure, plan_departure
+from gpupool.remoting.devices.base import Fill
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.worker.peer_links import (
     COUNT_MAX,
@@ -22,10 +25,8 @@ from gpupool.remoting.worker.peer_links import (
 TEXT_LENGTH_MAX = 100
 
 
-class Arrays(Protocol):
+class Arrays(Movable, Protocol):
     """The executor, as an exchange uses it."""
-
-    backend: Backend
 
     def find(self, handle: int) -> Any:
         """Return an array; see the executor."""
@@ -97,7 +98,48 @@ class Exchange:
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Return the operations that a client may call."""
-        return {"peer.connect": self._links.connect}
+        return {
+            "peer.arrive": self.arrive,
+            "peer.connect": self._links.connect,
+            "peer.depart": self.depart,
+            "peer.prepare": self.prepare,
+        }
+
+    # --- a session that goes to another worker ----------------------------------------------------
+
+    def prepare(self, value: Any, index: int) -> str:
+        """Connect to the worker to which the session is to go; return why it cannot."""
+        try:
+            plan_departure(self._executor)
+        except UnmovableError as error:
+            return str(error)
+        self._links.forget()
+        self._links.introduce(*introduction(value))
+        return self._links.connect(index)
+
+    def depart(self, index: int) -> int:
+        """Send all that the session has, and keep it; return the bytes of its memory."""
+        return self._once(Departure(self._executor, Channel(self._links, index)).run)
+
+    def arrive(self, index: int) -> int:
+        """Make anew what another worker sends; return the number of the session's latest call."""
+        try:
+            arrival = Arrival(self._executor, Channel(self._links, index))
+            self._executor.sequence = self._once(arrival.run)
+        finally:
+            self._links.forget()
+        return self._executor.sequence
+
+    def _once(self, run: Callable[[], int]) -> int:
+        """Run what must not be run again when memory runs out, as other operations are."""
+        try:
+            return run()
+        except Exception as error:
+            if not self._executor.backend.is_out_of_memory(error):
+                raise
+            raise UnmovableError(str(error)) from error
+
+    # --- one array --------------------------------------------------------------------------------
 
     def send(self, index: int, number: int, handle: int) -> None:
         """Send an array, or in its place the reason why there is none."""

@@ -41,6 +41,8 @@ from gpupool.remoting.array_api.server.array_results import (
     same_layout,
 )
 from gpupool.remoting.array_api.server.element_types import need_sendable, told
+from gpupool.remoting.array_api.server.moved_state import Recipe, note_recipe
+from gpupool.remoting.array_api.server.operation_order import in_order
 from gpupool.remoting.array_api.server.shared_memory import check_piece
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
@@ -67,20 +69,8 @@ _VIEWS = frozenset(
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
 
-_FIRST = "cuda.cufft_version fft.cache. fft.callbacks fft.several fft.with_callbacks ndarray.field"
-_LATER = (
-    (*_FIRST.split(), "ndarray.mdspan", "sparse."),
-    ("interpolate.",),
-    ("cupyx.scipy.spatial.", "signal.", "spatial."),
-)
-
 _OF_OBJECTS = ("sparse.", "interpolate.", "spatial.")
 """Operations whose answers may name objects by handles: their client gives them a class."""
-
-
-def in_order(name: str) -> tuple[int, str]:
-    """Return the key by which operations are numbered: those that came later have later numbers."""
-    return next((at for at, names in enumerate(_LATER, 1) if name.startswith(names)), 0), name
 
 
 class Client(Protocol):
@@ -117,6 +107,7 @@ class Executor:
         self.client = client
         self.log = log
         self.objects: dict[int, Any] = {}
+        self.recipes: dict[int, Recipe] = {}
         self.templates: dict[int, Template] = {}
         self.metas: dict[int, Meta] = {}
         self.sequence = 0
@@ -193,7 +184,8 @@ class Executor:
             raise DependsOnFailureError from value.error
         return value
 
-    def _store(self, handle: int, value: Any) -> None:
+    def store(self, handle: int, value: Any) -> None:
+        """Keep an object under a new handle."""
         if handle in self.objects or not handle:
             raise RemoteProtocolError("handle already in use", why=str(handle))
         if len(self.objects) >= HANDLES_MAX:
@@ -309,13 +301,13 @@ class Executor:
         if meta is None or meta.nbytes != nbytes:
             raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
         try:
-            array = self._retried(self._new, (meta,), {})
+            array = self._retried(self.new, (meta,), {})
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail("upload", (handle,), error)
             return False
         if nbytes:
             self.backend.upload(array, fill)
-        self._store(handle, array)
+        self.store(handle, array)
         return True
 
     def put_into(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
@@ -334,7 +326,8 @@ class Executor:
             self.backend.upload(array, fill)
         return True
 
-    def _new(self, meta: Meta) -> Any:
+    def new(self, meta: Meta) -> Any:
+        """Return a new array, whose memory is accounted for."""
         self.backend.expect(meta.nbytes)
         return self.backend.adopt(self.backend.empty(meta.dtype, meta.shape, meta.strides))
 
@@ -363,6 +356,9 @@ class Executor:
                 else:
                     result = self._retried(template.function, arguments, keywords)
                 self._keep(template.name, first, values[1], meta, result)
+                if values[1] == array_wire.META_OBJECT:
+                    made, given = (template.name, self.device, first), (arguments, keywords)
+                    note_recipe(self.recipes, self.objects, made, given, values[3:])
             else:
                 results = self._retried(template.function, arguments, keywords)
                 if outputs:
@@ -451,7 +447,7 @@ class Executor:
             self.described.append([handle, *looks])
         elif number != array_wire.META_OBJECT:
             raise RemoteProtocolError("unknown meta", why=str(number))
-        self._store(handle, value)
+        self.store(handle, value)
 
     def _conformed(self, name: str, value: Any, meta: Meta) -> Any:
         if name in _VIEWS:
@@ -466,7 +462,7 @@ class Executor:
 
     def fail_silently(self, handle: int, error: BaseException) -> None:
         """Store a failure as a result: calls that use it fail, and nothing is reported now."""
-        self._store(handle, Failed(error))
+        self.store(handle, Failed(error))
         self.failures += 1
 
     def fail(self, name: str, handles: Any, error: BaseException) -> None:
@@ -488,7 +484,7 @@ class Executor:
         except DependsOnFailureError as error:
             raise error.__cause__ or error from None
         objects = template.name.startswith(_OF_OBJECTS)
-        answer = Answer(self.backend, self._store, self.free, first=first, objects=objects)
+        answer = Answer(self.backend, self.store, self.free, first=first, objects=objects)
         return value, answer
 
 

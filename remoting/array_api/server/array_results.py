@@ -76,6 +76,8 @@ def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
         kind = "CUDARuntimeError"
     elif kind == "PeerFailedError":
         kind, message = "RuntimeError", f"the array could not be copied from its server: {message}"
+    elif kind == "UnmovableError":
+        kind = "RuntimeError"
     elif kind == "UnsupportedError":
         kind = "NotImplementedError"
     elif kind == "UFuncTypeError" or kind.startswith("_UFunc"):

@@ -128,7 +128,8 @@ class Server:
     log: list[str] = field(default_factory=list[str])
     # Where the workers of other servers connect; one client process at a time then.
     peer_listener: socket.socket | None = None
-    links: Peers | None = None
+    make_links: Callable[[], Peers] | None = None
+    links: Peers | None = None  # of the latest session
 
     def serve(self) -> None:
         while True:
@@ -142,6 +143,8 @@ class Server:
                 connection.close()  # the client did not like this server
                 continue
             self.connections.append(connection)
+            if self.make_links is not None:
+                self.links = self.make_links()
             _thread, budget = start_worker(connection, self.devices, self.log, self.links)
             self.budgets.append(budget)
 
@@ -346,7 +349,7 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
 
     for at, server in enumerate(servers):
         server.peer_listener = listen(at)
-        server.links = Peers(dial, lambda _numbers: None)
+        server.make_links = lambda: Peers(dial, lambda _numbers: None)
 
 
 def program_environment(agent: Agent | None, **environment: str) -> dict[str, str]:

@@ -46,6 +46,11 @@ class Handles:
             next(self.counter)
         return first
 
+    def begin_anew(self) -> None:
+        """Know no template and no meta, because another worker goes on."""
+        self._templates, self._metas = {}, {}
+        self.epoch = object()
+
     def register(self, plan: Plan, operation: int) -> bytes:
         """Return the prefix of a plan's calls, after the definitions that it needs."""
         if len(self._templates) >= wire.MAX_TEMPLATES or len(self._metas) >= wire.MAX_METAS - 64:

@@ -60,7 +60,8 @@ def _open() -> None:
             sys.stderr.write(f"gpupool: {visible(notice)}\n")
         offers = answer["sessions"]
         for offer, introduction in zip_strict(offers, peers.introductions(offers)):
-            attach(link.connect(offer), agent, str(offer["server"]), introduction)
+            made = attach(link.connect(offer), agent, str(offer["server"]), introduction)
+            made.offer = offer
     except BaseException:
         agent.close()
         reset()

@@ -80,6 +80,10 @@ class CallQueue:
         """Return the file and line of a call by its number; empty if it is not known any more."""
         return sites.place(self._sites, sequence)
 
+    def forget_context(self) -> None:
+        """Name the device and the stream again before the next record."""
+        self._context = None
+
     # --- memory of the devices ------------------------------------------------------------------
 
     def room(self, device: int) -> int:

@@ -81,7 +81,10 @@ INLINE_MAX = 4096
 DEVICES_MAX = 256  # of one worker
 #: Questions whose answer is never an array or another object, so that they take no handles.
 _NO_RESULTS = frozenset(
-    ("door.sync", "door.get", "door.touch", "door.fill", "door.fetch", "cuda.device.synchronize")
+    (
+        *("door.sync", "door.get", "door.touch", "door.fill", "door.fetch"),
+        *("cuda.device.synchronize", "peer.arrive", "peer.depart", "peer.prepare"),
+    )
 )
 
 
@@ -95,6 +98,7 @@ class Session:
         self.first_device = first_device
         self.index = index  # among the sessions of this process
         self.name = name  # of the server
+        self.offer: dict[str, Any] | None = None  # by which the agent named the worker
         self.introduced = False  # to the workers of the other sessions
         # Numbers of the transfers to each of them, by its index; None where it cannot be reached.
         self.transfers: dict[int, itertools.count[int] | None] = {}

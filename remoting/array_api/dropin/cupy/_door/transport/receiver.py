@@ -22,7 +22,7 @@ from typing import Any
 from cupy._door import cbor, state, wire
 from cupy._door.errors import MALFORMED, exception_named, nonsense
 from cupy._door.transport.connection import WORKER_ENDED, Connection
-from cupy._door.transport.link import watch
+from cupy._door.transport.link import Link, watch
 
 #: How long an answer is awaited awake: sleeping and waking cost about as much.
 SPIN_S = 0.00005
@@ -83,6 +83,12 @@ class Receiver:
         """Make locks that no thread of the parent holds."""
         self.reading = threading.Lock()
         self._changed = threading.Condition()
+
+    def use(self, link: Link) -> None:
+        """Read from another connection; nothing is left of the one before. Needs `reading`."""
+        assert self._start == self._end and self._bulk is None
+        self._link = link
+        self._ready = None
 
     # --- waiting --------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from typing import Any
 from cupy._door import wire
 from cupy._door.errors import DoorError
 from cupy._door.transport.connection import WORKER_ENDED, Connection
-from cupy._door.transport.link import watch
+from cupy._door.transport.link import Link, watch
 from cupy._door.transport.receiver import Receiver, Reply
 
 BATCH_CALLS = 64
@@ -64,6 +64,11 @@ class Sender:
     def after_fork(self) -> None:
         """Make a lock that no thread of the parent holds."""
         self.lock = threading.RLock()
+
+    def use(self, link: Link) -> None:
+        """Send by another connection; the caller holds the lock, and no frame is unfinished."""
+        assert not self._unsent
+        self._link = link
 
     @property
     def interrupted(self) -> bool:

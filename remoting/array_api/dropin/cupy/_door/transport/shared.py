@@ -4,15 +4,24 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from __future__ import annotations
+
+import contextlib
 import mmap
 import os
 import threading
+import time
 from collections import deque
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 
 from cupy._door import wire
+
+
+def _bytes_of(data: Any) -> memoryview:
+    return memoryview(data)
 
 
 class Shared:
@@ -25,6 +34,9 @@ class Shared:
     def __init__(self, session: Any, descriptor: int) -> None:
         size = wire.SHARED_SLOTS * wire.SHARED_SLOT
         self._session = session
+        self._is_there = True
+        self._goes_on = threading.Event()  # cleared while the session is being moved
+        self._goes_on.set()
         try:
             memory = mmap.mmap(descriptor, size)
         finally:
@@ -37,6 +49,35 @@ class Shared:
         self._sent: deque[Any] = deque()
         self._turn = 0
 
+    @contextlib.contextmanager
+    def still(self, timeout_s: float) -> Generator[bool]:
+        """Keep all copies waiting; give False if one that is under way takes too long."""
+        until = time.monotonic() + timeout_s
+        locks = (self._uploading, self._downloading)
+        held: list[Any] = []
+        # Threads that copy all the time would take the locks again before this one wakes up.
+        self._goes_on.clear()
+        try:
+            held += [
+                lock for lock in locks if lock.acquire(timeout=max(0.0, until - time.monotonic()))
+            ]
+            yield len(held) == len(locks)
+        finally:
+            for lock in held:
+                lock.release()
+            self._goes_on.set()
+
+    def serve(self, session: Any) -> None:
+        """Belong to another session, which has taken over this one's connection."""
+        self._session = session
+
+    def move(self, other: Shared | None) -> None:
+        """Use the memory in common with another worker; None: there is none. Needs both locks."""
+        self._is_there = other is not None
+        if other is not None:
+            self._bytes = other._bytes
+        self._sent.clear()
+
     def _slot(self, number: int, size: int) -> np.ndarray[Any, Any]:
         start = number * wire.SHARED_SLOT
         return self._bytes[start : start + size]
@@ -48,7 +89,11 @@ class Shared:
         """
         session = self._session
         half = wire.SHARED_SLOTS // 2
+        self._goes_on.wait()
         with self._uploading:
+            if not self._is_there:
+                session.put(target._handle, target._meta, _bytes_of(data), existing=True)
+                return
             for start in range(0, data.nbytes, wire.SHARED_SLOT):
                 piece = data[start : start + wire.SHARED_SLOT]
                 while len(self._sent) >= half - 1:
@@ -65,7 +110,12 @@ class Shared:
         session = self._session
         half = wire.SHARED_SLOTS // 2
         asked: deque[tuple[int, Any]] = deque()
+        self._goes_on.wait()
         with self._downloading:
+            if not self._is_there:
+                letter = "C" if source._meta.contiguity[0] else "F"
+                session.ask("door.get", (source, letter), sink=lambda *_: _bytes_of(target))
+                return
             try:
                 for start in range(0, target.nbytes, wire.SHARED_SLOT):
                     if len(asked) == half:
