@@ -148,6 +148,16 @@ def _gpu_violations(gpu: Gpu, total: int) -> list[str]:
     return found
 
 
+def _part_violations(lease: Lease) -> list[str]:
+    """Return which parts of a held lease are not as its relocation says."""
+    ending = lease.relocation.ending if lease.relocation is not None else None
+    return [
+        f"lease {lease.id}: held, with a part {part.value} on {server}"
+        for server, part in lease.parts.items()
+        if part is not (PartStatus.ENDING if server == ending else PartStatus.HELD)
+    ]
+
+
 def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
     found: list[str] = []
     move = state.moving
@@ -166,8 +176,13 @@ def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
             found.append(f"lease {lease.id}: suspended after the table's time")
     if (lease.history is not None and lease.history.away_since != 0) != lease.is_away:
         found.append(f"lease {lease.id}: known as away, or its history not")
-    if lease.held and PartStatus.ENDING in parts:
-        found.append(f"lease {lease.id}: held, with a part ending")
+    if lease.held:
+        found += _part_violations(lease)
+    if (goes := lease.relocation) is not None:
+        if lease.parts.keys() != {goes.source, goes.target} or lease.suspension is not None:
+            found.append(f"lease {lease.id}: goes to another server, and is elsewhere or suspended")
+        if goes.number > state.index or goes.since > now:
+            found.append(f"lease {lease.id}: goes to another server after the table's time")
     if max(lease.granted_at, lease.ended_at) > now:
         found.append(f"lease {lease.id}: granted or ended after the table's time")
     if len({p.gpu for p in lease.partitions}) != len(lease.partitions):

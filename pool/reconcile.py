@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.relocation import RefuseRelocation, RelocationState
 from gpupool.pool.model.served import serves, why_over
 from gpupool.pool.model.state import (
     WAITING_LAPSE_MS,
@@ -35,6 +36,7 @@ from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.giving_way import away_too_long, window_reason, window_suspensions
 from gpupool.pool.scheduling.preemption import due_preemptions
 from gpupool.pool.transitions.batches import unfinished
+from gpupool.pool.transitions.lease_relocations import late_relocations
 from gpupool.pool.transitions.lease_suspensions import resume_refusal, way_back_refusal
 
 UNREACHABLE_AFTER_S = 10.0
@@ -106,6 +108,7 @@ def plan_leader(
     if now_ms > state.now and state.waiting.renewed_before(now_ms - WAITING_LAPSE_MS):
         plan.append(Tick())
     plan += lease_ends.due(state, now_ms)
+    plan += late_relocations(state, now_ms)
     suspensions = due_suspensions(state, now_ms)
     plan += suspensions
     plan += due_resumptions(state, now_ms, {each.for_request for each in suspensions} - {None})
@@ -181,7 +184,15 @@ def plan_host(
         part = lease.parts[self_id]
         if part is PartStatus.HELD and not why_over(state, lease):
             held.add(lease.id)
-            if lease.id in gone:
+            arrives = lease.relocation if _is_awaited(lease, self_id) else None
+            if arrives is not None:
+                why = gone.get(lease.id, "")
+                if not why and unattached_s.get(lease.id, 0.0) > UNATTACHED_MAX_S:
+                    why = "its program did not connect to the other server"
+                if why:
+                    key = (lease.id, arrives.number, why, self_id, incarnation)
+                    propose.append(RefuseRelocation(*key))
+            elif lease.id in gone:
                 propose.append(EndLease(lease.id, gone[lease.id]))
             elif unattached_s.get(lease.id, 0.0) > UNATTACHED_MAX_S:
                 propose.append(EndLease(lease.id, "its client never connected"))
@@ -190,6 +201,13 @@ def plan_host(
     # Fencing: a worker must end when the table does not hold its lease here.
     kill = [lease for lease in worker_count if lease not in held]
     return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO
+
+
+def _is_awaited(lease: Lease, server: ServerId) -> bool:
+    """Return whether a lease is to come to this server, and is another one's until then."""
+    found = lease.relocation
+    is_leaving = found is not None and found.state is RelocationState.LEAVING
+    return is_leaving and found is not None and found.target == server
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageErr
 from gpupool.pool.model.commands import NAMES, Command, EndLease
 from gpupool.pool.model.formats import SINCE
 from gpupool.pool.model.ids import lease_name
+from gpupool.pool.model.relocation import RelocateLease
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Lease, PoolState, ServerStatus
 from gpupool.pool.model.suspension import MoveLease, ResumeLease, SuspendLease, SuspensionState
@@ -17,6 +18,7 @@ DONE: dict[type[Command], str] = {
     SuspendLease: "suspended",
     ResumeLease: "resumed",
     MoveLease: "moved",
+    RelocateLease: "moved",
 }
 LEASES_HINT = '"gpupool leases" shows those that it has'
 GPUS_HINT = '"gpupool gpus" shows the GPUs by number and id, and what is free on each'
@@ -46,7 +48,8 @@ def refusal_of(order: Command, lease: Lease, result: Result, state: PoolState) -
     if result.kind == RefusalKind.CLOSED:
         return UsageError(result.why, hint=LEASES_HINT)
     if result.kind in (RefusalKind.NEVER, RefusalKind.INVALID):
-        return UsageError(result.why, hint=GPUS_HINT if isinstance(order, MoveLease) else "")
+        moves = isinstance(order, MoveLease | RelocateLease)
+        return UsageError(result.why, hint=GPUS_HINT if moves else "")
     what = f"lease {lease_name(lease.id)} was not {DONE[type(order)]}, and {_now(state, lease)}"
     if result.kind != RefusalKind.BUSY:
         return DeniedError(what, why=result.why)
@@ -88,4 +91,4 @@ def _hint(order: Command, lease: Lease) -> str:
         return f'{GPUS_HINT}; "gpupool resume {name}" has it go on with its own once they have room'
     if lease.suspension is not None:
         return f'"gpupool leases" shows when {name} runs; try again then'
-    return GPUS_HINT if isinstance(order, MoveLease) else ""
+    return GPUS_HINT if isinstance(order, MoveLease | RelocateLease) else ""

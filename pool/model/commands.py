@@ -19,6 +19,7 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
+from gpupool.pool.model.relocation import ConfirmRelocated, RefuseRelocation, RelocateLease
 from gpupool.pool.model.state import Gpu, Partition, Request, TokenKind
 from gpupool.pool.model.suspension import (
     ConfirmResumed,
@@ -394,6 +395,9 @@ Command = (
     | MoveLease
     | NoteBackup
     | ForgetUser
+    | RelocateLease
+    | ConfirmRelocated
+    | RefuseRelocation
 )
 
 KINDS: dict[str, type[Command]] = {
@@ -433,6 +437,9 @@ KINDS: dict[str, type[Command]] = {
     "move-lease": MoveLease,
     "note-backup": NoteBackup,
     "forget-user": ForgetUser,
+    "relocate-lease": RelocateLease,
+    "confirm-relocated": ConfirmRelocated,
+    "refuse-relocation": RefuseRelocation,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 

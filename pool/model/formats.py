@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 from gpupool.pool.errors import GpupoolError
 
-VERSION = 8
+VERSION = 9
 """Of this program. It grows by one with a release that changes any of the above."""
 
 REFUSES_OLDER_SINCE = 7
@@ -43,6 +43,9 @@ SINCE: Mapping[str, int] = {
     "confirm-resumed": 7,
     "move-lease": 7,
     "forget-user": 7,
+    "relocate-lease": 9,
+    "confirm-relocated": 9,
+    "refuse-relocation": 9,
 }
 """The version with which each command came, by its name; all others are older than versions."""
 

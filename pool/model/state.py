@@ -24,6 +24,7 @@ from gpupool.pool.model.ids import (
 )
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
+from gpupool.pool.model.relocation import Relocation
 from gpupool.pool.model.silences import Silence
 from gpupool.pool.model.suspension import Span, Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable, WaitingTable
@@ -151,14 +152,11 @@ class Server:
     gpus: dict[GpuId, Gpu] = field(default_factory=dict[GpuId, Gpu])
     joined_at: Milliseconds = Milliseconds(0)
     changed_at: Milliseconds = Milliseconds(0)
-    orders: tuple[bytes, ...] = ()
-    """The latest orders that were carried out, so that none is when it comes again."""
+    orders: tuple[bytes, ...] = ()  # the latest that were carried out, so that none is again
     issuer: bytes = field(default=b"", metadata=OPTIONAL)
     """SHA-256 of the CA that has signed its certificate; empty before the first exchange."""
-    alerts: bool = field(default=False, metadata=OPTIONAL)
-    """Whether it can send alerts: it has the file that says to whom."""
-    formats: int = field(default=BEFORE_VERSIONS, metadata=OPTIONAL)
-    """The ``formats.VERSION`` of its program."""
+    alerts: bool = field(default=False, metadata=OPTIONAL)  # it has the file that says to whom
+    formats: int = field(default=BEFORE_VERSIONS, metadata=OPTIONAL)  # of its program
     gpu_orders: dict[GpuId, GpuOrder] = field(
         default_factory=dict[GpuId, GpuOrder], metadata=OPTIONAL
     )
@@ -218,6 +216,8 @@ class Lease:
     history: SuspensionHistory | None = field(default=None, metadata=OPTIONAL)
     preemptible: bool = field(default=False, metadata=OPTIONAL)  # its request said so
     share: float = field(default=0.0, metadata=OPTIONAL)  # as its request has it
+    relocation: Relocation | None = field(default=None, metadata=OPTIONAL)
+    here_since: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: its grant
 
     @property
     def held(self) -> bool:
@@ -487,8 +487,7 @@ class PoolState:
 def with_changes(value: T, **changes: Any) -> T:
     """Return a copy of ``value``, a frozen dataclass without slots, with these fields changed.
 
-    It does what ``dataclasses.replace`` does, without reading and setting each field by itself:
-    ``apply`` copies the table several times for each command, and this takes a sixth of the time.
+    It does what ``dataclasses.replace`` does, in a sixth of the time: ``apply`` does it often.
     """
     copy = object.__new__(type(value))
     fields = copy.__dict__

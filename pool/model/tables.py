@@ -23,7 +23,7 @@ class LeaseRow(Protocol):
 
     @property
     def parts(self) -> Mapping[ServerId, object]:
-        """Return its servers, which are those of its grant."""
+        """Return its servers."""
         ...
 
     @property
@@ -39,6 +39,11 @@ class LeaseRow(Protocol):
     @property
     def suspension(self) -> object | None:
         """Return its suspension, if it has one."""
+        ...
+
+    @property
+    def relocation(self) -> object | None:
+        """Return from where to where it goes, if it goes to another server."""
         ...
 
 
@@ -66,12 +71,16 @@ W = TypeVar("W", bound=WaitingRow)
 
 
 class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
-    """Leases by id, by server, by the end that the policy sets, and those with a suspension."""
+    """Leases by id, by server, by the end that the policy sets, and those on their way.
 
-    __slots__ = ("_at", "_ends", "_suspended")
+    These are the ones with a suspension, and the ones that go to another server.
+    """
+
+    __slots__ = ("_at", "_ends", "_relocating", "_suspended")
 
     _at: PersistentMap[ServerId, PersistentMap[LeaseId, L]]
     _ends: SortedSet[tuple[int, LeaseId]]
+    _relocating: PersistentMap[LeaseId, L]
     _suspended: PersistentMap[LeaseId, L]
 
     def __init__(self, content: Mapping[LeaseId, L] | Iterable[tuple[LeaseId, L]] = ()) -> None:
@@ -84,6 +93,9 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         self._at = PersistentMap({server: PersistentMap(each) for server, each in at.items()})
         self._suspended = PersistentMap(
             (lease.id, lease) for lease in self.values() if lease.suspension is not None
+        )
+        self._relocating = PersistentMap(
+            (lease.id, lease) for lease in self.values() if lease.relocation is not None
         )
         self._ends = sorted_set((each.ends_at, each.id) for each in self.values() if _ends(each))
 
@@ -98,6 +110,10 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         """Return the leases with a suspension, ended ones included."""
         return self._suspended
 
+    def relocating(self) -> PersistentMap[LeaseId, L]:
+        """Return the leases that go to another server, ended ones included."""
+        return self._relocating
+
     def ended_by(self, now: int) -> list[L]:
         """Return the held leases that end by the policy at ``now`` or before, by id."""
         found: list[LeaseId] = []
@@ -108,12 +124,15 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         return [self[each] for each in sorted(found)]
 
     def set(self, key: LeaseId, value: L) -> Self:
-        """Return the table with a lease set; its servers never change."""
+        """Return the table with a lease set; it may have come to a server, or left one."""
         before = self.get(key)
         changed = super().set(key, value)
         at, ends = self._at, self._ends
         for server in value.parts:
             at = at.set(server, at.get(server, _NONE).set(key, value))
+        if before is not None and before.parts is not value.parts:
+            for server in before.parts.keys() - value.parts.keys():
+                at = _without(at, server, key)
         was, is_ = before is not None and _ends(before), _ends(value)
         if before is not None and was and (not is_ or before.ends_at != value.ends_at):
             ends, was = ends.excluding((before.ends_at, key)), False
@@ -123,6 +142,9 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         apart = self._suspended
         keeps = value.suspension is not None
         changed._suspended = apart.set(key, value) if keeps else apart.without(key)
+        leaving = self._relocating
+        goes = value.relocation is not None
+        changed._relocating = leaving.set(key, value) if goes else leaving.without(key)
         return changed
 
     def without(self, key: LeaseId) -> Self:
@@ -130,12 +152,12 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
         before = self.get(key)
         changed = super().without(key)
         changed._suspended = self._suspended.without(key)
+        changed._relocating = self._relocating.without(key)
         if before is None:
             return changed
         at, ends = self._at, self._ends
         for server in before.parts:
-            rest = at[server].without(key)
-            at = at.set(server, rest) if rest else at.without(server)
+            at = _without(at, server, key)
         if _ends(before):
             ends = ends.excluding((before.ends_at, key))
         changed._at, changed._ends = at, ends
@@ -143,6 +165,14 @@ class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
 
 
 _NONE: PersistentMap[LeaseId, Any] = PersistentMap()
+
+
+def _without(
+    at: PersistentMap[ServerId, PersistentMap[LeaseId, L]], server: ServerId, key: LeaseId
+) -> PersistentMap[ServerId, PersistentMap[LeaseId, L]]:
+    """Return the leases by server without one of them."""
+    rest = at[server].without(key)
+    return at.set(server, rest) if rest else at.without(server)
 
 
 def _ends(lease: LeaseRow) -> bool:

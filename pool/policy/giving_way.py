@@ -14,6 +14,8 @@ from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.lease_ends import allowed_no_more
 from gpupool.pool.policy.rulebook import rulebook
 
+GOES_ELSEWHERE = "it is being moved to another server"
+
 
 def window_suspensions(state: PoolState) -> dict[LeaseId, Window]:
     """Return the leases to be suspended because a window has changed, and which window."""
@@ -49,6 +51,8 @@ def away_too_long(state: PoolState, lease: Lease) -> str:
 
 def not_suspendable(state: PoolState, lease: Lease) -> str:
     """Return why the servers of a lease could not suspend it now, as far as the table knows."""
+    if lease.relocation is not None:
+        return GOES_ELSEWHERE
     for part in lease.partitions:
         server = state.servers.get(part.server)
         known = server is not None and part.gpu in server.gpus

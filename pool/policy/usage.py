@@ -15,18 +15,24 @@ def units_of(partition: Partition, gpu: Gpu) -> int:
 
 
 def usage_of(lease: Lease) -> Usage:
-    """Return what a lease counts: the parts not freed yet; a suspended one counts as a lease."""
-    if lease.parts and PartStatus.FREED not in lease.parts.values():
+    """Return what a lease counts: the parts not freed yet; a suspended one counts as a lease.
+
+    One that goes to another server has memory on both, and counts one of them.
+    """
+    if lease.relocation is None and lease.parts and PartStatus.FREED not in lease.parts.values():
         if lease.is_away:
             return Usage(leases=1)
         return Usage(sum(lease.units.values()), sum([p.memory for p in lease.partitions]), 1)
     live = {server for server, part in lease.parts.items() if part is not PartStatus.FREED}
+    leases = 1 if live else 0
     if lease.is_away:
-        return Usage(leases=1 if live else 0)
+        return Usage(leases=leases)
+    if lease.relocation is not None:
+        live.discard(lease.relocation.uncounted)
     return Usage(
         units=sum(lease.units.get(server, 0) for server in live),
         memory=sum(part.memory for part in lease.partitions if part.server in live),
-        leases=1 if live else 0,
+        leases=leases,
     )
 
 

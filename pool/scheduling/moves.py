@@ -104,7 +104,7 @@ def _objection(
                 RefusalKind.NEVER, f"lease {lease_name(lease.id)} would have GPU {gpu.index} twice"
             )
         taken.add(each.to)
-        if why := _unlike(server.gpus[each.gpu], gpu):
+        if why := unlike(server.gpus[each.gpu], gpu):
             return refuse(RefusalKind.NEVER, f"GPU {gpu.index} of {server.name} {why}")
         given_back = 0 if lease.is_away else memory.get(each.to, 0)
         if refusal := _no_room(server, gpu, memory[each.gpu], given_back):
@@ -133,7 +133,7 @@ def kept_refusal(state: PoolState, lease: Lease, moves: Sequence[GpuMove]) -> Re
     return None
 
 
-def _unlike(gpu: Gpu, other: Gpu) -> str:
+def unlike(gpu: Gpu, other: Gpu) -> str:
     """Return how another GPU differs from the one that a lease leaves."""
     if other.parent is not None:
         return "is a MIG instance"

@@ -22,6 +22,7 @@ from gpupool.pool.model.forgetting import (
     without_names,
 )
 from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     RECORD_COUNT_MAX,
@@ -32,7 +33,7 @@ from gpupool.pool.model.state import (
     RecordedGpu,
     with_changes,
 )
-from gpupool.pool.model.suspension import times_away
+from gpupool.pool.model.suspension import Span, times_away
 from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.usage import units_of
 from gpupool.pool.transitions.audit import record
@@ -60,8 +61,12 @@ def with_request(state: PoolState, lease: Lease) -> Lease:
 
 def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     """Return ``state`` with a record of the part of ``lease`` that ``server`` frees now."""
-    if not state.accounts_since:
+    goes = lease.relocation
+    was_there = goes is None or server == goes.source or goes.state is RelocationState.GONE
+    if not state.accounts_since or not was_there:
         return state
+    begin = _begin(lease, server)
+    requested = lease.requested_at if begin == lease.granted_at else begin
     known = state.servers.get(server)
     made = LeaseRecord(
         number=state.record_count + 1,
@@ -75,16 +80,29 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         program=lease.program,
         gpus=_gpus(state, lease, server),
         # Setting the time back moves each instant by itself, and so may change their order.
-        requested_at=min(lease.requested_at or lease.granted_at, lease.granted_at),
-        granted_at=lease.granted_at,
-        ended_at=max(lease.ended_at, lease.granted_at),
+        requested_at=min(requested or begin, begin),
+        granted_at=begin,
+        ended_at=max(lease.ended_at if lease.end_reason else state.now, begin),
         freed_at=state.now,
-        reason=lease.end_reason,
+        reason=lease.end_reason or "it was moved to another server",
         idle_timeout_ms=round(lease.idle_timeout_s * 1000),
-        away=times_away(lease.history, state.now),
+        away=_since(times_away(lease.history, state.now), begin),
     )
     records = (*state.records[-RECORD_COUNT_MAX + 1 :], made)
     return with_changes(state, records=records, record_count=made.number)
+
+
+def _begin(lease: Lease, server: ServerId) -> Milliseconds:
+    """Return since when a lease has been on a server: its grant, or its move to it."""
+    found = lease.relocation
+    if found is None or server == found.target:
+        return lease.here_since or lease.granted_at
+    return found.source_since
+
+
+def _since(away: tuple[Span, ...], begin: Milliseconds) -> tuple[Span, ...]:
+    """Return the times, or parts of them, that came after an instant."""
+    return tuple((max(first, begin), last) for first, last in away if last > begin)
 
 
 def _gpus(state: PoolState, lease: Lease, server: ServerId) -> tuple[RecordedGpu, ...]:

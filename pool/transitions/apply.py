@@ -43,6 +43,7 @@ from gpupool.pool.model.commands import (
 )
 from gpupool.pool.model.forgetting import ForgetUser
 from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
+from gpupool.pool.model.relocation import ConfirmRelocated, RefuseRelocation, RelocateLease
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.model.suspension import (
@@ -60,6 +61,7 @@ from gpupool.pool.transitions import (
     clock_setting,
     gpu_drains,
     lease_moves,
+    lease_relocations,
     lease_suspensions,
     leases,
     policy_versions,
@@ -180,5 +182,8 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     ResumeLease: lease_suspensions.resume_lease,
     ConfirmResumed: lease_suspensions.confirm_resumed,
     MoveLease: lease_moves.move_lease,
+    RelocateLease: lease_relocations.relocate_lease,
+    ConfirmRelocated: lease_relocations.confirm_relocated,
+    RefuseRelocation: lease_relocations.refuse_relocation,
     NoteBackup: note_backup,
 }

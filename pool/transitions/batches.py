@@ -52,8 +52,7 @@ def free_parts_at(state: PoolState, server: ServerId, reason: str) -> tuple[Pool
         state, (each.id for each in parts if each.parts[server] is not PartStatus.FREED)
     )
     for lease in leases_now:
-        state = leases.end(clock_setting.moved_ahead(state, lease), lease, reason)
-        state = leases.free_part(state, state.leases[lease], server)
+        state = leases.lose_part(clock_setting.moved_ahead(state, lease), lease, server, reason)
     return state, is_left
 
 

@@ -9,6 +9,7 @@ as any other does; freeing its parts gives nothing back a second time.
 from dataclasses import replace
 
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
+from gpupool.pool.model.relocation import RelocateLease
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import (
@@ -25,7 +26,11 @@ from gpupool.pool.model.suspension import (
     SuspensionHistory,
     SuspensionState,
 )
-from gpupool.pool.policy.giving_way import never_suspendable, window_suspensions
+from gpupool.pool.policy.giving_way import (
+    GOES_ELSEWHERE,
+    never_suspendable,
+    window_suspensions,
+)
 from gpupool.pool.policy.usage import plus, usage_of
 from gpupool.pool.scheduling.moves import kept_refusal, moved
 from gpupool.pool.scheduling.preemption import is_due
@@ -60,6 +65,8 @@ def suspend_lease(state: PoolState, command: SuspendLease) -> Step:
         return state, refuse(RefusalKind.BUSY, "it is being resumed; try again when it runs")
     if found is not None:
         return state, Result(ok=True, why="it is suspended already", lease=lease.id)
+    if lease.relocation is not None:
+        return state, refuse(RefusalKind.BUSY, f"{GOES_ELSEWHERE}; try again when that is done")
     if state.formats() >= AWAY_SINCE and (why := never_suspendable(state, lease)):
         return state, refuse(RefusalKind.BUSY, why)
     if command.for_request is not None and command.for_request not in state.waiting:
@@ -311,7 +318,7 @@ def confirm_resumed(state: PoolState, command: ConfirmResumed) -> Step:
 
 
 def order_refusal(
-    lease: Lease | None, command: SuspendLease | ResumeLease | MoveLease
+    lease: Lease | None, command: SuspendLease | ResumeLease | MoveLease | RelocateLease
 ) -> Result | None:
     """Return the result of an order that cannot be or was carried out, else None."""
     name = lease_name(command.lease)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
+from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.served import why_over
 from gpupool.pool.model.state import (
@@ -82,7 +83,7 @@ def grant(state: PoolState, command: Grant) -> Step:
         idle_timeout_s=request.idle_timeout_s,
         preemptible=request.preemptible,
         share=request.share,
-        units=_units(state, command.partitions),
+        units=units_by_server(state, command.partitions),
     )
     lease = with_request(state, with_terms(state, lease))
     state = count(charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
@@ -163,12 +164,12 @@ def policy_refusal(
     refusal = admission.place_refusal(user, places)
     if refusal is not None:
         return refusal
-    units = sum(_units(state, partitions).values())
+    units = sum(units_by_server(state, partitions).values())
     need = Usage(units, sum(p.memory for p in partitions), lease_count)
     return admission.limit_refusal(user, need)
 
 
-def _units(state: PoolState, partitions: tuple[Partition, ...]) -> dict[ServerId, int]:
+def units_by_server(state: PoolState, partitions: tuple[Partition, ...]) -> dict[ServerId, int]:
     """Return what partitions count against limits of GPUs, by server."""
     units: dict[ServerId, int] = {}
     for part in partitions:
@@ -344,7 +345,7 @@ def free_lease(state: PoolState, command: FreeLease) -> Step:
     server = state.servers.get(command.server)
     if server is None or server.incarnation != command.incarnation:
         return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
-    if lease.held:
+    if lease.held and not _lets_go_of(lease, command.server):
         return state, refuse(RefusalKind.CONFLICT, "the lease is held; end it first")
     return free_part(state, lease, command.server), Result(ok=True)
 
@@ -358,6 +359,8 @@ def free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
         mine = tuple(p for p in lease.partitions if p.server == server)
         state = charge(state, mine, sign=-1)
     parts = lease.parts | {server: PartStatus.FREED}
+    if lease.held and _lets_go_of(lease, server):
+        return _without_part(state, lease, server)
     given_back = plus(usage_of(lease), usage_of(with_changes(lease, parts=parts)), -1)
     state = count(state, lease.user, given_back, sign=-1)
     if any(part is not PartStatus.FREED for part in parts.values()):
@@ -366,6 +369,54 @@ def free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     leases, by_request = state.leases.without(lease.id), state.by_request.without(lease.request)
     state = with_changes(state, leases=leases, by_request=by_request)
     return _close(state, lease.request, f"its lease has ended: {lease.end_reason}")
+
+
+def _lets_go_of(lease: Lease, server: ServerId) -> bool:
+    """Return whether a lease ends on one server alone, because it is another one's."""
+    return lease.relocation is not None and lease.relocation.ending == server
+
+
+def _without_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
+    """Return ``state`` with a lease that is one server's again."""
+    changed = with_changes(
+        lease,
+        partitions=tuple(part for part in lease.partitions if part.server != server),
+        parts={each: part for each, part in lease.parts.items() if each != server},
+        units={each: units for each, units in lease.units.items() if each != server},
+        idle_on=tuple(each for each in lease.idle_on if each != server),
+        relocation=None,
+    )
+    state = count(state, lease.user, plus(usage_of(changed), usage_of(lease), -1), sign=1)
+    return with_changes(state, leases=state.leases.set(lease.id, changed))
+
+
+def stay(state: PoolState, lease: Lease, reason: str) -> PoolState:
+    """Return ``state`` with a lease that was to leave its server and stays on it."""
+    found = lease.relocation
+    assert found is not None, "it is leaving"
+    changed = with_changes(
+        lease,
+        parts=lease.parts | {found.target: PartStatus.ENDING},
+        relocation=replace(found, state=RelocationState.STAYS, reason=reason),
+    )
+    state = with_changes(state, leases=state.leases.set(lease.id, changed))
+    return emit_event(state, "not-moved", lease_name(lease.id), reason)
+
+
+def lose_part(state: PoolState, lease_id: LeaseId, server: ServerId, reason: str) -> PoolState:
+    """Return ``state`` without one server's part, of which no worker lives any more.
+
+    It ends the lease, but for one that is another server's, or can stay on it.
+    """
+    lease = state.leases[lease_id]
+    found = lease.relocation
+    if lease.held and found is not None:
+        if found.state is RelocationState.LEAVING and server == found.target:
+            state = stay(state, lease, reason)
+        if _lets_go_of(state.leases[lease_id], server):
+            return free_part(state, state.leases[lease_id], server)
+    state = end(state, lease_id, reason)
+    return free_part(state, state.leases[lease_id], server)
 
 
 def _close(state: PoolState, request: RequestId, why: str) -> PoolState:

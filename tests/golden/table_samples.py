@@ -396,7 +396,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
     others = [accounts(), suspensions(), preemption(), shares(), weights(), moves(), batch()]
-    others.append(time_set())
+    others += [relocations(), time_set()]
     return [pool, short, heir, *others]
 
 
@@ -557,6 +557,30 @@ def moves() -> Script:
     back = commands.MoveLease(lease, A, "root", True, (gpus[1].id,), (gpus[0].id,))
     script.run([back, commands.MoveLease(lease, B, "bob")])
     script.keep("with a lease that was moved")
+    return script
+
+
+def relocations() -> Script:
+    """Return a pool in which a lease goes to another server, and one stays."""
+    script = Script("relocations")
+    script.run(founding())
+    for server in (A, B):
+        gpu = Gpu(GpuId(f"EMU-{server[0]}"), 0, "Emulated GPU", 8 * GIB, emulated=True)
+        address = f"{server[0]}:1"
+        up = commands.ServerUp(server, ONE, address, "0.1.0", "580.1", "13.0", (gpu,), formats=9)
+        script.run([dataclasses.replace(up, accounts=True)])
+    script.run([grant(request(1), "ada", Partition(A, GpuId("EMU-a"), GIB))])
+    [lease] = script.state.leases
+    script.run([commands.RelocateLease(lease, B, "ada", order=bytes(16))])
+    number = script.state.index
+    script.keep("with a lease that is leaving its server")
+    script.run([commands.ConfirmRelocated(lease, A, ONE, number)])
+    script.keep("with a lease that has gone to another server")
+    script.run([commands.FreeLease(lease, A, ONE, number)])
+    script.run([commands.RelocateLease(lease, A, "root", True)])
+    number = script.state.index
+    script.run([commands.RefuseRelocation(lease, number, "it will not", B, ONE)])
+    script.keep("with a lease that stays on its server")
     return script
 
 

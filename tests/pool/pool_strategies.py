@@ -300,6 +300,29 @@ commands = st.one_of(
         order=st.sampled_from([b"", bytes(16), b"y" * 16]),
     ),
     st.builds(
+        c.RelocateLease,
+        lease=leases,
+        target=servers,
+        by=st.sampled_from(USERS),
+        operator=st.booleans(),
+        order=st.sampled_from([b"", bytes(16), b"y" * 16]),
+    ),
+    st.builds(
+        c.ConfirmRelocated,
+        lease=leases,
+        server=servers,
+        incarnation=incarnations,
+        number=st.integers(12, 60),
+    ),
+    st.builds(
+        c.RefuseRelocation,
+        lease=leases,
+        number=st.integers(12, 60),
+        reason=REASONS,
+        server=st.sampled_from([None, *SERVERS]),
+        incarnation=incarnations,
+    ),
+    st.builds(
         c.NoteIdle, lease=leases, server=servers, incarnation=incarnations, idle=st.booleans()
     ),
     *[st.builds(c.FreeLease, lease=leases, server=servers, incarnation=incarnations)] * 4,

@@ -48,6 +48,7 @@ class Walker:
             self.rejoin,
             self.suspension,
             self.suspension,
+            self.relocation,
         ]
         command = draw.choice(makers)(state)
         self.stale = [*self.stale[-20:], command]
@@ -68,6 +69,22 @@ class Walker:
         if lease.suspension.state is SuspensionState.RESUMING:
             return c.ConfirmResumed(lease.id, server, incarnation, number)
         return c.ConfirmSuspended(lease.id, server, incarnation, number, GIB)
+
+    def relocation(self, state: PoolState) -> c.Command:
+        """Have a lease go to another server, or say that it has gone or stays."""
+        going = [each for each in state.leases.relocating().values() if each.held]
+        if self.random.random() < 0.3 or not going:
+            target = self.random.choice(list(SERVERS))
+            return c.RelocateLease(self.lease(state), target, "root", operator=True)
+        lease = self.random.choice(going)
+        found = lease.relocation
+        assert found is not None
+        server = self.random.choice([found.source, found.target])
+        known = state.servers.get(server)
+        incarnation = known.incarnation if known is not None else Incarnation(1)
+        if self.random.random() < 0.6:
+            return c.ConfirmRelocated(lease.id, server, incarnation, found.number)
+        return c.RefuseRelocation(lease.id, found.number, "it will not", server, incarnation)
 
     def request(self) -> Request:
         draw = self.random

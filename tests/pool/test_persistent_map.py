@@ -26,6 +26,7 @@ class Row:
     ends_at: int = 0
     held: bool = True
     suspension: None = None
+    relocation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,19 +129,21 @@ def test_a_sorted_set_is_what_a_sorted_list_would_be(
 @settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 90), st.integers(0, 5), st.booleans(), st.booleans()),
+        st.tuples(st.integers(1, 30), st.integers(0, 5), *[st.booleans()] * 4),
         max_size=150,
     )
 )
 def test_indexes_of_leases_follow_each_change(
-    changes: list[tuple[int, int, bool, bool]],
+    changes: list[tuple[int, int, bool, bool, bool, bool]],
 ) -> None:
     table, plain = LeaseTable[Row](), dict[LeaseId, Row]()
-    for number, ends_at, held, stays in changes:
+    for number, ends_at, held, stays, goes, came in changes:
         lease = LeaseId(number)
         parts = {ServerId(f"s{number % 3}"): "held", ServerId(f"t{number % 2}"): "held"}
+        if came:  # it has left a server, and is on another
+            parts = {ServerId(f"s{(number + 1) % 3}"): "held"}
         if stays:
-            row = Row(lease, parts, ends_at, held)
+            row = Row(lease, parts, ends_at, held, relocation="goes" if goes else None)
             table, plain[lease] = table.set(lease, row), row
         else:
             table = table.without(lease)
@@ -150,6 +153,7 @@ def test_indexes_of_leases_follow_each_change(
         assert each == plain
         for server in (ServerId("s0"), ServerId("t1"), ServerId("nobody")):
             assert each.at(server) == {k: r for k, r in plain.items() if server in r.parts}
+        assert each.relocating() == {k: r for k, r in plain.items() if r.relocation}
         for now in range(7):
             due = [plain[k] for k in sorted(plain) if plain[k].held and 0 < plain[k].ends_at <= now]
             assert each.ended_by(now) == due

@@ -179,10 +179,9 @@ def _node(value: Any, values: list[Any]) -> Any:
         return ["q", value]
     if isinstance(value, bytes):
         return ["b", value]
-    if isinstance(value, np.dtype):
-        kind: Any = value
-        return ["d", told(kind)]
     given: Any = value
+    if isinstance(value, np.dtype):
+        return ["d", told(given)]
     if given.__class__ in (tuple, list):
         code = "t" if given.__class__ is tuple else "l"
         return [code, *(_node(item, values) for item in given)]

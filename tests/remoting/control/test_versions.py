@@ -31,7 +31,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (8, "e15747e9fed1"),
-    "table": (8, "55561cb6985e"),
+    "table": (9, "28f38595c4c3"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")

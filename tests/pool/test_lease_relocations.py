@@ -1,0 +1,375 @@
+"""Leases that go to another server: whose memory counts when, and what ends which part."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pool.policy_kit import GIB, MONDAY_MS, ONE, Pool, founding
+
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.relocation import RELOCATION_MS, Relocation, RelocationState
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Lease, Partition, PartStatus, PoolState, Request
+from gpupool.pool.reconcile import plan_host, plan_leader
+from gpupool.pool.transitions.state_machine import PoolMachine
+
+C, D, E = (ServerId(letter * 12) for letter in "cde")
+R = RelocationState
+POLICY = "[defaults]\nmax_gpus = 1.0\n"
+HELD, ENDING = PartStatus.HELD, PartStatus.ENDING
+
+
+def gpu(index: int, server: ServerId = C) -> GpuId:
+    return GpuId(f"{server}-{index}")
+
+
+class Going(Pool):
+    """Three servers with two GPUs each, all of one model."""
+
+    def __init__(self, policy: str = "") -> None:
+        self.machine = PoolMachine(PoolState())
+        self.now_ms: int = MONDAY_MS
+        self.number = 0
+        for command in founding((C, D, E), 2, 80 * GIB):
+            assert self.do(command).ok, command
+        for server in (C, D, E):
+            assert self.do(self.up(server, 1)).ok
+        if policy:
+            self.put(policy)
+
+    def up(self, server: ServerId, incarnation: int) -> c.ServerUp:
+        gpus = tuple(self.state.servers[server].gpus.values())
+        start = Incarnation(incarnation)
+        text = ("x:1", "1", "580.2", "13.0")
+        return c.ServerUp(server, start, *text, gpus, {}, accounts=True, formats=9)
+
+    def hold(self, *places: tuple[GpuId, int], user: str = "ada") -> LeaseId:
+        request = Request(self.request().id, len(places), memory=places[0][1] * GIB, across=True)
+        parts = tuple(Partition(ServerId(name[:12]), name, gib * GIB) for name, gib in places)
+        incarnations = dict.fromkeys({part.server for part in parts}, ONE)
+        done = self.do(c.Grant(request, user, TokenId(user), bytes(32), parts, incarnations))
+        assert done.lease is not None, done
+        return done.lease
+
+    def go(
+        self, lease: LeaseId, target: ServerId = D, by: str = "ada", order: bytes = b""
+    ) -> Result:
+        return self.do(c.RelocateLease(lease, target, by, order=order))
+
+    def lease(self, lease: LeaseId) -> Lease:
+        return self.state.leases[lease]
+
+    def goes(self, lease: LeaseId) -> Relocation:
+        found = self.lease(lease).relocation
+        assert found is not None
+        return found
+
+    def confirm(self, lease: LeaseId, incarnation: int = 1) -> Result:
+        found = self.goes(lease)
+        start = Incarnation(incarnation)
+        return self.do(c.ConfirmRelocated(lease, found.source, start, found.number))
+
+    def refuse(self, lease: LeaseId, server: ServerId | None = D) -> Result:
+        number = self.goes(lease).number
+        return self.do(c.RefuseRelocation(lease, number, "it will not", server, ONE))
+
+    def granted(self, index: int, server: ServerId = C) -> int:
+        return self.state.servers[server].gpus[gpu(index, server)].memory_granted // GIB
+
+    def place(self, lease: LeaseId) -> tuple[list[GpuId], dict[ServerId, PartStatus]]:
+        found = self.lease(lease)
+        return [part.gpu for part in found.partitions], dict(found.parts)
+
+
+def test_memory_is_taken_there_first_and_given_back_here_when_the_server_says_so() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    usage = pool.state.usage["ada"]
+    pool.now_ms += 1000
+    done = pool.go(lease)
+    assert (done.ok, done.why) == (True, "it is being moved from c to d")
+    assert (pool.granted(0), pool.granted(0, D)) == (40, 40)
+    assert pool.goes(lease).state is R.LEAVING
+    assert not pool.do(c.FreeLease(lease, C, ONE)).ok, "it is held here"
+    pool.now_ms += 1000
+    assert pool.confirm(lease).ok
+    assert pool.place(lease) == ([gpu(0), gpu(0, D)], {C: ENDING, D: HELD})
+    assert (pool.granted(0), pool.granted(0, D)) == (40, 40)
+    assert not pool.do(c.FreeLease(lease, D, ONE)).ok
+    pool.now_ms += 1000
+    assert pool.do(c.FreeLease(lease, C, ONE)).ok
+    assert pool.place(lease) == ([gpu(0, D)], {D: HELD})
+    assert (pool.granted(0), pool.granted(0, D)) == (0, 40)
+    assert pool.lease(lease).relocation is None
+    assert pool.state.usage["ada"] == usage
+    assert list(pool.state.leases.at(C)) == []
+    assert not pool.state.leases.relocating()
+    pool.now_ms += 1000
+    pool.end(lease)
+    assert pool.granted(0, D) == 0
+    begun = MONDAY_MS
+    spans = [(r.server, r.granted_at - begun, r.freed_at - begun) for r in pool.state.records]
+    assert spans == [(C, 0, 3000), (D, 2000, 4000)], "each server has its time"
+    assert [act.kind for act in pool.state.acts].count("lease-moved") == 1
+
+
+def test_limits_count_it_once_all_the_time() -> None:
+    pool = Going(POLICY)
+    lease = pool.hold((gpu(0), 80))
+    before = pool.state.usage["ada"]
+    assert pool.go(lease).ok
+    assert pool.state.usage["ada"] == before
+    assert pool.confirm(lease).ok
+    assert pool.state.usage["ada"] == before
+    assert pool.do(c.FreeLease(lease, C, ONE)).ok
+    assert pool.state.usage["ada"] == before
+    assert pool.go(lease, E).ok, "and again"
+    assert pool.refuse(lease, D).ok
+    assert pool.do(c.FreeLease(lease, E, ONE)).ok
+    assert pool.state.usage["ada"] == before
+    pool.end(lease)
+    assert "ada" not in pool.state.usage
+
+
+@pytest.mark.parametrize("server", [C, D])
+def test_a_refusal_of_either_server_has_it_stay(server: ServerId) -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40), (gpu(1), 40))
+    assert pool.go(lease).ok
+    assert pool.refuse(lease, server).ok
+    assert pool.goes(lease).state is R.STAYS
+    assert not pool.confirm(lease).ok, "a program that asks now stays"
+    assert not pool.refuse(lease, server).ok
+    assert pool.granted(0, D) == 40
+    assert pool.do(c.FreeLease(lease, D, ONE)).ok
+    assert pool.place(lease) == ([gpu(0), gpu(1)], {C: HELD})
+    assert (pool.granted(0, D), pool.granted(1, D)) == (0, 0)
+    assert pool.state.records == ()
+    assert [event.kind for event in pool.state.events[-1:]] == ["not-moved"]
+
+
+def test_words_of_other_numbers_servers_and_starts_do_nothing() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    number = pool.goes(lease).number
+    for server, start, wrong in ((C, 1, number + 1), (C, 2, number), (D, 1, number)):
+        assert not pool.do(c.ConfirmRelocated(lease, server, Incarnation(start), wrong)).ok
+    for word in (
+        c.RefuseRelocation(lease, number - 1, "", D, ONE),
+        c.RefuseRelocation(lease, number, "", D, Incarnation(2)),
+        c.RefuseRelocation(lease, number, "", E, ONE),
+        c.RefuseRelocation(lease, number, ""),
+    ):
+        assert not pool.do(word).ok
+    assert pool.goes(lease).state is R.LEAVING
+
+
+def test_the_leader_gives_up_what_nobody_confirms() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    late = pool.now_ms + RELOCATION_MS
+    assert plan_leader(pool.state, {}, late - 1, C) == ()
+    (word,) = plan_leader(pool.state, {}, late, C)
+    assert isinstance(word, c.RefuseRelocation)
+    pool.now_ms = late
+    assert pool.do(word).ok
+    assert pool.goes(lease).reason == "it has not gone within 15 min"
+
+
+def test_an_order_is_carried_out_once() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease, order=bytes(16)).ok
+    again = pool.go(lease, order=bytes(16))
+    assert (again.ok, again.lease) == (True, lease)
+    assert pool.go(lease).why.startswith("it is being moved to another server already")
+
+
+# --- what ends meanwhile --------------------------------------------------------------------------
+
+
+def test_the_end_of_the_lease_ends_both_parts() -> None:
+    for confirmed in (False, True):
+        pool = Going()
+        lease = pool.hold((gpu(0), 40))
+        assert pool.go(lease).ok
+        if confirmed:
+            assert pool.confirm(lease).ok
+        assert pool.do(c.EndLease(lease, "over")).ok
+        assert set(pool.lease(lease).parts.values()) == {ENDING}
+        assert pool.do(c.FreeLease(lease, D, ONE)).ok
+        assert pool.do(c.FreeLease(lease, C, ONE)).ok
+        assert lease not in pool.state.leases
+        assert (pool.granted(0), pool.granted(0, D)) == (0, 0)
+        assert [r.server for r in pool.state.records] == ([D, C] if confirmed else [C])
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_new_start_or_the_removal_of_the_new_server_has_it_stay(leaves: bool) -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    command = c.RemoveServer(D, "root") if leaves else pool.up(D, 2)
+    assert pool.do(command).ok
+    assert pool.place(lease) == ([gpu(0)], {C: HELD})
+    assert pool.lease(lease).held
+
+
+def test_a_new_start_of_the_old_server_ends_it_unless_it_has_gone() -> None:
+    for confirmed in (False, True):
+        pool = Going()
+        lease = pool.hold((gpu(0), 40))
+        assert pool.go(lease).ok
+        if confirmed:
+            assert pool.confirm(lease).ok
+        assert pool.do(pool.up(C, 2)).ok
+        assert pool.granted(0) == 0
+        if confirmed:
+            assert pool.place(lease) == ([gpu(0, D)], {D: HELD})
+        else:
+            assert pool.lease(lease).end_reason == "server c restarted"
+
+
+def test_a_new_start_of_the_new_server_ends_it_once_it_has_gone() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    assert pool.confirm(lease).ok
+    assert pool.do(pool.up(D, 2)).ok
+    assert not pool.lease(lease).held
+    assert (pool.granted(0), pool.granted(0, D)) == (40, 0)
+    assert pool.do(c.FreeLease(lease, C, ONE)).ok
+    assert lease not in pool.state.leases
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_what_cannot_go_is_said_by_the_table() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    wide = pool.hold((gpu(1), 40), (gpu(1, D), 40))
+
+    def why(of: LeaseId, target: ServerId = D, by: str = "ada") -> str:
+        before = pool.state.leases
+        done = pool.go(of, target, by)
+        assert not done.ok
+        assert pool.state.leases is before
+        return done.why
+
+    assert why(wide, E) == "a lease on several servers stays on them"
+    assert why(lease, C) == "it is on c already"
+    assert why(lease, ServerId("none")) == "the pool has no server none"
+    assert why(lease, by="bob").endswith("belongs to ada")
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    assert why(lease) == "it is suspending; resume it first"
+    suspension = pool.lease(lease).suspension
+    assert suspension is not None
+    assert pool.do(c.ResumeLease(lease, "ada")).ok
+    assert pool.do(c.ConfirmResumed(lease, C, ONE, suspension.number)).ok
+    assert pool.do(c.DrainServer(D, "to be repaired", "root")).ok
+    assert why(lease) == "server d grants nothing now: to be repaired"
+    assert pool.do(c.ServerContact(C, ONE, reachable=False)).ok
+    assert why(lease, E) == "server c is not reachable, and has what it is to send"
+
+
+def test_room_is_asked_for_and_the_fullest_gpu_taken() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 60))
+    pool.hold((gpu(0, D), 10))
+    pool.hold((gpu(1, D), 15))
+    for place in (gpu(0, E), gpu(1, E)):
+        pool.hold((place, 30))
+    assert pool.go(lease, E).why == f"no GPU of e has {60 << 10} MiB free for it"
+    assert pool.go(lease).ok
+    assert pool.place(lease)[0] == [gpu(0), gpu(1, D)]
+
+
+def test_while_it_goes_it_is_neither_suspended_nor_moved() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    assert "being moved to another server" in pool.do(c.SuspendLease(lease, "", "ada")).why
+    assert "being moved to another server" in pool.do(c.MoveLease(lease, C, "ada")).why
+
+
+# --- what its servers do --------------------------------------------------------------------------
+
+
+def test_the_new_server_waits_for_the_program_and_gives_it_up_without_ending_the_lease() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    assert plan_host(pool.state, D, ONE, {}, {lease: 5.0}, {}).propose == ()
+    (late,) = plan_host(pool.state, D, ONE, {}, {lease: 11.0}, {}).propose
+    (gone,) = plan_host(pool.state, D, ONE, {}, {}, {lease: "its client has gone"}).propose
+    assert isinstance(late, c.RefuseRelocation)
+    assert isinstance(gone, c.RefuseRelocation)
+    assert (late.reason, gone.reason) == (
+        "its program did not connect to the other server",
+        "its client has gone",
+    )
+    (ends,) = plan_host(pool.state, C, ONE, {}, {}, {lease: "its client has gone"}).propose
+    assert isinstance(ends, c.EndLease)
+    assert pool.do(gone).ok
+    (frees,) = plan_host(pool.state, D, ONE, {}, {}, {}).propose
+    assert frees == c.FreeLease(lease, D, ONE)
+
+
+def test_the_old_server_kills_what_is_left_before_it_frees_its_part() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    assert plan_host(pool.state, C, ONE, {lease: 1}, {}, {}).kill == ()
+    assert pool.confirm(lease).ok
+    plan = plan_host(pool.state, C, ONE, {lease: 1}, {}, {})
+    assert (plan.kill, plan.propose) == ((lease,), ())
+    assert plan_host(pool.state, C, ONE, {}, {}, {}).propose == (c.FreeLease(lease, C, ONE),)
+    assert plan_host(pool.state, D, ONE, {lease: 1}, {}, {}).kill == ()
+
+
+# --- any order ------------------------------------------------------------------------------------
+
+STEPS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), st.integers(0, 2)), max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_in_any_order_of_steps_the_books_are_right(steps: list[tuple[int, int, int]]) -> None:
+    """``Pool.do`` checks all invariants of the table after each step."""
+    pool = Going()
+    leases = [pool.hold((gpu(0), 30)), pool.hold((gpu(1), 50)), pool.hold((gpu(0, D), 20))]
+    old: list[c.Command] = []
+    for what, which, at in steps:
+        lease, server = leases[which % len(leases)], (C, D, E)[at]
+        known = pool.state.leases.get(lease)
+        found = known.relocation if known is not None else None
+        number = found.number if found is not None else pool.state.index
+        start = pool.state.servers[server].incarnation
+        commands: list[c.Command] = [
+            c.RelocateLease(lease, server, "ada"),
+            c.RelocateLease(lease, server, "ada"),
+            c.ConfirmRelocated(lease, server, start, number),
+            c.RefuseRelocation(lease, number, "no", server, start),
+            c.FreeLease(lease, server, start),
+            c.FreeLease(lease, server, start),
+            c.EndLease(lease, "over"),
+            pool.up(server, start + 1),
+            old[which % len(old)] if old else c.Tick(),
+        ]
+        command = commands[what]
+        old.append(command)
+        pool.now_ms += 1
+        pool.do(command)
+    for lease in leases:
+        pool.do(c.EndLease(lease, "over"))
+        for server in (C, D, E):
+            pool.do(c.FreeLease(lease, server, pool.state.servers[server].incarnation))
+    assert not pool.state.leases
+    granted = [g.memory_granted for s in pool.state.servers.values() for g in s.gpus.values()]
+    assert granted == [0] * 6
+    assert pool.state.usage == {}
+    records = [(r.granted_at, r.ended_at, r.freed_at) for r in pool.state.records]
+    assert all(begin <= end <= Milliseconds(freed) for begin, end, freed in records)
