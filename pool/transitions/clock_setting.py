@@ -156,16 +156,23 @@ def _token(token: Token, move: ClockMove) -> Token:
 
 
 def _lease(lease: Lease, move: ClockMove) -> Lease:
-    instants = lease.granted_at, lease.ended_at, lease.requested_at, lease.notice_at
-    suspension, history = lease.suspension, lease.history
-    if suspension is history is None and not any(move.made_since(at) for at in instants):
+    instants = (
+        *(lease.granted_at, lease.ended_at, lease.requested_at, lease.notice_at),
+        lease.here_since,
+    )
+    suspension, history, goes = lease.suspension, lease.history, lease.relocation
+    if suspension is history is goes is None and not any(move.made_since(at) for at in instants):
         return lease
     granted_lately = move.made_since(lease.granted_at)
     changes: dict[str, Any] = {
         "granted_at": move.past(lease.granted_at),
         "ended_at": move.past(lease.ended_at),
         "requested_at": move.past(lease.requested_at),
+        "here_since": move.past(lease.here_since),
     }
+    if goes is not None:
+        since, source_since = move.past(goes.since), move.past(goes.source_since)
+        changes["relocation"] = replace(goes, since=since, source_since=source_since)
     # Of a lease that is held, an earlier notice than the table's time was given lately.
     if granted_lately or (lease.held and move.made_since(lease.notice_at)):
         changes["ends_at"] = move.moved(lease.ends_at)

@@ -29,8 +29,9 @@ FILTERS = [
 class Walker:
     """Draws the next command from the state: mostly sensible, sometimes stale or wrong."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, relocations: int = 0) -> None:
         self.random = random.Random(seed)
+        self.relocations = relocations
         self.stale: list[c.Command] = []
 
     def next(self, state: PoolState) -> c.Command:
@@ -48,7 +49,7 @@ class Walker:
             self.rejoin,
             self.suspension,
             self.suspension,
-            self.relocation,
+            *([self.relocation] * self.relocations),
         ]
         command = draw.choice(makers)(state)
         self.stale = [*self.stale[-20:], command]
@@ -189,7 +190,7 @@ class Walker:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_walks_keep_the_books(seed: int) -> None:
-    walker = Walker(seed)
+    walker = Walker(seed, relocations=2)
     machine = PoolMachine(PoolState())
     for command in founding():
         machine.apply(machine.state.index + 1, wrap(command, at_ms=1000, ttl_ms=0))

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, MONDAY_MS, ONE, Pool, founding
 
+from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.relocation import RELOCATION_MS, Relocation, RelocationState
@@ -242,6 +243,33 @@ def test_a_new_start_of_the_new_server_ends_it_once_it_has_gone() -> None:
     assert (pool.granted(0), pool.granted(0, D)) == (40, 0)
     assert pool.do(c.FreeLease(lease, C, ONE)).ok
     assert lease not in pool.state.leases
+
+
+def test_when_the_time_is_set_back_a_lease_keeps_its_deadline_and_its_records() -> None:
+    pool = Going()
+    pool.now_ms += 10_000
+    lease = pool.hold((gpu(0), 40))
+    pool.now_ms += 10_000
+    assert pool.go(lease).ok
+    back = Milliseconds(MONDAY_MS + 5000)
+    assert pool.do(c.SetClock(back, 0, "root")).ok
+    found = pool.goes(lease)
+    assert (found.since, found.source_since) == (back, back - 10_000)
+    index, era = pool.state.index, pool.state.era
+    for more, command in enumerate(
+        [
+            c.ConfirmRelocated(lease, C, ONE, found.number),
+            c.FreeLease(lease, C, ONE),
+            c.EndLease(lease, "over"),
+            c.FreeLease(lease, D, ONE),
+        ],
+        start=1,
+    ):
+        plain = c.wrap(command, at_ms=back + 1000 * more, ttl_ms=0, era=era)
+        pool.machine.apply(index + more, plain)
+        assert violations(pool.state) == []
+    spans = [(r.server, r.granted_at - back, r.freed_at - back) for r in pool.state.records]
+    assert spans == [(C, -10_000, 2000), (D, 1000, 4000)]
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def told(value: Any, depth: int = 0) -> Any:
     """Return an argument as a plain value.
 
     Raises:
-        UnmovableError: it is not one, nor made of such.
+        UnmovableError: it is not one, and is not made of plain values.
     """
     given: Any = value
     kind: Any = given.__class__
