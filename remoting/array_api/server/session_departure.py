@@ -11,6 +11,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire, moved_state
 from gpupool.remoting.array_api.server.array_results import Failed, describe_error
 from gpupool.remoting.array_api.server.element_types import told
+from gpupool.remoting.array_api.server.kernel_state import keeps_state
 from gpupool.remoting.array_api.server.moved_state import (
     ARRAYS_AT_ONCE,
     OBJECTS_MAX,
@@ -22,7 +23,6 @@ from gpupool.remoting.array_api.server.moved_state import (
     called,
 )
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.kernel_state import keeps_state
 
 _TEXT_MAX = 1000
 _PART_MAX = array_wire.MAX_BODY // 4

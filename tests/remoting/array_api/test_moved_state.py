@@ -21,8 +21,8 @@ from gpupool.remoting.array_api.server.element_types import (
     dtype_of,
     has_bfloat16,
 )
+from gpupool.remoting.array_api.server.kernel_state import keeps_state
 from gpupool.remoting.array_api.server.moved_state import Channel, UnmovableError
-from gpupool.remoting.devices.kernel_state import keeps_state
 
 H = Handle
 STRUCTURE = np.dtype({"names": ["a", "b"], "formats": ["<i4", ("<f8", (2,))], "offsets": [0, 8]})
