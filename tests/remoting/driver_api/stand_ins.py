@@ -251,6 +251,9 @@ class LinksInVain:
     def cut(self, index: int) -> None:
         """Do nothing: there is no link."""
 
+    def forget(self) -> None:
+        """Do nothing: there is no link."""
+
     def close(self) -> None:
         """Do nothing: there is no link."""
 
