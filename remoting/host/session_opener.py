@@ -18,6 +18,7 @@ from gpupool.pool.model.sizes import SHARE_MIN
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.user_bound import Holder
 from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.departures import origin_of, servers_of
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.lease_network import LeaseNetwork
 from gpupool.remoting.host.limits import MIB, HostLimits
@@ -134,11 +135,12 @@ class SessionOpener:
             self._check_context_room(lease.id, gpus)
             worker = await self._worker_pool.claim()
             try:
-                others = {p.server for p in lease.partitions} - {p.server for p in partitions}
-                worker.peers = frozenset(others)
-                return worker, await self._assign(
-                    worker, lease, partitions, gpus, door, program, settings
-                )
+                here = partitions[0].server
+                worker.peers = frozenset(servers_of(lease, here)) - {here}
+                info = await self._assign(worker, lease, partitions, gpus, door, program, settings)
+                # Not before: NCCL's sockets are for the servers of its lease.
+                worker.peers |= origin_of(lease, here)
+                return worker, info
             except BaseException as error:  # A cancellation may come as a group.
                 if worker.lease is None:
                     self._worker_pool.give_back(worker)
@@ -248,7 +250,7 @@ class SessionOpener:
         uid, groups = await self._worker_pool.give_user(worker, lease.user)
         ticket = os.urandom(32)
         devices = _assigned_devices(gpus, partitions)
-        servers = tuple(dict.fromkeys(partition.server for partition in lease.partitions))
+        servers = servers_of(lease, partitions[0].server)
         assign = worker_messages.Assign(
             lease=lease.id,
             session=worker.session,

@@ -43,7 +43,7 @@ from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import DataEncryption, Gpu, Lease, Partition
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
-from gpupool.remoting.host import host_memory
+from gpupool.remoting.host import departures, host_memory
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.inventory import Inventory, Log
 from gpupool.remoting.host.isolation.confinement import PROPERTIES, Confinement
@@ -69,7 +69,7 @@ from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle,
 from gpupool.remoting.host.worker_keeper import DOORS, KeeperSettings, WorkerKeeper
 from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import mps_folders, worker_messages
-from gpupool.remoting.protocol.sessions import NO_MOVES, SessionInfo
+from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionInfo
 
 TEST_GRACE_S = 20.0
 """For what CUDA does before the first pass of a self-test."""
@@ -300,6 +300,10 @@ class HostSupervisor:
     def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
         """Return how far the host is with each lease that it was told to suspend or resume."""
         return self._suspensions.phases()
+
+    def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
+        """Let the one session of a lease connect to the server where it is to go on."""
+        return departures.depart(self.worker_pool.workers.values(), lease, target)
 
     # --- sessions -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from gpupool.pool.host_suspension import HostSuspension
-from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, Lease, Partition
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ class SessionInfo:
     ticket: bytes = field(repr=False)  # 32 random bytes, for this session alone
     unix_path: str  # Unix socket for clients on the same host; empty when there is none
     devices: tuple[SessionDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """What a host says of a lease that is to go on with another server."""
+
+    ready: bool = False  # or its session is only being opened
+    session: bytes = b""  # of its one process; empty: it has none
+    refusal: str = ""  # why it cannot go
 
 
 NO_MOVES: Mapping[GpuId, GpuId] = MappingProxyType({})
@@ -126,6 +135,15 @@ class SessionHost(Protocol):
 
     def suspensions(self) -> Mapping[LeaseId, HostSuspension]:
         """Return how far the host is with each live lease that had such an order."""
+        ...
+
+    def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
+        """Let the one session of a lease connect to the server where it is to go on.
+
+        Args:
+            lease: one of which no further session is opened meanwhile.
+            target: that server; None: it goes nowhere any more, and reaches no other server.
+        """
         ...
 
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:

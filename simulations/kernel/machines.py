@@ -14,6 +14,7 @@ from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.remoting.protocol.sessions import Departure
 from gpupool.simulations.kernel.ca_files import CaFiles
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
@@ -239,6 +240,13 @@ class SimulatedHost:
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:
         """Note what the shares of leases are multiplied by; nothing here takes turns."""
         self.weights = weights
+
+    def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
+        """Let a lease go that runs nothing, and no other one."""
+        count = sum(worker.lease == lease for worker in self._machine.workers)
+        if count and target is not None:
+            return Departure(refusal="its program stays")
+        return Departure(ready=True)
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""

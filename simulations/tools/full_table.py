@@ -42,6 +42,7 @@ from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.table_clock import TableClock
 from gpupool.pool.telemetry import GpuTelemetry, SessionTelemetry
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.protocol.sessions import Departure
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.reconciler import readings_of
 from gpupool.remoting.server.software import Software
@@ -175,6 +176,10 @@ class IdleHost:
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
         """Return no measurements."""
         return (), ()
+
+    def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
+        """Have nothing that could go."""
+        return Departure()
 
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:
         """Take no shares."""
