@@ -74,7 +74,8 @@ class AdminService:
             m.JoinPool: self._join,
             **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
             **dict.fromkeys(
-                (m.EndLease, m.SuspendLease, m.ResumeLease, m.MoveLease), self._order_of_lease
+                (m.EndLease, m.SuspendLease, m.ResumeLease, m.MoveLease, m.RelocateLease),
+                self._order_of_lease,
             ),
         }
 

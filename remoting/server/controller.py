@@ -92,6 +92,7 @@ from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
 from gpupool.remoting.server.reconciler import Reconciler
+from gpupool.remoting.server.relocating.relocation_service import RelocationService
 from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.service_context import (
     Client,
@@ -187,15 +188,11 @@ class Controller:
         self._reconciler, self._policies = Reconciler(context), PolicyService(context)
         self._leases, self._admin = LeaseService(context), AdminService(context)
         self._views, self._authorities = ViewService(context), CaService(context)
-        self._handlers: dict[type[m.Call], Handler] = {
-            m.Ping: self._ping,
-            **self._leases.handlers(),
-            **self._admin.handlers(),
-            **self._views.handlers(),
-            **self._policies.handlers(),
-            **BackupService(context).handlers(),
-            **self._authorities.handlers(),
-        }
+        self._relocations = RelocationService(context)
+        self._handlers: dict[type[m.Call], Handler] = {m.Ping: self._ping}
+        services = self._leases, self._admin, self._views, self._policies, self._authorities
+        for service in (*services, self._relocations, BackupService(context)):
+            self._handlers |= service.handlers()
         assert self._handlers.keys() == set(m.CALLS.values()), "every call has one handler"
 
     # --- inputs ----------------------------------------------------------------------------------
@@ -428,11 +425,11 @@ class Controller:
         attachments = self._leases.attachments
         attachments.forget_ended()
         health = context.health() if context.role() is Role.LEADER else None
-        self._reconciler.reconcile(
-            health, attachments.connections, attachments.lost, self._leases.starting
-        )
+        lost = self._relocations.without_undecided(attachments.lost)
+        self._reconciler.reconcile(health, attachments.connections, lost, self._leases.starting)
         self._leases.push_notices()
         self._leases.push_suspensions()
+        self._relocations.follow(attachments.connections, self._leases.starting)
         state = context.state
         me = state.servers.get(context.self_id)
         if me is not None and me.voter and not context.has_keys() and self._key_at <= now:

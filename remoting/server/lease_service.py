@@ -41,6 +41,7 @@ from gpupool.remoting.server.actions import StartSession
 from gpupool.remoting.server.attachments import Attachments
 from gpupool.remoting.server.client_checks import as_all_know_it, check_request
 from gpupool.remoting.server.proposer import Decision
+from gpupool.remoting.server.relocating.session_rules import has_left, opens_no_more
 from gpupool.remoting.server.service_context import Client, Handler, RefusalLog, ServiceContext
 
 FINAL = (RefusalKind.DENIED, RefusalKind.NEVER)
@@ -152,7 +153,7 @@ class LeaseService:
         state = self._context.state
         for each in list(self._kept):
             lease = state.leases.get(each.message.lease)
-            if lease is None or why_over(state, lease) or lease.suspension is None:
+            if lease is None or why_over(state, lease) or not self._must_wait(lease):
                 self._kept.remove(each)
                 try:
                     self._open_session(each.client, each.call, each.message)
@@ -391,6 +392,8 @@ class LeaseService:
         if lease is None and context.state.index < message.lease:
             return False
         over = why_over(context.state, lease) if lease else "it is over"
+        if lease is not None and not over and context.self_id not in lease.parts:
+            return False  # it is to come from another server
         if lease is None or over:
             what = f"lease {lease_name(message.lease)} has ended"
             context.answer(client, call, m.refused(LeaseLostError(what, why=over)))
@@ -436,18 +439,28 @@ class LeaseService:
             raise LeaseLostError(f"lease {name} has ended", why=over)
         if message.lease not in client.attached:
             raise DeniedError(f"lease {name} is not attached to this connection")
+        if has_left(lease, self_id):
+            raise LeaseSuspendedError("no session can be opened here", why="the lease has left")
         if lease.parts.get(self_id) is not PartStatus.HELD:
             raise UsageError(f"lease {name} has no GPU of this server")
         if not serves(context.state, self_id, context.incarnation):
             # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
             # belief that nothing runs for it.
             raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")
-        if lease.suspension is not None:
+        if self._must_wait(lease):
             deadline = context.clock.monotonic() + SUSPENDED_ANSWER_S
             self._kept.append(_Kept(client, call, message, deadline))
             return
         partitions = tuple(p for p in lease.partitions if p.server == self_id)
         self._start(client, call, message, lease, partitions)
+
+    def _must_wait(self, lease: Lease) -> bool:
+        """Return whether no session of a lease is opened now."""
+        if lease.relocation is None:
+            return lease.suspension is not None
+        host = self._context.host
+        count = host.worker_count().get(lease.id, 0) + self.starting.get(lease.id, 0)
+        return opens_no_more(lease, self._context.self_id, count)
 
     def _start(
         self,

@@ -10,7 +10,8 @@ answer and the rights: see ``declaration``. The drawing of it all::
     session      Hello, FetchCa                           Welcome, CaCertificate
                  Ping                                     Done
     leases       Ask, Claim, OpenSession                  Offered, Claimed, SessionOpened
-                 Cancel, AwaitGpus, Attach, Release       Done
+                 Cancel, AwaitGpus, Attach, Release,
+                 GoOn                                     Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit, GetUsage, GetHistory           AuditNow, UsageIs, HistoryIs
                  RunChecks, MeasureBandwidth              ChecksDone, BandwidthIs
@@ -20,15 +21,15 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  LabelServer, SetClock, RotateCa,
                  RetireCa, SetSilence, ForgetUser         Done
     lease_orders EndLease, SuspendLease, ResumeLease,     Done
-                 MoveLease                                Done
+                 MoveLease, RelocateLease                 Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
                  PutPart, RestoreBackup                   Done
     membership   JoinPool                                 Joined
     (pushes)                                              CapacityAvailable, LeaseEnded,
-                                                          LeaseNotice, Members, Update,
-                                                          TelemetryUpdate, Dismissed
+                                                          LeaseNotice, LeaseLeaving, Members,
+                                                          Update, TelemetryUpdate, Dismissed
 """
 
 # The names of all modules are this package's own.
@@ -84,7 +85,9 @@ from gpupool.remoting.protocol.messages.lease_messages import (
     Claim,
     Claimed,
     ClaimOutcome,
+    GoOn,
     LeaseEnded,
+    LeaseLeaving,
     LeaseNotice,
     Offered,
     OpenSession,
@@ -127,6 +130,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.protocol.messages.lease_orders import (
         EndLease,
         MoveLease,
+        RelocateLease,
         ResumeLease,
         SuspendLease,
     )

@@ -37,7 +37,7 @@ from gpupool.remoting.protocol.messages.declaration import (
 #: are read strictly. A new call, a new field of one, and a change that an older client would
 #: misread make ``PROTOCOL`` grow; a call that older clients could not make any more makes
 #: ``PROTOCOL_OLDEST`` grow too.
-PROTOCOL = 8
+PROTOCOL = 9
 PROTOCOL_OLDEST = 2
 
 

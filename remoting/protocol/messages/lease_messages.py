@@ -115,6 +115,20 @@ class OpenSession(Call):
     settings: dict[str, str] = field(default_factory=dict[str, str])  # of ``settings.ALLOWED``
 
 
+@message(24, answered_by=Done, rights=Rights.OWNER)
+class GoOn(Call):
+    """The program of a lease that is being moved asks to go on with the other server.
+
+    The old server answers once the pool has decided. The new one is asked where the lease is, when
+    the old one has not answered: it has the lease stay unless it has gone. ``Done`` means gone.
+    """
+
+    lease: LeaseId
+    number: int  # of the order, and its server, as ``LeaseLeaving`` has them
+    server: ServerId
+    stays: str = ""  # why the program does not ask, and stays; then ``Done`` means that it stays
+
+
 @message(192)
 class CapacityAvailable(Push):
     """A hint: these waiting requests would probably be granted now."""
@@ -136,3 +150,17 @@ class LeaseNotice(Push):
 
     lease: LeaseId
     text: str  # such as "it ends in 10m: ..."
+
+
+@message(201)
+class LeaseLeaving(Push):
+    """A lease attached to this connection is to go on with another server.
+
+    Its client attaches the lease there, opens a session if it has one here, and sends ``GoOn``.
+    """
+
+    lease: LeaseId
+    number: int
+    server: ServerId
+    partitions: tuple[Partition, ...]  # that it has there
+    session: bytes  # of its one process here; empty: it has none

@@ -7,6 +7,7 @@ from gpupool.pool.errors import UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
+from gpupool.pool.model.relocation import RelocateLease as RelocateCommand
 from gpupool.pool.model.suspension import MoveLease as MoveCommand
 from gpupool.pool.model.suspension import ResumeLease as ResumeCommand
 from gpupool.pool.model.suspension import SuspendLease as SuspendCommand
@@ -126,6 +127,33 @@ class MoveLease(Order):
         """Return the command."""
         by, operator = issue.by, issue.operator
         return MoveCommand(self.lease, self.server, by, operator, self.gpus, self.to, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return where it goes."""
+        name = lease_name(self.lease)
+        return f"lease {name}: {note}" if note else f"lease {name} is being moved"
+
+
+@message(67, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class RelocateLease(Order):
+    """Have a lease go on with another server; one's own, or any for an operator."""
+
+    lease: LeaseId
+    server: ServerId
+    order: bytes = b""
+
+    def named_lease(self) -> LeaseId:
+        """Return the lease."""
+        return self.lease
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        by, operator = issue.by, issue.operator
+        return RelocateCommand(self.lease, self.server, by, operator, self.order)
 
     def outcome(self, note: str) -> str:
         """Return where it goes."""

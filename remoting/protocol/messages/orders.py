@@ -16,6 +16,7 @@ and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) t
     SuspendLease    SuspendLease      no                 yes: another order undoes it
     ResumeLease     ResumeLease       no                 yes: another order undoes it
     MoveLease       MoveLease         no                 yes: another order undoes it
+    RelocateLease   RelocateLease     no                 yes: another order undoes it
     SetClock        SetClock          no                 no: the era of the table numbers it
     RetireCa        RetireCa          no                 no: done twice, it does the same
     SetSilence      SetSilence        no                 yes: another order undoes it

@@ -37,7 +37,7 @@ from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.policy_text import compile_text
-from gpupool.remoting.protocol.sessions import NO_MOVES, SessionDevice, SessionInfo
+from gpupool.remoting.protocol.sessions import NO_MOVES, Departure, SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.protocol.view_encoding import MadeView, ViewOrder, make_view_at_once
 from gpupool.remoting.server.control_server import ControlServer
@@ -193,6 +193,9 @@ class FakeHost:
         default_factory=list[tuple[LeaseId, dict[GpuId, GpuId]]]
     )
     weights: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
+    sessions: dict[LeaseId, bytes] = field(default_factory=dict[LeaseId, bytes])  # the latest
+    departing: dict[LeaseId, ServerId] = field(default_factory=dict[LeaseId, ServerId])
+    stays: str = ""  # why no lease can go to another server
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self.devices
@@ -232,6 +235,14 @@ class FakeHost:
     def suspensions(self) -> dict[LeaseId, HostSuspension]:
         return dict(self.orders)
 
+    def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
+        if target is None:
+            self.departing.pop(lease, None)
+            return Departure()
+        self.departing[lease] = target
+        session = self.sessions[lease] if self.workers.get(lease) else b""
+        return Departure(ready=True, session=session, refusal=self.stays)
+
     def weigh(self, weights: Mapping[LeaseId, float]) -> None:
         self.weights = dict(weights)
 
@@ -255,7 +266,8 @@ class FakeHost:
             for index, part in enumerate(partitions)
         )
         randbytes = self.rng.randbytes
-        return SessionInfo(randbytes(16), randbytes(32), randbytes(32), "/run/data.sock", devices)
+        session = self.sessions[lease.id] = randbytes(16)
+        return SessionInfo(session, randbytes(32), randbytes(32), "/run/data.sock", devices)
 
     def knows_session(self, session: bytes) -> bool:
         return False

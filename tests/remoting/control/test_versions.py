@@ -30,7 +30,7 @@ HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
 
 SHAPES = {
-    "calls": (8, "e15747e9fed1"),
+    "calls": (9, "5457262e6b15"),
     "table": (9, "28f38595c4c3"),
 }
 """The versions, and what they were recorded for."""

@@ -1,0 +1,1 @@
+"""Leases of the array door that go on with another server."""
