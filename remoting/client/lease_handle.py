@@ -14,6 +14,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.model.state import Partition, Request
+from gpupool.remoting.client.moving_lease import Bring, LeaseMove, stays_where_it_is
 from gpupool.remoting.client.server_connections import Connections, ServerConnection
 from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
 from gpupool.remoting.protocol import messages as m
@@ -22,6 +23,9 @@ from gpupool.remoting.protocol import messages as m
 ATTACH_TIMEOUT_S = 5.0
 
 RELEASE_TIMEOUT_S = 2.0
+
+#: A further order is given when one is over.
+ORDERS_MAX = 4
 
 #: A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server.
 SESSION_TIMEOUT_S = 60.0
@@ -56,6 +60,12 @@ class LeaseHandle:
         """Why the lease ended before it was released; empty while it is held."""
         self.on_notice: Callable[[str], None] = lambda _text: None
         """Called with notices for the user, such as that the lease ends in ten minutes."""
+        self.bring: Bring = stays_where_it_is
+        """Called when the lease goes to another server and a process has a session of it."""
+        self._orders, self._ordered = trio.open_memory_channel[m.LeaseLeaving](ORDERS_MAX)
+        self._move: LeaseMove | None = None
+        self._moved = trio.Event()  # set at the end of ``_move``
+        self._program: tuple[str, dict[str, str]] = ("", {})  # of the latest session
         self._ticket = ticket
         self._connections = connections
         self._mine: dict[ServerId, ServerConnection] = {}
@@ -128,16 +138,21 @@ class LeaseHandle:
             try:
                 while opened is None:
                     with suppress(LeaseSuspendedError):  # It may be so for hours.
-                        opened = await self._mine[server].call(message, timeout_s=timeout_s)
+                        await self._settled()
+                        connection = self._connection_of(server)
+                        opened = await connection.call(message, timeout_s=timeout_s)
             except GpupoolError as error:
                 failures.append(error)
             else:
                 assert isinstance(opened, m.SessionOpened)
-                connection = self._mine[server]
-                answers[server] = opened_session(server, connection.name, opened)
+                connection = self._connection_of(server)
+                answers[server] = opened_session(connection.server, connection.name, opened)
 
+        await self._settled()
         self._check_held()
-        wanted = visible_servers(visible, self.partitions, self.servers)
+        self._program = program, dict(settings or {})
+        servers = self.servers
+        wanted = visible_servers(visible, self.partitions, servers)
         async with trio.open_nursery() as nursery:
             for server in wanted:
                 nursery.start_soon(open_one, server)
@@ -145,8 +160,7 @@ class LeaseHandle:
         if failures:
             raise failures[0]
         return [
-            answers[server] if server in wanted else self._skipped(server)
-            for server in self.servers
+            answers[server] if server in wanted else self._skipped(server) for server in servers
         ]
 
     def _skipped(self, server: ServerId) -> SkippedServer:
@@ -161,6 +175,7 @@ class LeaseHandle:
         async with trio.open_nursery() as nursery:
             for connection in self._mine.values():
                 nursery.start_soon(connection.watch)
+            nursery.start_soon(self._follow_orders, nursery)
             await self._over.wait()
             nursery.cancel_scope.cancel()
         return self.lost
@@ -220,6 +235,46 @@ class LeaseHandle:
         if self.lost or self._released:
             raise LeaseLostError(f"lease {self.name} is void", why=self.lost or "released")
 
+    # --- moves to another server -----------------------------------------------------------------
+
+    async def _follow_orders(self, nursery: trio.Nursery) -> None:
+        """Carry out the orders to go to another server, one after the other."""
+        async for order in self._ordered:
+            if len(self._mine) != 1 or order.server in self._mine:
+                continue
+            (source,) = self._mine.values()
+            self._moved = trio.Event()
+            move = self._move = LeaseMove(
+                order, self._ticket, self._connections, source, self.bring
+            )
+            try:
+                await move.run(*self._program)
+            finally:
+                self._move = None
+                self._end_move(move)
+                self._moved.set()
+            if move.gone and move.target is not None:
+                nursery.start_soon(move.target.watch)
+
+    def _end_move(self, move: LeaseMove) -> None:
+        """Hold the lease where it is now."""
+        holds = move.source
+        if move.gone and move.target is not None:
+            holds = move.target
+            self._mine, self.servers = {holds.server: holds}, (holds.server,)
+            self.partitions = move.partitions
+        if holds.closed.is_set():
+            self._lose(f"lost server {holds.name}: {holds.reason}")
+
+    async def _settled(self) -> None:
+        """Wait until the lease is on one server."""
+        while self._move is not None:
+            await self._moved.wait()
+
+    def _connection_of(self, server: ServerId) -> ServerConnection:
+        """Return the connection to a server of the lease, or to where it has gone from there."""
+        return self._mine.get(server) or self._mine[self.servers[0]]
+
     def _lose(self, reason: str) -> None:
         if not self.lost and not self._released:
             self.lost = reason
@@ -232,8 +287,11 @@ class LeaseHandle:
 
     def left(self, connection: ServerConnection) -> None:
         """Lose the lease with the connection to any server of it."""
-        if self._mine.get(connection.server) is connection:
-            self._lose(f"lost server {connection.name}: {connection.reason}")
+        if self._mine.get(connection.server) is not connection:
+            return
+        if self._move is not None and not self._move.decided:
+            return  # the lease may be another server's by now, which is being asked
+        self._lose(f"lost server {connection.name}: {connection.reason}")
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
         """Take note of the end of the lease, and pass notices to the user."""
@@ -242,6 +300,9 @@ class LeaseHandle:
             self._lose(message.reason)
         elif isinstance(message, m.LeaseNotice) and message.lease == self.lease:
             self._notice(connection.server, message.text)
+        elif isinstance(message, m.LeaseLeaving) and message.lease == self.lease:
+            with suppress(trio.WouldBlock):  # An order that nobody carries out lapses.
+                self._orders.send_nowait(message)
 
     def _notice(self, server: ServerId, text: str) -> None:
         """Pass on a notice once, though several servers of the lease may send it."""
