@@ -289,8 +289,8 @@ class LeaseHandle:
         """Lose the lease with the connection to any server of it."""
         if self._mine.get(connection.server) is not connection:
             return
-        if self._move is not None and not self._move.decided:
-            return  # the lease may be another server's by now, which is being asked
+        if self._move is not None and (self._move.gone or not self._move.decided):
+            return  # the lease is another server's, or may be, which is being asked
         self._lose(f"lost server {connection.name}: {connection.reason}")
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:

@@ -29,6 +29,7 @@ class Program:
         self.offers: list[tuple[bytes, OpenedSession]] = []
         self.answers: list[str] = []
         self.before_asking: Callable[[], Awaitable[None]] | None = None
+        self.after_asking: Callable[[], Awaitable[None]] | None = None
 
     async def bring(self, session: bytes, offer: OpenedSession, ask: Ask) -> str:
         self.offers.append((session, offer))
@@ -37,6 +38,8 @@ class Program:
         if self.before_asking is not None:
             await self.before_asking()
         self.answers.append(await ask())
+        if self.after_asking is not None:
+            await self.after_asking()
         return self.answers[-1]
 
 
@@ -259,6 +262,33 @@ async def test_the_old_server_dies_while_it_is_asked(
         else:
             assert hold.lost.startswith(f"lost server {here.name}")
             assert there.host.workers == {}
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+async def test_a_server_dies_when_the_program_has_gone_and_does_not_know_it_yet(
+    which: str, autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster, here, there = await started(nursery)
+    async with cluster.client() as pool:
+        program = Program()
+        hold = await held(pool, here, program, nursery)
+        await hold.open_session("arrays", "train.py")
+        over = trio.Event()
+
+        async def lose() -> None:
+            await cluster.crash(here if which == "old" else there)
+            await trio.sleep(10)
+            over.set()
+
+        program.after_asking = lose
+        await go(pool, hold, there)
+        await over.wait()
+        await trio.sleep(1)
+        if which == "old":
+            assert hold.lost == ""
+            assert hold.servers == (there.id,)
+        else:
+            assert hold.lost.startswith(f"lost server {there.name}")
 
 
 async def test_the_new_server_is_lost_before_the_program_asks(
