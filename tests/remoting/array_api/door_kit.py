@@ -216,6 +216,10 @@ class Agent:
         self.refusal: dict[str, Any] | None = None
         self.lost = ""  # what a program is told that asks whether the lease is lost
         self.checks = 0
+        self.known_moves, self.stays = True, ""
+        self.said: list[dict[str, Any]] = []  # by processes that follow their lease
+        self.followers: list[socket.socket] = []
+        self.gone: list[socket.socket] = []  # those that have ended
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -241,6 +245,9 @@ class Agent:
                 self.checks += 1
                 client.sendall(json.dumps({"ok": True, "lost": self.lost}).encode() + b"\n")
                 continue
+            if request["op"] != "session":
+                client.sendall(json.dumps(self.followed(request, client)).encode() + b"\n")
+                continue
             self.requests.append(request)
             sessions = [server.offer() for server in self.servers]
             answer: dict[str, Any] = {
@@ -250,6 +257,22 @@ class Agent:
                 "sessions": sessions,
             }
             client.sendall(json.dumps(self.refusal or answer).encode() + b"\n")
+        self.gone.append(client)
+
+    def followed(self, request: dict[str, Any], client: socket.socket) -> dict[str, Any]:
+        """Answer a process that follows its lease; note what it says."""
+        self.said.append(request)
+        if request["op"] == "follow":
+            self.followers.append(client)
+            return {"ok": self.known_moves}
+        if request["op"] == "go-on":
+            return {"ok": True, "stays": self.stays}
+        return {"ok": True}
+
+    def order(self, offer: dict[str, Any]) -> None:
+        """Tell the process to go on with the worker of an offer."""
+        line = json.dumps({"op": "move", "offer": offer}).encode() + b"\n"
+        self.followers[-1].sendall(line)
 
     def _lines(self, client: socket.socket) -> Iterator[bytes]:
         with contextlib.suppress(OSError), client.makefile("rb") as lines:

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from cupy._door import peers, state, waits
+from cupy._door import following, peers, state, waits
 from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.older import zip_strict
 from cupy._door.session import Session
@@ -62,6 +62,8 @@ def _open() -> None:
         for offer, introduction in zip_strict(offers, peers.introductions(offers)):
             made = attach(link.connect(offer), agent, str(offer["server"]), introduction)
             made.offer = offer
+        if len(offers) == 1:
+            following.start(_sessions[0])
     except BaseException:
         agent.close()
         reset()
@@ -105,6 +107,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
     peers.after_fork()
+    following.after_fork()
     for session in _sessions:
         if session.agent is not None:
             session.agent.close()
