@@ -20,6 +20,14 @@ import trio
 
 from gpupool.cli.lib.abandoned_folders import make_folder
 from gpupool.cli.lib.paths import runtime_dir
+from gpupool.cli.run.lease_followers import (
+    AskToGoOn,
+    Followers,
+    FollowLease,
+    FollowRequest,
+    MoveDone,
+    parse_follow_request,
+)
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
@@ -75,7 +83,15 @@ _SIMPLE: dict[str, type[DevicesWanted | CheckLease | Watch | ReleaseLease]] = {
     "watch": Watch,
     "release": ReleaseLease,
 }
-AgentRequest = SessionRequest | SessionBroken | DevicesWanted | CheckLease | Watch | ReleaseLease
+AgentRequest = (
+    SessionRequest
+    | SessionBroken
+    | DevicesWanted
+    | CheckLease
+    | Watch
+    | ReleaseLease
+    | FollowRequest
+)
 
 
 # --- lines, without any socket --------------------------------------------------------------------
@@ -99,6 +115,8 @@ def parse_request(line: bytes) -> AgentRequest:
         return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
     if (simple := _SIMPLE.get(str(fields.get("op")))) is not None:
         return simple()
+    if (follows := parse_follow_request(fields)) is not None:
+        return follows
     if fields.get("op") != "session":
         raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
     door, program = fields.get("door"), fields.get("program", "")
@@ -226,6 +244,7 @@ class Agent:
         self._lost = ""
         self._clients: set[trio.SocketStream] = set()
         self._sending: dict[trio.SocketStream, trio.Lock] = {}
+        self.followers = Followers(self._send)
         self.opened = 0
         self.broken = ""
         """What the first process said whose session broke, though the lease goes on."""
@@ -308,6 +327,7 @@ class Agent:
                 self._clients.discard(stream)
                 self._watchers.discard(stream)
                 self._opening.discard(stream)
+                self.followers.left(stream)
                 del self._sending[stream]
 
     async def _read_lines(self, stream: trio.SocketStream) -> None:
@@ -337,6 +357,8 @@ class Agent:
             return _line({"ok": True})
         if isinstance(request, Watch | ReleaseLease):
             return await self._answer_holder(request, stream)
+        if isinstance(request, FollowLease | AskToGoOn | MoveDone):
+            return _line(await self.followers.answer(request, stream))
         if isinstance(request, DevicesWanted):
             return await self._answer_devices()
         if isinstance(request, CheckLease):

@@ -11,6 +11,7 @@ from gpupool.cli.run.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.cli.run.lease_devices import Devices, lease_devices
 from gpupool.cli.run.program_lease import ProgramLease, SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
+from gpupool.remoting.client.moving_lease import Bring
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.client.session_answer import SessionAnswer
 
@@ -53,6 +54,10 @@ class GrantedLease(ProgramLease):
         return await self._handle.open_session(
             request.door, request.program, request.visible, request.settings
         )
+
+    def follow(self, bring: Bring) -> None:
+        """Have a process of the program brought along when the lease goes to another server."""
+        self._handle.bring = bring
 
     async def wait_lost(self) -> str:
         """Wait until the lease ends without having been released; return the text for programs."""
@@ -101,6 +106,7 @@ class LazyLease(ProgramLease):
         self._settled = trio.Event()
         self._lost = trio.Event()
         self._hold: LeaseHandle | None = None
+        self._bring: Bring | None = None
         self._failure: GpupoolError | None = None
         self._why_lost = ""
         self._closing = False
@@ -153,6 +159,8 @@ class LazyLease(ProgramLease):
         hold = await self._allocate(pool)
         try:
             await self._taken(pool, hold)
+            if self._bring is not None:
+                hold.bring = self._bring
             self._hold = hold
             self._settle()
             self._why_lost = void_text(hold, await hold.wait_lost())
@@ -177,6 +185,10 @@ class LazyLease(ProgramLease):
         if hold is None:
             raise self._failure or LeaseLostError(self._why_lost)
         return await GrantedLease(hold).open_session(request)
+
+    def follow(self, bring: Bring) -> None:
+        """Have a process of the program brought along when the lease goes to another server."""
+        self._bring = bring
 
     async def wait_lost(self) -> str:
         """Wait until a lease ends that was not released; return the text for programs."""

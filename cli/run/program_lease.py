@@ -7,6 +7,7 @@ use of a GPU; ``holder_client`` implements it for a lease that ``gpupool alloc``
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
+from gpupool.remoting.client.moving_lease import Bring
 from gpupool.remoting.client.session_answer import SessionAnswer
 
 
@@ -56,3 +57,10 @@ class ProgramLease(ABC):
         Raises:
             GpupoolError: when no server or holder answers.
         """
+
+    def follow(self, bring: Bring) -> None:
+        """Have a process of the program brought along when the lease goes to another server.
+
+        A lease whose source does not do this stays while a process uses it.
+        """
+        del bring

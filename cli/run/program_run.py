@@ -316,6 +316,7 @@ class _Run:
             check=lease.check,
         )
         agent.log = self._note
+        lease.follow(agent.followers.bring)
         self._agent = agent
         environment = program_environment(
             self._environment,
