@@ -59,7 +59,10 @@ def refusal_of(order: Command, lease: Lease, result: Result, state: PoolState) -
 def places_text(state: PoolState, lease: Lease) -> str:
     """Return a lease's GPUs, for people: ``GPU 2 of gpu-a``."""
     places: list[str] = []
+    ending = lease.relocation.ending if lease.relocation is not None else None
     for part in lease.partitions:
+        if part.server == ending:
+            continue
         server = state.servers.get(part.server)
         gpu = server.gpus.get(part.gpu) if server is not None else None
         where = server.name if server is not None else part.server
@@ -69,7 +72,10 @@ def places_text(state: PoolState, lease: Lease) -> str:
 
 def _now(state: PoolState, lease: Lease) -> str:
     """Return what a lease does now."""
-    found = lease.suspension
+    found, leaves = lease.suspension, lease.relocation
+    if leaves is not None and leaves.ending is None:
+        target = state.servers.get(leaves.target)
+        return f"is being moved to {target.name if target is not None else leaves.target}"
     if found is None:
         return f"runs on with {places_text(state, lease)}"
     if found.state is SuspensionState.SUSPENDED:

@@ -75,7 +75,11 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """One lease; ``state`` is held, ending, unreachable, suspending, suspended or resuming."""
+    """One lease.
+
+    ``state`` is held, ending, unreachable, moving, suspending, suspended or resuming. One that is
+    moving to another server has partitions on both.
+    """
 
     id: LeaseId
     name: str

@@ -279,13 +279,17 @@ def _lease_views(state: PoolState, now_ms: int) -> Iterator[LeaseView]:
 def _lease_view(
     lease: Lease, state: PoolState, book: Rulebook, moves: frozenset[str], now_ms: int
 ) -> LeaseView:
-    servers = [state.servers.get(each) for each in lease.parts]
+    found = lease.relocation
+    ending = found.ending if found is not None else None  # where it is not any more
+    servers = [state.servers.get(each) for each in lease.parts if each != ending]
     lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
     suspension, history = lease.suspension, lease.history
     word = "held" if suspension is None else suspension.state.value
+    word = "moving" if found is not None and ending is None else word
     word = "unreachable" if lost else word if lease.held else "ending"
     refusal = history.refusal if history is not None else None
     failed = visible(refusal.reason) if refusal is not None else ""
+    stays = visible(found.reason) if found is not None else ""
     return LeaseView(
         id=lease.id,
         name=lease_name(lease.id),
@@ -293,8 +297,8 @@ def _lease_view(
         client=visible(lease.client),
         program=visible(lease.program),
         state=word,
-        reason=visible(lease.end_reason or suspension_reason(suspension)),
-        partitions=lease.partitions,
+        reason=visible(lease.end_reason or suspension_reason(suspension) or _way(state, lease)),
+        partitions=tuple(part for part in lease.partitions if part.server != ending),
         granted_at=lease.granted_at,
         age_s=max(0.0, (now_ms - lease.granted_at) / 1000),
         user_class=book.group_of(lease.user),
@@ -306,11 +310,20 @@ def _lease_view(
         kept_bytes=suspension.bytes if suspension is not None else 0,
         waits_to_resume=suspension is not None and bool(suspension.resume_since),
         not_suspended=failed,
-        not_moved=failed if lease_name(lease.id) in moves else "",
+        not_moved=stays or (failed if lease_name(lease.id) in moves else ""),
         not_suspendable=never_suspendable(state, lease) if lease.held else "",
         is_away=lease.is_away,
         away=times_away(history, Milliseconds(now_ms)),
     )
+
+
+def _way(state: PoolState, lease: Lease) -> str:
+    """Return where a lease is going, and by whose order."""
+    found = lease.relocation
+    if found is None or found.ending is not None:
+        return ""
+    target = state.servers.get(found.target)
+    return f"to {target.name if target is not None else found.target}, by {found.by}"
 
 
 def _waiting_views(state: PoolState, now_ms: int) -> Iterator[WaitingView]:

@@ -25,6 +25,7 @@ STATE_STYLES = {
     "down": "bold red",
     "away": "bold red",
     "held": "green",
+    "moving": "cyan",
     "suspending": "cyan",
     "suspended": "cyan",
     "resuming": "cyan",

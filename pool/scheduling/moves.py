@@ -1,7 +1,7 @@
 """Where a lease can be moved: other GPUs of the same server, of the same model, with room.
 
-A worker's state lives in the process of its server, so no lease is moved to another server. MIG
-instances are not suspended at all.
+To another server a program goes by itself (``relocations``). MIG instances are not suspended at
+all.
 """
 
 from collections.abc import Sequence

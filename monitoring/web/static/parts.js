@@ -45,6 +45,7 @@ const STATES = {
   new: ["", "new"],
   silent: ["warn", "silent"],
   held: ["accent", "held"],
+  moving: ["warn", "moving"],
   suspending: ["warn", "suspending"],
   suspended: ["warn", "suspended"],
   resuming: ["warn", "resuming"],

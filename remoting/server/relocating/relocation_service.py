@@ -28,7 +28,7 @@ from gpupool.pool.model.relocation import (
 )
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.served import serves, why_over
-from gpupool.pool.model.state import Lease, PartStatus, with_changes
+from gpupool.pool.model.state import Lease, PartStatus
 from gpupool.pool.refused_orders import places_text
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
@@ -132,9 +132,7 @@ class RelocationService:
         self_id = self._context.self_id
         if lease is None or not lease.held or lease.parts.get(self_id) is not PartStatus.HELD:
             return
-        mine = tuple(part for part in lease.partitions if part.server == self_id)
-        where = places_text(self._context.state, with_changes(lease, partitions=mine))
-        found = lease.relocation
+        where, found = places_text(self._context.state, lease), lease.relocation
         if found is None or found.ending == found.source:
             text = f"it goes on with {where}"
         else:
