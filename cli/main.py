@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kill": ("admin:kill", "End a lease now."),
     "suspend": ("admin:suspend", "Have a lease let go of its GPUs; its program waits."),
     "resume": ("admin:resume", "Have a suspended lease go on."),
-    "move": ("moves:move", "Have a lease go on with other GPUs of its server."),
+    "move": ("moves:move", "Have a lease go on with other GPUs, or on another server."),
     "clock": ("clock", "Show the pool's time against the servers' clocks, and mend it."),
     "ca": ("ca", "Show the pool's CA, and exchange it for another one."),
     "audit": ("audit", "Show who administered what, and when."),

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     "--move",
     "moves",
     is_flag=True,
-    help="Have leases there go on with other GPUs of the server, and say why others stay.",
+    help="Have leases there go on with other GPUs or servers, and say why others stay.",
 )
 @pool_options
 def drain(credentials: str | None, server: str, gpu: str | None, reason: str, moves: bool) -> None:
     """Stop granting on SERVER, or on one GPU of it; what runs there goes on.
 
-    With --move, leases on the GPU go on with others of the same server, where these have room. A
-    lease whose whole server is drained stays: it cannot be moved to another one.
+    With --move, leases on the GPU go on with others of the same server, where these have room.
+    Those of a whole server go on with other servers, as far as "gpupool move" can have them go.
     """
     from gpupool.cli.commands.moves import move_away
     from gpupool.remoting.protocol import messages as m

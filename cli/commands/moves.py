@@ -1,4 +1,4 @@
-"""``gpupool move``, and ``drain --move``: leases go on with other GPUs of their server."""
+"""``gpupool move``, and ``drain --move``: leases go on with other GPUs, or on another server."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +22,9 @@ POLL_S = 0.3
 PATIENCE_S = 3.0
 """For the server that is looked at to apply what another one has committed."""
 
+REASONS_MAX = 3
+"""Of so many servers it is said why a lease does not go there."""
+
 RESUMED = "it was resumed before its program had let go, which ends a move"
 
 
@@ -33,22 +36,26 @@ RESUMED = "it was resumed before its program had let go, which ends a move"
     required=True,
     multiple=True,
     metavar="GPU|SERVER",
-    help="A GPU, by number or id; one for each GPU that the lease has there, in their order. Or "
-    "its server, whose GPUs the pool chooses from.",
+    help="A GPU, by number or id; one for each GPU that the lease has there, in their order. Or a "
+    "server, its own or another one, whose GPUs the pool chooses from.",
 )
 @pool_options
 def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
-    r"""Have LEASE go on with other GPUs of its server; its program waits for a moment.
+    r"""Have LEASE go on with other GPUs, or on another server; its program waits for a moment.
 
     \b
       gpupool move 7f3a --to 2            # GPU 2 of its server
       gpupool move 7f3a --to gpu-a        # any other GPU of its server with room
+      gpupool move 7f3a --to gpu-b        # another server, with GPUs of the same model
 
     Users move their own leases, operators any. The lease is suspended and resumed. When it cannot
     have the GPUs by then, or the NVIDIA driver refuses, it goes on where it was. The other GPUs are
     of the same model. A suspended lease goes on with them, or stays suspended. A program that uses
-    NCCL or managed variables, or whose processes share GPU memory, is not moved. To another server
-    no lease is moved.
+    NCCL or managed variables, or whose processes share GPU memory, is not moved.
+
+    To another server goes a program of the array door with one process. All that it has there is
+    sent to the other server, and until that is done it stays where it is. A program of the CUDA
+    door stays on its server.
     """
 
     async def order() -> None:
@@ -59,7 +66,11 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
                 hint = '"gpupool leases" shows those that it has'
                 raise UsageError(f"the pool has no lease {lease_name(LeaseId(lease))}", hint=hint)
             server, gpus = _target(view, found, targets)
-            say(f"gpupool: {await _order(pool, found, server, (), gpus)}")
+            if server in {part.server for part in found.partitions} or gpus:
+                said = await _order(pool, found, server, (), gpus)
+            else:
+                said = await _send(pool, found, server)
+            say(f"gpupool: {said}")
             say(f"gpupool: {await arrived(pool, found)}")
 
     run_async(order)
@@ -83,7 +94,10 @@ async def move_away(pool: "Pool", server: str, gpu: str | None) -> None:
             say(f"gpupool: {who} stays suspended, and has nothing on a GPU")
             continue
         try:
-            said = await _order(pool, lease, found.id, tuple(mine), ())
+            if gpu is None:
+                said = await _send_somewhere(pool, view, lease)
+            else:
+                said = await _order(pool, lease, found.id, tuple(mine), ())
         except GpupoolError as error:
             say(f"gpupool: lease {lease.name} of {lease.user} stays: {error.why or error.what}")
         else:
@@ -109,6 +123,36 @@ async def _order(
     from gpupool.remoting.protocol import messages as m
 
     return await pool.operate(m.MoveLease(lease.id, server, gpus, to))
+
+
+async def _send(pool: "Pool", lease: "LeaseView", server: ServerId) -> str:
+    from gpupool.remoting.protocol import messages as m
+
+    return await pool.operate(m.RelocateLease(lease.id, server))
+
+
+async def _send_somewhere(pool: "Pool", view: "PoolView", lease: "LeaseView") -> str:
+    """Have a lease go to another server, the one with most free memory first.
+
+    Raises:
+        GpupoolError: when none takes it; the reason has those of all.
+    """
+    here = {part.server for part in lease.partitions}
+    others = [each for each in view.servers if each.id not in here and each.gpus]
+    reasons: dict[str, GpupoolError] = {}
+    for server in sorted(others, key=lambda each: -_free(each)):
+        try:
+            return await _send(pool, lease, server.id)
+        except GpupoolError as error:
+            reasons.setdefault(error.why or error.what, error)
+    if len(reasons) == 1:
+        raise next(iter(reasons.values()))
+    why = "; ".join(list(reasons)[:REASONS_MAX]) or "no other server of the pool has GPUs"
+    raise NotNowError("no other server takes it", why=why)
+
+
+def _free(server: "ServerView") -> int:
+    return sum(gpu.capacity - gpu.memory_granted for gpu in server.gpus)
 
 
 async def arrived(pool: "Pool", before: "LeaseView") -> str:
@@ -149,11 +193,19 @@ async def arrived(pool: "Pool", before: "LeaseView") -> str:
             if began or trio.current_time() > patience:
                 raise NotNowError(
                     f"lease {name} was not moved, and runs on with {where}",
-                    why=found.not_suspended or RESUMED,
+                    why=_why_not(view, found, before),
                     hint='"gpupool gpus" shows which GPUs have room now; then move it again',
                 )
-        began = began or found.state in ("suspending", "resuming")
+        began = began or found.state in ("moving", "suspending", "resuming")
         await trio.sleep(POLL_S)
+
+
+def _why_not(view: "PoolView", lease: "LeaseView", before: "LeaseView") -> str:
+    """Return why a lease has not gone: the table forgets it with the part on the other server."""
+    if said := lease.not_moved or lease.not_suspended:
+        return said
+    last = [each for each in view.events if each.subject == before.name and "mov" in each.kind]
+    return last[-1].text if last and last[-1].kind == "not-moved" else RESUMED
 
 
 def _is_as_before(lease: "LeaseView", before: "LeaseView") -> bool:
@@ -178,11 +230,15 @@ def _target(
     """
     here = dict.fromkeys(part.server for part in lease.partitions)
     mine = [each for each in view.servers if each.id in here]
-    if len(targets) == 1 and not _gpus_of(view, mine, targets[0]):
-        (text,) = targets
-        named = next((each for each in view.servers if text in (each.name, each.id)), None)
-        if named is not None:
-            return named.id, ()
+    named = [each for each in view.servers if targets[0] in (each.name, each.id)]
+    if len(targets) == 1 and named:
+        if not _gpus_of(view, mine, targets[0]):
+            return named[0].id, ()
+        names = " and ".join(each.name for each in mine)
+        raise UsageError(
+            f"{targets[0][:64]} is a GPU of {names}, and a server of the pool",
+            hint='name either by its id, as "gpupool status --json" has it',
+        )
     places: list[tuple[ServerId, GpuId]] = []
     for text in targets:
         found = _gpus_of(view, mine, text)
