@@ -197,7 +197,8 @@ def plan_host(
             elif unattached_s.get(lease.id, 0.0) > UNATTACHED_MAX_S:
                 propose.append(EndLease(lease.id, "its client never connected"))
         elif part is PartStatus.ENDING and not worker_count.get(lease.id, 0):
-            propose.append(FreeLease(lease.id, self_id, incarnation))
+            number = lease.relocation.number if lease.relocation is not None else 0
+            propose.append(FreeLease(lease.id, self_id, incarnation, number))
     # Fencing: a worker must end when the table does not hold its lease here.
     kill = [lease for lease in worker_count if lease not in held]
     return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO

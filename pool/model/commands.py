@@ -212,6 +212,7 @@ class FreeLease:
     lease: LeaseId
     server: ServerId
     incarnation: Incarnation
+    number: int = field(default=0, metadata=OPTIONAL)  # of its latest relocation, not over yet
 
 
 @dataclass(frozen=True, slots=True)

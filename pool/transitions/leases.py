@@ -347,6 +347,9 @@ def free_lease(state: PoolState, command: FreeLease) -> Step:
         return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
     if lease.held and not _lets_go_of(lease, command.server):
         return state, refuse(RefusalKind.CONFLICT, "the lease is held; end it first")
+    if command.number != (lease.relocation.number if lease.relocation is not None else 0):
+        # It was said of an earlier stay on that server, where workers may live again.
+        return state, refuse(RefusalKind.CONFLICT, "it is of another relocation")
     return free_part(state, lease, command.server), Result(ok=True)
 
 

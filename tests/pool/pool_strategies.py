@@ -325,7 +325,19 @@ commands = st.one_of(
     st.builds(
         c.NoteIdle, lease=leases, server=servers, incarnation=incarnations, idle=st.booleans()
     ),
-    *[st.builds(c.FreeLease, lease=leases, server=servers, incarnation=incarnations)] * 4,
+    *[
+        st.builds(
+            c.FreeLease, lease=leases, server=servers, incarnation=incarnations, number=st.just(0)
+        )
+    ]
+    * 3,
+    st.builds(
+        c.FreeLease,
+        lease=leases,
+        server=servers,
+        incarnation=incarnations,
+        number=st.integers(0, 40),
+    ),
     users.flatmap(
         lambda user: st.builds(
             c.Wait,

@@ -12,7 +12,7 @@ from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Partition, Placement, PoolState, Request
+from gpupool.pool.model.state import Lease, Partition, Placement, PoolState, Request
 from gpupool.pool.model.suspension import SuspensionState
 from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
 from gpupool.pool.scheduling.offers import NoOffer, Offer
@@ -24,6 +24,11 @@ FILTERS = [
     (parse_filter("server.labels.rack = 1"),),
     (parse_filter("gpu.memory < 20GiB"), parse_filter("server.name != c")),
 ]
+
+
+def number_of(lease: Lease) -> int:
+    """Return what the word that a part is free has to carry."""
+    return lease.relocation.number if lease.relocation is not None else 0
 
 
 class Walker:
@@ -137,7 +142,8 @@ class Walker:
             return self.end(state)
         server = self.random.choice(list(lease.parts))
         known = state.servers.get(server)
-        return c.FreeLease(lease.id, server, known.incarnation if known else Incarnation(1))
+        start = known.incarnation if known else Incarnation(1)
+        return c.FreeLease(lease.id, server, start, number_of(lease))
 
     def cancel(self, state: PoolState) -> c.Command:
         ids = [*state.waiting, *state.by_request, self.request().id]
@@ -221,7 +227,7 @@ def test_walks_keep_the_books(seed: int) -> None:
         )
         for server in lease.parts:
             incarnation = walker.incarnation(machine.state, server)
-            free = c.FreeLease(lease.id, server, incarnation)
+            free = c.FreeLease(lease.id, server, incarnation, number_of(lease))
             machine.apply(machine.state.index + 1, wrap(free, at_ms=0, ttl_ms=0))
     assert not machine.state.leases
     gpus = [g for s in machine.state.servers.values() for g in s.gpus.values()]

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 from tests.pool.test_lease_relocations import C, D, Going, gpu
 
-from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Lease
 from gpupool.remoting.host.departures import depart, origin_of, servers_of
@@ -65,7 +64,7 @@ def test_a_program_computes_with_one_server_though_its_lease_has_parts_on_two() 
     assert reached(pool.lease(held)) == [((C,), frozenset()), ((D,), frozenset({C}))]
     assert pool.confirm(held).ok
     assert reached(pool.lease(held)) == alone
-    assert pool.do(c.FreeLease(held, C, pool.state.servers[C].incarnation)).ok
+    assert pool.do(pool.freed(held, C)).ok
     assert servers_of(pool.lease(held), D) == (D,)
     wide = replace(pool.lease(held), relocation=None)
     assert origin_of(wide, D) == frozenset()
