@@ -2,11 +2,13 @@
 
 It follows the log as the first server to apply each command saw it. It does not read when a lease
 was granted, but adds up the time that passes while each server's part of it is not freed. It takes
-off the time in which the lease was suspended, as it saw it come and go.
+off the time in which the lease was suspended, as it saw it come and go. A lease that has gone to
+another server has a time for each; of memory that was kept where it never came there is no record.
 """
 
 from gpupool.pool.model.commands import Envelope, SetClock
 from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.state import Lease, LeaseRecord, PartStatus, PoolState
 from gpupool.pool.model.suspension import times_away
 from gpupool.pool.transitions.accounts import records_since
@@ -39,6 +41,7 @@ class AccountsClose:
             left = after.leases.get(lease.id)
             if left is not lease:
                 self._judge(lease, left, records, after)
+                self._note_gone(lease, left, after)
             if left is None:
                 self._away.pop(lease.id, None)
         for key, record in records.items():
@@ -53,11 +56,13 @@ class AccountsClose:
         move = state.moving
         for lease in state.leases.values():
             for server, part in lease.parts.items():
-                if part is PartStatus.FREED or (move is not None and move.is_due(lease.id)):
+                if part is PartStatus.FREED or (lease.id, server) not in self._began:
+                    continue
+                if move is not None and move.is_due(lease.id):
                     continue
                 counted, told = (
                     self._passed - self._began[lease.id, server],
-                    state.now - lease.granted_at,
+                    state.now - _since(lease, server),
                 )
                 if told != counted:
                     self._fail(f"lease {lease.id} has been held for {told} ms, not {counted}")
@@ -65,6 +70,15 @@ class AccountsClose:
             told_away = sum(end - begin for begin, end in times_away(lease.history, state.now))
             if told_away != away:
                 self._fail(f"lease {lease.id} was suspended for {told_away} ms, not {away}")
+
+    def _note_gone(self, lease: Lease, left: Lease | None, after: PoolState) -> None:
+        """Begin to count for the server where a lease is from now on."""
+        was, now = lease.relocation, left.relocation if left is not None else None
+        if now is None or now.state is not RelocationState.GONE:
+            return
+        if was is None or was.state is not RelocationState.GONE:
+            self._began[lease.id, now.target] = self._passed
+            self._granted[lease.id, now.target] = after.now
 
     def _note_away(self, before: PoolState, after: PoolState) -> None:
         if before.leases is after.leases:
@@ -79,9 +93,9 @@ class AccountsClose:
             elif spans and spans[-1][1] < 0 and now is not None and not is_away:
                 spans[-1] = spans[-1][0], after.now
 
-    def _away_ms(self, lease: LeaseId, now: int) -> int:
-        spans = self._away.get(lease, ())
-        return sum((now if end < 0 else end) - begin for begin, end in spans)
+    def _away_ms(self, lease: LeaseId, now: int, since: int = 0) -> int:
+        spans = [(begin, now if end < 0 else end) for begin, end in self._away.get(lease, ())]
+        return sum(end - max(begin, since) for begin, end in spans if end > since)
 
     def _pass_time(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         if after.era == before.era:
@@ -117,14 +131,13 @@ class AccountsClose:
     def _judge(
         self, lease: Lease, left: Lease | None, records: dict[Key, LeaseRecord], after: PoolState
     ) -> None:
-        away = self._away_ms(lease.id, after.now)
         for server, part in lease.parts.items():
-            now = left.parts[server] if left is not None else PartStatus.FREED
-            if part is PartStatus.FREED or now is not PartStatus.FREED:
-                continue
+            now = left.parts.get(server, PartStatus.FREED) if left else PartStatus.FREED
             key = lease.id, server
+            if part is PartStatus.FREED or now is not PartStatus.FREED or key not in self._began:
+                continue
             passed = self._passed - self._began.pop(key)
-            del self._granted[key]
+            away = self._away_ms(lease.id, after.now, self._granted.pop(key))
             record = records.pop(key, None)
             if not after.accounts_since:
                 continue
@@ -142,6 +155,14 @@ class AccountsClose:
 
     def _fail(self, text: str) -> None:
         self._failures.fail("accounts-close", text)
+
+
+def _since(lease: Lease, server: ServerId) -> int:
+    """Return since when a lease says that it is on a server."""
+    found = lease.relocation
+    if found is not None and server == found.source:
+        return found.source_since
+    return lease.here_since or lease.granted_at
 
 
 def _put(at: int, moved: int, to: int) -> int:

@@ -227,7 +227,7 @@ class LeasesEndRightly:
     ) -> None:
         """Demand that each part is freed by its own server as it is now, or with it."""
         for server, part in lease.parts.items():
-            after = left.parts[server] if left is not None else PartStatus.FREED
+            after = left.parts.get(server, PartStatus.FREED) if left else PartStatus.FREED
             if part is PartStatus.FREED or after is not PartStatus.FREED:
                 continue
             incarnation = before.servers[server].incarnation

@@ -166,6 +166,8 @@ class Rules:
             if kind == "leases":
                 total += bool(live)
                 continue
+            if lease.relocation is not None:
+                live.discard(lease.relocation.uncounted)  # it has two parts, and counts once
             found = lease.suspension
             if found is not None and found.state is SuspensionState.SUSPENDED:
                 continue  # it counts as a lease alone

@@ -248,6 +248,8 @@ class GrantedIsWanted:
         """Judge the answer to a claim of these partitions; None for a lease long over."""
         if lease is not None and lease.history is not None and lease.history.moved_at:
             return  # It was granted what was claimed, and has other GPUs since.
+        if lease is not None and (lease.relocation is not None or lease.here_since):
+            return  # The same: on another server.
         if lease is not None and lease.partitions != claimed:
             text = f"lease {lease.id} was the answer to a claim of other partitions than it has"
             self._failures.fail("granted-is-wanted", text)

@@ -119,6 +119,10 @@ class ClientConnections:
         """Return the servers with a connection, in the order in which they came."""
         return tuple(self._by_server)
 
+    def has(self, server: ServerId) -> bool:
+        """Return whether there is a connection with a server."""
+        return server in self._by_server
+
     def abandon(self) -> None:
         """Record that the calls under way get no answer: the client is gone."""
         for pending in self._pending.values():

@@ -26,6 +26,7 @@ from gpupool.remoting.client.negotiation_actions import (
 )
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.cluster.client_connections import ClientConnections, Credentials
+from gpupool.simulations.cluster.moving_programs import ProgramMove
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
@@ -105,6 +106,7 @@ class ClientProcess(Process):
         self._ticket = b""
         self._letting_go: dict[LeaseId, tuple[_Lease, float]] = {}
         self.lease: _Lease | None = None
+        self._move: ProgramMove | None = None
         self.retired = False
         """Set when no new lease is to be asked for."""
 
@@ -328,12 +330,47 @@ class ClientProcess(Process):
             case m.LeaseEnded(lease, reason):
                 if self.lease is not None and self.lease.id == lease:
                     self._lost_lease(reason)
+            case m.LeaseLeaving():
+                self._leave(message)
             case _:
                 pass
+
+    def _leave(self, order: m.LeaseLeaving) -> None:
+        """Begin to go to another server; a program that has not begun yet stays."""
+        lease = self.lease
+        if lease is None or lease.id != order.lease or not lease.ready or self._move is not None:
+            return
+        (source,) = lease.servers
+        self._move = ProgramMove(
+            self._environment,
+            self,
+            self._connections,
+            order,
+            source,
+            lease.ticket,
+            self._random,
+            self._moved,
+        )
+        self._move.start()
+
+    def _moved(self, move: ProgramMove) -> None:
+        """Go on where the lease is now."""
+        self._move, lease = None, self.lease
+        if lease is None or lease.id != move.order.lease:
+            return
+        if move.gone:
+            lease.servers = (move.order.server,)
+            self._environment.trace.note(self.machine, "moved", f"lease {lease.id}")
+        (server,) = lease.servers
+        if not self._connections.has(server):
+            self._lost_lease("its server was lost while it was being moved")
 
     def left(self, server: ServerId, reason: str) -> None:
         """Go on without a server whose connection is gone."""
         if self._allocation is not None:
             self._do(self._allocation.left(server))
+        move = self._move
+        if move is not None and server == move.source and not move.decided:
+            return  # the lease may be another server's by now, which is being asked
         if self.lease is not None and server in self.lease.servers:
             self._lost_lease(reason)

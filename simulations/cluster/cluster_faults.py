@@ -406,6 +406,9 @@ class ClusterFaults:
             named = random.random() < 0.5 and count <= len(gpus)
             to = random.sample(gpus, count) if named else []  # else the pool chooses
             self._cluster.operator.move(lease, server, tuple(to))
+        elif what == "relocate" and state.leases:
+            lease = random.choice(sorted(state.leases))
+            self._cluster.operator.relocate(lease, self._draw_server(random))
         elif what == "drain-gpu":
             machine = self._environment.machines[random.choice(self.server_names())]
             gpu = random.choice(machine.gpus()).id

@@ -167,6 +167,11 @@ class Operator:
         number = self._random.randbytes(16)
         self._order(m.MoveLease(lease, server, (), to, number), lambda _at: None)
 
+    def relocate(self, lease: LeaseId, server: ServerId) -> None:
+        """Have a lease go on with another server."""
+        order = m.RelocateLease(lease, server, self._random.randbytes(16))
+        self._order(order, lambda _at: None)
+
     def silence(self, check: str, server: str, for_s: float) -> None:
         """Silence a check for so long, on one server or on all; 0: no more."""
         reason, number = "known" if for_s else None, self._random.randbytes(16)
@@ -293,6 +298,8 @@ def describe(order: m.Call) -> str:
             return f"{type(order).__name__} {order.lease}"
         case m.MoveLease():
             return f"move lease {order.lease} to {order.to or 'any'} of {order.server}"
+        case m.RelocateLease():
+            return f"move lease {order.lease} to {order.server}"
         case m.RemoveServer():
             return f"remove {order.server}"
         case m.SetSilence():

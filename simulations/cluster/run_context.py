@@ -29,6 +29,7 @@ from gpupool.simulations.checkers.preemption_checkers import (
     SuspensionsSettle,
 )
 from gpupool.simulations.checkers.promise_checker import PromisesDurable
+from gpupool.simulations.checkers.relocation_checkers import RelocationsEnd, RunsOnce
 from gpupool.simulations.checkers.safety_checkers import (
     AnswersInTime,
     DeadClientsLeave,
@@ -95,6 +96,7 @@ class Checkers:
         self.versions = VersionsAgree(failures)
         self.silences = SilencesEnd(failures)
         self.forgotten = ForgottenStay(failures)
+        self.relocations, self.ways = RunsOnce(failures), RelocationsEnd(failures)
 
 
 @dataclass(slots=True)

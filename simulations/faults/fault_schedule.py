@@ -399,4 +399,5 @@ EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "silence": _operate("silence"),
     "forget-user": _operate("forget-user"),
     "backup": _operate("backup"),
+    "relocate": _operate("relocate"),
 }

@@ -242,11 +242,13 @@ class SimulatedHost:
         self.weights = weights
 
     def depart(self, lease: LeaseId, target: ServerId | None) -> Departure:
-        """Let a lease go that runs nothing, and no other one."""
-        count = sum(worker.lease == lease for worker in self._machine.workers)
-        if count and target is not None:
-            return Departure(refusal="its program stays")
-        return Departure(ready=True)
+        """Let the one worker of a lease go, once it is ready."""
+        mine = [worker for worker in self._machine.workers if worker.lease == lease]
+        if target is None or any(each.dying or not each.counted for each in mine):
+            return Departure()
+        if len(mine) > 1:
+            return Departure(refusal=f"it has {len(mine)} processes")
+        return Departure(ready=True, session=b"a single process" if mine else b"")
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""

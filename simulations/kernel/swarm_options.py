@@ -82,6 +82,10 @@ NEWER_FROM = 100_000
 """The first seed that draws kinds of these. What earlier ones do is recorded, in traces and with
 broken builds, and stays as it is; each night tries later ones."""
 
+NEWEST_KINDS = ("relocate",)  # a lease to another server, by an operator
+NEWEST_FROM = 200_000
+"""The same of these."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -142,7 +146,8 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
     """
     some = _pick(seed, "some", 0.15, 0.3, 0.5)
     faults: list[tuple[str, float]] = []
-    for kind in FAULT_KINDS + (NEWER_KINDS if seed >= NEWER_FROM else ()):
+    newer = NEWER_KINDS if seed >= NEWER_FROM else ()
+    for kind in FAULT_KINDS + newer + (NEWEST_KINDS if seed >= NEWEST_FROM else ()):
         random = random_source(seed, f"options/{kind}")
         interval_s = random.choice((3.0, 6.0, 12.0, 25.0)) * (0.5 + random.random())
         if random.random() < some:

@@ -160,6 +160,7 @@ class LivenessPhase:
         environment.checkers.batches.observe(state, cluster.scheduler.now)
         environment.checkers.suspended.observe(state, now_ms, cluster.scheduler.now)
         environment.checkers.settled.observe(state, cluster.scheduler.now)
+        environment.checkers.ways.observe(state, cluster.scheduler.now)
 
     def _check_waiting(self) -> None:
         """Fail when a request could have been granted for long, and was not."""

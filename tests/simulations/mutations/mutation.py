@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from gpupool.pool.transitions.batches import ENDED_AT_ONCE_MAX
-from gpupool.simulations.kernel.swarm_options import NEWER_KINDS, Options, swarm
+from gpupool.simulations.kernel.swarm_options import NEWER_KINDS, NEWEST_KINDS, Options, swarm
 
 ONLY_WHERE_MEANT = (
     *("rotate-ca", "retire-ca", "drain-gpu", "sign", "bit", "suspend", "move"),
     *NEWER_KINDS,
+    *NEWEST_KINDS,
 )
 
 Broken = Callable[[], AbstractContextManager[None]]

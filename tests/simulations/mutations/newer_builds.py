@@ -9,6 +9,7 @@ from tests.simulations.mutations import (
     broken_versions,
 )
 from tests.simulations.mutations.broken_orders import ORDERS
+from tests.simulations.mutations.broken_relocations import RELOCATIONS
 from tests.simulations.mutations.mutation import Mutation, short
 
 from gpupool.simulations.kernel.swarm_options import Options
@@ -44,6 +45,7 @@ def _moving(options: Options) -> Options:
 
 NEWER = (
     *ORDERS,
+    *RELOCATIONS,
     Mutation(
         "revoked-stays-connected",
         "revoked-unserved",
