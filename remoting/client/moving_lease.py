@@ -39,7 +39,7 @@ LOG = logging.getLogger("gpupool.client")
 
 async def stays_where_it_is(_session: bytes, _offer: OpenedSession, _ask: Ask) -> str:
     """Have a program stay: nobody here can tell it that it is to go."""
-    return "its program was not started by gpupool run, which would tell it"
+    return "its lease is held by gpupool alloc or a Python program, which does not tell it to go"
 
 
 class LeaseMove:

@@ -1,5 +1,6 @@
 """Programs that go to another server in mid-run, on real pools with emulated GPUs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def test_a_program_prints_what_one_prints_that_stays(live_pool: LivePool, tmp_pa
     assert live_pool.granted() == 0
 
 
+SLEEPS = "import time; time.sleep(1000)"
 STOPPED = """
 import os, sys, time
 import cupy as cp
@@ -73,7 +75,9 @@ from cupy._door import moving
 step, folder = sys.argv[1:]
 real = getattr(moving, step)
 def reached(*args, **kwargs):
-    open(folder + '/reached', 'w').close()
+    with open(folder + '/pid', 'w') as file:
+        file.write(str(os.getpid()))
+    os.rename(folder + '/pid', folder + '/reached')
     while not os.path.exists(folder + '/goes-on'):
         time.sleep(0.01)
     return real(*args, **kwargs)
@@ -105,7 +109,7 @@ def goes_on(program: "subprocess.Popen[str]", count: int = 300) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("killed", ["a", "b", "client"])
+@pytest.mark.parametrize("killed", ["a", "b", "client", "program"])
 @pytest.mark.parametrize("step", STEPS)
 def test_what_is_killed_on_the_way(step: str, killed: str, tmp_path: Path) -> None:
     """The program goes on where the pool has its lease, and nowhere else."""
@@ -120,6 +124,8 @@ def test_what_is_killed_on_the_way(step: str, killed: str, tmp_path: Path) -> No
         wait_for(tmp_path / "reached")
         if killed == "client":
             program.kill()
+        elif killed == "program":
+            os.kill(int((tmp_path / "reached").read_text()), signal.SIGKILL)
         else:
             pool.servers[killed].end(signal.SIGKILL)
         (tmp_path / "goes-on").touch()
@@ -132,11 +138,32 @@ def test_what_is_killed_on_the_way(step: str, killed: str, tmp_path: Path) -> No
                 "b" if has_gone else "a"
             }
             program.kill()
-        elif killed != "client":
+        elif killed in ("a", "b"):
             assert not goes_on(program, 10_000)
             assert program.wait(60) == ExitCode.RUN_FAILED, program.stderr
         mover.wait(60)
         pool.wait_until(lambda view: not [e for e in view["leases"] if e["state"] == "held"])
+
+
+@pytest.mark.long
+def test_a_held_lease_goes_while_nobody_uses_it(live_pool: LivePool) -> None:
+    taken = live_pool.run("alloc", "-p", "0.5", "--server", "a")
+    assert taken.returncode == 0, taken.stderr
+    lease = taken.stdout.strip()
+    done = live_pool.run("move", lease, "--to", "b")
+    assert done.returncode == 0, done.stderr
+    assert f"lease {lease} goes on with GPU 0 of b\n" in done.stderr
+    source = "import cupy; print(int(cupy.arange(3).sum()), flush=True)"
+    one = live_pool.run("run", "--lease", lease, *PYTHON, source)
+    assert one.stdout == "3\n", one.stderr
+    program = live_pool.spawn("run", "--lease", lease, *PYTHON, f"{source}; {SLEEPS}")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "3\n"
+    done = live_pool.run("move", lease, "--to", "a")
+    assert done.returncode == ExitCode.NOT_NOW
+    assert "its lease is held by gpupool alloc or a Python program, which does not" in done.stderr
+    program.kill()
+    assert live_pool.run("release", lease).returncode == 0
 
 
 @pytest.mark.long
