@@ -65,7 +65,7 @@ def move(credentials: str | None, lease: int, targets: tuple[str, ...]) -> None:
             if found is None:
                 hint = '"gpupool leases" shows those that it has'
                 raise UsageError(f"the pool has no lease {lease_name(LeaseId(lease))}", hint=hint)
-            server, gpus = _target(view, found, targets)
+            server, gpus = target_of(view, found, targets)
             if server in {part.server for part in found.partitions} or gpus:
                 said = await _order(pool, found, server, (), gpus)
             else:
@@ -220,7 +220,7 @@ def _places_text(view: "PoolView", lease: "LeaseView") -> str:
     return ", ".join(places)
 
 
-def _target(
+def target_of(
     view: "PoolView", lease: "LeaseView", targets: Sequence[str]
 ) -> tuple[ServerId, tuple[GpuId, ...]]:
     """Return the server and the GPUs that the words of ``--to`` name; no GPUs for a server.

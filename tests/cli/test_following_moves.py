@@ -7,11 +7,11 @@ import pytest
 import trio.testing
 from tests.cli.conftest import GIB, gpu, pool, server
 
-from gpupool.cli.commands.moves import arrived
+from gpupool.cli.commands.moves import arrived, target_of
 from gpupool.cli.lib.rows import PoolSnapshot, lease_rows, leases_as_hosts_say
-from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError
-from gpupool.pool.model.ids import GpuId
-from gpupool.pool.model.state import Partition
+from gpupool.pool.errors import GpupoolError, LeaseLostError, NotNowError, UsageError
+from gpupool.pool.model.ids import GpuId, Milliseconds
+from gpupool.pool.model.state import Event, Partition
 from gpupool.pool.telemetry import SessionTelemetry, Telemetry
 from gpupool.pool.view import LeaseView, PoolView
 
@@ -109,3 +109,38 @@ def test_a_list_of_leases_says_what_cannot_be_suspended_before_any_attempt() -> 
         assert [row.reason for row in lease_rows(snapshot)] == [reason]
         (known,) = leases_as_hosts_say(snapshot)
         assert known == replace(lease, not_suspendable=told)
+
+
+# --- to another server ----------------------------------------------------------------------------
+
+
+def test_a_word_names_a_gpu_of_its_servers_or_any_server() -> None:
+    servers = (server(0, (gpu(0, 0), gpu(0, 1))), server(1, (gpu(1, 0),)))
+    view, (mine, other) = replace(pool(*servers), leases=(LEASE,)), servers
+    assert target_of(view, LEASE, ["1"]) == (mine.id, (GpuId("GPU-0-1"),))
+    assert target_of(view, LEASE, [mine.name]) == (mine.id, ())
+    assert target_of(view, LEASE, [other.name]) == (other.id, ())
+    both = replace(view, servers=(mine, replace(other, name="1")))
+    with pytest.raises(UsageError) as found:
+        target_of(both, LEASE, ["1"])
+    assert found.value.what == "1 is a GPU of server-a, and a server of the pool"
+    assert target_of(both, LEASE, [other.id]) == (other.id, ())
+    assert target_of(both, LEASE, ["GPU-0-1"]) == (mine.id, (GpuId("GPU-0-1"),))
+
+
+async def test_why_it_did_not_go_is_said_when_the_table_has_forgotten_it(
+    autojump_clock: Clock,
+) -> None:
+    moving = replace(LEASE, state="moving", reason="to server-b, by ada")
+    stays = replace(LEASE, not_moved="it has a sparse matrix")
+    assert (await failure(NotNowError, moving, stays))[1] == "it has a sparse matrix"
+    event = Event(Milliseconds(0), "not-moved", LEASE.name, "its old server did not answer")
+    told = replace(HERE, events=(event,))
+
+    class Later(Looks):
+        async def view(self) -> PoolView:
+            return replace(told, leases=(await super().view()).leases)
+
+    with pytest.raises(NotNowError) as found:
+        await follow(Later(moving, LEASE))
+    assert found.value.why == "its old server did not answer"
