@@ -66,6 +66,9 @@ class Agent:
     async def _serve(self, accepted: trio.socket.SocketType) -> None:
         async with trio.SocketStream(accepted) as stream:
             request = json.loads(await stream.receive_some(65536))
+            if request["op"] != "session":  # as a run that has no orders for its program
+                await stream.send_all(b'{"ok": false}\n')
+                return
             info = await self.kit.host.open_session(
                 self.lease,
                 self.lease.partitions,
