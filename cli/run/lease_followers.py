@@ -70,6 +70,12 @@ def parse_follow_request(fields: dict[str, object]) -> FollowRequest | None:
     return FollowLease(text[:SESSION_LENGTH_MAX])
 
 
+def move_line(offer: OpenedSession) -> bytes:
+    """Return the order to go on with the worker of an offer."""
+    body = {"op": "move", "offer": to_plain(offer)}
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
 @dataclass(slots=True)
 class _Move:
     """One process that was told to go."""
@@ -93,10 +99,9 @@ class Followers:
         if stream is None:
             return "its program uses an older cupy of gpupool, or does not run on this machine"
         move = self._moves[stream] = _Move(ask)
-        line = json.dumps({"op": "move", "offer": to_plain(offer)}, separators=(",", ":"))
         try:
             with trio.move_on_after(PATIENCE_S) as patience:
-                await self._send(stream, line.encode() + b"\n")
+                await self._send(stream, move_line(offer))
                 await move.over.wait()
         finally:
             del self._moves[stream]

@@ -188,6 +188,20 @@ def test_what_stays_says_why(live_pool: LivePool) -> None:
 
 
 @pytest.mark.long
+def test_a_program_of_two_processes_stays(live_pool: LivePool) -> None:
+    source = "import os, cupy, time; os.fork(); print(int(cupy.arange(3).sum()), flush=True)"
+    words = ("run", "-p", "0.5", "--server", "a", *PYTHON, f"{source}; {SLEEPS}")
+    program = live_pool.spawn(*words)
+    assert program.stdout is not None
+    assert [program.stdout.readline() for _ in range(2)] == ["3\n"] * 2
+    lease = lease_of(live_pool)["name"]
+    done = live_pool.run("move", lease, "--to", "b")
+    assert done.returncode == ExitCode.NOT_NOW
+    assert "it has 2 processes, and one alone can be moved" in done.stderr
+    program.kill()
+
+
+@pytest.mark.long
 def test_a_drained_server_is_left_by_all_that_can_go(live_pool: LivePool) -> None:
     program = live_pool.spawn("run", "-p", "0.5", "--server", "a", *PYTHON, ENDLESS)
     assert goes_on(program, 10)

@@ -14,7 +14,7 @@ from typing import Any
 from tests.golden.samples import bare, full
 from tests.remoting.array_api import door_kit
 
-from gpupool.cli.run import agent, held_leases
+from gpupool.cli.run import agent, held_leases, lease_followers
 from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.server.records import audit_file
 from gpupool.cli.server.state_dir import IDENTITY, Member, ServerIdentity, open_state_dir
@@ -214,6 +214,9 @@ AGENT_REQUESTS: dict[str, tuple[bytes, agent.AgentRequest]] = {
     "check": (b'{"op":"check"}', agent.CheckLease()),
     "watch": (b'{"op":"watch"}', agent.Watch()),
     "release": (b'{"op":"release"}', agent.ReleaseLease()),
+    "follow": (b'{"op":"follow","session":"ab12"}', lease_followers.FollowLease("ab12")),
+    "go on": (b'{"op":"go-on"}', lease_followers.AskToGoOn()),
+    "moved": (b'{"op":"moved","stays":"it is busy"}', lease_followers.MoveDone("it is busy")),
 }
 HOLDER = replace(full(held_leases.HeldRecord, "held"), format=held_leases.FORMAT)
 IDENTITY_SAMPLE = ServerIdentity(
@@ -237,6 +240,7 @@ def agents() -> dict[str, bytes]:
     failure = GpupoolError("what", why="why", hint="hint")
     found["agent: session"] = agent.success_line("7f3a", [answer], ["a notice"])
     found["agent: failure"] = agent.failure_line(failure)
+    found["agent: move"] = lease_followers.move_line(answer)
     found["agent: lost"] = agent.lost_line("the lease is gone")
     found["agent: notice"] = agent.notice_line("it ends soon")
     found["settings passed on"] = (" ".join(driver_variables.ALLOWED) + "\n").encode()

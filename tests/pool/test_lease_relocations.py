@@ -11,8 +11,11 @@ from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, Se
 from gpupool.pool.model.relocation import RELOCATION_MS, Relocation, RelocationState
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, Partition, PartStatus, PoolState, Request
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader
+from gpupool.pool.refused_orders import places_text, refusal_of
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.view_building import build_view
 
 C, D, E = (ServerId(letter * 12) for letter in "cde")
 R = RelocationState
@@ -393,6 +396,35 @@ def test_the_old_server_kills_what_is_left_before_it_frees_its_part() -> None:
     assert (plan.kill, plan.propose) == ((lease,), ())
     assert plan_host(pool.state, C, ONE, {}, {}, {}).propose == (pool.freed(lease, C),)
     assert plan_host(pool.state, D, ONE, {lease: 1}, {}, {}).kill == ()
+
+
+# --- what people see ------------------------------------------------------------------------------
+
+
+def test_a_view_shows_where_it_goes_and_where_it_is() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+
+    def look() -> tuple[str, str, str, list[ServerId]]:
+        health = RaftHealth(Role.LEADER, C, 1, 1, 1, (C,), (), 0.0, {}, 0)
+        [shown] = build_view(pool.state, health, C, pool.now_ms).leases
+        return shown.state, shown.reason, shown.not_moved, [p.server for p in shown.partitions]
+
+    assert pool.go(lease).ok
+    assert look() == ("moving", "to d, by ada", "", [C, D])
+    assert pool.refuse(lease).ok
+    assert look() == ("held", "", "it will not", [C])
+    assert places_text(pool.state, pool.lease(lease)) == "GPU 0 of c"
+    assert pool.do(pool.freed(lease, D)).ok
+    assert pool.go(lease).ok
+    before = pool.lease(lease)
+    again = c.RelocateLease(lease, E, "ada")
+    error = refusal_of(again, before, pool.do(again), pool.state)
+    assert error.what == f"lease {lease:04x} was not moved, and is being moved to d"
+    assert pool.confirm(lease).ok
+    assert look() == ("held", "", "", [D])
+    assert pool.do(c.ServerContact(C, ONE, reachable=False)).ok
+    assert look()[0] == "held", "the old server has nothing of it that counts"
 
 
 # --- any order ------------------------------------------------------------------------------------
