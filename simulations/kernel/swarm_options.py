@@ -83,8 +83,8 @@ NEWER_FROM = 100_000
 broken builds, and stays as it is; each night tries later ones."""
 
 NEWEST_KINDS = ("relocate",)  # a lease to another server, by an operator
-NEWEST_FROM = 200_000
-"""The same of these."""
+NEWEST_FROM = 10_000_000
+"""The same of these: recorded seeds go up to 7,000,002."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
