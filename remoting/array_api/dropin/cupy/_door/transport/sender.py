@@ -29,7 +29,7 @@ from cupy._door.transport.link import Link, watch
 from cupy._door.transport.receiver import Receiver, Reply
 
 BATCH_CALLS = 64
-#: How long a wait for room in the socket, or for the worker's frames, lasts at most.
+#: How long a wait for room in the socket, the worker's frames or another thread lasts at most.
 POLL_S = 0.05
 #: Bytes from which a frame that TLS encrypts is worth a thread of its own.
 ASIDE_MIN = 1 << 20
@@ -228,7 +228,9 @@ class Sender:
         try:
             # One call from C: an interrupt comes before the thread has begun, or when it is known.
             begun.extend(map(_thread.start_new_thread, (send,), ((),)))
-            done.wait()
+            # A signal between Python's last look and the wait does not end the wait.
+            while not done.wait(POLL_S):
+                pass
         except BaseException:
             if begun:
                 self._stop = True
