@@ -21,7 +21,7 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, Zone
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Gpu, PoolState, Request, TokenKind, with_changes
+from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind, with_changes
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.pool.scheduling.placement import make_offer
@@ -169,6 +169,15 @@ class Pool:
         assert result.ok, result
         assert result.lease is not None
         return result.lease
+
+    def hold(self, *places: tuple[GpuId, int], user: str = "ada") -> LeaseId:
+        """Grant GPUs with so many GiB of each."""
+        request = Request(self.request().id, len(places), memory=places[0][1] * GIB, across=True)
+        parts = tuple(Partition(ServerId(name[:12]), name, gib * GIB) for name, gib in places)
+        incarnations = dict.fromkeys({part.server for part in parts}, ONE)
+        done = self.do(c.Grant(request, user, TokenId(user), bytes(32), parts, incarnations))
+        assert done.lease is not None, done
+        return done.lease
 
     def end(self, lease: LeaseId) -> None:
         """End a lease to the last."""

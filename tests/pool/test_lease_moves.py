@@ -29,15 +29,6 @@ class Moving(Pool):
     def __init__(self, policy: str = "", gpu_count: int = 4, *, emulated: bool = True) -> None:
         super().__init__(policy, gpu_count=gpu_count, emulated=emulated)
 
-    def hold(self, *places: tuple[GpuId, int], user: str = "ada") -> LeaseId:
-        """Grant GPUs with so many GiB of each."""
-        request = Request(self.request().id, len(places), memory=places[0][1] * GIB, across=True)
-        parts = tuple(Partition(ServerId(name[:12]), name, gib * GIB) for name, gib in places)
-        incarnations = dict.fromkeys({part.server for part in parts}, ONE)
-        done = self.do(c.Grant(request, user, TokenId(user), bytes(32), parts, incarnations))
-        assert done.lease is not None, done
-        return done.lease
-
     def move(
         self,
         lease: LeaseId,

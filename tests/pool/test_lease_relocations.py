@@ -7,10 +7,10 @@ from tests.pool.policy_kit import GIB, MONDAY_MS, ONE, Pool, founding
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.relocation import RELOCATION_MS, Relocation, RelocationState
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Lease, Partition, PartStatus, PoolState, Request
+from gpupool.pool.model.state import Lease, PartStatus, PoolState
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import plan_host, plan_leader
 from gpupool.pool.refused_orders import places_text, refusal_of
@@ -46,14 +46,6 @@ class Going(Pool):
         start = Incarnation(incarnation)
         text = ("x:1", "1", "580.2", "13.0")
         return c.ServerUp(server, start, *text, gpus, {}, accounts=True, formats=9)
-
-    def hold(self, *places: tuple[GpuId, int], user: str = "ada") -> LeaseId:
-        request = Request(self.request().id, len(places), memory=places[0][1] * GIB, across=True)
-        parts = tuple(Partition(ServerId(name[:12]), name, gib * GIB) for name, gib in places)
-        incarnations = dict.fromkeys({part.server for part in parts}, ONE)
-        done = self.do(c.Grant(request, user, TokenId(user), bytes(32), parts, incarnations))
-        assert done.lease is not None, done
-        return done.lease
 
     def go(
         self, lease: LeaseId, target: ServerId = D, by: str = "ada", order: bytes = b""

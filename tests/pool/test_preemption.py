@@ -75,7 +75,7 @@ class Preempting(Pool):
         found = self.state.leases[lease].suspension
         return found.state.value if found is not None else "held"
 
-    def hold(self, user: str, *parts: tuple[int, int], preemptible: bool = False) -> LeaseId:
+    def hold_for(self, user: str, *parts: tuple[int, int], preemptible: bool = False) -> LeaseId:
         """Grant a lease of so many GiB on these GPUs of the first server."""
         memory = parts[0][1] * GIB
         request = Request(
@@ -161,8 +161,8 @@ def test_what_the_rules_protect_is_never_chosen(policy: str, user: str, why: str
 
 def test_a_request_can_say_that_it_is_preemptible() -> None:
     pool = small("[class.s]\nusers = ['boss']\npriority = 1\n", gpu_count=2)
-    pool.hold("cy", (0, 80))
-    willing = pool.hold("cy", (1, 80), preemptible=True)
+    pool.hold_for("cy", (0, 80))
+    willing = pool.hold_for("cy", (1, 80), preemptible=True)
     pool.wait("boss", pool.request())
     assert pool.suspensions() == [willing]
 
@@ -225,7 +225,7 @@ def test_apply_judges_by_its_own_instant_whatever_was_asked_before() -> None:
 
 def test_a_lease_that_could_not_be_suspended_is_left_alone_and_another_chosen() -> None:
     pool = small()
-    first, second = pool.hold("ada", (0, 80)), pool.hold("bob", (1, 80))
+    first, second = pool.hold_for("ada", (0, 80)), pool.hold_for("bob", (1, 80))
     pool.wait("boss", pool.request())
     [order] = pool.lead()
     chosen = next(each for each in (first, second) if pool.phase(each) == "suspending")
@@ -248,7 +248,7 @@ def test_the_fewest_bytes_then_the_lowest_priority_then_the_latest_resumed() -> 
         ((60, 60), ("ada", "cy"), 0),
     ):
         pool = small(text)
-        held = [pool.hold(users[n], (n, sizes[n])) for n in range(2)]
+        held = [pool.hold_for(users[n], (n, sizes[n])) for n in range(2)]
         pool.wait("boss", pool.request(fraction=1))
         assert pool.suspensions() == [held[expected]]
     pool = small(text)
@@ -389,7 +389,7 @@ def test_a_window_suspends_and_they_go_on_when_it_closes() -> None:
 
 def test_a_starved_suspended_lease_has_its_gpus_kept_from_others() -> None:
     pool = small(gpu_count=1)
-    lease = pool.hold("ada", (0, 60))
+    lease = pool.hold_for("ada", (0, 60))
     request = Request(pool.request().id, 1, memory=60 * GIB)
     pool.wait("boss", request)
     pool.lead()
@@ -442,7 +442,7 @@ def crowded(draw: st.DrawFn) -> tuple[Preempting, Request]:
         size = min(room, draw(st.sampled_from([10, 20, 20, 40, 80])))
         if size:
             user = draw(st.sampled_from(["ada", "bob", "cy", "dee", "boss"]))
-            pool.hold(user, *((gpu, size) for gpu in gpus), preemptible=draw(st.booleans()))
+            pool.hold_for(user, *((gpu, size) for gpu in gpus), preemptible=draw(st.booleans()))
             for gpu in gpus:
                 free[gpu] -= size
             pool.later(draw(st.sampled_from([0, 1000])))
