@@ -114,7 +114,7 @@ def test_each_step_of_the_choice_is_explained(
     pool = small(CLASSES)
     leases = list[int]()
     for user, gpu, size in held:
-        leases.append(pool.hold(user, (gpu, size)))
+        leases.append(pool.hold_for(user, (gpu, size)))
         pool.later(MINUTE_MS)
     kind, lines = explain(pool.state, "boss", pool.request(fraction=1))
     assert kind == "busy"
@@ -127,7 +127,7 @@ def test_each_step_of_the_choice_is_explained(
 def test_what_is_explained_is_what_happens() -> None:
     pool = small(CLASSES)
     for gpu, size in ((0, 20), (0, 20), (0, 40), (1, 80)):
-        pool.hold("ada", (gpu, size))
+        pool.hold_for("ada", (gpu, size))
     request = pool.request(memory=60 * GIB)
     told = {line[:10] for line in explain(pool.state, "boss", request)[1] if "for it: " in line}
     sizes = "these 2 leases move 60 GiB, and none of them can be left out"
@@ -174,7 +174,7 @@ def test_who_has_no_right_to_others_memory_is_told_so() -> None:
 def test_not_every_lease_of_a_large_pool_is_compared() -> None:
     pool = small(CLASSES, gpu_count=SPARED_MAX + 2)
     for gpu in range(SPARED_MAX + 2):
-        pool.hold("ada", (gpu, 80 - gpu))
+        pool.hold_for("ada", (gpu, 80 - gpu))
     _, lines = explain(pool.state, "boss", pool.request(fraction=1))
     compared = [line for line in lines if "would be moved with it" in line]
     assert len(compared) == COMPARED_MAX
