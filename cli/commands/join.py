@@ -168,6 +168,11 @@ if TYPE_CHECKING:
     help="Memory of this machine for what suspended programs have on GPUs (default: half of it).",
 )
 @click.option(
+    "--suspend-spill",
+    metavar="DIR",
+    help="Folder for what does not fit into that; encrypted, and gone when the server ends.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @verbose_option
@@ -235,6 +240,7 @@ def command(
         drain_timeout_s=drain_timeout,
         labels=labels,
         suspend_memory=-1 if (size := more.pop("suspend_memory")) is None else size,
+        suspend_spill=Path(spill).absolute() if (spill := more.pop("suspend_spill")) else None,
         history=history_settings(*(more.pop(each) for each in HISTORY_OPTIONS)),
         web=_web_options(**more),
         drain_for=drain_for,

@@ -61,7 +61,6 @@ from gpupool.pool.table_clock import TableClock
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.host.isolation.confinement import nccl_networks, nccl_ports, wanted
-from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
@@ -190,7 +189,7 @@ class _Server:
             state_dir=self._state.path,
             address_of=self._address_of,
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
-            limits=HostLimits(suspend_memory=self._options.suspend_memory),
+            limits=self._options.host_limits(),
             confine=wanted(os.environ),
             ports=nccl_ports(os.environ),
             networks=nccl_networks(os.environ),

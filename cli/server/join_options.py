@@ -7,6 +7,7 @@ from gpupool.cli.lib.values import Emulation
 from gpupool.monitoring.history.history_settings import HistorySettings
 from gpupool.pool.errors import UsageError
 from gpupool.remoting.devices.fault_script import Entry, ScriptError, parse_script
+from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.web_certificate import SiteFiles
 
@@ -48,6 +49,11 @@ class JoinOptions:
     web: WebOptions | None = None  # None: no HTTPS
     drain_for: tuple[str, ...] = ()  # signs of a failing GPU, for which it is drained
     suspend_memory: int = -1  # bytes for what suspended leases have on GPUs; below 0: the default
+    suspend_spill: Path | None = None  # a folder for what does not fit into that
+
+    def host_limits(self) -> HostLimits:
+        """Return the bounds of the host's sessions."""
+        return HostLimits(suspend_memory=self.suspend_memory, suspend_spill=self.suspend_spill)
 
 
 HISTORY_SIZE_MIN = 16 << 20

@@ -190,6 +190,8 @@ def _separate(options: JoinOptions, log: logging.Logger) -> Separated:
     except OSError as error:
         raise GpupoolError("this server cannot give up root's rights", why=str(error)) from error
     writable = [place, _runtime_dir()]
+    if options.suspend_spill is not None and options.suspend_spill.is_dir():
+        writable.append(options.suspend_spill)
     if not unprivileged.restrict_files(readable, writable):
         log.info("this server is not confined to its files: the kernel has no Landlock")
     return Separated(replace(options, state_dir=place), keeper, login_writer, signer)

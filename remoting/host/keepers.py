@@ -56,8 +56,10 @@ class Keeper(Protocol):
         """Give a worker to a lease."""
         ...
 
-    async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
-        """Take workers of a lease off their GPUs: all of them, or none."""
+    async def suspend(
+        self, request: keeper_messages.SuspendWorkers, file: int = -1
+    ) -> keeper_messages.Moved:
+        """Take workers of a lease off their GPUs: all of them, or none; the file stays ours."""
         ...
 
     async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
@@ -133,9 +135,11 @@ class OwnKeeper:
             lambda: self.keeper.assign(number, lease, gpus, memory, user, across=across)
         )
 
-    async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+    async def suspend(
+        self, request: keeper_messages.SuspendWorkers, file: int = -1
+    ) -> keeper_messages.Moved:
         """Take workers of a lease off their GPUs: all of them, or none."""
-        return await self._on_thread(lambda: self.keeper.suspend(request))
+        return await self._on_thread(lambda: self.keeper.suspend(request, file))
 
     async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
         """Let suspended workers go on, all at once."""

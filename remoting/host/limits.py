@@ -1,6 +1,7 @@
 """Bounds and intervals of a host: what one lease, one worker and all workers may take."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpupool.pool.user_bound import UserBound
 
@@ -33,3 +34,5 @@ class HostLimits:
     files_part: float = 1 / 8
     #: Bytes of the server's memory for what suspended leases have on its GPUs; below 0: half of it.
     suspend_memory: int = -1
+    #: Where what does not fit into that goes; None: it is refused.
+    suspend_spill: Path | None = None

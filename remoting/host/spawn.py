@@ -19,6 +19,7 @@ from gpupool.remoting.host.isolation.users import UID_BASE, UID_COUNT, LeaseUser
 from gpupool.remoting.host.measuring.unnamed_files import unnamed_files
 from gpupool.remoting.host.measuring.worker_files import Place, family_of
 from gpupool.remoting.host.remove_tree import remove_tree
+from gpupool.remoting.host.suspension.spilled_memory import SpilledMemory
 from gpupool.remoting.protocol import worker_messages
 
 ENVIRONMENT_PASSED = (
@@ -62,6 +63,7 @@ class KeptWorker:
     group: WorkerGroup | None = None  # of control, with all that it starts
     #: Where its GPU memory would be restored, by its GPUs, after a move that was not done.
     saved_on: Mapping[str, str] = field(default_factory=dict[str, str])
+    spilled: SpilledMemory | None = None  # what it has on a disk while it is suspended
     user_name: str = ""  # whose lease it is, once it may have that user's kernels
 
     @property

@@ -63,6 +63,7 @@ from gpupool.remoting.host.measuring.session_meter import (
 from gpupool.remoting.host.memory_watchdog import MemoryWatchdog
 from gpupool.remoting.host.session_opener import SessionOpener
 from gpupool.remoting.host.sharing.arbiter import Arbiter
+from gpupool.remoting.host.suspension.room import Room
 from gpupool.remoting.host.suspension.suspensions import Means, Suspensions
 from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
 from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
@@ -175,7 +176,6 @@ class HostSupervisor:
             keeper=self.keeper,
             budget=self.budget,
             allowance=lambda lease: self.watchdog.lasting_limit(lease),
-            memory_available=lambda: (host_memory.available(), machine),
             sample=lambda: self.inventory.sample(self.watchdog.own_use),
             free_on=self.inventory.free_on,
             instances=lambda: frozenset(gpu.id for gpu in self.gpus() if gpu.parent),
@@ -184,7 +184,12 @@ class HostSupervisor:
             arbiter=self._arbiter,
             log=self._log,
         )
-        return Suspensions(means, part if part >= 0 else machine // 2)
+        room = Room(
+            part if part >= 0 else machine // 2,
+            lambda: (host_memory.available(), machine),
+            self._limits.suspend_spill,
+        )
+        return Suspensions(means, room)
 
     def _make_opener(self) -> SessionOpener:
         return SessionOpener(
@@ -202,6 +207,7 @@ class HostSupervisor:
         """Serve until cancelled; every worker is gone when this returns."""
         listener = bind_unix_listener(self._runtime_dir)
         try:
+            self._suspensions.room.check()
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(self._lease_network.run)

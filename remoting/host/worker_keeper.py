@@ -282,8 +282,14 @@ class WorkerKeeper:
             raise GpupoolError("no filter can be loaded", why=str(error)) from error
         return held_sockets.load(held_sockets.lease_program(allowed))
 
-    def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+    def suspend(
+        self, request: keeper_messages.SuspendWorkers, file: int = -1
+    ) -> keeper_messages.Moved:
         """Take workers of a lease off their GPUs: all of them, or none. Takes seconds.
+
+        Args:
+            request: which, and by what bounds.
+            file: descriptor of the file to which their memory goes, if it is to; the caller's.
 
         Raises:
             GpupoolError: when there is no such worker.
@@ -295,7 +301,10 @@ class WorkerKeeper:
         if _any_uses_nccl(saved):
             return keeper_messages.Moved(USES_NCCL)
         self._bound(stopped + saved, request.memory)
-        moved = kept_workers.suspend(stopped, saved, request.size)
+        if request.spill and file < 0:
+            raise GpupoolError("nothing can be suspended", why="there is no file for it")
+        to = file if request.spill else -1
+        moved = kept_workers.suspend(stopped, saved, request.size, to)
         if moved.problem:
             self._bound(stopped + saved, request.memory_after)
         return moved
@@ -351,6 +360,8 @@ class WorkerKeeper:
         except Exception as error:  # noqa: BLE001 - one worker must not end all others
             self._log(f"{worker.label}: its remains cannot be removed: {error!r}")
         worker.line.close()
+        if worker.spilled is not None:
+            worker.spilled.close()
         with self._lock:
             if worker.user is not None:
                 self._users.give_back(worker.user, gone=gone)

@@ -104,11 +104,14 @@ class KeeperServer:
             )
         else:
             self._places.acquire()
+            file = _file_of(request, descriptors)
 
             def run() -> None:
                 try:
-                    self._answer(call, lambda: (self._try_slow(request), -1))
+                    self._answer(call, lambda: (self._try_slow(request, file), -1))
                 finally:
+                    if file >= 0:
+                        os.close(file)
                     self._places.release()
 
             self._threads.submit(run)
@@ -137,17 +140,17 @@ class KeeperServer:
             raise GpupoolError("no worker can be started", why="it has no socket and pipe")
         return self._keeper.start(number, *descriptors)
 
-    def _try_slow(self, request: keeper_messages.Request) -> keeper_messages.Answer:
+    def _try_slow(self, request: keeper_messages.Request, file: int) -> keeper_messages.Answer:
         """Carry a call out; a bug gets an answer too, because the server waits whatever comes."""
         try:
-            return self._slow(request)
+            return self._slow(request, file)
         except (GpupoolError, OSError):
             raise
         except Exception as error:  # which a thread would keep to itself
             self._log(f"a {type(request).__name__} failed by a bug of gpupool: {error!r}")
             raise GpupoolError(_CANNOT, why=repr(error)[:200]) from error
 
-    def _slow(self, request: keeper_messages.Request) -> keeper_messages.Answer:
+    def _slow(self, request: keeper_messages.Request, file: int) -> keeper_messages.Answer:
         keeper = self._keeper
         match request:
             case keeper_messages.Open():
@@ -168,7 +171,7 @@ class KeeperServer:
                     across=request.across,
                 )
             case keeper_messages.SuspendWorkers():
-                return keeper.suspend(request)
+                return keeper.suspend(request, file)
             case keeper_messages.ResumeWorkers():
                 return keeper.resume(request)
             case keeper_messages.BuryWorker():
@@ -197,6 +200,17 @@ class KeeperServer:
             self._keeper.kill(number)
         self._threads.shutdown()
         self._keeper.close()
+
+
+def _file_of(request: keeper_messages.Request, descriptors: Sequence[int]) -> int:
+    """Return a descriptor of our own for the file that came with a request; -1: there is none."""
+    wanted = isinstance(request, keeper_messages.SuspendWorkers) and request.spill
+    if not wanted or len(descriptors) != 1 or not stat.S_ISREG(os.fstat(descriptors[0]).st_mode):
+        return -1
+    try:
+        return os.dup(descriptors[0])
+    except OSError:
+        return -1
 
 
 def wait_for_lock(path: Path) -> int:

@@ -121,9 +121,12 @@ class RemoteKeeper:
         request = keeper_messages.AssignWorker(number, lease, gpus, memory, user, across)
         return await self._ask(request, keeper_messages.AssignedUser)
 
-    async def suspend(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+    async def suspend(
+        self, request: keeper_messages.SuspendWorkers, file: int = -1
+    ) -> keeper_messages.Moved:
         """Take workers of a lease off their GPUs: all of them, or none."""
-        return await self._ask(request, keeper_messages.Moved)
+        files = (file,) if file >= 0 else ()
+        return _answer(await self._call(request, files), keeper_messages.Moved)
 
     async def resume(self, request: keeper_messages.ResumeWorkers) -> keeper_messages.Moved:
         """Let suspended workers go on, all at once."""

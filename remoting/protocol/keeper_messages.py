@@ -100,6 +100,8 @@ class SuspendWorkers:
     size: int  # bytes of that, about
     memory: int  # bytes of this machine's memory that the lease may have meanwhile
     memory_after: int  # the same when it has not been done
+    #: Those bytes go on to a disk; an empty file for them comes with it.
+    spill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ class Moved:
     lost: tuple[int, ...] = ()  # workers that can neither run nor be resumed
     stopped: tuple[int, ...] = ()  # workers that turned out to have nothing on a GPU
     unmoved: bool = False  # they can be resumed on the GPUs that they were on, not on the others
+    spilled: int = 0  # bytes that are on the disk, and not in memory
 
 
 @dataclass(frozen=True, slots=True)

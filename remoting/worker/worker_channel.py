@@ -61,6 +61,10 @@ class WorkerChannel:
         """Close this end."""
         self._socket.close()
 
+    def detach(self) -> int:
+        """Return the descriptor of this end, which is the caller's from now on."""
+        return self._socket.detach()
+
     def _take(self) -> int:
         if not self._descriptors:
             raise RemoteProtocolError("message without its descriptor")

@@ -211,7 +211,11 @@ class Worker:
         budget = self._channel.take_descriptor()
         if self._own_uid:
             self._become(assign.uid)
-        self._keeper.close()
+        if all(device.emulated for device in assign.devices):
+            self._keeper.close()
+        else:
+            spilled: Any = importlib.import_module("gpupool.remoting.driver_api.executor.spilled")
+            spilled.serve(self._keeper.detach())
         if self._filtered:
             tcp = self._may_use_tcp and assign.servers > 1
             if tcp and self._asks and self._listener_to is None:

@@ -64,7 +64,7 @@ def step():
     stream.synchronize()
     rows[...] = rows * 3
     for each in all_kinds:
-        each[1:4, ::3] = each[2:5, 1::3]
+        each[1:4, ::3] = each[2:5, ::3]
     found.extend((bits.random(4), philox.standard_normal(3), bits.integers(0, 9, 5), a.sum(),
         square(plain), total(a), rows.copy(), plain.copy(), cp.fft.fft(a[1, :64]),
         cp.matmul(a[:64, :64], a[64:128, :64])))

@@ -7,7 +7,8 @@ they print must be that of an undisturbed run. ``speed``: bytes a second out and
 and through a pool. ``preempt``: an interactive lease takes the GPU from a training one. ``move``
 (only when named; two GPUs): GPT-2 and CuPy by the CUDA door are moved five times between two GPUs
 in mid-run; every value must be that of an undisturbed run on one. It uses ``gpupool suspend``;
-with ``--direct``, or where there is no such command, what the host calls.
+with ``--direct``, or where there is no such command, what the host calls. With ``--spill`` what is
+suspended goes on to that folder, and the memory of its worker must be free.
 The exit status is the number of cases that failed.
 """
 
@@ -37,6 +38,9 @@ PROGRAM = str(HERE / "cuda_programs" / "suspended.py")
 BEGAN = time.monotonic()
 MIB, GIB = 1 << 20, 1 << 30
 LEFT_MAX = 64 * MIB
+SPILLED_MAX = 2 * GIB
+"""Of a worker's own memory, with the ends of what the driver has."""
+
 OUT_BAR, BACK_BAR = 2.0, 4.0  # GB/s
 FIRST_BAR_S = 20.0
 MODEL_GIB = 4
@@ -116,8 +120,8 @@ def start(name: str, words: list[str], env: dict[str, str]) -> Running:
 class Suspender:
     """Suspends what runs on a pool: by its command, or by what its host calls."""
 
-    def __init__(self, pool: RealPool, *, direct: bool) -> None:
-        self.pool = pool
+    def __init__(self, pool: RealPool, *, direct: bool, spills: bool = False) -> None:
+        self.pool, self.spills = pool, spills
         has = pool.command("suspend", "--help").returncode == 0
         self.direct = direct or not has
         say("suspension by", "the host's calls" if self.direct else "gpupool suspend")
@@ -144,9 +148,17 @@ class Suspender:
             if outcome.problem:
                 raise RuntimeError(outcome.problem)
         else:
+            spilled = self._spilled()
             self._command("suspend", lease)
             self._until(lambda: gpu_memory().get(worker, 0) <= LEFT_MAX, "the memory stays")
+            if self.spills:
+                self._until(lambda: self._spilled() > spilled, "it stays in memory")
+                if (left := host_memory.resident(worker)) > SPILLED_MAX:
+                    raise RuntimeError(f"its worker has {left} bytes")
         return time.monotonic() - began
+
+    def _spilled(self) -> int:
+        return self.pool.log.read_text().count("on the disk")
 
     def back(self, lease: str, worker: int, size: int) -> float:
         """Resume; return the seconds that it took."""
@@ -336,7 +348,7 @@ def speed(pool: RealPool, suspender: Suspender, ballast: int) -> int:
         means = suspender
         if title == "native":
             means = object.__new__(Suspender)
-            means.pool, means.direct = pool, True
+            means.pool, means.direct, means.spills = pool, True, False
         for _ in range(2):
             size = gpu_memory().get(worker, 0)
             out = means.out(lease, worker, size)
@@ -421,13 +433,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--ballast", type=int, default=20, help="GiB; the model takes 4 more")
     parser.add_argument("--direct", action="store_true")
+    parser.add_argument("--spill", default="", help="a folder where anybody may write")
     arguments = parser.parse_args()
     build.ensure()
     folder = Path(tempfile.mkdtemp(prefix="gpupool-suspend-"))
-    pool = RealPool(folder)
+    spill = ("--suspend-memory", "1MiB", "--suspend-spill", arguments.spill)
+    pool = RealPool(folder, *(spill if arguments.spill else ()))
     failed = 0
     try:
-        suspender = Suspender(pool, direct=arguments.direct)
+        suspender = Suspender(pool, direct=arguments.direct, spills=bool(arguments.spill))
         parts: dict[str, Callable[[], int]] = {
             "same": lambda: same(pool, suspender, arguments.steps),
             "move": lambda: move(pool, suspender, arguments.steps),

@@ -206,7 +206,10 @@ class Outcome:
 
 
 def suspend(
-    processes: Sequence[int], size: int, make: Callable[[], Calls] = CallProcess
+    processes: Sequence[int],
+    size: int,
+    make: Callable[[], Calls] = CallProcess,
+    note_locked: Callable[[int], None] = lambda _process: None,
 ) -> Outcome:
     """Suspend all of some processes, or none.
 
@@ -214,6 +217,7 @@ def suspend(
         processes: their ids.
         size: bytes that they have on GPUs, about.
         make: starts what calls the driver.
+        note_locked: called for each before the driver moves anything of it.
     """
     calls: Calls | None = None
     idle: list[int] = []
@@ -227,6 +231,8 @@ def suspend(
             touched.append(process)
             milliseconds = int(LOCK_TIMEOUT_S * 1000)
             _do(calls, driver_calls.LOCK, process, milliseconds, LOCK_TIMEOUT_S + CALL_TIMEOUT_S)
+        for process in using:
+            note_locked(process)
         for process in using:
             _do(calls, driver_calls.CHECKPOINT, process, 0, _time_for(size))
     except CheckpointError as error:

@@ -1,21 +1,28 @@
 """Suspends and resumes workers as their keeper: on emulated GPUs by signals, else by the driver.
 
-Blocks for as long as the memory takes to move.
+What the driver keeps of real ones may go on to a disk (``spilled_memory``). Blocks for as long as
+the memory takes to move.
 """
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from gpupool.remoting.host.suspension import checkpointer
+from gpupool.remoting.host.suspension import checkpointer, spilled_memory
+from gpupool.remoting.host.suspension.spilled_memory import Area, SpilledMemory, SpillError
 from gpupool.remoting.protocol import keeper_messages
 
 STOP_TIMEOUT_S = 2.0
+
+SLACK = 1 << 30
+"""What the driver keeps of a context comes on top of what the books say."""
+
 _POLL_S = 0.001
 
 
@@ -24,6 +31,8 @@ class Kept(Protocol):
 
     saved_on: Mapping[str, str]
     """Where it would be restored, by its GPUs, after a move that was not done; empty: there."""
+    spilled: SpilledMemory | None
+    """What it has on a disk."""
 
     @property
     def number(self) -> int:
@@ -35,30 +44,92 @@ class Kept(Protocol):
         """Return its process."""
         ...
 
+    @property
+    def line(self) -> socket.socket:
+        """Return the keeper's end of the socket between them."""
+        ...
 
-def suspend(stop: Sequence[Kept], save: Sequence[Kept], size: int) -> keeper_messages.Moved:
+
+def suspend(
+    stop: Sequence[Kept], save: Sequence[Kept], size: int, file: int = -1
+) -> keeper_messages.Moved:
     """Suspend all workers, or none.
 
     Args:
         stop: those on emulated GPUs.
         save: those on real ones.
         size: bytes that these have there, about.
+        file: descriptor of an empty file to which these bytes go; -1: they stay in memory.
     """
     numbers = {worker.process.pid: worker.number for worker in save}
     idle: tuple[int, ...] = ()
     if save:
-        outcome = checkpointer.suspend(list(numbers), size, _making(save))
+        before: dict[int, list[Area]] = {}
+
+        def look(process: int) -> None:
+            before[process] = spilled_memory.anonymous(process)
+
+        outcome = checkpointer.suspend(list(numbers), size, _making(save), look)
         lost = tuple(numbers[pid] for pid in outcome.lost)
         if outcome.problem:
             return keeper_messages.Moved(_problem(save, outcome.problem), lost)
         idle = outcome.idle
+        using = [worker for worker in save if worker.process.pid not in idle]
+        if file >= 0 and (moved := _spill(using, before, size, file)).problem:
+            return moved
     # A worker that has not begun to use its GPU must not begin now.
     stopping = (*stop, *(each for each in save if each.process.pid in idle))
     for worker in stopping:
         worker.process.send_signal(signal.SIGSTOP)
     for worker in stopping:
         _wait_stopped(worker.process)
-    return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle))
+    spilled = sum(worker.spilled.size for worker in save if worker.spilled is not None)
+    return keeper_messages.Moved(stopped=tuple(numbers[pid] for pid in idle), spilled=spilled)
+
+
+def _spill(
+    workers: Sequence[Kept], before: Mapping[int, list[Area]], size: int, file: int
+) -> keeper_messages.Moved:
+    """Have what the driver keeps of suspended workers on the disk, or let them run again."""
+    areas: dict[int, list[Area]] = {}
+    end = 0
+    try:
+        for worker in workers:
+            pid = worker.process.pid
+            areas[pid] = spilled_memory.mapped_since(before[pid], spilled_memory.anonymous(pid))
+        if sum(area.size for of_one in areas.values() for area in of_one) > size + SLACK:
+            raise SpillError("it has come to have more memory than it had on its GPUs")
+        for worker in workers:
+            memory = SpilledMemory(worker.process.pid, worker.line, file, end)
+            worker.spilled = memory
+            memory.save(areas[worker.process.pid])
+            end = memory.end
+        # Only now: a failure above has changed nothing.
+        for worker in workers:
+            assert worker.spilled is not None
+            worker.spilled.drop(areas[worker.process.pid])
+    except SpillError as error:
+        problem = f"its memory cannot go to the disk: {error}"
+        lost = _bring_back(workers)
+        numbers = {worker.process.pid: worker.number for worker in workers}
+        left = [pid for pid, number in numbers.items() if number not in lost]
+        lost += [numbers[pid] for pid in checkpointer.undo(left, size, _making(workers))]
+        return keeper_messages.Moved(_problem(workers, problem), tuple(lost))
+    return keeper_messages.Moved()
+
+
+def _bring_back(workers: Sequence[Kept]) -> list[int]:
+    """Have everything of workers in memory again; return the numbers of those that lost some."""
+    lost: list[int] = []
+    for worker in workers:
+        if worker.spilled is not None:
+            try:
+                worker.spilled.bring_back()
+            except SpillError:
+                lost.append(worker.number)
+            worker.spilled.close()
+            worker.spilled = None
+    return lost
 
 
 def resume(
@@ -72,6 +143,9 @@ def resume(
         size: bytes of that, about.
         moves: where each real GPU's part of them goes; empty: where it was.
     """
+    if lost := _bring_back(saved):
+        problem = _problem(saved, "what a disk had of its memory does not come back")
+        return keeper_messages.Moved(problem, tuple(lost))
     if saved:
         numbers = {worker.process.pid: worker.number for worker in saved}
         pairs = {worker.process.pid: _pairs(worker.saved_on, moves) for worker in saved}

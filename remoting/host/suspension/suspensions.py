@@ -4,6 +4,7 @@
 order may be repeated, and one that comes while the one before is carried out waits for that.
 """
 
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.keepers import Keeper
 from gpupool.remoting.host.limits import MIB
 from gpupool.remoting.host.sharing.arbiter import Arbiter
+from gpupool.remoting.host.suspension.room import Place, Room
 from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol import keeper_messages
 from gpupool.remoting.protocol.sessions import NO_MOVES
@@ -36,9 +38,6 @@ MOVE_TIMEOUT_S = 30.0
 
 CALM_S = 30.0
 """After a resumption a worker's own memory may stay as large for so long."""
-
-MACHINE_KEEPS = 0.05
-"""A part of the machine's memory that no suspension may take."""
 
 COUNT_AT_ONCE = 4
 """Suspensions at a time: a keeper has threads for few, and does other things besides."""
@@ -69,7 +68,6 @@ class Means:
     keeper: Keeper
     budget: Budget
     allowance: Callable[[LeaseId], int]  # bytes of the machine's memory that a lease may have
-    memory_available: Callable[[], tuple[int, int]]  # bytes that this machine has left, and has
     sample: Callable[[], Awaitable[None]]  # reads the GPUs' memory anew
     free_on: Callable[[GpuId], int]  # bytes that a GPU had left when it was read last
     instances: Callable[[], frozenset[GpuId]]  # the GPUs that are MIG instances
@@ -87,6 +85,7 @@ class _Order:
     wanted: bool  # that it is suspended
     phase: SuspensionPhase = P.RUNNING
     bytes: int = 0
+    on_disk: int = 0  # of the bytes
     room: int = 0  # bytes of this machine's memory that the lease may have besides
     reason: str = ""
     moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # of what is resumed
@@ -111,15 +110,15 @@ class _Order:
 class Suspensions:
     """All suspensions of one host; ``run`` must be running for anything to happen."""
 
-    def __init__(self, means: Means, limit: int) -> None:
+    def __init__(self, means: Means, room: Room) -> None:
         """Prepare.
 
         Args:
             means: what the host has for it.
-            limit: bytes of this machine's memory that all suspended leases may take.
+            room: where what suspended leases have on GPUs goes.
         """
         self._means = means
-        self._limit = limit
+        self.room = room
         self._orders: dict[LeaseId, _Order] = {}
         self._openings: Openings | None = None
         self._nursery: trio.Nursery | None = None
@@ -263,28 +262,31 @@ class Suspensions:
             workers = self._workers(lease)
             real = {gpu for worker in workers for gpu in worker.real}
             size = sum(self._means.budget.usage(lease, gpu) for gpu in real)
-            problem = self.objection(workers) or self._no_room(size)
+            place = self._place(size)
+            problem = self.objection(workers) or place.problem
             if problem or order.gone:
                 order.enter(P.REFUSED, problem)
                 return
             # Counted before it begins, so that no other one counts on the same memory.
             order.bytes, order.room = size, self._room(lease)
+            order.on_disk = size if place.on_disk else 0
             order.saved = tuple(worker.number for worker in workers if worker.real)
             order.stopped = tuple(worker.number for worker in workers if not worker.real)
             allowance = self._means.allowance(lease)
             request = keeper_messages.SuspendWorkers(
-                order.stopped, order.saved, size, allowance + order.room, allowance
+                *(order.stopped, order.saved, size, allowance + order.room, allowance),
+                spill=place.on_disk,
             )
             moved = keeper_messages.Moved()
             try:
                 if workers:
                     self._rest(lease, rests=True)
-                    moved = await self._means.keeper.suspend(request)
+                    moved = await self._let_go(request)
             except (GpupoolError, OSError) as error:
                 moved = keeper_messages.Moved(str(error))
         if moved.problem:
             self._end(moved.lost, f"it could not be suspended: {moved.problem}")
-            order.bytes, order.stopped, order.saved = 0, (), ()
+            order.bytes, order.on_disk, order.stopped, order.saved = 0, 0, (), ()
             self._rest(lease, rests=False)
             order.enter(P.REFUSED, moved.problem)
             self._means.note_use(lease)
@@ -293,7 +295,9 @@ class Suspensions:
         order.stopped += moved.stopped
         order.saved = tuple(number for number in order.saved if number not in moved.stopped)
         order.bytes = sum(self._means.budget.usage(lease, gpu) for gpu in real)
-        self._say(lease, f"suspended, {order.bytes // MIB} MiB", order.since)
+        order.on_disk = moved.spilled
+        disk = f", of which {order.on_disk // MIB} MiB on the disk" if order.on_disk else ""
+        self._say(lease, f"suspended, {order.bytes // MIB} MiB{disk}", order.since)
         order.enter(P.SUSPENDED)
 
     async def _resume(self, lease: LeaseId, order: _Order) -> None:
@@ -323,7 +327,8 @@ class Suspensions:
                 self._end((*order.saved, *order.stopped), reason)
                 break
             await trio.sleep(RESUME_EVERY_S)
-        order.bytes, order.stopped, order.saved, order.moved = 0, (), (), NO_MOVES
+        order.bytes, order.on_disk, order.stopped, order.saved = 0, 0, (), ()
+        order.moved = NO_MOVES
         self._rest(lease, rests=False)
         order.enter(P.RUNNING)
         self._means.note_use(lease)
@@ -388,6 +393,7 @@ class Suspensions:
             # What gives no answer in time may be done later, on the new GPUs.
             order.tried = True
             moved = await self._means.keeper.resume(request)
+            order.on_disk = 0  # It was read first.
             order.tried = not moved.unmoved
             return moved
         except (GpupoolError, OSError) as error:
@@ -397,6 +403,8 @@ class Suspensions:
         """Return why it is too early: what the driver could not restore once is lost."""
         if not order.saved:
             return ""
+        if problem := self.room.no_memory(order.on_disk):
+            return problem
         await self._means.sample()
         for gpu in {gpu for worker in self._workers(lease) for gpu in worker.real}:
             free, size = self._means.free_on(gpu), self._means.budget.usage(lease, gpu)
@@ -434,22 +442,19 @@ class Suspensions:
             return USES_NCCL
         return ""
 
-    def _no_room(self, size: int) -> str:
-        taken = sum(order.bytes for order in self._orders.values())
-        if taken + size > self._limit:
-            return (
-                f"it has {size // MIB} MiB on its GPUs, and {max(0, self._limit - taken) // MIB} "
-                f"MiB are left of the {self._limit // MIB} MiB that this server has for suspended "
-                "programs (--suspend-memory)"
-            )
-        left, whole = self._means.memory_available()
-        spare = left - int(whole * MACHINE_KEEPS)
-        if size and size > spare:
-            return (
-                f"it has {size // MIB} MiB on its GPUs, and this server has "
-                f"{max(0, spare) // MIB} MiB of memory to spare"
-            )
-        return ""
+    def _place(self, size: int) -> Place:
+        orders = self._orders.values()
+        taken = sum(order.bytes - order.on_disk for order in orders)
+        moving = sum(order.bytes for order in orders if order.phase is P.SUSPENDING)
+        return self.room.place(size, taken, moving)
+
+    async def _let_go(self, request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+        file = self.room.open_file() if request.spill else -1
+        try:
+            return await self._means.keeper.suspend(request, file)
+        finally:
+            if file >= 0:
+                os.close(file)
 
     def _room(self, lease: LeaseId) -> int:
         """Return bytes for all that a lease may have on real GPUs."""

@@ -3,7 +3,7 @@
 import os
 import struct
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import trio
+from cuda_memory_door import KEPT_AT, KEPT_SIZE
 from fake_nvml import FakeNvml, device
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost
 
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Lease
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.limits import HostLimits
-from gpupool.remoting.host.suspension import suspensions
+from gpupool.remoting.host.suspension import room, spilled_memory, suspensions
+from gpupool.remoting.host.suspension.spilled_memory import SpillError
 from gpupool.remoting.host.worker_handle import WorkerHandle
 
 HERE = Path(__file__).resolve().parent
@@ -144,6 +147,89 @@ async def test_memory_goes_to_another_and_comes_back_when_there_is_room(
     assert not worker.exited.is_set()
 
 
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take memory of a worker for that of the driver: the one without a GPU moves none there."""
+
+    def find(_before: object, after: Sequence[spilled_memory.Area]) -> list[spilled_memory.Area]:
+        return [each for each in after if each.start == KEPT_AT]
+
+    monkeypatch.setattr(spilled_memory, "mapped_since", find)
+
+
+async def test_what_does_not_fit_into_memory_goes_to_the_disk(
+    start: Callable[..., Any], kept: None, tmp_path: Path
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    kit = await start(suspend_memory=GIB, suspend_spill=spill)
+    lease, small = kit.lease(memory=4 * GIB), kit.lease(0x7F3B, memory=4 * GIB)
+    client, worker = await kit.connect(lease)
+    other, _ = await kit.connect(small)
+    assert [await allocate(each, size) for each, size in ((client, GIB), (other, MIB))] == 2 * [
+        b"had"
+    ]
+    assert await client.ask(b"k") == b"kept"
+    had = host_memory.resident(worker.process.pid)
+    for number in (1, 3):  # what is on the disk does not count against the memory
+        kit.host.suspend(lease.id, number)
+        await reaches(kit, lease, P.SUSPENDED)
+        assert host_memory.resident(worker.process.pid) < had - KEPT_SIZE + MIB
+        kit.host.suspend(small.id, number)
+        await reaches(kit, small, P.SUSPENDED)
+        assert not list(spill.iterdir())
+        kit.host.resume(small.id, number + 1)
+        kit.host.resume(lease.id, number + 1)
+        await reaches(kit, lease, P.RUNNING)
+        await reaches(kit, small, P.RUNNING)
+        assert await client.ask(b"r") == await other.ask(b"r") == b"right"
+    assert any("suspended, 1536 MiB, of which 32 MiB on the disk in" in line for line in kit.log)
+    kit.host.suspend(lease.id, 5)
+    await reaches(kit, lease, P.SUSPENDED)
+    with trio.fail_after(SOON_S):
+        await kit.host.kill_lease(lease.id, "it is over")
+        assert await client.at_end()
+
+
+async def test_what_the_disk_does_not_take_runs_on(
+    start: Callable[..., Any], kept: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kit = await start(suspend_memory=GIB, suspend_spill=tmp_path)
+    lease = kit.lease(memory=4 * GIB)
+    client, _ = await kit.connect(lease)
+    assert await allocate(client, GIB) == b"had"
+    assert await client.ask(b"k") == b"kept"
+
+    async def refused(number: int) -> str:
+        kit.host.suspend(lease.id, number)
+        found = await reaches(kit, lease, P.REFUSED)
+        assert await client.ask(b"r") == b"right"
+        return found.reason
+
+    monkeypatch.setattr(room, "DISK_KEEPS", 1.0)
+    assert (await refused(1)).endswith(f"0 MiB are to spare in {tmp_path} (--suspend-spill)")
+    monkeypatch.setattr(room, "DISK_KEEPS", 0.0)
+
+    def fail(*_: object) -> None:
+        raise SpillError("it cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spilled_memory, "_write", fail)
+        assert (await refused(2)).startswith("its memory cannot go to the disk: it cannot be writ")
+    with monkeypatch.context() as patch:
+        patch.setattr(spilled_memory.SpilledMemory, "drop", fail)
+        assert (await refused(3)).startswith("its memory cannot go to the disk: it cannot be writ")
+    kit.host.suspend(lease.id, 4)
+    await reaches(kit, lease, P.SUSPENDED)
+
+
+async def test_a_folder_that_takes_nothing_is_said_at_the_start(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(GpupoolError, match="no memory of suspended programs can go to"):
+        await start(suspend_spill=tmp_path / "missing")
+
+
 @pytest.mark.long
 async def test_a_lease_goes_on_with_another_gpu_or_back_where_it_was(
     start: Callable[..., Any], control: Control, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +302,7 @@ async def test_what_cannot_be_suspended_runs_on(
         assert await client.ask(b"r") == b"right"
 
     await refused(1)
-    monkeypatch.setattr(suspensions, "MACHINE_KEEPS", 1.0)
+    monkeypatch.setattr(room, "MACHINE_KEEPS", 1.0)
     await refused(2)
     monkeypatch.undo()
     worker.imports = True

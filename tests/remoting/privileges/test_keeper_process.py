@@ -20,6 +20,7 @@ from tests.remoting.control.control_kit import make_authority
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import Server
+from gpupool.remoting.host.suspension import spilled_memory
 from gpupool.remoting.host.worker_keeper import KeeperSettings, WorkerKeeper
 from gpupool.remoting.privileges import former_ca, keeper_process
 from gpupool.remoting.privileges.kept_signer import ask_for_signer
@@ -336,3 +337,38 @@ def test_nothing_but_a_request_is_read(packet: bytes) -> None:
     except RemoteProtocolError:
         return
     assert keeper_messages.decode_request(keeper_messages.encode(call, request)) == (call, request)
+
+
+async def test_the_file_for_memory_goes_to_the_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper encrypts what goes there, and the server's user owns the file."""
+    found: list[int] = []
+
+    def suspend(
+        _keeper: WorkerKeeper, request: keeper_messages.SuspendWorkers, file: int
+    ) -> keeper_messages.Moved:
+        found.append(-1 if file < 0 else os.pwrite(file, b"sealed", 0))
+        return keeper_messages.Moved(spilled=request.size)
+
+    monkeypatch.setattr(WorkerKeeper, "suspend", suspend)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = keeper_process.KeeperServer(
+        theirs, WorkerKeeper(KeeperSettings(tmp_path, None), print), None, print
+    )
+    remote, file = RemoteKeeper(ours), spilled_memory.open_file(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, server.run)
+        try:
+            async with remote.running():
+                for spill, descriptor in ((True, file), (False, file), (True, ours.fileno())):
+                    request = keeper_messages.SuspendWorkers((), (), 7, 0, 0, spill=spill)
+                    with trio.fail_after(10):
+                        assert (await remote.suspend(request, descriptor)).spilled == 7
+        finally:
+            ours.close()
+    server.close()
+    theirs.close()
+    assert found == [6, -1, -1]
+    assert os.pread(file, 99, 0) == b"sealed"
+    os.close(file)
