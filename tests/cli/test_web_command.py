@@ -1,5 +1,6 @@
 """``gpupool web`` before a real pool: its address, its key, what it tells, and its end."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -8,6 +9,7 @@ import ssl
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -85,16 +87,20 @@ def test_a_servers_own_page_is_opened_by_the_stored_token(live_pool: LivePool) -
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection(found[1], int(found[2]), timeout=20, context=context)
-    body = json.dumps({"key": found[3]})
-    connection.request("POST", "/api/v1/login", body=body, headers={"x-gpupool": ""})
-    answer = connection.getresponse()
-    cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
-    assert answer.status == 200 and answer.read()
-    connection.request("GET", "/api/v1/live", headers={"cookie": cookie})
-    told = json.loads(connection.getresponse().read())
-    names = sorted(told["tables"]["servers"]["cols"]["name"])
+    with contextlib.closing(connection):
+        body = json.dumps({"key": found[3]})
+        connection.request("POST", "/api/v1/login", body=body, headers={"x-gpupool": ""})
+        answer = connection.getresponse()
+        cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
+        assert answer.status == 200 and answer.read()
+        deadline = time.monotonic() + 20
+        tables: dict[str, Any] = {}
+        while "servers" not in tables and time.monotonic() < deadline:  # The page looks first.
+            connection.request("GET", "/api/v1/live", headers={"cookie": cookie})
+            tables = json.loads(connection.getresponse().read())["tables"]
+            time.sleep(0.05)
+    names = sorted(tables["servers"]["cols"]["name"])
     assert names == sorted(each["name"] for each in live_pool.view()["servers"])
-    connection.close()
 
 
 BROWSER = """
