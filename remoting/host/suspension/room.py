@@ -39,10 +39,21 @@ class Room:
         """Try the folder.
 
         Raises:
-            GpupoolError: when no file can be made there.
+            GpupoolError: when no file can be made there, or a file there is in memory.
         """
-        if self.folder is not None:
-            os.close(self.open_file())
+        if self.folder is None:
+            return
+        file = self.open_file()
+        try:
+            device = os.fstat(file).st_dev
+        finally:
+            os.close(file)
+        if _is_in_memory(device, Path("/proc/self/mountinfo").read_text()):
+            raise GpupoolError(
+                f"no memory of suspended programs can go to {self.folder}",
+                why="its files are in this machine's memory (tmpfs)",
+                hint="--suspend-spill wants a folder on a disk",
+            )
 
     def open_file(self) -> int:
         """Return the descriptor of a file for one lease.
@@ -109,3 +120,18 @@ class Room:
                 f"{self.folder} (--suspend-spill)"
             )
         return ""
+
+
+def _is_in_memory(device: int, mounts: str) -> bool:
+    """Return whether files of a device are in memory.
+
+    Args:
+        device: as ``st_dev`` has it.
+        mounts: the text of /proc/self/mountinfo (proc(5)).
+    """
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        place, _, kind = line.partition(" - ")
+        if place.split()[2:3] == [number]:
+            return kind.split()[:1] in (["tmpfs"], ["ramfs"])
+    return False

@@ -3,6 +3,7 @@
 import os
 import struct
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -228,6 +229,15 @@ async def test_a_folder_that_takes_nothing_is_said_at_the_start(
 ) -> None:
     with pytest.raises(GpupoolError, match="no memory of suspended programs can go to"):
         await start(suspend_spill=tmp_path / "missing")
+
+
+def test_a_folder_in_memory_is_none_on_a_disk(tmp_path: Path) -> None:
+    def check(folder: str) -> None:
+        room.Room(0, lambda: (0, 0), Path(folder)).check()
+
+    check(str(tmp_path))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        pytest.raises(GpupoolError, check, folder).match("no memory of suspended programs can go")
 
 
 @pytest.mark.long
