@@ -237,7 +237,8 @@ def test_a_folder_in_memory_is_none_on_a_disk(tmp_path: Path) -> None:
 
     check(str(tmp_path))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        pytest.raises(GpupoolError, check, folder).match("no memory of suspended programs can go")
+        with pytest.raises(GpupoolError, match="no memory of suspended programs can go"):
+            check(folder)
 
 
 @pytest.mark.long
