@@ -14,7 +14,8 @@ answer, and all that follows on its connection, was sent after the question. Pur
     a message of another leadership         nothing; the leader is asked
     a new connection, a stop of this server nothing; the leader is asked with its next message
     no answer within ``ASK_AGAIN_S``        nothing; the leader is asked again
-    the answer                              it was sent after the question: bounds all that follow
+    an answer                               it was sent after the question: bounds all that follow
+    that took ``ASK_AGAIN_S`` or longer     this bound; the leader is asked again for a closer one
     a message of the same leadership        held up, if it states less than was expected
 """
 
@@ -34,7 +35,8 @@ LATE_S = 1.5
 """Without a step for so long, a server was stopped: its timers alone wake it more often."""
 
 ASK_AGAIN_S = 0.5
-"""A question that has no answer for so long may be lost. An answer that comes after all counts."""
+"""A question that has no answer for so long may be lost. An answer that comes after all counts,
+until one comes that was quicker: by as much as it was late, all messages seem to be late."""
 
 QUESTIONS_MAX = 8
 """Questions that wait for answers: one that took 4 s would not help."""
@@ -87,9 +89,9 @@ class LeaderClock:
 
     def question(self, leadership: object, now: float) -> int | None:
         """Return the number of the question that is to be asked now; nothing when none is."""
-        if leadership == self._of:
-            return None
         if leadership != self._asked:
+            if leadership == self._of:
+                return None
             self._asked, self._asked_at = leadership, {}
         if now < self._asked_at.get(self._count, -NEVER) + ASK_AGAIN_S:
             return None
@@ -101,17 +103,25 @@ class LeaderClock:
     def answered(self, leadership: object, number: int, clock_s: float, now: float) -> None:
         """Take an answer: the leader's clock showed ``clock_s`` after the question was asked."""
         asked_at = self._asked_at.get(number)
-        if leadership == self._asked and asked_at is not None:
-            self._of, self._asked, self._asked_at = leadership, None, {}
-            self._offset_s, self._at = clock_s - asked_at, now
+        if leadership != self._asked or asked_at is None:
+            return
+        offset_s = clock_s - asked_at
+        # Questions may have waited together, and the answer to the oldest comes first.
+        if leadership != self._of or offset_s < self._expected_s(now):
+            self._of, self._offset_s, self._at = leadership, offset_s, now
+        if now - asked_at < ASK_AGAIN_S:
+            self._asked, self._asked_at = None, {}
 
     def delay_s(self, leadership: object, clock_s: float, now: float) -> float | None:
         """Return for how long a message was held up, at most; nothing while that is unknown."""
         if leadership != self._of:
             return None
-        offset_s = clock_s - now
-        expected_s = self._offset_s - CLOCK_SLACK * (now - self._at)
+        offset_s, expected_s = clock_s - now, self._expected_s(now)
         if offset_s >= expected_s:
             self._offset_s, self._at = offset_s, now
             return 0.0
         return expected_s - offset_s
+
+    def _expected_s(self, now: float) -> float:
+        """Return what a message that was not held up states, less the time here."""
+        return self._offset_s - CLOCK_SLACK * (now - self._at)

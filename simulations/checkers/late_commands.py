@@ -12,6 +12,8 @@ from gpupool.pool.model.commands import Command, Envelope, FreeLease, Grant, Ser
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, Plain, RequestId
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, with_changes
+from gpupool.pool.transitions import clock_setting
+from gpupool.pool.transitions.apply import lease_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
@@ -120,8 +122,13 @@ class LateCommands:
             self._failures.fail("freed-once", f"{command} comes late and gives back again")
 
     def _changes(self, index: int, command: Command, state: PoolState) -> bool:
-        after, _ = self._try(index, command, state)
-        return any(getattr(after, n) != getattr(state, n) for n in ("leases", "servers", "usage"))
+        """Return whether a command changes the table, other than by the time that was set last.
+
+        Any command has its lease moved to that time before it is judged, a refused one too.
+        """
+        moved = clock_setting.moved_ahead(state, lease_of(state, command))
+        after, _ = self._try(index, command, moved)
+        return any(getattr(after, n) != getattr(moved, n) for n in ("leases", "servers", "usage"))
 
     @staticmethod
     def _try(index: int, command: Command, state: PoolState) -> tuple[PoolState, Plain]:

@@ -392,6 +392,46 @@ def test_a_lost_question_is_asked_again_and_a_late_answer_counts_from_its_own() 
     assert age_s(lone) == pytest.approx(lone.now - asked_at)
 
 
+def test_an_answer_to_a_question_that_waited_gives_way_to_later_ones() -> None:
+    """One direction was dark for 4 s, and then it carried all questions at once (seed 710559)."""
+    lone = Lone(("me", "b", "c"), term=5)
+    lone.append(2, 1, [], clock_runs=True)
+    first = lone.asked_clock["b"]
+    for _ in range(6):
+        lone.tick(0.6)
+        lone.append(2, 1, [], clock_runs=True)
+    newest = lone.asked_clock["b"]
+    lone.tick(0.1)
+    for number, age in ((first, 3.7), (first + 3, 1.9), (first + 1, 1.9), (newest, 0.1)):
+        lone.asked_clock["b"] = number
+        lone.tell_clock()
+        assert age_s(lone) == pytest.approx(age)
+    asked = lone.asked_clock["b"]
+    lone.tick(0.6)
+    lone.append(2, 1, [], clock_runs=True)
+    assert age_s(lone) < 0.1
+    assert lone.asked_clock["b"] == asked, "it knows enough"
+
+
+def test_a_late_answer_is_followed_by_another_question() -> None:
+    """Both directions were dark, so no message of the leader had it ask again meanwhile."""
+    lone = Lone(("me", "b", "c"), term=5)
+    lone.append(2, 1, [], clock_runs=True)
+    first = lone.asked_clock["b"]
+    for _ in range(8):
+        lone.tick(0.5)
+    lone.tell_clock()
+    assert age_s(lone) == pytest.approx(4.0), "until an answer is quicker"
+    assert lone.asked_clock["b"] == first + 1
+    lone.tick(0.1)
+    lone.tell_clock()
+    assert age_s(lone) == pytest.approx(0.1)
+    lone.tick(0.6)
+    lone.append(2, 1, [], clock_runs=True)
+    assert age_s(lone) < 0.1
+    assert lone.asked_clock["b"] == first + 1
+
+
 def test_a_question_that_went_with_its_connection_is_asked_again_at_once() -> None:
     lone = Lone(("me", "b", "c"), term=5)
     lone.append(2, 1, [], clock_runs=True)
