@@ -175,3 +175,26 @@ def test_a_server_grants_nothing_while_a_slow_clock_makes_its_leader_seem_late()
     cluster.scheduler.run_until(cluster.scheduler.now + 12.0)
     LivenessPhase(cluster, faults).run()
     assert cluster.failures.failure is None
+
+
+@pytest.mark.parametrize("excused", [True, False])
+def test_an_excused_copy_ends_before_it_and_its_original_have_a_majority_each(
+    excused: bool,
+) -> None:
+    """Seed 710357: s2 started anew while it could reach the copy of s1 alone, and voted for it."""
+    cluster = Cluster(Options(seed=1, servers=3, clients=2))
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    cluster.start_clients()
+    faults = ClusterFaults(cluster)
+    faults.clone("s1")
+    assert cluster.clones.active
+    if excused:
+        faults.disturbed()
+    apart = [("s1", "s2"), ("s1-copy", "s3")]
+    faults.cut([*apart, *((target, source) for source, target in apart)], 6.0)
+    faults.kill("s2", 0.1)
+    cluster.scheduler.run_until(cluster.scheduler.now + 8.0)
+    assert (cluster.failures.failure is None) == excused
+    assert ("split" in [line.kind for line in cluster.trace.lines]) == excused
