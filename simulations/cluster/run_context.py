@@ -136,7 +136,7 @@ class Environment:
         checkers = self.checkers
         checkers.table.applied(index, state)
         checkers.time.applied(state, self.wall_clocks(), self.scheduler.now)
-        checkers.authorities.applied(state, self.machines.values())
+        checkers.authorities.applied(state, self.machines.values(), self.scheduler.now)
         checkers.memory.applied(index, state, self.machines.values())
         self._judge_command(index, command, result, before, state)
         self.history.pool_holds(state.leases.values(), self.scheduler.now)

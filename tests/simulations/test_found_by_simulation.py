@@ -14,6 +14,7 @@ from gpupool.pool.model.state import Partition, PoolState, Server, ServerStatus
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
+from gpupool.simulations.checkers.ca_checker import CaHolds
 from gpupool.simulations.checkers.lease_causes import longest_rests
 from gpupool.simulations.checkers.safety_checkers import MemoryTruth
 from gpupool.simulations.checkers.service_checkers import OneServes
@@ -90,10 +91,10 @@ def test_committed_attempt_decides() -> None:
     assert bench.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
 
 
-def machine_of(scheduler: Scheduler) -> Machine:
+def machine_of(scheduler: Scheduler, server: str = "one") -> Machine:
     return Machine(
         "s1",
-        ServerId("one"),
+        ServerId(server),
         scheduler=scheduler,
         trace=Trace(scheduler),
         random=Random(1),
@@ -198,3 +199,76 @@ def test_an_excused_copy_ends_before_it_and_its_original_have_a_majority_each(
     cluster.scheduler.run_until(cluster.scheduler.now + 8.0)
     assert (cluster.failures.failure is None) == excused
     assert ("split" in [line.kind for line in cluster.trace.lines]) == excused
+
+
+class CaBench:
+    """A pool whose servers join, leave, and get the key of the next CA, before its checker."""
+
+    def __init__(self) -> None:
+        self._scheduler = Scheduler(1)
+        self._failures = FailureReporter(self._scheduler, Trace(self._scheduler))
+        self._holds = CaHolds(self._failures)
+        self._machines: dict[str, Machine] = {}
+        self.applied("abcde", at=0.0)
+
+    def give(self, servers: str) -> None:
+        for each in servers:
+            self._machines[each].authorities.keys.add(b"2 new")
+
+    def applied(self, servers: str, *, at: float, rotated: bool = False) -> None:
+        for each in servers:
+            self._machines.setdefault(each, machine_of(self._scheduler, each))
+        members = {ServerId(e): Server(ServerId(e), e, f"{e}:1", voter=True) for e in servers}
+        authorities = (b"1", b"2 new") if rotated else ()
+        state = PoolState(servers=PersistentMap(members), authorities=authorities)
+        self._holds.applied(state, self._machines.values(), at)
+
+    def holds(self, servers: str) -> bool:
+        self.applied(servers, at=9.1, rotated=True)
+        return self._failures.failure is None
+
+
+def test_most_voters_have_the_key_when_a_new_ca_signs() -> None:
+    bench = CaBench()
+    bench.give("ab")
+    assert not bench.holds("abcde")
+    assert not CaBench().holds("abcde")
+
+
+def test_a_voter_that_came_after_the_key_was_given_is_yet_to_ask_for_it() -> None:
+    """Seed 710737: three of five voters had it, and a sixth came 3 ms later."""
+    bench = CaBench()
+    bench.give("abc")
+    bench.applied("abcdef", at=9.0)
+    assert bench.holds("abcdef")
+
+
+def test_who_gives_a_key_may_not_know_of_a_voter_that_came_just_before() -> None:
+    bench = CaBench()
+    bench.applied("abcdef", at=8.5)
+    bench.give("abc")
+    bench.applied("abcdef", at=9.0)
+    assert bench.holds("abcdef")
+
+
+def test_a_voter_that_has_been_there_for_long_is_to_be_given_the_key() -> None:
+    bench = CaBench()
+    bench.applied("abcdef", at=5.0)
+    bench.give("abc")
+    bench.applied("abcdef", at=9.0)
+    assert not bench.holds("abcdef")
+
+
+def test_a_voter_that_has_the_key_counts_although_it_has_only_just_come() -> None:
+    bench = CaBench()
+    bench.applied("abcdefghi", at=8.5)
+    bench.give("abfghi")
+    bench.applied("abcdefghi", at=9.0)
+    assert bench.holds("abcdefghi")
+
+
+def test_a_voter_that_had_the_key_may_leave_before_the_ca_signs() -> None:
+    bench = CaBench()
+    bench.give("abc")
+    bench.applied("abcde", at=9.0)
+    assert bench.holds("bcde")
