@@ -10,6 +10,7 @@ from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.machines import Machine
 from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.quiescence import between
 from gpupool.simulations.kernel.simulated_network import Network
 
 REFUSED_S = 8.0
@@ -97,19 +98,29 @@ class Clones:
     def _is_split(self, copy: ServerProcess) -> bool:
         """Return whether the copy could win a majority, and its original another one.
 
-        The copy has the voters that took it for a restart, its original the rest. Where the two
-        majorities have to share a voter, that one remembers what it heard, and keeps them apart.
+        The copy has the voters that are misled, its original the rest. Where the two majorities
+        have to share a voter, that one remembers what it heard, and keeps them apart.
         """
         voters = self._environment.checkers.logs.state.voters()
         others = [each for each in voters if each != copy.server]
-        believers = sum(self._believes(each, copy) for each in others)
+        misled = sum(self._is_misled(each, copy) for each in others)
         wanted = len(voters) // 2  # beside the server itself
-        return copy.server in voters and min(believers, len(others) - believers) >= wanted
+        return copy.server in voters and min(misled, len(others) - misled) >= wanted
 
-    def _believes(self, server: ServerId, copy: ServerProcess) -> bool:
-        """Return whether a server remembers the start of the copy as the latest one."""
-        name = self._environment.locate(server)
-        process = self._environment.machines[name].process if name is not None else None
+    def _is_misled(self, server: ServerId, copy: ServerProcess) -> bool:
+        """Return whether a fault made a server take the copy for a restart of its original.
+
+        One that does so undisturbed has a fault of its own, which the run is to find (seed 600103).
+        """
+        environment, original = self._environment, self._original
+        name = environment.locate(server)
+        if name is None or original is None:
+            return False
+        keys = (name, original.machine, between(name, original.machine))
+        since_s = environment.scheduler.now - self._started_at
+        if environment.quiescence.for_s(*keys) > since_s:
+            return False
+        process = environment.machines[name].process
         if not isinstance(process, ServerProcess) or process.server != server:
             return False
         if process.replicated_log is None or copy.replicated_log is None:

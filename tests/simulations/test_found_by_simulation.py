@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
+from tests.simulations.mutations.broken_promises import no_probation
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
@@ -178,19 +179,24 @@ def test_a_server_grants_nothing_while_a_slow_clock_makes_its_leader_seem_late()
     assert cluster.failures.failure is None
 
 
+def with_copy_of_s1() -> tuple[Cluster, ClusterFaults]:
+    cluster = Cluster(Options(seed=1, servers=3, clients=2))
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    faults = ClusterFaults(cluster)
+    faults.clone("s1")
+    assert cluster.clones.active
+    return cluster, faults
+
+
 @pytest.mark.parametrize("excused", [True, False])
 def test_an_excused_copy_ends_before_it_and_its_original_have_a_majority_each(
     excused: bool,
 ) -> None:
     """Seed 710357: s2 started anew while it could reach the copy of s1 alone, and voted for it."""
-    cluster = Cluster(Options(seed=1, servers=3, clients=2))
-    cluster.create()
-    while not cluster.complete:
-        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    cluster, faults = with_copy_of_s1()
     cluster.start_clients()
-    faults = ClusterFaults(cluster)
-    faults.clone("s1")
-    assert cluster.clones.active
     if excused:
         faults.disturbed()
     apart = [("s1", "s2"), ("s1-copy", "s3")]
@@ -199,6 +205,19 @@ def test_an_excused_copy_ends_before_it_and_its_original_have_a_majority_each(
     cluster.scheduler.run_until(cluster.scheduler.now + 8.0)
     assert (cluster.failures.failure is None) == excused
     assert ("split" in [line.kind for line in cluster.trace.lines]) == excused
+
+
+@pytest.mark.parametrize("disturbed", ["s2", "s3"])
+def test_a_copy_goes_on_that_a_server_believes_without_a_reason(disturbed: str) -> None:
+    """Seed 600103 at 6838f085 found a fault in this way: s3 stood still, and s2 took the copy."""
+    cluster, faults = with_copy_of_s1()
+    faults.disturbed()
+    faults.cut([("s1-copy", "s3"), ("s3", "s1-copy")], 4.0)
+    cluster.quiescence.disturb(disturbed)
+    with no_probation():
+        cluster.scheduler.run_until(cluster.scheduler.now + 4.0)
+    ended = "split" in [line.kind for line in cluster.trace.lines]
+    assert ended == (disturbed == "s2")
 
 
 class CaBench:
