@@ -4,10 +4,13 @@ from functools import partial
 
 from gpupool.consensus.promises import PROBATION_S
 from gpupool.consensus.storage.journal import JOURNAL
+from gpupool.pool.model.ids import ServerId
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.quiescence import between
 from gpupool.simulations.kernel.simulated_network import Network
 
 REFUSED_S = 8.0
@@ -24,6 +27,7 @@ class Clones:
         self._copy: ServerProcess | None = None
         self._started_at = -REFUSED_S
         self._disturbed_at = -REFUSED_S
+        environment.stepped = self._stepped
 
     @property
     def active(self) -> bool:
@@ -76,6 +80,53 @@ class Clones:
         self._environment.trace.note(process.machine, "stopped", reason)
         if process is self._copy:
             self.stop()
+
+    def _stepped(self, process: Process) -> None:
+        """End an excused copy before it and its original have a majority each (seed 710357).
+
+        No protocol among voters prevents that (ADR 0032). A copy without an excuse goes on: the
+        servers must tell it from its original.
+        """
+        copy = self._copy
+        if copy is None or process is copy:
+            return
+        excused = copy.machine in self._environment.checkers.one_serves.excused
+        if excused and self._is_split(copy):
+            self._environment.trace.note("nemesis", "split", f"{copy.machine} ends")
+            self.stop()
+
+    def _is_split(self, copy: ServerProcess) -> bool:
+        """Return whether the copy could win a majority, and its original another one.
+
+        The copy has the voters that are misled, its original the rest. Where the two majorities
+        have to share a voter, that one remembers what it heard, and keeps them apart.
+        """
+        voters = self._environment.checkers.logs.state.voters()
+        others = [each for each in voters if each != copy.server]
+        misled = sum(self._is_misled(each, copy) for each in others)
+        wanted = len(voters) // 2  # beside the server itself
+        return copy.server in voters and min(misled, len(others) - misled) >= wanted
+
+    def _is_misled(self, server: ServerId, copy: ServerProcess) -> bool:
+        """Return whether a fault made a server take the copy for a restart of its original.
+
+        One that does so undisturbed has a fault of its own, which the run is to find (seed 600103).
+        """
+        environment, original = self._environment, self._original
+        name = environment.locate(server)
+        if name is None or original is None:
+            return False
+        keys = (name, original.machine, between(name, original.machine))
+        since_s = environment.scheduler.now - self._started_at
+        if environment.quiescence.for_s(*keys) > since_s:
+            return False
+        process = environment.machines[name].process
+        if not isinstance(process, ServerProcess) or process.server != server:
+            return False
+        if process.replicated_log is None or copy.replicated_log is None:
+            return False
+        known = process.replicated_log.node.storage.memory.of(copy.server)
+        return known.start.boot == copy.replicated_log.node.storage.journal.boot
 
     def _must_be_over(self, copy: ServerProcess, since: float) -> None:
         if copy is self._copy and self._disturbed_at <= since:

@@ -1,5 +1,6 @@
 """The context of a run: options, scheduler, trace, network and checkers, shared by all parts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpupool.pool.model.codec import CodecError
@@ -49,6 +50,7 @@ from gpupool.simulations.cluster.shared_tables import SharedTables
 from gpupool.simulations.cluster.simulated_alerts import Drawn
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.quiescence import QuiescenceTracker
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_network import Network
@@ -124,6 +126,8 @@ class Environment:
     """What clients have claimed GPUs for, each under every id that it went by."""
     machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Where a server is; the table's addresses say the same."""
+    stepped: Callable[[Process], None] = lambda _process: None
+    """Called after each step of a server's consensus."""
 
     def applied(
         self, index: int, command: Plain, result: Plain, before: PoolState, state: PoolState
@@ -132,7 +136,7 @@ class Environment:
         checkers = self.checkers
         checkers.table.applied(index, state)
         checkers.time.applied(state, self.wall_clocks(), self.scheduler.now)
-        checkers.authorities.applied(state, self.machines.values())
+        checkers.authorities.applied(state, self.machines.values(), self.scheduler.now)
         checkers.memory.applied(index, state, self.machines.values())
         self._judge_command(index, command, result, before, state)
         self.history.pool_holds(state.leases.values(), self.scheduler.now)

@@ -248,6 +248,7 @@ class ServerProcess(Process):
         checkers.leaders.stepped(name, core, journal.term, journal.vote)
         if self._clone and replicated_log.node.leads:
             checkers.one_serves.clone_acts(self.machine, "leads")
+        self._environment.stepped(self)
         now = self.scheduler.now
         if not self._clone and checkers.senders.due(self.server, now):
             health = replicated_log.health()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
+from tests.simulations.mutations.broken_promises import no_probation
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
@@ -14,6 +15,7 @@ from gpupool.pool.model.state import Partition, PoolState, Server, ServerStatus
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.table_clock import TableClock
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
+from gpupool.simulations.checkers.ca_checker import CaHolds
 from gpupool.simulations.checkers.lease_causes import longest_rests
 from gpupool.simulations.checkers.safety_checkers import MemoryTruth
 from gpupool.simulations.checkers.service_checkers import OneServes
@@ -90,10 +92,10 @@ def test_committed_attempt_decides() -> None:
     assert bench.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
 
 
-def machine_of(scheduler: Scheduler) -> Machine:
+def machine_of(scheduler: Scheduler, server: str = "one") -> Machine:
     return Machine(
         "s1",
-        ServerId("one"),
+        ServerId(server),
         scheduler=scheduler,
         trace=Trace(scheduler),
         random=Random(1),
@@ -175,3 +177,117 @@ def test_a_server_grants_nothing_while_a_slow_clock_makes_its_leader_seem_late()
     cluster.scheduler.run_until(cluster.scheduler.now + 12.0)
     LivenessPhase(cluster, faults).run()
     assert cluster.failures.failure is None
+
+
+def with_copy_of_s1() -> tuple[Cluster, ClusterFaults]:
+    cluster = Cluster(Options(seed=1, servers=3, clients=2))
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    faults = ClusterFaults(cluster)
+    faults.clone("s1")
+    assert cluster.clones.active
+    return cluster, faults
+
+
+@pytest.mark.parametrize("excused", [True, False])
+def test_an_excused_copy_ends_before_it_and_its_original_have_a_majority_each(
+    excused: bool,
+) -> None:
+    """Seed 710357: s2 started anew while it could reach the copy of s1 alone, and voted for it."""
+    cluster, faults = with_copy_of_s1()
+    cluster.start_clients()
+    if excused:
+        faults.disturbed()
+    apart = [("s1", "s2"), ("s1-copy", "s3")]
+    faults.cut([*apart, *((target, source) for source, target in apart)], 6.0)
+    faults.kill("s2", 0.1)
+    cluster.scheduler.run_until(cluster.scheduler.now + 8.0)
+    assert (cluster.failures.failure is None) == excused
+    assert ("split" in [line.kind for line in cluster.trace.lines]) == excused
+
+
+@pytest.mark.parametrize("disturbed", ["s2", "s3"])
+def test_a_copy_goes_on_that_a_server_believes_without_a_reason(disturbed: str) -> None:
+    """Seed 600103 at 6838f085 found a fault in this way: s3 stood still, and s2 took the copy."""
+    cluster, faults = with_copy_of_s1()
+    faults.disturbed()
+    faults.cut([("s1-copy", "s3"), ("s3", "s1-copy")], 4.0)
+    cluster.quiescence.disturb(disturbed)
+    with no_probation():
+        cluster.scheduler.run_until(cluster.scheduler.now + 4.0)
+    ended = "split" in [line.kind for line in cluster.trace.lines]
+    assert ended == (disturbed == "s2")
+
+
+class CaBench:
+    """A pool whose servers join, leave, and get the key of the next CA, before its checker."""
+
+    def __init__(self) -> None:
+        self._scheduler = Scheduler(1)
+        self._failures = FailureReporter(self._scheduler, Trace(self._scheduler))
+        self._holds = CaHolds(self._failures)
+        self._machines: dict[str, Machine] = {}
+        self.applied("abcde", at=0.0)
+
+    def give(self, servers: str) -> None:
+        for each in servers:
+            self._machines[each].authorities.keys.add(b"2 new")
+
+    def applied(self, servers: str, *, at: float, rotated: bool = False) -> None:
+        for each in servers:
+            self._machines.setdefault(each, machine_of(self._scheduler, each))
+        members = {ServerId(e): Server(ServerId(e), e, f"{e}:1", voter=True) for e in servers}
+        authorities = (b"1", b"2 new") if rotated else ()
+        state = PoolState(servers=PersistentMap(members), authorities=authorities)
+        self._holds.applied(state, self._machines.values(), at)
+
+    def holds(self, servers: str) -> bool:
+        self.applied(servers, at=9.1, rotated=True)
+        return self._failures.failure is None
+
+
+def test_most_voters_have_the_key_when_a_new_ca_signs() -> None:
+    bench = CaBench()
+    bench.give("ab")
+    assert not bench.holds("abcde")
+    assert not CaBench().holds("abcde")
+
+
+def test_a_voter_that_came_after_the_key_was_given_is_yet_to_ask_for_it() -> None:
+    """Seed 710737: three of five voters had it, and a sixth came 3 ms later."""
+    bench = CaBench()
+    bench.give("abc")
+    bench.applied("abcdef", at=9.0)
+    assert bench.holds("abcdef")
+
+
+def test_who_gives_a_key_may_not_know_of_a_voter_that_came_just_before() -> None:
+    bench = CaBench()
+    bench.applied("abcdef", at=8.5)
+    bench.give("abc")
+    bench.applied("abcdef", at=9.0)
+    assert bench.holds("abcdef")
+
+
+def test_a_voter_that_has_been_there_for_long_is_to_be_given_the_key() -> None:
+    bench = CaBench()
+    bench.applied("abcdef", at=5.0)
+    bench.give("abc")
+    bench.applied("abcdef", at=9.0)
+    assert not bench.holds("abcdef")
+
+
+def test_a_voter_that_has_the_key_counts_although_it_has_only_just_come() -> None:
+    bench = CaBench()
+    bench.applied("abcdefghi", at=8.5)
+    bench.give("abfghi")
+    bench.applied("abcdefghi", at=9.0)
+    assert bench.holds("abcdefghi")
+
+
+def test_a_voter_that_had_the_key_may_leave_before_the_ca_signs() -> None:
+    bench = CaBench()
+    bench.give("abc")
+    bench.applied("abcde", at=9.0)
+    assert bench.holds("bcde")
