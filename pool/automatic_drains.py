@@ -1,6 +1,11 @@
 """Automatic drains of GPUs: which signs a server sees, since when, and what it proposes for them.
 
 The table bounds such drains (``transitions.gpu_drains``); a server proposes what would be applied.
+
+The table compares the onset of a sign, which one server noted, with the time of an undrain, which
+another one stamped. The two may know different times. So no drain is stamped before its onset: once
+it is applied, the table's time has reached the onset, and no undrain that follows has an earlier
+time (seeds 710287 and 710587).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +45,8 @@ class SignWatch:
 
     What is there at the first look may have been there before. So may all after the pool's time was
     set, because onsets of another era cannot be compared with an order. No onset is in the future:
-    as this server sees it, the pool's time goes back a little when a voter's clock does. An undrain
-    of then is stamped with an earlier time than the onset, and must count all the same (seed 1134).
+    as this server sees it, the pool's time goes back a little when a voter's clock does (seed
+    1134). A drain would wait until the time came to such an onset.
     """
 
     def __init__(self) -> None:

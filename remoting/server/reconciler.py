@@ -239,7 +239,7 @@ class Reconciler:
         """Drain GPUs of this server that show a sign for which the operators want that."""
         signs = self._signs.look(self._context.checks.signs, self._context.now_ms(), state.era)
         for command in plan_drains(state, self._self, signs):
-            self._once(command)
+            self._once(command, due_ms=command.onset)
 
     def _report_issuer(self, state: PoolState, server: Server) -> None:
         """Say which CA has signed this server's certificate, in a pool that exchanges its CA."""

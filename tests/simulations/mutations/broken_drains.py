@@ -8,12 +8,13 @@ from tests.simulations.mutations.patching import patched, patched_handler
 from gpupool.pool import alert_gate, automatic_drains
 from gpupool.pool.alert_log import AlertLog, Condition, Message, Times
 from gpupool.pool.automatic_drains import Sign, Signs, SignWatch
-from gpupool.pool.model.commands import DrainGpu
+from gpupool.pool.model.commands import Command, DrainGpu
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import RaftHealth
 from gpupool.pool.transitions import gpu_drains
 from gpupool.pool.view import has_quorum
+from gpupool.remoting.server.reconciler import Reconciler
 
 
 def gpu_drain_ignored() -> AbstractContextManager[None]:
@@ -47,6 +48,16 @@ def onset_forgotten() -> AbstractContextManager[None]:
         )
 
     return patched(SignWatch, "look", look)
+
+
+def drains_before_the_sign() -> AbstractContextManager[None]:
+    """Let a drain be stamped with an earlier time than the onset of its sign."""
+    original = Reconciler._once  # pyright: ignore[reportPrivateUsage]
+
+    def once(self: Reconciler, command: Command, *, due_ms: int = 0) -> None:
+        original(self, command, due_ms=0 if isinstance(command, DrainGpu) else due_ms)
+
+    return patched(Reconciler, "_once", once)
 
 
 def drains_unbounded() -> AbstractContextManager[None]:

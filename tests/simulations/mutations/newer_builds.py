@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tests.simulations.mutations import (
+    broken_drains,
     broken_leases,
     broken_promises,
     broken_suspensions,
@@ -271,6 +272,13 @@ NEWER = (
         "a pool takes in a server that is older than what its servers have agreed on",
         broken_versions.older_let_in,
         tune=short(4.0, 1.0),
+    ),
+    Mutation(
+        "drains-before-the-sign",
+        "undrain-holds",
+        "a drain has an earlier time than its sign, so that an undrain comes before the sign too",
+        broken_drains.drains_before_the_sign,
+        (("sign", 0.3), ("clock-jump", 1.0)),
     ),
 )
 """Broken builds of the mechanisms that came after the audit of November 2026."""
