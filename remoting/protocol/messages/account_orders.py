@@ -1,8 +1,5 @@
 """The order that has the accounts forget a user."""
 
-from dataclasses import replace
-from typing import Self
-
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
@@ -10,11 +7,11 @@ from gpupool.pool.model.forgetting import SALT_SIZE, digest_of, pseudonym_of
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
-from gpupool.remoting.protocol.messages.orders import Issue, Order
+from gpupool.remoting.protocol.messages.orders import Issue, NumberedOrder
 
 
 @message(65, answered_by=Done, rights=Rights.OPERATOR)
-class ForgetUser(Order):
+class ForgetUser(NumberedOrder):
     """Have the accounts and histories of all servers know a user by a pseudonym alone.
 
     The name goes no further than the server that takes the order; its number salts the hash.
@@ -22,10 +19,6 @@ class ForgetUser(Order):
 
     user: str
     order: bytes = b""
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def check(self) -> None:
         """Refuse an order without a name, or without a number."""

@@ -1,8 +1,5 @@
 """The orders about one lease, which its user may give, too; ``orders`` says how an order works."""
 
-from dataclasses import replace
-from typing import Self
-
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
@@ -15,21 +12,39 @@ from gpupool.pool.transitions.leases import PARTITION_COUNT_MAX
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Rights, message
 from gpupool.remoting.protocol.messages.hello_messages import Done
-from gpupool.remoting.protocol.messages.orders import REASON_LENGTH_MAX, Issue, Order
+from gpupool.remoting.protocol.messages.orders import (
+    REASON_LENGTH_MAX,
+    Issue,
+    NumberedOrder,
+    Order,
+)
 
 END_REASON_LENGTH_MAX = 150
 
 
-@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class EndLease(Order):
-    """End a lease by order; one's own, or any for an operator."""
+class LeaseOrder(Order):
+    """An order about a lease, which is its field ``lease``."""
 
+    __slots__ = ()
     lease: LeaseId
-    reason: str
 
     def named_lease(self) -> LeaseId:
         """Return the lease."""
         return self.lease
+
+
+class NumberedLeaseOrder(LeaseOrder, NumberedOrder):
+    """One that another order undoes."""
+
+    __slots__ = ()
+
+
+@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class EndLease(LeaseOrder):
+    """End a lease by order; one's own, or any for an operator."""
+
+    lease: LeaseId
+    reason: str
 
     def command(self, issue: Issue) -> Command:
         """Return the command; its reason names the person as well."""
@@ -44,20 +59,12 @@ class EndLease(Order):
 
 
 @message(62, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class SuspendLease(Order):
+class SuspendLease(NumberedLeaseOrder):
     """Have a lease let go of its GPUs until it is resumed; one's own, or any for an operator."""
 
     lease: LeaseId
     why: str
     order: bytes = b""
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
@@ -72,19 +79,11 @@ class SuspendLease(Order):
 
 
 @message(63, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class ResumeLease(Order):
+class ResumeLease(NumberedLeaseOrder):
     """Have a suspended lease go on; one's own, or any for an operator."""
 
     lease: LeaseId
     order: bytes = b""
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
@@ -97,7 +96,7 @@ class ResumeLease(Order):
 
 
 @message(66, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class MoveLease(Order):
+class MoveLease(NumberedLeaseOrder):
     """Have a lease go on with other GPUs of one of its servers; one's own, or any for an operator.
 
     ``gpus`` are those that it leaves, empty for all that it has there; ``to`` are as many, in their
@@ -109,14 +108,6 @@ class MoveLease(Order):
     gpus: tuple[GpuId, ...] = ()
     to: tuple[GpuId, ...] = ()
     order: bytes = b""
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def check(self) -> None:
         """Refuse more GPUs than a lease can have."""
@@ -135,20 +126,12 @@ class MoveLease(Order):
 
 
 @message(67, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class RelocateLease(Order):
+class RelocateLease(NumberedLeaseOrder):
     """Have a lease go on with another server; one's own, or any for an operator."""
 
     lease: LeaseId
     server: ServerId
     order: bytes = b""
-
-    def named_lease(self) -> LeaseId:
-        """Return the lease."""
-        return self.lease
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""

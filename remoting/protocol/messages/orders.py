@@ -27,7 +27,7 @@ gives it to others, before it proposes.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from gpupool.pool.errors import DeniedError, NotNowError, UsageError
 from gpupool.pool.model import commands
@@ -98,6 +98,17 @@ class Order(Call):
     def outcome(self, note: str) -> str:
         """Return the sentence about its success; ``note`` is that of the answer."""
         raise NotImplementedError
+
+
+class NumberedOrder(Order):
+    """An order that another one undoes; its number is its field ``order``."""
+
+    __slots__ = ()
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        numbered: Any = self  # Each kind is a dataclass, by its declaration.
+        return replace(numbered, order=number)
 
 
 @message(48, answered_by=Done, rights=Rights.OPERATOR)
@@ -202,7 +213,7 @@ class RemoveServer(Order):
 
 
 @message(52, answered_by=Done, rights=Rights.OPERATOR)
-class DrainServer(Order):
+class DrainServer(NumberedOrder):
     """Stop granting on a server, by name or id; without a reason, resume."""
 
     server: str
@@ -212,10 +223,6 @@ class DrainServer(Order):
     def named_server(self) -> str | None:
         """Return the server."""
         return self.server
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def check(self) -> None:
         """Refuse a reason that would not fit into the tables that people read."""
@@ -234,7 +241,7 @@ class DrainServer(Order):
 
 
 @message(58, answered_by=Done, rights=Rights.OPERATOR)
-class DrainGpu(Order):
+class DrainGpu(NumberedOrder):
     """Stop granting on one GPU of a server, both by id or as people name them; or resume."""
 
     server: str
@@ -249,10 +256,6 @@ class DrainGpu(Order):
     def named_gpu(self) -> str | None:
         """Return the GPU."""
         return self.gpu
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def check(self) -> None:
         """Refuse a reason as ``DrainServer`` does, and one that only servers give."""
@@ -280,7 +283,7 @@ def _check_reason(reason: str | None) -> None:
 
 
 @message(54, answered_by=Done, rights=Rights.OPERATOR)
-class LabelServer(Order):
+class LabelServer(NumberedOrder):
     """Set some labels of a server, by name or id, and take some away."""
 
     server: str
@@ -291,10 +294,6 @@ class LabelServer(Order):
     def named_server(self) -> str | None:
         """Return the server."""
         return self.server
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def command(self, issue: Issue) -> Command:
         """Return the command."""
@@ -372,7 +371,7 @@ class RetireCa(Order):
 
 
 @message(59, answered_by=Done, rights=Rights.OPERATOR)
-class SetSilence(Order):
+class SetSilence(NumberedOrder):
     """Silence findings and alerts for so long, on one server or everywhere; or no more."""
 
     of: str  # a check's or a rule's name
@@ -381,10 +380,6 @@ class SetSilence(Order):
     reason: str | None  # None: no more
     for_s: float
     order: bytes = b""
-
-    def numbered(self, number: bytes) -> Self:
-        """Return the order with its number."""
-        return replace(self, order=number)
 
     def check(self) -> None:
         """Refuse a reason as ``DrainServer`` does, and an empty one."""
