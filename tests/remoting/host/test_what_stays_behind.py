@@ -81,7 +81,9 @@ async def test_a_lease_that_ends_while_it_is_suspended_is_in_use_no_more(
     keeper = kit.host.keeper
     began, ends = trio.Event(), trio.Event()
 
-    async def suspend(request: keeper_messages.SuspendWorkers) -> keeper_messages.Moved:
+    async def suspend(
+        request: keeper_messages.SuspendWorkers, file: int = -1
+    ) -> keeper_messages.Moved:
         assert len(request.stop) == 1
         began.set()
         await ends.wait()
