@@ -3,8 +3,11 @@
 Each frame carries the sender's boot, its connection and a number that counts up, so that a frame
 that arrives twice, late, or from an earlier connection is dropped. One exception: the ``hello`` of
 a new connection is read with any boot, because a server that presents an old one must be noticed,
-not ignored. Messages wait here until ``take``, which the node calls after the journal's
-sync; those that rest on nothing unsynced may leave before, by ``take_early``.
+not ignored. It need not come first: what waited for the other server's disk was made for the
+connection before, and is sent over the new one (seed 720587).
+
+Messages wait here until ``take``, which the node calls after the journal's sync; those that rest
+on nothing unsynced may leave before, by ``take_early``.
 """
 
 from collections.abc import Callable
@@ -28,7 +31,7 @@ class PeerFrames:
         self._connection_count = 0
         self._writers: dict[ServerId, FrameWriter] = {}
         self._readers: dict[ServerId, FrameReader] = {}
-        self._fresh: set[ServerId] = set()  # nothing has come by this connection yet
+        self._fresh: set[ServerId] = set()  # nothing of this connection was read yet
         self._outbox: list[tuple[ServerId, Message]] = []
 
     @property
@@ -74,8 +77,10 @@ class PeerFrames:
             first = again.body(frame)
             if first is not None and decode_message(first)["type"] == "hello":
                 self._readers[peer], body = again, first
+        if body is None:
+            return None
         self._fresh.discard(peer)
-        return None if body is None else decode_message(body)
+        return decode_message(body)
 
     def send(self, peer: ServerId, message: Message) -> None:
         """Queue one message until ``take``; without a connection it is dropped."""

@@ -190,8 +190,12 @@ class Pair:
         last_index: int = 2,
         term: int = 1,
         pause_s: float = 0.0,
+        late: bytes = b"",
     ) -> None:
-        """Connect again; without a pause, in the place of a connection that lives."""
+        """Connect again; without a pause, in the place of a connection that lives.
+
+        ``late`` comes first: a frame of the former connection, sent over the new one.
+        """
         from gpupool.consensus.protocol.raft_messages import FrameWriter
 
         peer = ServerId("b")
@@ -201,6 +205,8 @@ class Pair:
             self.lone.tick(pause_s)
         self.node.connected(peer, self.lone.now)
         self.lone.tick()
+        if late:
+            self.lone.take_frame("b", late)
         self.sent = self.lone.take(
             "b",
             "hello",
@@ -243,6 +249,26 @@ def test_a_clone_is_refused_and_the_original_stays() -> None:
     assert pair.refusals(), "that is remembered"
     pair.hello(5, 66)
     assert not pair.refusals(), "a restart of the original"
+
+
+def test_an_original_is_heard_though_a_late_frame_comes_before_its_hello() -> None:
+    """Seed 720587: the frame waited for a slow disk until its connection was replaced.
+
+    The copy had spoken last, so the frame was of an older start. It used up the one look at a
+    hello of any start, and nothing of the original was read any more.
+    """
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)
+    pair.hello(4, 44)
+    late = pair.lone.frame("b", "response_vote", term=1)
+    pair.hello(5, 55)
+    assert pair.refusals() == ["its state directory is a copy of one that is in use"]
+    pair.hello(4, 44, pause_s=0.1, late=late)
+    assert not pair.refusals()
+    assert pair.votes()
+    assert not pair.node.health(pair.lone.now).unfit
 
 
 def test_a_restart_that_takes_the_place_of_a_dead_connection_is_heard_soon() -> None:
