@@ -97,8 +97,11 @@ def _spill(
         for worker in workers:
             pid = worker.process.pid
             areas[pid] = spilled_memory.mapped_since(before[pid], spilled_memory.anonymous(pid))
-        if sum(area.size for of_one in areas.values() for area in of_one) > size + SLACK:
+        found = sum(area.size for of_one in areas.values() for area in of_one)
+        if found > size + SLACK:
             raise SpillError("it has come to have more memory than it had on its GPUs")
+        if found < size - len(workers) * (spilled_memory.AREA_MIN + SLACK):
+            raise SpillError("the server's NVIDIA driver keeps it where it is not found")
         for worker in workers:
             memory = SpilledMemory(worker.process.pid, worker.line, file, end)
             worker.spilled = memory

@@ -187,7 +187,7 @@ class SpilledMemory:
             self._areas.append(area)
             self._say(_DROP, area)
         left = host_memory.resident(self._pid)
-        # Its worker may be another's program by now: it must not keep what nobody counts.
+        # A program may have taken its worker over: it must not keep memory that nobody counts.
         if before - left < self.size // 2:
             raise SpillError("its worker did not give the memory back")
 

@@ -163,13 +163,13 @@ async def test_what_does_not_fit_into_memory_goes_to_the_disk(
 ) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
-    kit = await start(suspend_memory=GIB, suspend_spill=spill)
+    kit = await start(suspend_memory=GIB - MIB, suspend_spill=spill)
     lease, small = kit.lease(memory=4 * GIB), kit.lease(0x7F3B, memory=4 * GIB)
     client, worker = await kit.connect(lease)
     other, _ = await kit.connect(small)
-    assert [await allocate(each, size) for each, size in ((client, GIB), (other, MIB))] == 2 * [
-        b"had"
-    ]
+    assert [
+        await allocate(each, size) for each, size in ((client, GIB // 2), (other, MIB))
+    ] == 2 * [b"had"]
     assert await client.ask(b"k") == b"kept"
     had = host_memory.resident(worker.process.pid)
     for number in (1, 3):  # what is on the disk does not count against the memory
@@ -184,7 +184,7 @@ async def test_what_does_not_fit_into_memory_goes_to_the_disk(
         await reaches(kit, lease, P.RUNNING)
         await reaches(kit, small, P.RUNNING)
         assert await client.ask(b"r") == await other.ask(b"r") == b"right"
-    assert any("suspended, 1536 MiB, of which 32 MiB on the disk in" in line for line in kit.log)
+    assert any("suspended, 1024 MiB, of which 32 MiB on the disk in" in line for line in kit.log)
     kit.host.suspend(lease.id, 5)
     await reaches(kit, lease, P.SUSPENDED)
     with trio.fail_after(SOON_S):
@@ -195,10 +195,10 @@ async def test_what_does_not_fit_into_memory_goes_to_the_disk(
 async def test_what_the_disk_does_not_take_runs_on(
     start: Callable[..., Any], kept: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kit = await start(suspend_memory=GIB, suspend_spill=tmp_path)
+    kit = await start(suspend_memory=GIB - MIB, suspend_spill=tmp_path)
     lease = kit.lease(memory=4 * GIB)
     client, _ = await kit.connect(lease)
-    assert await allocate(client, GIB) == b"had"
+    assert await allocate(client, GIB // 2) == b"had"
     assert await client.ask(b"k") == b"kept"
 
     async def refused(number: int) -> str:
@@ -222,6 +222,10 @@ async def test_what_the_disk_does_not_take_runs_on(
         assert (await refused(3)).startswith("its memory cannot go to the disk: it cannot be writ")
     kit.host.suspend(lease.id, 4)
     await reaches(kit, lease, P.SUSPENDED)
+    kit.host.resume(lease.id, 4)
+    await reaches(kit, lease, P.RUNNING)
+    assert await allocate(client, GIB) == b"had"
+    assert (await refused(5)).endswith("the server's NVIDIA driver keeps it where it is not found")
 
 
 async def test_a_folder_that_takes_nothing_is_said_at_the_start(
