@@ -28,6 +28,17 @@ class PromisesDurable:
         self._acknowledged.pop(machine, None)
         self._voted.pop(machine, None)
 
+    def copied(self, machine: str, copy: str) -> None:
+        """Hold a copy of a machine's disk to what that machine promised, and to nothing else.
+
+        A copy before it had the same name, and another disk (seed 720809).
+        """
+        self.forgot(copy)
+        if machine in self._acknowledged:
+            self._acknowledged[copy] = self._acknowledged[machine]
+        if machine in self._voted:
+            self._voted[copy] = self._voted[machine]
+
     def sent(self, machine: str, frame: bytes) -> None:
         """Take note of a frame that leaves for another server."""
         if frame[_KIND_AT] not in _PROMISES or (body := FrameReader().body(frame)) is None:

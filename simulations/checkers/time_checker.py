@@ -2,7 +2,8 @@
 
 It reads the voters' wall clocks themselves, at the moment of each command, where servers must
 measure them over the network. It allows for what a measurement may lack: clocks that were set
-within ``WINDOW_S``, and monotonic clocks that run at another speed.
+within ``WINDOW_S``, and monotonic clocks that run at another speed. It allows for voters that
+changed while a command was on its way.
 """
 
 from collections import deque
@@ -33,6 +34,9 @@ class TableTime:
         self._failures = failures
         self._seen: dict[ServerId, deque[tuple[float, int]]] = {}
         """When, and how far ahead, each clock was seen; only those after which none was as far."""
+        self._voters: tuple[ServerId, ...] = ()
+        self._former: deque[tuple[float, float]] = deque()
+        """When the voters changed, and what those of before allowed then; only lately."""
         self._era: int = 0
         self._before_ms = 0
         self._run_on_ms = 0.0
@@ -53,7 +57,7 @@ class TableTime:
         self.observe(clocks, at)
         voters = state.voters()
         if voters:
-            by_clocks_ms = self._by_clocks_ms(voters, at)
+            by_clocks_ms = self._by_voters_ms(state, voters, at)
             passed_ms = (at - self._before_at) * 1000
             self._run_on_ms += passed_ms * SPEED_MAX
             self._running_ms = max(state.now, self._running_ms + passed_ms)
@@ -69,6 +73,22 @@ class TableTime:
             if state.now < self._before_ms and state.era == self._era:
                 self._failures.fail("table-time", f"the time goes back at {state.index}")
         self._era, self._before_ms, self._before_at = state.era, state.now, at
+
+    def _by_voters_ms(self, state: PoolState, voters: tuple[ServerId, ...], at: float) -> float:
+        """Return the latest time that the voters of now, or those at the stamp, allow.
+
+        A command is stamped before it is applied, and so is the one that changes the voters
+        (seed 800019).
+        """
+        former = self._former
+        if self._voters and voters != self._voters:
+            former.append((at, self._by_clocks_ms(self._voters, at)))
+        self._voters = voters
+        if state.era != self._era:
+            former.clear()
+        while former and former[0][0] < at - IN_FLIGHT_S:
+            former.popleft()
+        return max([self._by_clocks_ms(voters, at), *(ms for _, ms in former)])
 
     def _by_clocks_ms(self, voters: tuple[ServerId, ...], at: float) -> float:
         """Return the latest time that the voters' clocks, as they were lately, allow."""

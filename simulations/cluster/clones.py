@@ -68,6 +68,7 @@ class Clones:
         # A copy shows its original's certificate: without it nobody would listen to it, or tell it.
         copy.authorities = machine.authorities.clone()
         copy.incarnation = machine.incarnation
+        environment.checkers.promises.copied(machine.name, copy.name)
         environment.clones[copy.name] = copy
         environment.trace.note("nemesis", "clone", copy.name)
         self._original, self._started_at = original, scheduler.now

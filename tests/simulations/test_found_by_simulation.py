@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from tests.simulations.mutations.broken_promises import no_probation
 
+from gpupool.consensus.protocol.raft_messages import FrameWriter, encode_message
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
@@ -218,6 +219,17 @@ def test_a_copy_goes_on_that_a_server_believes_without_a_reason(disturbed: str) 
         cluster.scheduler.run_until(cluster.scheduler.now + 4.0)
     ended = "split" in [line.kind for line in cluster.trace.lines]
     assert ended == (disturbed == "s2")
+
+
+@pytest.mark.parametrize("voter", ["s1", "s1-copy"])
+def test_a_copy_is_held_to_its_original_and_not_to_a_copy_before_it(voter: str) -> None:
+    """Seed 720809: the first copy of s1 voted in term 3, and was ended; s1 itself did not vote."""
+    cluster, _ = with_copy_of_s1()
+    cluster.clones.stop()
+    vote = FrameWriter(1).frame(encode_message({"type": "response_vote", "term": 9}))
+    cluster.environment.checkers.promises.sent(voter, vote)
+    cluster.clones.start(cluster.servers["s1"])
+    assert (cluster.failures.failure is None) == (voter == "s1-copy")
 
 
 class CaBench:

@@ -139,29 +139,58 @@ def test_a_pool_that_was_off_for_weeks_starts_by_itself() -> None:
         assert table_ahead_s(cluster) == pytest.approx(days * 86_400, abs=10.0)
 
 
+class TimeBench:
+    """The checker of the table's time, before voters whose clocks are set by hand."""
+
+    def __init__(self, ahead_ms: dict[str, int]) -> None:
+        scheduler = Scheduler(1, events_max=10, burst_max=10)
+        self._failures = FailureReporter(scheduler, Trace(scheduler))
+        self._checker = TableTime(self._failures)
+        self.ahead_ms = {ServerId(name): ms for name, ms in ahead_ms.items()}
+
+    def agrees(self, voters: str, at: float, now_ms: int, era: int = 0) -> bool:
+        """Apply a command that leaves the table with ``voters`` and the time ``now_ms``."""
+        clocks = {each: round(1000 * at) + ahead for each, ahead in self.ahead_ms.items()}
+        ids = [ServerId(name) for name in voters]
+        servers = PersistentMap({i: Server(i, i, f"{i}:1", voter=True) for i in ids})
+        state = PoolState(now=Milliseconds(now_ms), servers=servers, era=era)
+        self._checker.applied(state, clocks, at)
+        return self._failures.failure is None
+
+
 def test_a_stamp_of_before_a_new_voter_may_be_applied_after_it() -> None:
     """Seed 700234: nothing was applied for 5 s, and then all at once.
 
     By three clocks the stamps were good. With the fourth voter, who came between them, they are
     not, and they were made before it.
     """
-    scheduler = Scheduler(1, events_max=10, burst_max=10)
-    failures = FailureReporter(scheduler, Trace(scheduler))
-    checker = TableTime(failures)
-    a, b, c, d = (ServerId(name) for name in "abcd")
-    ahead = {a: 69_700, b: 6_500, c: 86_900, d: 7_500}
+    bench = TimeBench({"a": 69_700, "b": 6_500, "c": 86_900, "d": 7_500})
+    assert bench.agrees("abc", 20.0, 89_700)
+    assert bench.agrees("abc", 25.3, 89_700)
+    assert bench.agrees("abcd", 25.301, 89_800)
+    assert bench.agrees("abcd", 25.304, 95_000)
+    assert not bench.agrees("abcd", 28.5, 105_000)
 
-    def applied(voters: tuple[ServerId, ...], at: float, now: float) -> None:
-        clocks = {server: round(1000 * at) + zero for server, zero in ahead.items()}
-        servers = {each: Server(each, each, f"{each}:1", voter=True) for each in voters}
-        known = PersistentMap(servers)
-        state = PoolState(now=Milliseconds(round(1000 * now) + ahead[a]), servers=known)
-        checker.applied(state, clocks, at)
 
-    applied((a, b, c), 20.0, 20.0)
-    applied((a, b, c), 25.3, 20.0)
-    applied((a, b, c, d), 25.301, 20.1)
-    applied((a, b, c, d), 25.304, 25.3)
-    assert not failures.failure
-    applied((a, b, c, d), 25.305, 29.0)
-    assert failures.failure
+def test_a_command_is_bounded_by_the_voters_of_before_it() -> None:
+    """Seed 800019: the clocks of two of three voters were ahead, and one of these left the pool.
+
+    The command that removed it had the time that the other one's clock had jumped to.
+    """
+    bench = TimeBench({"a": 0, "b": 2_875_761_978, "c": 0})
+    assert bench.agrees("abc", 20.0, 20_000)
+    bench.ahead_ms[ServerId("c")] = 24_090
+    assert bench.agrees("ac", 20.2, 44_290)
+
+
+@pytest.mark.parametrize(
+    ("at", "era", "good"), [(21.1, 0, True), (24.0, 0, False), (21.1, 1, False)]
+)
+def test_former_voters_bound_what_was_stamped_lately_in_this_era(
+    at: float, era: int, good: bool
+) -> None:
+    bench = TimeBench({"a": 0, "b": 2_875_761_978, "c": 24_090})
+    assert bench.agrees("abc", 20.0, 20_000)
+    assert bench.agrees("ac", 20.2, 20_200)
+    assert bench.agrees("ac", 20.3, 20_300, era)
+    assert bench.agrees("ac", at, 45_190, era) == good
