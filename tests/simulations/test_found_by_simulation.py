@@ -29,6 +29,8 @@ from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
 from gpupool.simulations.tools.liveness import LivenessPhase
+from gpupool.simulations.tools.runner import run
+from gpupool.simulations.tools.scenarios import options_of
 
 
 @dataclass
@@ -303,3 +305,9 @@ def test_a_voter_that_had_the_key_may_leave_before_the_ca_signs() -> None:
     bench.give("abc")
     bench.applied("abcde", at=9.0)
     assert bench.holds("bcde")
+
+
+@pytest.mark.long
+def test_a_bit_that_flipped_is_a_fault_until_it_is_found() -> None:
+    """Seed 10000057: a server started again 2.6 s after healing, and was to be done after 5 s."""
+    assert run(options_of("swarm", 10_000_057)).failure is None
