@@ -141,7 +141,8 @@ class LivenessPhase:
         early = now < self._healed_at + cluster.options.heal_s / 2
         if cluster.replacing and early:
             self._settled_at = now  # an operator's work, not the pool's
-        # A flipped bit is a fault until the next hash; then its server starts again (seed 10000057).
+        # A flipped bit is a fault until the next hash. Then its server starts again (seed
+        # 10000057).
         if early and any(process.table.is_flipped for process in cluster.servers.values()):
             self._flipped_at = now
         elapsed_s = now - self._settled_at
