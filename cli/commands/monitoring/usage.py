@@ -298,7 +298,8 @@ def _warn(found: FoundUsage) -> None:
         say(f"gpupool: {visible(problem)}")
     if found.missing:
         count = sum(last - first + 1 for first, last in found.missing)
-        say(f"gpupool: {count} records of leases are not to be had, so the sums are too small")
+        what = "one record of a lease is" if count == 1 else f"{count} records of leases are"
+        say(f"gpupool: {what} not to be had, so the sums are too small")
     costs = found.report.costs if found.report is not None else None
     if costs is not None and costs.whole.unpriced and not costs.whole.amount:
         from gpupool.cli.commands.monitoring.usage_capacity import say_no_price
