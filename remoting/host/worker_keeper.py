@@ -300,9 +300,9 @@ class WorkerKeeper:
         # A worker's report of it may be a second late.
         if _any_uses_nccl(saved):
             return keeper_messages.Moved(USES_NCCL)
-        self._bound(stopped + saved, request.memory)
         if request.spill and file < 0:
             raise GpupoolError("nothing can be suspended", why="there is no file for it")
+        self._bound(stopped + saved, request.memory)
         to = file if request.spill else -1
         moved = kept_workers.suspend(stopped, saved, request.size, to)
         if moved.problem:

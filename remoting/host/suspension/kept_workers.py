@@ -111,7 +111,7 @@ def _spill(
         for worker in workers:
             assert worker.spilled is not None
             worker.spilled.drop(areas[worker.process.pid])
-    except SpillError as error:
+    except Exception as error:  # noqa: BLE001 - whatever failed, the workers must run again
         problem = f"its memory cannot go to the disk: {error}"
         lost = _bring_back(workers)
         numbers = {worker.process.pid: worker.number for worker in workers}

@@ -1,5 +1,6 @@
 """Leases on real GPUs that are suspended and resumed: the driver's part is one without a GPU."""
 
+import errno
 import os
 import struct
 import sys
@@ -220,12 +221,19 @@ async def test_what_the_disk_does_not_take_runs_on(
     with monkeypatch.context() as patch:
         patch.setattr(spilled_memory.SpilledMemory, "drop", fail)
         assert (await refused(3)).startswith("its memory cannot go to the disk: it cannot be writ")
-    kit.host.suspend(lease.id, 4)
+
+    def no_descriptor(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spilled_memory.SpilledMemory, "save", no_descriptor)
+        assert "Too many open files" in await refused(6)
+    kit.host.suspend(lease.id, 7)
     await reaches(kit, lease, P.SUSPENDED)
-    kit.host.resume(lease.id, 4)
+    kit.host.resume(lease.id, 7)
     await reaches(kit, lease, P.RUNNING)
     assert await allocate(client, GIB) == b"had"
-    assert (await refused(5)).endswith("the server's NVIDIA driver keeps it where it is not found")
+    assert (await refused(8)).endswith("the server's NVIDIA driver keeps it where it is not found")
 
 
 async def test_a_folder_that_takes_nothing_is_said_at_the_start(
