@@ -170,7 +170,7 @@ if TYPE_CHECKING:
 @click.option(
     "--suspend-spill",
     metavar="DIR",
-    help="Folder for what does not fit into that; encrypted, and gone when the server ends.",
+    help="Folder for what exceeds --suspend-memory; encrypted, and gone when the server ends.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True

@@ -6,6 +6,11 @@ from pathlib import Path
 from tests.cli.conftest import LivePool
 
 
+def _is_late(finding: dict[str, str]) -> bool:
+    """Return whether a server says that readings were dropped, as on a busy machine."""
+    return (finding["check"], finding["subject"]) == ("history", "samples")
+
+
 def test_the_pool_says_how_it_is(live_pool: LivePool) -> None:
     said = live_pool.run("health", "--json")
     health = json.loads(said.stdout)
@@ -14,10 +19,10 @@ def test_the_pool_says_how_it_is(live_pool: LivePool) -> None:
     assert said.returncode == (3 if failing else 0), health
     # The disk and the processors of the machine that runs the tests are what they are.
     machine = {"disk", "event-loop", "link-rtt", "elections", "worker-start", "quorum", "apply-lag"}
-    machine |= {"history"}  # A reading that came late.
     # Other tests of this pool have made tokens that end soon, and ended servers.
     left = {"tokens", "gpu-count"}
-    assert {each["check"] for each in health["findings"]} <= machine | left, health
+    found = {each["check"] for each in health["findings"] if not _is_late(each)}
+    assert found <= machine | left, health
 
     shown = live_pool.run("health")
     assert shown.stdout.splitlines()[0].endswith("3 of 3 servers answer")

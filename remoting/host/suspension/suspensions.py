@@ -86,7 +86,7 @@ class _Order:
     phase: SuspensionPhase = P.RUNNING
     bytes: int = 0
     on_disk: int = 0  # of the bytes
-    room: int = 0  # bytes of this machine's memory that the lease may have besides
+    besides: int = 0  # bytes of this machine's memory that the lease may have besides
     reason: str = ""
     moves: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # of what is resumed
     moved: Mapping[GpuId, GpuId] = field(default_factory=lambda: NO_MOVES)  # counted, not done yet
@@ -215,7 +215,7 @@ class Suspensions:
         calm = order.phase in (P.RUNNING, P.REFUSED)
         if calm and trio.current_time() - order.since > CALM_S:
             return 0
-        return order.room
+        return order.besides
 
     async def wait_running(self, lease: LeaseId) -> None:
         """Return once a lease runs, or has ended."""
@@ -268,13 +268,13 @@ class Suspensions:
                 order.enter(P.REFUSED, problem)
                 return
             # Counted before it begins, so that no other one counts on the same memory.
-            order.bytes, order.room = size, self._room(lease)
+            order.bytes, order.besides = size, self._memory_besides(lease)
             order.on_disk = size if place.on_disk else 0
             order.saved = tuple(worker.number for worker in workers if worker.real)
             order.stopped = tuple(worker.number for worker in workers if not worker.real)
             allowance = self._means.allowance(lease)
             request = keeper_messages.SuspendWorkers(
-                *(order.stopped, order.saved, size, allowance + order.room, allowance),
+                *(order.stopped, order.saved, size, allowance + order.besides, allowance),
                 spill=place.on_disk,
             )
             moved = keeper_messages.Moved()
@@ -456,7 +456,7 @@ class Suspensions:
             if file >= 0:
                 os.close(file)
 
-    def _room(self, lease: LeaseId) -> int:
+    def _memory_besides(self, lease: LeaseId) -> int:
         """Return bytes for all that a lease may have on real GPUs."""
         gpus = {gpu for worker in self._workers(lease) for gpu in worker.real}
         whole = sum(self._means.budget.partition(lease, gpu) for gpu in gpus)
