@@ -1,7 +1,7 @@
 """Runs CuPy's own tests through the array door on emulated GPUs, and compares with a record.
 
     python tests/array_suite/run_suite.py CUPY [FOLDER...] [--record] [--late] [--outcomes FILE]
-        [--gpu | --native] [--beside FILE]
+        [--gpu | --native] [--beside FILE] [--jobs N [--seconds N]]
 
 CUPY is a checkout of CuPy (github.com/cupy/cupy) at the tag of the version that the drop-in names;
 it is only read, and nothing of it is copied into this project. FOLDER is one such as `math_tests`
@@ -11,6 +11,10 @@ knows comes late.
 With `--gpu` the worker has the first GPUs of this machine and its CuPy; with `--native` that CuPy
 itself runs the tests. `--beside FILE` counts only tests that passed in the outcomes of another run,
 a native one for example. The exit status is 1 if a test fails that the record does not have.
+
+`--jobs N` runs the files in N processes, a large file in several. They take turns with the GPUs
+that the machine has, two for each. No part begins after `--seconds N`, and those that are left are
+named.
 """
 
 import argparse
@@ -19,6 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import suite_outcomes as so
@@ -57,18 +64,83 @@ FOLDERS = (
 )
 TEST_S = 60
 SHOWN = 40
+PART_BYTES = 12_000
+"""Of a test file: CuPy's have some ten tests for each 1,000 bytes, and a few a hundred."""
 
 
-def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool, devices: str) -> float:
-    """Run pytest on one folder; return how long it took."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A folder or a file of tests, or the tests of one whose number has this remainder."""
+
+    place: str
+    index: int = 0
+    of: int = 1
+
+    def __str__(self) -> str:
+        """Return its name for a reader."""
+        return self.place + (f" ({self.index + 1} of {self.of})" if self.of > 1 else "")
+
+
+def parts_of(work: Path, folder: str) -> Iterator[tuple[int, Part]]:
+    """Yield the parts of a folder, each with its size in bytes."""
+    place = work / so.place_of(folder)
+    for file in sorted(place.rglob("test_*.py")) if place.is_dir() else [place]:
+        size = file.stat().st_size
+        count = 1 + size // PART_BYTES
+        for index in range(count):
+            yield size // count, Part(str(file.relative_to(work)), index, count)
+
+
+def visible_gpus() -> list[str]:
+    """Return what each process sees: two GPUs that follow each other, of all that are there."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    count = len(listed.stdout.splitlines())
+    return [",".join(str((at + i) % count) for i in range(min(2, count))) for at in range(count)]
+
+
+def run_parts(
+    parts: list[Part], work: Path, outcomes: Path, options: argparse.Namespace
+) -> list[Part]:
+    """Run parts side by side; return those that did not begin in time."""
+    gpus = [""] if options.devices == "emulated" else visible_gpus()
+    ends = time.monotonic() + options.seconds
+    left: list[Part] = []
+
+    def run_one(numbered: tuple[int, Part]) -> None:
+        number, part = numbered
+        if time.monotonic() > ends:
+            left.append(part)
+            return
+        seconds = run_part(
+            work,
+            part,
+            outcomes,
+            late=options.late,
+            devices=options.devices,
+            gpus=gpus[number % len(gpus)],
+        )
+        sys.stderr.write(f"{part}: {seconds:.0f} s\n")
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run_one, enumerate(parts)))
+    return left
+
+
+def run_part(
+    work: Path, part: Part, outcomes: Path, *, late: bool, devices: str, gpus: str = ""
+) -> float:
+    """Run pytest on one part; return how long it took."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "GPUPOOL_SUITE_OVERLAY": str(work / "overlay"),
         "GPUPOOL_SUITE_OUTCOMES": str(outcomes),
         "GPUPOOL_SUITE_DEVICES": devices,
+        "GPUPOOL_SUITE_PART": f"{part.index}/{part.of}",
         "GPUPOOL_BLOCKING": "" if late else "1",
     }
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
     argv = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-W", "ignore", "-c", os.devnull]
     argv += ["--rootdir", str(work), "-p", "suite_plugin", "-p", "no:cacheprovider"]
     argv += [
@@ -82,14 +154,14 @@ def run_folder(work: Path, folder: str, outcomes: Path, *, late: bool, devices: 
     ]
     began = time.monotonic()
     done = subprocess.run(
-        [*argv, so.place_of(folder)],
+        [*argv, part.place],
         cwd=work,
         env=environment,
         check=False,
         capture_output=True,
     )
-    if done.returncode not in (0, 1):
-        sys.stderr.write(f"{folder}: pytest ended with {done.returncode}\n")
+    if done.returncode not in (0, 1, 5):  # 5: no test, where a part has none
+        sys.stderr.write(f"{part}: pytest ended with {done.returncode}\n")
         sys.stderr.write((done.stdout + done.stderr).decode(errors="replace")[-2000:])
     return time.monotonic() - began
 
@@ -131,17 +203,21 @@ def main() -> int:
         parser.add_argument(
             f"--{name}", dest="devices", action="store_const", const=name, default="emulated"
         )
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes side by side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after it")
     options = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         lines: Path = options.outcomes or work / "outcomes.jsonl"
         if not lines.exists():
             prepare(options.cupy.resolve(), work)
-            for folder in options.folders or FOLDERS:
-                seconds = run_folder(
-                    work, folder, lines, late=options.late, devices=options.devices
-                )
-                sys.stderr.write(f"{folder}: {seconds:.0f} s\n")
+            folders = options.folders or FOLDERS
+            parts = [Part(so.place_of(folder)) for folder in folders]
+            if options.jobs > 1:
+                sized = [each for folder in folders for each in parts_of(work, folder)]
+                parts = [part for _, part in sorted(sized, key=lambda each: -each[0])]
+            for part in run_parts(parts, work, lines, options):
+                sys.stderr.write(f"{part}: not run\n")
         outcomes = so.read_outcomes(lines)
     if options.beside:
         passed = {

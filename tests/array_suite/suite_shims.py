@@ -171,8 +171,10 @@ class _Unused:
 
 def install(cupy: Any) -> None:
     """Put the stand-ins in place; what the tests need of them to be collected is real."""
-    # The drop-in's own finder is the last one, and refuses what nobody has found.
-    sys.meta_path.insert(len(sys.meta_path) - 1, Finder())
+    # After the finder of files, so that what the drop-in has is its own, and before the drop-in's,
+    # which refuses what nobody has found.
+    at = sys.meta_path.index(importlib.machinery.PathFinder)
+    sys.meta_path.insert(at + 1, Finder())
     for name in CUDA:
         if not hasattr(cupy.cuda, name):
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))

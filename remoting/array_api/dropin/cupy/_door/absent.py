@@ -53,6 +53,7 @@ class _Finder:
 
 def watch_imports() -> None:
     """Explain every import of a module of CuPy that this package lacks."""
-    if not any(type(each).__name__ == _Finder.__name__ for each in sys.meta_path):
+    here = _Finder.__module__  # others may have a class of this name
+    if not any(getattr(type(each), "__module__", "") == here for each in sys.meta_path):
         finder: Any = _Finder()
         sys.meta_path.append(finder)
