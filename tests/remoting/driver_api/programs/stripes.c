@@ -3,6 +3,7 @@
 // first, and say how the session ended.
 #include "check.h"
 
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -54,18 +55,24 @@ static void turns(uint64_t memory, uint32_t *from, uint32_t *to, size_t size, in
            busy() - all);
 }
 
-// Lose one of the library's connections: the first is that of calls, and those up are the last.
-static void lose(bool up) {
-    int found[64], count = 0;
-    for (int fd = 3; fd < 1024 && count < 64; fd++) {
+// Find the library's connections: the first is that of calls, and those up are the last.
+static int connections(int *found, int most) {
+    int count = 0;
+    for (int fd = 3; fd < 1024 && count < most; fd++) {
         struct sockaddr_storage address;
         socklen_t size = sizeof address;
         bool there = getpeername(fd, (struct sockaddr *)&address, &size) == 0;
         if (there && address.ss_family == AF_INET) found[count++] = fd;
     }
-    printf("connections: %d\n", count);
-    NEED(count > 2);
-    CHECK(shutdown(found[up ? count - 1 : 1], SHUT_RDWR));
+    return count;
+}
+
+// Whether a connection has had bytes of copies, one way or the other, and not its hello alone.
+static bool used(int fd) {
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    CHECK(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size));
+    return info.tcpi_bytes_acked + info.tcpi_bytes_received > 1 << 19;
 }
 
 int main(int count, char **arguments) {
@@ -80,15 +87,23 @@ int main(int count, char **arguments) {
     CHECK(cuMemAlloc_v2(&memory, size));
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuMemAllocHost_v2(&pinned, size));
-    for (size_t done = 0; done < ((size_t)WARM << 25); done += 2 * size) {
+    bool go = strcmp(arguments[3], "go") == 0, up = strcmp(arguments[3], "up") == 0;
+    int found[64], lost = 0, opened = 0;
+    size_t warm = (size_t)WARM << 25;
+    // Lanes are opened beside the program, so that the one to be lost has carried nothing at first.
+    for (size_t done = 0; done < warm || (!go && !used(lost) && done < 64 * warm); done += 2 * size) {
         CHECK(cuMemcpyHtoD_v2(memory, from, size));
         CHECK(cuMemcpyDtoH_v2(to, memory, size));
         NEED(memcmp(from, to, size) == 0);
+        if (go) continue;
+        NEED((opened = connections(found, 64)) > 0);
+        lost = found[up || opened < 2 ? opened - 1 : 1];
     }
-    usleep(300000);  // lanes are opened beside the program
-    if (strcmp(arguments[3], "go") != 0) {
-        bool up = strcmp(arguments[3], "up") == 0;
-        lose(up);
+    usleep(300000);
+    if (!go) {
+        printf("connections: %d\n", opened);
+        NEED(opened > 2);
+        CHECK(shutdown(lost, SHUT_RDWR));
         int code = up ? cuMemcpyHtoD_v2(memory, from, size) : cuMemcpyDtoH_v2(to, memory, size);
         printf("error %d, then %d\n", code, cuCtxSynchronize());
         return code != 0;
