@@ -20,6 +20,7 @@ from gpupool.remoting.devices.base import (
     UnsupportedError,
     host_bytes,
 )
+from gpupool.remoting.devices.cuda_objects.captured_graphs import CudaGraphs
 from gpupool.remoting.devices.cuda_operations import operations
 
 OVERHEAD_BYTES = 512 << 20
@@ -56,8 +57,9 @@ class CudaBackend:
         self.devices = devices
         self.log = log
         self.current = 0
-        self._budget = budget
+        self.budget = budget
         self._runtime = self.cupy.cuda.runtime
+        self.graphs = CudaGraphs(self.cupy)
         self._index_of = {spec.ordinal: at for at, spec in enumerate(devices)}
         self._sizes: dict[int, int] = {}
         self._stages: dict[int, list[_Stage]] = {}
@@ -79,10 +81,10 @@ class CudaBackend:
             self._runtime.free(0)  # creates the context
             # A host that accounts by NVML has charged the context already; a budget that shows
             # nothing is charged here, so that the partition is never exceeded silently.
-            if self._budget.usage(spec.index):
+            if self.budget.usage(spec.index):
                 return
             overhead = min(OVERHEAD_BYTES, spec.memory // 4)
-            if not self._budget.reserve(spec.index, overhead):
+            if not self.budget.reserve(spec.index, overhead):
                 raise DeviceMemoryError(
                     f"the partition of {spec.memory:,} bytes has no room for a CUDA context "
                     f"({overhead:,} bytes)"
@@ -93,13 +95,13 @@ class CudaBackend:
 
     def _malloc(self, size: int, ordinal: int) -> int:
         index = self.devices[self._index_of[ordinal]].index
-        if not self._budget.reserve(index, size):
+        if not self.budget.reserve(index, size):
             # The pool then frees its cached memory and tries again, as when CUDA itself refuses.
             raise self._runtime.CUDARuntimeError(_OUT_OF_MEMORY)
         try:
             pointer = int(self._runtime.malloc(size))
         except BaseException:
-            self._budget.release(index, size)
+            self.budget.release(index, size)
             raise
         self._sizes[pointer] = size
         return pointer
@@ -107,7 +109,7 @@ class CudaBackend:
     def _free(self, pointer: int, ordinal: int) -> None:
         self._runtime.free(pointer)
         index = self.devices[self._index_of[ordinal]].index
-        self._budget.release(index, self._sizes.pop(pointer))
+        self.budget.release(index, self._sizes.pop(pointer))
 
     def limit(self, at: int) -> int:
         """Return the limit that the client has set, 0 if none."""
@@ -122,7 +124,7 @@ class CudaBackend:
     def memory_info(self) -> tuple[int, int]:
         """Return the answer of ``cudaMemGetInfo`` as if the partition were a device."""
         spec = self.devices[self.current]
-        return max(0, spec.memory - self._budget.usage(spec.index)), spec.memory
+        return max(0, spec.memory - self.budget.usage(spec.index)), spec.memory
 
     # --- the backend ----------------------------------------------------------------------------
 
@@ -166,6 +168,10 @@ class CudaBackend:
             found = self._stages[self.current] = [_Stage(self.cupy) for _ in range(_STAGES)]
         return found
 
+    def need_copies(self) -> None:
+        """Raise if the current stream is capturing a graph."""
+        self.graphs.need_no_capture()
+
     def upload(self, array: Any, fill: Fill) -> None:
         """Copy the stream's bytes to the device through page-locked buffers, in turns."""
         pointer, left = array.data.ptr, array.nbytes
@@ -190,6 +196,7 @@ class CudaBackend:
 
     def download(self, array: Any, order: str) -> Iterator[memoryview]:
         """Yield the elements; the copy of the next piece runs while one is sent."""
+        self.need_copies()
         dense = self.cupy.asarray(array, order="F" if order == "F" else "C")
         pointer, total = dense.data.ptr, dense.nbytes
         stream = self.cupy.cuda.get_current_stream()
@@ -233,6 +240,7 @@ class CudaBackend:
 
     def fill(self, array: Any, offset: int, start: int, size: int) -> None:
         """Start to copy on the current stream, and wait for the copy that was started before."""
+        self.need_copies()
         stream = self.cupy.cuda.get_current_stream()
         pointer = self._shared_pointer() + start
         self._runtime.memcpyAsync(array.data.ptr + offset, pointer, size, _TO_DEVICE, stream.ptr)
@@ -244,6 +252,7 @@ class CudaBackend:
 
     def fetch(self, array: Any, offset: int, start: int, size: int) -> None:
         """Copy on the current stream, and wait for that."""
+        self.need_copies()
         stream = self.cupy.cuda.get_current_stream()
         pointer = self._shared_pointer() + start
         self._runtime.memcpyAsync(pointer, array.data.ptr + offset, size, _TO_HOST, stream.ptr)
@@ -270,6 +279,8 @@ class CudaBackend:
 
         An event keeps no time: what asks for it raises CUDA's error, until it is recorded again.
         """
+        if self.graphs.open:
+            raise UnsupportedError("a stream of it is capturing a graph")
         if isinstance(value, self.cupy.random.RandomState):
             raise UnsupportedError(
                 "it has a random state of cuRAND, which does not say how far it is; "
@@ -298,7 +309,9 @@ class CudaBackend:
                 self.pool.free_all_blocks()
 
     def synchronize(self) -> None:
-        """Wait for all devices; raise the error of a kernel."""
+        """Wait for all devices; raise the error of a kernel. A capture cannot be waited for."""
+        if self.graphs.open:
+            return
         for spec in self.devices:
             self.cupy.cuda.Device(spec.ordinal).synchronize()
         self.cupy.cuda.Device(self.devices[self.current].ordinal).use()
@@ -327,4 +340,4 @@ class CudaBackend:
         self.reclaim()
         for at, spec in enumerate(self.devices):
             if self._overhead[at]:
-                self._budget.release(spec.index, self._overhead[at])
+                self.budget.release(spec.index, self._overhead[at])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.devices.cuda_kernels import CudaKernels
+from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
 from gpupool.remoting.devices.cuda_transforms import transforms
 from gpupool.remoting.devices.extensions import real_extensions
 from gpupool.remoting.devices.geometry.spatial import real_spatial
@@ -247,4 +248,5 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
     table |= real_extensions() | transforms(backend) | real_sparse(backend)
     table |= real_interpolators(backend) | real_systems() | real_spatial(backend)
+    table |= backend.graphs.operations() | CudaTextures(backend).operations()
     return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)

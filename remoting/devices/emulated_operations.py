@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.emulated_arithmetic import ARITHMETIC
 from gpupool.remoting.devices.emulated_bfloat16 import WIDE, in_float32, with_numbers
 from gpupool.remoting.devices.emulated_plans import EmulatedPlans
@@ -348,6 +349,30 @@ def _record(event: Marker, _stream: Any) -> None:
     event.time = time.perf_counter()
 
 
+_ATTRIBUTES = (
+    ("MaxThreadsPerBlock", 1, 1024),
+    ("MaxSharedMemoryPerBlock", 8, 48 << 10),
+    ("WarpSize", 10, 32),
+    ("MultiProcessorCount", 16, 1),
+    ("ComputeCapabilityMajor", 75, 9),
+    ("ComputeCapabilityMinor", 76, 0),
+)
+"""CuPy's name, CUDA's number (`cudaDeviceAttr` of driver_types.h) and the value of attributes."""
+
+_REFUSED = {
+    ("cuda.stream.begin_capture",): "an emulated GPU captures no graphs",
+    ("cuda.array.create", "cuda.texture.create"): "an emulated GPU has no textures",
+    ("cuda.surface.create",): "an emulated GPU has no surfaces",
+}
+
+
+def _refused(name: str, why: str) -> Operation:
+    def refuse(*_arguments: Any) -> None:
+        raise UnsupportedError(f"{name}: {why}")
+
+    return refuse
+
+
 def _cuda(backend: Any) -> dict[str, Operation]:
     def current() -> Any:
         return backend.pools[backend.current]
@@ -372,8 +397,8 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         "cuda.device.synchronize": lambda: None,
         "cuda.mem_info": lambda: (current().free_memory(), current().memory),
         "cuda.properties": properties,
-        "cuda.attributes": dict,
-        "cuda.attribute": lambda _number: 0,
+        "cuda.attributes": lambda: {name: value for name, _, value in _ATTRIBUTES},
+        "cuda.attribute": lambda asked: next((v for _, at, v in _ATTRIBUTES if at == asked), 0),
         "cuda.versions": lambda: [0, 0],
         "cuda.pool.numbers": lambda: [
             current().used,
@@ -383,7 +408,9 @@ def _cuda(backend: Any) -> dict[str, Operation]:
         ],
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
+        **{name: _refused(name, why) for names, why in _REFUSED.items() for name in names},
         "cuda.stream.create": Marker,
+        "cuda.stream.is_capturing": lambda _stream: False,
         "cuda.stream.synchronize": lambda _stream: None,
         "cuda.stream.done": lambda _stream: True,
         "cuda.stream.wait_event": lambda _stream, _event: None,

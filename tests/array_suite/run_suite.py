@@ -35,6 +35,7 @@ FOLDERS = (
     "binary_tests",
     "core_tests",
     "creation_tests",
+    "cuda_tests",
     "fft_tests",
     "functional_tests",
     "indexing_tests",

@@ -90,6 +90,16 @@ PLACES: tuple[tuple[str, str], ...] = (
     (r"test_inplace_scalar_preserves_identity|test_coo_array_coords_property", DECIDED),
     (r"test_sparray\.py::.*::test_setitem_ellipsis", DECIDED),  # a warning
     (r"core_tests/test_core_\w*accel|test_cub_", INTERNALS),
+    # Pools and hooks of memory are the worker's; handles and plans of libraries are of its CuPy.
+    (r"cuda_tests/(test_(pinned_)?memory|memory_hooks_tests)", INTERNALS),
+    (
+        r"cuda_tests/test_(compiler|cublas|cufft|curand|cusolver|cusparse|cutensor|driver|nvrtc|runtime)",
+        INTERNALS,
+    ),
+    (r"TestDeviceHandles|TestDeviceFromPointer|TestExternalStream", INTERNALS),
+    (r"cuda_tests/test_nccl", MISSING),
+    # A graph on a server cannot call a function of the program.
+    (r"test_capture_launch_host_func", DECIDED),
 )
 _PARAMETERS = re.compile(r"_param_\d+_\{.*?\}(?=::|$)|\[.*\]$")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")

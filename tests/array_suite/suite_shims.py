@@ -35,7 +35,7 @@ CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc")
 # The private modules of `cupyx.scipy` that the drop-in lacks; its own come before any stand-in.
 _PRIVATE = re.compile(r"cupyx\.scipy\.(\w+\.)*_")
 # Public modules that programs may use: without them a test counts as missing, never as internal.
-_PUBLIC = ("cupy.cuda.texture",)
+_PUBLIC = ("cupy.cuda.nccl",)
 SAYS = "internals of CuPy: "
 # A module that is loading may call a stand-in, to decorate a test for example; a test may not.
 running = False
@@ -179,6 +179,7 @@ def install(cupy: Any) -> None:
         if not hasattr(cupy.cuda, name):
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
     _compilers_without_effect(cupy.cuda.compiler)
+    cupy.cuda.driver.get_build_version = cupy.cuda.runtime.runtimeGetVersion
     cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _no_compiler
     core: Any = importlib.import_module("cupy._core")
     for name in ("core", "flags", "internal", "_kernel", "_accelerator"):

@@ -52,19 +52,10 @@ HANDLES_MAX = 1 << 24
 _U32 = struct.Struct("<I")
 _VIEWS = frozenset(
     {
-        "ndarray.view",
-        "ndarray.field",
-        "ndarray.getitem",
-        "ndarray.transpose",
-        "ndarray.swapaxes",
-        "ndarray.real",
-        "ndarray.imag",
-        "ndarray.squeeze",
-        "ndarray.reshape_view",
-        "ndarray.diagonal",
-        "ndarray.as_strided",
-        "broadcast_to",
-        "door.same",
+        *("broadcast_to", "door.same", "ndarray.as_strided", "ndarray.diagonal"),
+        *("ndarray.field", "ndarray.getitem", "ndarray.imag", "ndarray.real"),
+        *("ndarray.reshape_view", "ndarray.squeeze", "ndarray.swapaxes"),
+        *("ndarray.transpose", "ndarray.view"),
     }
 )
 """Operations whose result shares its argument's memory, so that a copy would be another array."""
@@ -292,15 +283,20 @@ class Executor:
         exchange.receive(index, transfer, handle, number, meta.nbytes, existing=existing != 0)
         return self._at
 
+    def _meta_of(self, number: int, nbytes: int) -> Meta:
+        meta = self.metas.get(number)
+        if meta is None or meta.nbytes != nbytes:
+            raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
+        return meta
+
     def put(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
         """Make an array from the client's bytes; False if there was no room for it.
 
         ``fill`` has not been called then, and the caller must skip the bytes.
         """
-        meta = self.metas.get(number)
-        if meta is None or meta.nbytes != nbytes:
-            raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
+        meta = self._meta_of(number, nbytes)
         try:
+            self.backend.need_copies()
             array = self._retried(self.new, (meta,), {})
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail("upload", (handle,), error)
@@ -312,12 +308,14 @@ class Executor:
 
     def put_into(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
         """Fill an existing dense array with the client's bytes; False if it never came to be."""
-        meta = self.metas.get(number)
-        if meta is None or meta.nbytes != nbytes:
-            raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
+        meta = self._meta_of(number, nbytes)
         try:
             array = self.find(handle)
-        except DependsOnFailureError:
+            self.backend.need_copies()
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
+            self.fail("upload", (), error)
             return False
         dense = self.backend.is_array(array) and array.flags.forc
         if not dense or array.shape != meta.shape or array.dtype != meta.dtype:

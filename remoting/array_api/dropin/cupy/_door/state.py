@@ -23,6 +23,9 @@ class _Local(threading.local):
     def __init__(self) -> None:
         # The current stream of each device that has another than its default one.
         self.streams: dict[int, Any] = {}
+        # What `with` has to go back to: devices, and the streams that it has entered on each.
+        self.devices: list[int] = []
+        self.entered: dict[int, list[Any]] = {}
 
 
 local = _Local()
@@ -35,7 +38,7 @@ def use(device: int) -> None:
     Equal contexts are one object, so that the hot path compares identities.
     """
     stream = local.streams.get(device)
-    key = (device, 0 if stream is None else stream.ptr)
+    key = (device, 0 if stream is None else stream.handle)
     local.context = _contexts.setdefault(key, key)
 
 

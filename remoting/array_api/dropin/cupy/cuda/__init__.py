@@ -1,5 +1,9 @@
 """Devices, streams, events and memory of remote GPUs."""
 
+import contextlib as _contextlib
+import warnings as _warnings
+from collections.abc import Generator as _Generator
+
 from cupy._door import absent as _absent
 from cupy._door import pool as _pool
 from cupy._door.errors import DoorError as _DoorError
@@ -7,11 +11,16 @@ from cupy.cuda import compiler as compiler
 from cupy.cuda import cufft as cufft
 from cupy.cuda import device as device
 from cupy.cuda import driver as driver
+from cupy.cuda import graph as graph
 from cupy.cuda import memory as memory
+from cupy.cuda import nvtx as nvtx
+from cupy.cuda import profiler as profiler
 from cupy.cuda import runtime as runtime
 from cupy.cuda import stream as stream
+from cupy.cuda import texture as texture
 from cupy.cuda.device import Device as Device
 from cupy.cuda.device import get_device_id as get_device_id
+from cupy.cuda.graph import Graph as Graph
 from cupy.cuda.memory import (
     Memory as Memory,
 )
@@ -64,6 +73,21 @@ def is_available() -> bool:
         return bool(_pool.devices())
     except (_DoorError, OSError):
         return False
+
+
+@_contextlib.contextmanager
+def profile() -> _Generator[None]:
+    """Enable CUDA's profiler for a while; deprecated in CuPy, for `cupyx.profiler.profile`."""
+    _warnings.warn(
+        "cupy.cuda.profile has been deprecated since CuPy v10 and will be removed in the future. "
+        "Use cupyx.profiler.profile instead.",
+        stacklevel=3,
+    )
+    profiler.start()
+    try:
+        yield
+    finally:
+        profiler.stop()
 
 
 def get_cuda_path() -> None:

@@ -1,5 +1,6 @@
 """Devices: partitions of GPUs, numbered over all servers of the lease."""
 
+import functools
 from typing import Any
 
 from cupy._door import pool, state
@@ -28,6 +29,7 @@ def description(number: int) -> dict[str, Any]:
     return session.devices[number - session.first_device]
 
 
+@functools.total_ordering
 class Device:
     """One device; ``with Device(1):`` makes it current."""
 
@@ -36,7 +38,6 @@ class Device:
             self.id = device.id
         else:
             self.id = get_device_id() if device is None else int(device)
-        self._before: list[int] = []
 
     def __int__(self) -> int:
         return self.id
@@ -48,11 +49,11 @@ class Device:
         before = state.local.context[0]
         if self.id != before:
             set_device(self.id)
-        self._before.append(before)
+        state.local.devices.append(before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.use(self._before.pop())
+        state.use(state.local.devices.pop())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self.id == other.id
@@ -66,9 +67,15 @@ class Device:
     def __repr__(self) -> str:
         return f"<CUDA Device {self.id}>"
 
-    def use(self) -> None:
+    def use(self) -> "Device":
         """Make this device current in this thread."""
         set_device(self.id)
+        return self
+
+    @staticmethod
+    def from_pci_bus_id(pci_bus_id: str) -> "Device":
+        """Return the device with a bus address."""
+        return from_pci_bus_id(pci_bus_id)
 
     def synchronize(self) -> None:
         """Wait until all calls are done; raise the first error."""

@@ -18,6 +18,31 @@ cudaMemcpyDefault = 4
 cudaDevAttrCooperativeLaunch = 95
 streamLegacy = 1
 streamPerThread = 2
+# Of CUDA's driver_types.h and texture_types.h, for captures and textures.
+streamCaptureModeGlobal = 0
+streamCaptureModeThreadLocal = 1
+streamCaptureModeRelaxed = 2
+cudaChannelFormatKindSigned = 0
+cudaChannelFormatKindUnsigned = 1
+cudaChannelFormatKindFloat = 2
+cudaChannelFormatKindNone = 3
+cudaResourceTypeArray = 0
+cudaResourceTypeMipmappedArray = 1
+cudaResourceTypeLinear = 2
+cudaResourceTypePitch2D = 3
+cudaAddressModeWrap = 0
+cudaAddressModeClamp = 1
+cudaAddressModeMirror = 2
+cudaAddressModeBorder = 3
+cudaFilterModePoint = 0
+cudaFilterModeLinear = 1
+cudaReadModeElementType = 0
+cudaReadModeNormalizedFloat = 1
+cudaArrayDefault = 0
+cudaArrayLayered = 1
+cudaArraySurfaceLoadStore = 2
+cudaArrayCubemap = 4
+cudaArrayTextureGather = 8
 
 
 def getDeviceCount() -> int:

@@ -4,7 +4,6 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,12 @@ from typing import Any
 from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object
 from cupy.cuda.errors import CUDARuntimeError
+from cupy.cuda.graph import Graph
+
+PER_THREAD = 2
+"""CUDA's number of a thread's default stream (``cudaStreamPerThread`` of driver_types.h)."""
+
+EXTERNAL = "a stream of another library cannot be used on a remote GPU"
 
 
 class Event(Remote):
@@ -73,15 +78,26 @@ class _BaseStream:
     """What every stream can do."""
 
     _remote: Any = None
+    _per_thread = False
+    _foreign_stream_ref: Any = None  # CuPy's name for what `from_external` keeps
+    _captures = False  # between the two calls of this object, for callbacks
 
     def __init__(self, device_id: int = -1) -> None:
         self.device_id = device_id
-        self._before = threading.local()
+
+    @property
+    def handle(self) -> int:
+        """The number by which the worker knows the stream; 0 for the default one."""
+        return 0 if self._remote is None else self._remote._handle
 
     @property
     def ptr(self) -> int:
-        """A number that names the stream in this program; 0 for the default stream."""
-        return 0 if self._remote is None else self._remote._handle
+        """A number that names the stream in this program; those of default streams are CUDA's."""
+        return self.handle or (PER_THREAD if self._per_thread else 0)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of CUDA's stream protocol, and the number of the stream."""
+        return 0, self.ptr
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _BaseStream) and self.ptr == other.ptr
@@ -92,8 +108,8 @@ class _BaseStream:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ptr} (device {self.device_id})>"
 
-    def _use(self) -> tuple[int, Any]:
-        """Make it current; return its device, and the stream that was current there before."""
+    def _use(self) -> int:
+        """Make it current; return its device."""
         here = state.local.context[0]
         device = self.device_id if self.device_id >= 0 else here
         if device != here:
@@ -101,26 +117,29 @@ class _BaseStream:
                 f"The device that the stream is created on ({device}) "
                 f"does not match with the current device ({here})"
             )
-        before = state.local.streams.get(device)
         state.use_stream(device, self)
-        return device, before
+        return device
 
     def __enter__(self) -> Any:
-        stack: list[tuple[int, Any]] = self._before.__dict__.setdefault("stack", [])
-        stack.append(self._use())
+        device = self._use()
+        state.local.entered.setdefault(device, []).append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.use_stream(*self._before.stack.pop())
+        # The streams of `with` alone are gone back to, as in CuPy: one of `use` is forgotten.
+        device = self.device_id if self.device_id >= 0 else state.local.context[0]
+        entered = state.local.entered[device]
+        entered.pop()
+        state.use_stream(device, entered[-1] if entered else None)
 
     def use(self) -> Any:
         """Make this the current stream of its device in this thread."""
         self._use()
         return self
 
-    def _ask(self, name: str) -> Any:
+    def _ask(self, name: str, *args: Any) -> Any:
         session = pool.current() if self._remote is None else self._remote._session
-        return session.ask(name, (self._remote,))
+        return session.ask(name, (self._remote, *args))
 
     @property
     def done(self) -> bool:
@@ -159,17 +178,48 @@ class _BaseStream:
 
     def add_callback(self, callback: Callable[..., Any], arg: Any) -> None:
         """Call a function here once the stream has come to this point; waits for it."""
+        self._need_no_capture()
         self.synchronize()
         callback(self, 0, arg)
 
     def launch_host_func(self, callback: Callable[..., Any], arg: Any) -> None:
         """Call a function here once the stream has come to this point; waits for it."""
+        self._need_no_capture()
         self.synchronize()
         callback(arg)
 
+    def _need_no_capture(self) -> None:
+        if self._captures:
+            raise NotImplementedError(
+                "the stream is capturing, and a graph on a server cannot call a function here"
+            )
+
+    def begin_capture(self, mode: Any = None) -> None:
+        """Note the stream's calls from now on, for a graph, instead of running them.
+
+        Args:
+            mode: a number of `cupy.cuda.runtime.streamCaptureMode...`; Relaxed by default.
+        """
+        if self._remote is None:
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        self._ask("cuda.stream.begin_capture", mode)
+        self._captures = True
+
+    def end_capture(self) -> Graph:
+        """Return the graph of the calls since `begin_capture`.
+
+        Raises:
+            CUDARuntimeError: a call was not possible in a graph, or the stream was not capturing.
+        """
+        if self._remote is None:
+            raise CUDARuntimeError(401, "cudaErrorIllegalState: the stream is not capturing")
+        self._captures = False
+        session = self._remote._session
+        return remote_object(Graph, session, "cuda.stream.end_capture", (self._remote,))
+
     def is_capturing(self) -> bool:
-        """Whether a graph is being captured: never, capture is not offered."""
-        return False
+        """Whether calls of the stream are noted for a graph, instead of being run."""
+        return self._ask("cuda.stream.is_capturing")
 
 
 class Stream(_BaseStream):
@@ -186,6 +236,7 @@ class Stream(_BaseStream):
         priority: Any = None,
     ) -> None:
         super().__init__(-1 if null or ptds else state.local.context[0])
+        self._per_thread = ptds
         self._non_blocking = non_blocking
         self._priority = priority or 0
         if not (null or ptds):
@@ -203,12 +254,43 @@ class Stream(_BaseStream):
         """The stream's priority."""
         return self._priority
 
+    @classmethod
+    def from_external(cls, obj: Any) -> Any:
+        """Return a stream for an object with CUDA's stream protocol, which it keeps.
+
+        Raises:
+            TypeError: the object has not that protocol.
+            NotImplementedError: it is the stream of another library, which is on this machine.
+        """
+        method = getattr(type(obj), "__cuda_stream__", None)
+        if method is None:
+            kind = type(obj).__name__
+            raise TypeError(f"Object of type {kind} does not implement __cuda_stream__()")
+        answer = method(obj)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise TypeError("__cuda_stream__() must return a 2-tuple of (version, stream_ptr)")
+        version, number = answer
+        if not isinstance(version, int) or not isinstance(number, int):
+            kinds = f"({type(version).__name__}, {type(number).__name__})"
+            raise TypeError(f"__cuda_stream__() must return (int, int), got {kinds}")
+        if version != 0:
+            raise TypeError(f"__cuda_stream__() returned unsupported version {version}")
+        named = _streams.get(number) if number not in (0, PER_THREAD) else Stream.null
+        if named is None:
+            raise NotImplementedError(EXTERNAL)
+        made = cls.__new__(cls)
+        _BaseStream.__init__(made, -1)
+        made._remote, made._per_thread = named._remote, number == PER_THREAD
+        made._non_blocking, made._priority = named._non_blocking, named._priority
+        made._foreign_stream_ref = obj
+        return made
+
 
 class ExternalStream(_BaseStream):
     """Not available: another library's stream is on another machine."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
-        raise NotImplementedError("a stream of another library cannot be used on a remote GPU")
+        raise NotImplementedError(EXTERNAL)
 
 
 Stream.null = Stream(null=True)

@@ -1,0 +1,191 @@
+"""Textures and surfaces: arrays that a kernel reads or writes by coordinates.
+
+CUDA arrays and what is made of them live in the worker. Descriptors are values of this program.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupy._door import pool
+from cupy._door.calls import Remote, remote_object
+
+OF_ARRAY, MIPMAPPED, LINEAR = 0, 1, 2
+"""`cudaResourceType` of CUDA's driver_types.h; the rest is pitched memory."""
+
+
+class ChannelFormatDescriptor:
+    """The bits of the four channels of an element, and the kind of their numbers."""
+
+    def __init__(self, x: int, y: int, z: int, w: int, f: int) -> None:
+        self.channel = (int(x), int(y), int(z), int(w), int(f))
+
+    def get_channel_format(self) -> dict[str, int]:
+        """Return the bits of `x`, `y`, `z` and `w`, and the kind `f`."""
+        return dict(zip("xyzwf", self.channel, strict=True))
+
+
+class CUDAarray(Remote):
+    """An array in the form that textures read fastest, of one to three axes."""
+
+    __slots__ = ("depth", "desc", "flags", "height", "ndim", "width")
+
+    def __new__(
+        cls,
+        desc: ChannelFormatDescriptor,
+        width: int,
+        height: int = 0,
+        depth: int = 0,
+        flags: int = 0,
+    ) -> Any:
+        """Make one on the current device."""
+        if width == 0:
+            raise ValueError("To create a CUDA array, width must be nonzero.")
+        if height == 0 and depth > 0:
+            raise ValueError("To create a 2D CUDA array, height must be nonzero.")
+        args = (desc.channel, int(width), int(height), int(depth), int(flags))
+        made = remote_object(cls, pool.current(), "cuda.array.create", args)
+        made.desc, made.width, made.height, made.depth = desc, width, height, depth
+        made.flags = flags
+        made.ndim = 3 if depth > 0 else 2 if height > 0 else 1
+        return made
+
+    def _copy(self, operation: str, array: Any, stream: Any) -> None:
+        remote = None if stream is None else stream._remote
+        self._session.ask(operation, (self, array, remote))
+
+    def copy_from(self, in_arr: Any, stream: Any = None) -> None:
+        """Copy an array of the GPU or of NumPy into this one.
+
+        Args:
+            in_arr: of the shape (depth, height, channels * width), without axes that are 0.
+            stream: in which an array of the GPU is copied; the current one by default.
+        """
+        from cupy._core import host_arrays  # which imports this package
+
+        self._copy("cuda.array.copy_from", host_arrays.ascontiguousarray(in_arr), stream)
+
+    def copy_to(self, out_arr: Any, stream: Any = None) -> None:
+        """Copy this one into an array of the GPU or of NumPy, which must be C-contiguous."""
+        if not out_arr.flags.c_contiguous:
+            raise ValueError("The output array must be C-contiguous")
+        if not isinstance(out_arr, np.ndarray):
+            self._copy("cuda.array.copy_to", out_arr, stream)
+            return
+        from cupy._core import creation  # which imports this package
+
+        between = creation.empty(out_arr.shape, out_arr.dtype)
+        self._copy("cuda.array.copy_to", between, stream)
+        if stream is not None:
+            stream.synchronize()
+        out_arr[...] = between.get()
+
+
+class ResourceDescriptor:
+    """What a texture or a surface is of: a CUDA array, or an array of the GPU."""
+
+    def __init__(
+        self,
+        restype: int,
+        cuArr: CUDAarray | None = None,
+        arr: Any = None,
+        chDesc: ChannelFormatDescriptor | None = None,
+        sizeInBytes: int = 0,
+        width: int = 0,
+        height: int = 0,
+        pitchInBytes: int = 0,
+    ) -> None:
+        if restype == MIPMAPPED:
+            raise NotImplementedError("cudaResourceTypeMipmappedArray is not supported, as in CuPy")
+        self.restype = int(restype)
+        self.cuArr = cuArr
+        self.arr = arr
+        self.chDesc = chDesc
+        self._sizes = (int(sizeInBytes), int(width), int(height), int(pitchInBytes))
+
+    def packed(self) -> tuple[Any, ...]:
+        """Return the arguments of the worker's operations."""
+        what = self.cuArr if self.restype == OF_ARRAY else self.arr
+        if not isinstance(what, Remote):
+            raise ValueError("a texture is of a CUDAarray or of an array of the GPU")
+        channel = None if self.chDesc is None else self.chDesc.channel
+        return (self.restype, what, channel, self._sizes)
+
+    def get_resource_desc(self) -> dict[str, Any]:
+        """Return the fields of the descriptor that its kind has; a number names the array."""
+        found: dict[str, Any] = {"resType": self.restype}
+        number = self.packed()[1]._handle
+        if self.restype == OF_ARRAY:
+            return found | {"array": {"array": number}}
+        size, width, height, pitch = self._sizes
+        channel = None if self.chDesc is None else self.chDesc.get_channel_format()
+        memory = {"devPtr": number, "desc": channel}
+        if self.restype == LINEAR:
+            return found | {"linear": memory | {"sizeInBytes": size}}
+        sizes = {"width": width, "height": height, "pitchInBytes": pitch}
+        return found | {"pitch2D": memory | sizes}
+
+
+class TextureDescriptor:
+    """How a texture is read: beyond its borders, between its elements, and as which numbers."""
+
+    def __init__(
+        self,
+        addressModes: Any = None,
+        filterMode: int = 0,
+        readMode: int = 0,
+        sRGB: Any = None,
+        borderColors: Any = None,
+        normalizedCoords: Any = None,
+        maxAnisotropy: Any = None,
+    ) -> None:
+        modes = None if addressModes is None else [int(each) for each in addressModes]
+        colors = None if borderColors is None else [float(each) for each in borderColors]
+        rest = (sRGB, colors, normalizedCoords, maxAnisotropy)
+        self.look = (modes, int(filterMode), int(readMode), *rest)
+
+    def get_texture_desc(self) -> dict[str, Any]:
+        """Return the fields of the descriptor, as CUDA has them."""
+        modes, filter_mode, read_mode, srgb, colors, normalized, anisotropy = self.look
+        return {
+            "addressMode": tuple([*(modes or ()), 0, 0, 0][:3]),
+            "filterMode": filter_mode,
+            "readMode": read_mode,
+            "sRGB": int(srgb or 0),
+            "borderColor": tuple([*(colors or ()), 0.0, 0.0, 0.0, 0.0][:4]),
+            "normalizedCoords": int(normalized or 0),
+            "maxAnisotropy": int(anisotropy or 0),
+        }
+
+
+class TextureObject(Remote):
+    """A texture, as an argument of a kernel."""
+
+    __slots__ = ("ResDesc", "TexDesc")
+
+    def __new__(cls, ResDesc: ResourceDescriptor, TexDesc: TextureDescriptor) -> Any:
+        """Make one where its array is."""
+        packed = ResDesc.packed()
+        args = (*packed, TexDesc.look)
+        made = remote_object(cls, packed[1]._session, "cuda.texture.create", args)
+        made.ResDesc, made.TexDesc = ResDesc, TexDesc
+        return made
+
+
+class SurfaceObject(Remote):
+    """A surface, which a kernel can write, as an argument of it."""
+
+    __slots__ = ("ResDesc",)
+
+    def __new__(cls, ResDesc: ResourceDescriptor) -> Any:
+        """Make one where its array is."""
+        packed = ResDesc.packed()
+        made = remote_object(cls, packed[1]._session, "cuda.surface.create", packed)
+        made.ResDesc = ResDesc
+        return made

@@ -1,0 +1,234 @@
+"""Graphs and textures of the array door, with CuPy's classes replaced by small fakes.
+
+A real GPU runs CuPy's own tests of both (`test_graph.py` and `test_texture.py` of its suite).
+"""
+
+import gc
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.properties import examples
+
+from gpupool.remoting.devices.cuda_objects import counted_textures as cuda_textures
+from gpupool.remoting.devices.cuda_objects.captured_graphs import CudaGraphs
+from gpupool.remoting.devices.cuda_objects.counted_textures import CudaTextures
+
+FLOAT = (32, 0, 0, 0, 2)
+LOOK = ([1, 1], 0, 0, None, None, None, None)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Stands for CuPy's error of CUDA's runtime."""
+
+
+class Plain:
+    """A descriptor or an object of CuPy: it keeps what it was made of."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
+class FakeArray(Plain):
+    """A CUDA array; one of 13 elements is more than the GPU has."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if args[1] == 13:
+            raise OutOfMemoryError(2)
+
+
+@dataclass
+class FakeBackend:
+    """The partition and the classes that `CudaTextures` uses."""
+
+    budget: door_kit.MemoryBudget
+    devices: list[Any] = field(default_factory=lambda: door_kit.emulated(1, 1 << 20))
+    current: int = 0
+
+    def __post_init__(self) -> None:
+        runtime = types.SimpleNamespace(CUDARuntimeError=OutOfMemoryError)
+        cuda = types.SimpleNamespace(runtime=runtime)
+        self.cupy: Any = types.SimpleNamespace(cuda=cuda, ndarray=np.ndarray)
+
+
+def made_of_fakes(patch: pytest.MonkeyPatch) -> tuple[CudaTextures, door_kit.MemoryBudget]:
+    names = ("ChannelFormatDescriptor", "ResourceDescriptor", "TextureDescriptor", "TextureObject")
+    made: dict[str, Any] = {name: type(name, (Plain,), {}) for name in (*names, "SurfaceObject")}
+    module: Any = types.SimpleNamespace(**made, CUDAarray=FakeArray)
+    patch.setitem(sys.modules, "cupy.cuda.texture", module)
+    budget = door_kit.MemoryBudget([1 << 20])
+    return CudaTextures(FakeBackend(budget)), budget
+
+
+@pytest.fixture
+def textures(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaTextures, door_kit.MemoryBudget]:
+    return made_of_fakes(monkeypatch)
+
+
+def test_a_cuda_array_is_counted_until_nothing_uses_it(
+    textures: tuple[CudaTextures, door_kit.MemoryBudget],
+) -> None:
+    door, budget = textures
+    array = door.array(FLOAT, 512, 256, 0, 0)
+    assert budget.usage(0) == 512 * 256 * 4
+    texture = door.texture(cuda_textures.OF_ARRAY, array, None, (0, 0, 0, 0), LOOK)
+    small = door.array((8, 8, 8, 8, 1), 3, 0, 0, 2)
+    assert budget.usage(0) == 512 * 256 * 4 + cuda_textures.GRANULE
+    del array, small
+    gc.collect()
+    assert budget.usage(0) == 512 * 256 * 4  # the texture reads it
+    del texture
+    gc.collect()
+    assert budget.usage(0) == 0
+
+
+def test_a_cuda_array_that_does_not_fit_is_refused(
+    textures: tuple[CudaTextures, door_kit.MemoryBudget],
+) -> None:
+    door, budget = textures
+    with pytest.raises(OutOfMemoryError):
+        door.array(FLOAT, 1024, 1024, 0, 0)  # 4 MiB of one
+    with pytest.raises(OutOfMemoryError):
+        door.array(FLOAT, 13, 0, 0, 0)  # the driver says so
+    assert budget.usage(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (cuda_textures.LINEAR, (401, 0, 0, 0)),
+        (cuda_textures.LINEAR, (-1, 0, 0, 0)),
+        (cuda_textures.PITCHED, (0, 10, 11, 40)),
+        (cuda_textures.PITCHED, (0, 11, 10, 40)),
+        (cuda_textures.PITCHED, (0, 10, -1, 40)),
+        (1, (0, 0, 0, 0)),
+    ],
+)
+def test_a_texture_stays_inside_its_array(
+    kind: int, sizes: Any, textures: tuple[CudaTextures, door_kit.MemoryBudget]
+) -> None:
+    array = np.zeros((10, 10), np.float32)
+    with pytest.raises(ValueError, match=r"outside its array|no texture of resources"):
+        textures[0].texture(kind, array, FLOAT, sizes, LOOK)
+    assert textures[0].texture(cuda_textures.PITCHED, array, FLOAT, (0, 10, 10, 40), LOOK)
+
+
+NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.none(), st.text(max_size=3), st.floats())
+ARGUMENTS = st.one_of(NUMBERS, st.lists(NUMBERS, max_size=8), st.just(np.zeros(4)))
+
+
+@given(data=st.data())
+@settings(max_examples=examples(200))
+def test_any_arguments_of_textures_give_an_object_or_an_error(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        door, budget = made_of_fakes(patch)
+        calls: list[tuple[Callable[..., Any], int]] = [
+            (door.array, 5),
+            (door.copy_from, 3),
+            (door.texture, 5),
+            (door.surface, 4),
+        ]
+        call, count = data.draw(st.sampled_from(calls))
+        arguments = [data.draw(ARGUMENTS) for _ in range(count)]
+        try:
+            made = call(*arguments)
+        except (ArithmeticError, TypeError, ValueError, OutOfMemoryError):
+            assert budget.usage(0) == 0
+        else:
+            del made
+
+
+class FakeStream:
+    """A stream whose captures are counted."""
+
+    ptr = 7
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.lost = False
+
+    def begin_capture(self, _mode: int | None) -> None:
+        self.capturing = True
+
+    def end_capture(self) -> str:
+        self.capturing = False
+        if self.lost:
+            raise OutOfMemoryError(901)
+        return "graph"
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_nothing_is_copied_while_the_current_stream_captures(lost: bool) -> None:
+    stream = FakeStream()
+    cuda = types.SimpleNamespace(
+        Stream=types.SimpleNamespace(null=FakeStream()), get_current_stream=lambda: stream
+    )
+    graphs = CudaGraphs(types.SimpleNamespace(cuda=cuda))
+    graphs.need_no_capture()
+    graphs.begin(stream, None)
+    with pytest.raises(RuntimeError, match="is capturing"):
+        graphs.need_no_capture()
+    stream.lost = lost
+    if lost:
+        with pytest.raises(OutOfMemoryError):
+            graphs.end(stream)
+    else:
+        assert graphs.end(stream) == "graph"
+    assert graphs.open == {}
+    graphs.need_no_capture()
+
+
+def test_an_emulated_gpu_says_that_it_has_neither() -> None:
+    source = """
+import cupy as cp
+from cupy.cuda import texture
+stream = cp.cuda.Stream(non_blocking=True)
+print(stream.is_capturing())
+for what in (
+    lambda: cp.cuda.Stream.null.begin_capture(),
+    lambda: stream.begin_capture(),
+    lambda: texture.CUDAarray(texture.ChannelFormatDescriptor(32, 0, 0, 0, 2), 4),
+    lambda: texture.CUDAarray(texture.ChannelFormatDescriptor(32, 0, 0, 0, 2), 0),
+    lambda: cp.cuda.Graph(),
+):
+    try:
+        what()
+    except Exception as error:
+        print(type(error).__name__, str(error).split(":")[-1].strip())
+linear = texture.ResourceDescriptor(
+    2, arr=cp.zeros(8, 'f'), chDesc=texture.ChannelFormatDescriptor(32, 0, 0, 0, 2), sizeInBytes=32
+)
+print(linear.get_resource_desc()['linear']['sizeInBytes'])
+print(texture.TextureDescriptor((1, 2), 1).get_texture_desc()['addressMode'])
+try:
+    texture.TextureObject(linear, texture.TextureDescriptor())
+except NotImplementedError as error:
+    print(str(error).split(":")[-1].strip())
+print(float(cp.ones(3).sum()))
+"""
+    with door_kit.pool(1) as agent:
+        done = door_kit.run_program(agent, source)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "False",
+        "RuntimeError cannot capture on the default (legacy) stream",
+        "NotImplementedError an emulated GPU captures no graphs",
+        "NotImplementedError an emulated GPU has no textures",
+        "ValueError To create a CUDA array, width must be nonzero.",
+        "NotImplementedError a graph is made by the capture of a stream alone",
+        "32",
+        "(1, 2, 0)",
+        "an emulated GPU has no textures",
+        "3.0",
+    ]
