@@ -183,7 +183,8 @@ class EmulatedLibrary(Library):
 
     def _is_stack(self, name: str, blocks: Any) -> bool:
         """Say whether CuPy stacks blocks of one compressed format, and keeps that."""
-        rows = {"hstack": [blocks], "vstack": [[each] for each in blocks]}.get(name, blocks)
+        stacked = {"hstack": [blocks], "vstack": [[each] for each in blocks]}
+        rows: list[Any] = stacked.get(name, blocks)
         formats = {getattr(each, "format", "") for row in rows for each in row if each is not None}
         upright = formats == {"csr"} and all(len(row) == 1 for row in rows)
         return upright or (formats == {"csc"} and len(rows) == 1)
