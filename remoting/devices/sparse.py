@@ -183,8 +183,9 @@ class EmulatedLibrary(Library):
 
     def _is_stack(self, name: str, blocks: Any) -> bool:
         """Say whether CuPy stacks blocks of one compressed format, and keeps that."""
-        stacked = {"hstack": [blocks], "vstack": [[each] for each in blocks]}
-        rows: list[Any] = stacked.get(name, blocks)
+        rows: list[Any] = [blocks] if name == "hstack" else blocks
+        if name == "vstack":
+            rows = [[each] for each in blocks]
         formats = {getattr(each, "format", "") for row in rows for each in row if each is not None}
         upright = formats == {"csr"} and all(len(row) == 1 for row in rows)
         return upright or (formats == {"csc"} and len(rows) == 1)
