@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.extension_conventions import CONVENTIONS
+from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
 
