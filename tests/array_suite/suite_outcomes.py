@@ -69,7 +69,7 @@ PLACES: tuple[tuple[str, str], ...] = (
     (r"/test_cublas\.py|core_tests/test_(core|function|internal|flags|scan)\.py", INTERNALS),
     # The memory is on another machine: no library of this process may be given its address.
     (r"core_tests/test_dlpack\.py", DECIDED),
-    (r"test_cuda_array_interface_stream", INTERNALS),
+    (r"test_cuda_array_interface_stream|TestCUDAArrayInterfaceStream", INTERNALS),
     (r"test_include\.py", COMPILER),
     # What CuPy refuses or warns of on a real GPU alone.
     (r"multi_?gpu|different_devices|test_copy_multi_device_non_contiguous_K", DECIDED),
