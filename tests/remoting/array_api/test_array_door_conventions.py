@@ -102,6 +102,8 @@ def test_statistics_take_arrays_of_the_gpu_alone(cp: Any, name: str) -> None:
     for args in ((HOST, labels, index), (image, LABELS, index), (image, labels, [1, 2])):
         with pytest.raises(TypeError, match=r"must be cupy\.ndarray"):
             function(*args)
+        with pytest.raises(TypeError, match=r"must be cupy\.ndarray"):
+            of(cp, "ndimage").center_of_mass(*args)
 
 
 @pytest.mark.parametrize("name", ["convolve", "correlate"])

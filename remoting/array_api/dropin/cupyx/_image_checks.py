@@ -15,7 +15,7 @@ from cupyx import _extensions
 from cupyx._output_places import OUTPUT_PLACES
 
 _CONVOLUTIONS = ("convolve", "convolve1d", "correlate", "correlate1d")
-_OF_LABELS = ("mean", "standard_deviation", "sum", "sum_labels", "variance")
+_OF_LABELS = ("center_of_mass", "mean", "standard_deviation", "sum", "sum_labels", "variance")
 
 
 def add(module: dict[str, Any]) -> None:
