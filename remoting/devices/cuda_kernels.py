@@ -6,13 +6,18 @@
 
 import importlib
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from gpupool.remoting.devices.operation_names import FFT
-from gpupool.remoting.devices.sources import check_options, check_source
+from gpupool.remoting.devices.sources import bounded_log, check_options, check_source
+
+_IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
+"""While this is set, CuPy neither reads nor writes its directory of compiled kernels."""
 
 
 class _LoadedModule:
@@ -35,11 +40,32 @@ class _LoadedModule:
         """Do nothing: it is compiled."""
 
 
-def _compile(kernel: Any) -> str:
-    """Compile a kernel or a module; return what the compiler said."""
+def _compile(kernel: Any, logged: Any = False) -> str:
+    """Compile a kernel or a module; return what the compiler said, if its log is asked for.
+
+    A kernel that another session has compiled is read from a directory, without the compiler. So
+    a call that wants the log compiles in any case.
+    """
+    if not logged:
+        kernel.compile()
+        return ""
     log = io.StringIO()
-    kernel.compile(log_stream=log)
-    return log.getvalue()
+    with _without_kept_kernels():
+        kernel.compile(log_stream=log)
+    return bounded_log(log.getvalue())
+
+
+@contextmanager
+def _without_kept_kernels() -> Generator[None]:
+    before = os.environ.get(_IN_MEMORY)
+    os.environ[_IN_MEMORY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_IN_MEMORY, None)
+        else:
+            os.environ[_IN_MEMORY] = before
 
 
 def _by_value(argument: Any) -> Any:

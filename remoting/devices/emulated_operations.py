@@ -483,6 +483,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
             dtype
         ),
         "door.concatenate_into": _into,
+        "door.linalg_errors": lambda _raised: None,  # NumPy raises them always
         "door.pointer": _address,
         "door.memory": _memory,
     }

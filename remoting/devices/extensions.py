@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
 
@@ -78,22 +79,6 @@ def _of_two_types(function: Operation) -> Operation:
         if type in (1, 4):
             raise UnsupportedError(f"{function.__name__}: CuPy has the types 2 and 3 only")
         return function(x, type, *args, **kwargs)
-
-    return call
-
-
-def _edt(function: Operation) -> Operation:
-    def call(
-        *args: Any, block_params: Any = None, float64_distances: bool = True, **kwargs: Any
-    ) -> Any:
-        del block_params  # how a GPU divides the work
-        made: Any = function(*args, **kwargs)
-        if float64_distances:
-            return made
-        if isinstance(made, tuple):
-            distances, indices = cast("tuple[Any, Any]", made)
-            return distances.astype(np.float32), indices
-        return made.astype(np.float32) if made.dtype == np.float64 else made
 
     return call
 
@@ -208,7 +193,7 @@ _ADAPTERS = {
         for name in ("erosion", "dilation", "opening", "closing")
     },
     "scipy.ndimage.affine_transform": _affine,
-    "scipy.ndimage.distance_transform_edt": _edt,
+    **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
 }

@@ -5,6 +5,8 @@ import re
 from gpupool.remoting.devices.base import UnsupportedError
 
 SOURCE_MAX = 1 << 20
+LOG_MAX = 64 << 10
+"""Characters of a compiler's log that go to the client."""
 _INCLUDE = re.compile(
     r"(?:#|%:|\?\?=)(?:\s|/\*.*?\*/)*(include_next|include|import|embed)\b(.*?)$",
     re.MULTILINE | re.DOTALL,
@@ -59,3 +61,10 @@ def check_options(options: list[str] | tuple[str, ...]) -> tuple[str, ...]:
         if not _OPTION.fullmatch(option):
             raise UnsupportedError(f"compiler option {option!r} is not allowed on a remote GPU")
     return tuple(options)
+
+
+def bounded_log(text: str) -> str:
+    """Return what a compiler said, cut off where it is too long to be sent."""
+    if len(text) <= LOG_MAX:
+        return text
+    return f"{text[:LOG_MAX]}\n({len(text) - LOG_MAX:,} more characters of the log are left out)\n"

@@ -84,10 +84,19 @@ class Library:
         """Return a result with elements of a type that CuPy's matrices have."""
         return value
 
+    def joined(self, name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what a function made, in the format and of the type that CuPy's has."""
+        del name, args, kwargs
+        return made
+
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return operands as the library takes them."""
         del name
         return args
+
+
+_FORMAT_PLACES = {"block_array": 1, "bmat": 1, "hstack": 1, "vstack": 1, "kron": 2}
+"""By function, the place of the format that a program wishes."""
 
 
 class EmulatedLibrary(Library):
@@ -159,6 +168,27 @@ class EmulatedLibrary(Library):
         """Return a matrix of integers as one of floats, as CuPy's operators give it."""
         whole = self.is_sparse(value) and value.dtype.kind in "iu"
         return value.astype(np.float64) if whole else value
+
+    def joined(self, name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what a function made: without a wish it is COO, for SciPy often another."""
+        if name == "block_diag":
+            return self.promote(made)
+        place = _FORMAT_PLACES.get(name)
+        if place is None or not self.is_sparse(made):
+            return made
+        wish = args[place] if len(args) > place else kwargs.get("format")
+        if wish is not None or (name != "kron" and self._is_stack(name, args[0])):
+            return made
+        return made.tocoo()
+
+    def _is_stack(self, name: str, blocks: Any) -> bool:
+        """Say whether CuPy stacks blocks of one compressed format, and keeps that."""
+        rows: list[Any] = [blocks] if name == "hstack" else blocks
+        if name == "vstack":
+            rows = [[each] for each in blocks]
+        formats = {getattr(each, "format", "") for row in rows for each in row if each is not None}
+        upright = formats == {"csr"} and all(len(row) == 1 for row in rows)
+        return upright or (formats == {"csc"} and len(rows) == 1)
 
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return matrices of one shape where CuPy broadcasts and SciPy does not."""
@@ -339,7 +369,7 @@ class Operations:
             made = function(*args, **self.library.arguments(function, kwargs))
             if name in ("splu", "spilu"):
                 made = _Factors(made)
-            return self.told(self.library.promote(made) if name == "block_diag" else made)
+            return self.told(self.library.joined(name, made, args, kwargs))
 
         return call
 

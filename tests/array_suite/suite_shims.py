@@ -34,9 +34,10 @@ INTERNALS = (
 CUDA = ("driver", "compiler", "cub", "curand", "cusolver", "cublas", "nvrtc")
 # The private modules of `cupyx.scipy` that the drop-in lacks; its own come before any stand-in.
 _PRIVATE = re.compile(r"cupyx\.scipy\.(\w+\.)*_")
-# Public modules that programs may use: without them a test counts as missing, never as internal.
+# Public modules that programs may use: a test of them counts as missing, never as internal.
 _PUBLIC = ("cupy.cuda.nccl",)
 SAYS = "internals of CuPy: "
+SAYS_MISSING = "not implemented: "
 # A module that is loading may call a stand-in, to decorate a test for example; a test may not.
 running = False
 
@@ -53,7 +54,8 @@ class Anything:
 
     def __call__(self, *_args: object, **_kwargs: object) -> "Anything":
         if running:
-            raise InternalsUsed(SAYS + self._name)
+            says = SAYS_MISSING if self._name.startswith(_PUBLIC) else SAYS
+            raise InternalsUsed(says + self._name)
         return self
 
     def __getattr__(self, name: str) -> "Anything":
@@ -94,8 +96,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
         private = fullname.startswith("cupy._") or _PRIVATE.match(fullname) is not None
-        if fullname in _PUBLIC:
-            return None
         if private or any(f"{fullname}.".startswith(f"{name}.") for name in INTERNALS):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None

@@ -26,6 +26,7 @@ from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.host_kernels import kernel_source
 from gpupool.remoting.devices.host_kernels.host_library import Library
 from gpupool.remoting.devices.host_kernels.kernel_errors import CompileException
+from gpupool.remoting.devices.sources import LOG_MAX
 
 COMPILERS = ("g++", "clang++", "c++")
 INCLUDE = Path(__file__).resolve().parent / "include"
@@ -35,7 +36,6 @@ MEMORY_MAX = 2 << 30
 """Addresses that a compiler may have; kernels of a thousand lines take a tenth of it."""
 
 FILE_MAX = 64 << 20
-LOG_MAX = 64 << 10
 """Characters of a compiler's messages that a program gets."""
 
 LIBRARIES_MAX, LIBRARY_BYTES_MAX = 1024, 512 << 20

@@ -37,7 +37,7 @@ def host_kernel_operations(backend: Any) -> dict[str, Callable[..., Any]]:
         "kernel.launch_raw": lambda kernel, grid, block, args, shared_mem=0: _is(
             HostKernel, kernel
         )(grid, block, args, shared_mem),
-        "kernel.compile": lambda kernel: _is(HostKernel | HostModule, kernel).log(),
+        "kernel.compile": lambda kernel, _logged=False: _is(HostKernel | HostModule, kernel).log(),
         "kernel.attributes": lambda kernel: host_raw.attributes(_is(HostKernel, kernel)),
         "cuda.cufft_version": lambda: 11303,  # that of CUDA 12.8
         "fft.callbacks": Callbacks,

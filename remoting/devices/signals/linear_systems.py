@@ -39,7 +39,8 @@ MAKERS = (*PARTS, "dlti", "lti")
 METHODS = ("to_discrete", "to_ss", "to_tf", "to_zpk")
 OPERATORS = ("add", "mul", "neg", "sub", "truediv")
 _FUNCTIONS = """
-bode cont2discrete dbode dfreqresp dimpulse dlsim dstep freqresp impulse lsim place_poles step
+bode cont2discrete dbode decimate dfreqresp dimpulse dlsim dstep freqresp impulse lsim place_poles
+step
 """
 FUNCTIONS = tuple(_FUNCTIONS.split())
 """Functions of a system, or of a tuple of arrays in its place."""

@@ -5,11 +5,14 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import types
 from typing import Any
 
 import door_kit
 import numpy as np
 import pytest
+
+from gpupool.remoting.devices import cuda_operations
 
 LINALG_ERROR = np.linalg.LinAlgError
 
@@ -193,6 +196,38 @@ def test_a_program_that_wants_errors_of_linalg_waits_for_them(cp: Any) -> None:
     cp.linalg.cholesky(cp.eye(3))
     with cupyx.errstate(linalg="raise"), pytest.raises(LINALG_ERROR):
         cp.linalg.cholesky(-cp.eye(3))
+
+
+def test_the_worker_is_told_whether_a_program_wants_errors_of_linalg(
+    cp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupyx, pool = importlib.import_module("cupyx"), cp._door.pool
+    cp.ones(1)
+    told: list[Any] = []
+    for session in pool.sessions():
+        call = session.call
+        monkeypatch.setattr(
+            session,
+            "call",
+            lambda name, args, kwargs, *metas, call=call: (
+                told.append((name, *args)) if name == "door.linalg_errors" else None,
+                call(name, args, kwargs, *metas),
+            )[1],
+        )
+    with cupyx.errstate(linalg="raise"):
+        cp.ones(1)
+        with cupyx.errstate(divide="raise"):
+            pass
+    assert told == [("door.linalg_errors", True), ("door.linalg_errors", False)]
+
+
+def test_a_real_gpu_raises_or_ignores_errors_of_linalg(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[str] = []
+    library = types.SimpleNamespace(seterr=lambda linalg: settings.append(linalg))
+    monkeypatch.setattr(cuda_operations.importlib, "import_module", lambda _name: library)
+    for raised in (True, False):
+        cuda_operations.linalg_errors(raised)
+    assert settings == ["raise", "ignore"]
 
 
 def test_a_block_may_forbid_to_wait_for_the_device(cp: Any) -> None:

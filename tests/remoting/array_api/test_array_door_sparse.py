@@ -223,7 +223,7 @@ def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:
     wanted = np.linalg.solve(dense, right)
     matrix, b = sparse.csr_matrix(cp.asarray(dense)), cp.asarray(right)
     operator = linalg.LinearOperator(dense.shape, matvec=lambda v: matrix @ v, dtype=float)
-    for solve in (linalg.cg, linalg.bicgstab, linalg.gmres):
+    for solve in (linalg.cg, linalg.cgs, linalg.bicgstab, linalg.gmres):
         for system in (matrix, operator, operator.T if solve is not linalg.cg else matrix):
             if system is not matrix and system is not operator:
                 continue
@@ -231,7 +231,49 @@ def test_solvers_with_the_programs_own_functions(cp: Any, sparse: Any) -> None:
             assert int(info) == 0
             assert np.allclose(found.get(), wanted)
     turns: list[Any] = []
-    linalg.cg(matrix, b, callback=turns.append)
-    assert turns
+    for solve in (linalg.cg, linalg.cgs):
+        turns.clear()
+        solve(matrix, b, callback=turns.append)
+        assert turns
     assert np.allclose((2 * operator + operator).matvec(b).get(), 3 * dense @ right)
     assert np.allclose(linalg.splu(matrix.tocsc()).solve(b).get(), wanted)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.5])
+def test_minres_calls_the_program_in_each_turn(cp: Any, sparse: Any, shift: float) -> None:
+    linalg = importlib.import_module("cupyx.scipy.sparse.linalg")
+    rng = np.random.default_rng(3)
+    half = rng.random((12, 12))
+    dense = half + half.T + np.diag(np.arange(-6.0, 6.0) * 4)  # not definite
+    right = rng.random(12)
+    wanted = np.linalg.solve(dense - shift * np.eye(12), right)
+    matrix, b = sparse.csr_matrix(cp.asarray(dense)), cp.asarray(right)
+    weights = sparse.csr_matrix(cp.diag(cp.asarray(1 + rng.random(12))))
+    for rest in ({}, {"M": weights}, {"x0": cp.asarray(rng.random(12))}):
+        turns: list[Any] = []
+        found, info = linalg.minres(
+            matrix, b, shift=shift, tol=1e-12, maxiter=40, callback=turns.append, **rest
+        )
+        assert info == 0
+        assert 2 < len(turns) < 40
+        np.testing.assert_allclose(found.get(), wanted, rtol=1e-6)
+    assert linalg.minres(matrix, b, maxiter=2, callback=turns.append)[1] == 2
+
+
+def test_what_is_put_together_has_the_format_of_cupy(cp: Any, sparse: Any) -> None:
+    rows = sparse.csr_matrix(cp.eye(3))
+    columns = rows.tocsc()
+    for made, form in (
+        (sparse.kron(rows, rows), "coo"),
+        (sparse.kron(rows, rows, "csc"), "csc"),
+        (sparse.bmat([[rows, rows]]), "coo"),
+        (sparse.bmat([[rows], [rows]]), "csr"),
+        (sparse.bmat([[rows, rows]], format="csr"), "csr"),
+        (sparse.hstack([rows, rows]), "coo"),
+        (sparse.hstack([columns, columns]), "csc"),
+        (sparse.vstack([rows, rows]), "csr"),
+        (sparse.vstack([columns, rows]), "coo"),
+    ):
+        assert made.format == form
+    made = sparse.block_diag([(1, 2), [[3]]])
+    np.testing.assert_array_equal(made.toarray().get(), [[1, 2, 0], [0, 0, 3]])

@@ -9,6 +9,7 @@ from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as _ufunc
 from cupy._door import absent as _absent
 from cupy._door import judged as _judged
+from cupy._door import pool as _pool
 from cupy._door import state as _state
 
 from cupyx import profiler as profiler
@@ -84,7 +85,11 @@ _settings: dict[str, Any] = {"divide": None, "over": None, "under": None, "inval
 
 def _set(changed: dict[str, Any]) -> None:
     _settings.update(changed)
-    _judged.linalg_raises = _settings["linalg"] == "raise"
+    raises = _settings["linalg"] == "raise"
+    if raises != _judged.linalg_raises:
+        _judged.linalg_raises = raises
+        for session in _pool.sessions():
+            _pool.tell_of_linalg(session)
 
 
 def geterr() -> dict[str, Any]:

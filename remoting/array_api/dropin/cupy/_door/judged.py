@@ -67,6 +67,9 @@ _BY_TYPE: dict[str, tuple[int | str, ...]] = {
 _LENGTH_MAX = 16
 _NESTING_MAX = 2
 
+# These solve systems of equations, whose errors a program can ask for.
+_OF_LINALG = ("cupyx.scipy.linalg.", "interpolate.", "linalg.")
+
 EACH = object()
 """The kind of calls of which each waits."""
 
@@ -102,7 +105,7 @@ class Judged:
         for mode in (*args, kwargs.get("mode")):
             if type(mode) is str and mode == "raise":
                 return EACH
-        if linalg_raises and name.startswith("linalg."):
+        if linalg_raises and name.startswith(_OF_LINALG):
             return EACH
         for place in _BY_ELEMENTS_OF.get(name, ()):
             if isinstance(_argument(args, kwargs, place), Remote):

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from cupy._door import peers, pool, state
+from cupy._door import judged, peers, pool, state
 from cupy._door.errors import DoorError, visible
 from cupy._door.session import Session
 from cupy._door.transport import link
@@ -72,6 +72,8 @@ def go_on(
             except Exception as error:
                 raise MoveRefusedError(visible(error)) from error
             _take_over(session, arrival, offer)
+        if judged.linalg_raises:
+            pool.tell_of_linalg(session)  # it is a setting of the worker's, and has not moved
     except BaseException:
         if session.offer is not offer:
             arrival.lose("the session stays with another worker")

@@ -8,13 +8,15 @@ import sys
 import threading
 from typing import Any
 
-from cupy._door import following, peers, state, waits
+from cupy._door import following, judged, peers, state, waits
 from cupy._door.errors import DoorError, NotConnectedError, visible
 from cupy._door.older import zip_strict
 from cupy._door.session import Session
 from cupy._door.transport import link
 
 VERSION = "0.1.0"
+
+_LINALG = "door.linalg_errors"
 
 _lock = threading.RLock()
 _sessions: list[Session] = []
@@ -43,7 +45,15 @@ def attach(
             agent.sessions.append(session)
         _sessions.append(session)
         _devices.extend([session] * len(session.devices))
+    if judged.linalg_raises:
+        tell_of_linalg(session)
     return session
+
+
+def tell_of_linalg(session: Session) -> None:
+    """Have a worker raise errors of `linalg` that only the elements show, or ignore them."""
+    if _LINALG in session.operations and session.failure is None:
+        session.call(_LINALG, (judged.linalg_raises,), {})
 
 
 def _open() -> None:

@@ -78,7 +78,9 @@ def _plan_nd(a: Any, places: list[int], lengths: list[int], fft_type: int, value
 def with_plan(function: Any, plan: Any, *args: Any, **kwargs: Any) -> Any:
     """Transform with a plan that is an argument."""
     if plan is not None and _cufft.get_current_plan() is not None:
-        raise RuntimeError("two plans: one is the argument, and one that of the block")
+        raise RuntimeError(
+            "Use the cuFFT plan either as an argument or as a block, not as both: here are two"
+        )
     with contextlib.nullcontext() if plan is None else plan:
         return function(*args, **kwargs)
 

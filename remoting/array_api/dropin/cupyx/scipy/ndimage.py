@@ -1,6 +1,6 @@
 """Filters, morphology, measurements and interpolation of images."""
 
-from cupyx import _extensions
+from cupyx import _extensions, _image_checks
 from cupyx._image_filters import generic_filter as generic_filter
 from cupyx._image_filters import generic_filter1d as generic_filter1d
 from cupyx._image_filters import generic_gradient_magnitude as generic_gradient_magnitude
@@ -26,3 +26,5 @@ _extensions.fill(
     center_of_mass extrema find_objects histogram label maximum_position minimum_position
     """,
 )
+
+_image_checks.add(globals())

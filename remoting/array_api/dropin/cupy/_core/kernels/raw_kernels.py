@@ -90,9 +90,7 @@ class RawKernel:
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now; raise `CompileException` if the source does not compile."""
-        log = self._remote()._session.ask("kernel.compile", (self._remote(),))
-        if log_stream is not None:
-            log_stream.write(log or "")
+        _compile(self._remote(), log_stream)
 
     @property
     def kernel(self) -> RawKernel:
@@ -174,10 +172,7 @@ class RawModule:
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now; raise `CompileException` if the source does not compile."""
-        kernel = self._compiled.in_session(pool.current())
-        log = kernel._session.ask("kernel.compile", (kernel,))
-        if log_stream is not None:
-            log_stream.write(log or "")
+        _compile(self._compiled.in_session(pool.current()), log_stream)
 
     def get_function(self, name: str) -> RawKernel:
         """Return one function of the module."""
@@ -222,6 +217,14 @@ def _only_nvrtc(backend: str, jitify: bool) -> None:
             "only the nvrtc backend without jitify compiles on a remote GPU: the others read and "
             "write files of the server"
         )
+
+
+def _compile(kernel: Any, log_stream: Any) -> None:
+    """Have the worker compile; its compiler's log comes back only where it is asked for."""
+    if log_stream is None:
+        kernel._session.ask("kernel.compile", (kernel,))
+    else:
+        log_stream.write(kernel._session.ask("kernel.compile", (kernel, True)) or "")
 
 
 def _dims(value: Any) -> tuple[int, ...]:

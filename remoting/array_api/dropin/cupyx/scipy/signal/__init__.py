@@ -1,6 +1,7 @@
 """Signal processing."""
 
 from cupyx import _extensions
+from cupyx.scipy.signal import _checks
 from cupyx.scipy.signal import windows as windows
 from cupyx.scipy.signal._chirps import CZT as CZT
 from cupyx.scipy.signal._chirps import ZoomFFT as ZoomFFT
@@ -48,3 +49,7 @@ _extensions.fill(
 )
 
 place_poles = _place_poles  # its result has parts with names
+
+get_window = windows.get_window
+buttord = _checks.order(globals()["buttord"])
+decimate = _checks.decimate(globals()["decimate"])

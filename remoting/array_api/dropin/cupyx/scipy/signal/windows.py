@@ -1,6 +1,7 @@
 """Window functions."""
 
 from cupyx import _extensions
+from cupyx.scipy.signal import _checks
 
 _extensions.fill(
     globals(),
@@ -10,3 +11,5 @@ _extensions.fill(
     kaiser_bessel_derived lanczos nuttall parzen taylor triang tukey
     """,
 )
+
+get_window = _checks.window(globals()["get_window"])

@@ -41,7 +41,7 @@ def _function(name: str, documentation: str) -> Any:
 
 
 block_array = _function("block_array", "Return a sparse array of blocks.")
-block_diag = _function("block_diag", "Return a matrix with blocks on its diagonal.")
+_block_diag = _function("block_diag", "Return a matrix with blocks on its diagonal.")
 bmat = _function("bmat", "Return a sparse matrix of blocks.")
 diags = _function("diags", "Return a sparse matrix with the given diagonals.")
 diags_array = _function("diags_array", "Return a sparse array with the given diagonals.")
@@ -58,6 +58,12 @@ spdiags = _function("spdiags", "Return a sparse matrix with the given diagonals.
 tril = _function("tril", "Return the elements at and below a diagonal.")
 triu = _function("triu", "Return the elements at and above a diagonal.")
 vstack = _function("vstack", "Put sparse matrices one above the other.")
+
+
+def block_diag(mats: Any, format: Any = None, dtype: Any = None) -> Any:  # noqa: A002
+    """Return a matrix with blocks on its diagonal; a tuple of numbers is a row."""
+    blocks = [list(each) if isinstance(each, tuple) else each for each in mats]
+    return _block_diag(blocks, format=format, dtype=dtype)
 
 
 def random(

@@ -15,6 +15,7 @@ from cupyx.scipy.sparse.linalg._iterative import cg as cg
 from cupyx.scipy.sparse.linalg._iterative import cgs as cgs
 from cupyx.scipy.sparse.linalg._iterative import dense_of as _dense_of
 from cupyx.scipy.sparse.linalg._iterative import gmres as gmres
+from cupyx.scipy.sparse.linalg._iterative import minres as _minres
 from cupyx.scipy.sparse.linalg._operators import LinearOperator as LinearOperator
 from cupyx.scipy.sparse.linalg._operators import aslinearoperator as aslinearoperator
 
@@ -114,8 +115,12 @@ def lsmr(A: Any, b: Any, x0: Any = None, **options: Any) -> Any:
 
 def minres(A: Any, b: Any, x0: Any = None, **options: Any) -> Any:
     """Solve a symmetric system of equations."""
-    if options.pop("callback", None) is not None or options.pop("check", False):
-        raise NotImplementedError("minres with a callback is not supported; cg is")
+    if options.pop("check", False):
+        raise NotImplementedError("minres does not check a matrix here: pass one that is symmetric")
+    callback = options.pop("callback", None)
+    if callback is not None:
+        rest: dict[str, Any] = {"M": None, "shift": 0.0, "tol": 1e-5, "maxiter": None, **options}
+        return _minres(A, b, x0, callback, **rest)
     matrix = _square(A)
     if options.get("M") is not None:
         options["M"] = _matrix(options["M"])

@@ -40,7 +40,7 @@ def dense_of(A: Any) -> Any:
     if A.shape[0] * A.shape[1] * A.dtype.itemsize > DENSE_MAX:
         raise NotImplementedError(
             f"a LinearOperator of {A.shape} is too large here: the server has only matrices, and "
-            "of your own functions only cg, bicgstab and gmres make one product after another"
+            "of your own functions only cg, cgs, bicgstab and gmres make one product after another"
         )
     return A.matmat(_cupy.eye(A.shape[1], dtype=A.dtype))
 
@@ -82,14 +82,8 @@ def _solver(name: str, loop: Any) -> Any:
     ) -> Any:
         n = _checked(aslinearoperator(A), None if M is None else aslinearoperator(M), x0, b)
         matrices: list[Any] = [A, M]
-        if callback is None and loop is None:
-            matrices = [x if _is_matrix(x) else dense_of(aslinearoperator(x)) for x in matrices]
         if callback is None and all(map(_is_matrix, matrices)):
             return _whole(name, matrices, b, x0, rtol, atol, maxiter, more)
-        if loop is None:
-            raise NotImplementedError(
-                f"{name} with a callback is not supported; cg, bicgstab and gmres are"
-            )
         operator = aslinearoperator(A)
         before: Any = IdentityOperator(operator.shape, operator.dtype)
         before = before if M is None else aslinearoperator(M)
@@ -123,6 +117,28 @@ def _cg(A: Any, b: Any, x: Any, M: Any, enough: float, limit: int, callback: Any
             callback(x)
         if float(_cupy.linalg.norm(rest)) <= enough:
             return x, 0
+    return x, limit
+
+
+def _cgs(A: Any, b: Any, x: Any, M: Any, enough: float, limit: int, callback: Any) -> Any:
+    rest = b - A.matvec(x)
+    shadow = along = square = rest
+    now = _cupy.vdot(shadow, rest)
+    for _ in range(limit):
+        image = A.matvec(M.matvec(along))
+        scale = now / _cupy.vdot(shadow, image)
+        half = square - scale * image
+        step = M.matvec(square + half)
+        x = x + scale * step
+        rest = rest - scale * A.matvec(step)
+        if callback is not None:
+            callback(x)
+        if float(_cupy.linalg.norm(rest)) <= enough:
+            return x, 0
+        before, now = now, _cupy.vdot(shadow, rest)
+        ratio = now / before
+        square = rest + ratio * half
+        along = square + ratio * (half + ratio * along)
     return x, limit
 
 
@@ -199,5 +215,55 @@ def _gmres(
         done += count
 
 
-cg, bicgstab, cgs = _solver("cg", _cg), _solver("bicgstab", _bicgstab), _solver("cgs", None)
+cg, bicgstab, cgs = _solver("cg", _cg), _solver("bicgstab", _bicgstab), _solver("cgs", _cgs)
 gmres = _solver("gmres", _gmres)
+
+
+def minres(
+    A: Any, b: Any, x0: Any, callback: Any, *, M: Any, shift: float, tol: float, maxiter: Any
+) -> Any:
+    """Solve a symmetric system with a callback: a Lanczos process, and rotations of its matrix."""
+    operator = aslinearoperator(A)
+    n = _checked(operator, None if M is None else aslinearoperator(M), x0, b)
+    before: Any = IdentityOperator(operator.shape, operator.dtype)
+    before = before if M is None else aslinearoperator(M)
+    x, right = _start(operator, b, x0)
+    rest = right - operator.matvec(x) + shift * x
+    earlier = wide = narrow = _cupy.zeros_like(rest)
+    image = before.matvec(rest)
+    length = first = _length(rest, image)
+    last, cosines, sines, norm = 1.0, (1.0, 1.0), (0.0, 0.0), 0.0
+    for _ in range(n * 5 if maxiter is None else maxiter):
+        if first == 0:
+            break
+        along = image / length
+        made = operator.matvec(along) - shift * along
+        middle = float(_cupy.vdot(along, made).real)
+        earlier, rest = rest, made - (middle / length) * rest - (length / last) * earlier
+        image = before.matvec(rest)
+        last, length, column = length, _length(rest, image), length
+        norm += middle**2 + length**2 + column**2
+        turned = cosines[1] * middle - cosines[0] * sines[1] * column
+        above = sines[1] * middle + cosines[0] * cosines[1] * column
+        size = max(float(np.hypot(turned, length)), float(np.finfo(right.dtype).eps))
+        wide, narrow = narrow, (along - sines[0] * column * wide - above * narrow) / size
+        cosines, sines = (cosines[1], turned / size), (sines[1], length / size)
+        x = x + cosines[1] * first * narrow
+        first *= -sines[1]
+        callback(x)
+        if abs(first) <= tol * float(np.sqrt(norm)) * float(_cupy.linalg.norm(x)):
+            break
+    else:
+        return _widened(x), n * 5 if maxiter is None else maxiter
+    return _widened(x), 0
+
+
+def _length(vector: Any, image: Any) -> float:
+    product = float(_cupy.vdot(vector, image).real)
+    if product < 0:
+        raise ValueError("indefinite preconditioner")
+    return product**0.5
+
+
+def _widened(x: Any) -> Any:
+    return x.astype(np.float64) if x.dtype == np.float32 else x  # as CuPy does

@@ -1,0 +1,217 @@
+"""Where CuPy's functions differ from SciPy's of the same names, by which emulated GPUs compute.
+
+A program that was tested on an emulated GPU then has the same errors and types on a real one.
+Each convention makes a function with CuPy's arguments, checks and results from SciPy's.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Operation = Callable[..., Any]
+BLOCK = 32
+"""Threads of a warp, by which CuPy divides an image."""
+IMAGE_AXES = (2, 3)
+
+
+def _edt(function: Operation) -> Operation:
+    def call(
+        image: Any,
+        sampling: Any = None,
+        return_distances: bool = True,
+        return_indices: bool = False,
+        distances: Any = None,
+        indices: Any = None,
+        *,
+        block_params: Any = None,
+        float64_distances: bool = True,
+    ) -> Any:
+        if image.ndim not in IMAGE_AXES:
+            raise NotImplementedError("Only 2D and 3D distance transforms are supported.")
+        if not (return_distances or return_indices):
+            raise RuntimeError("at least one of return_distances/return_indices must be True")
+        if block_params is not None and image.ndim == 2:  # how a GPU divides the work
+            _check_blocks(max(image.shape), [operator.index(part) for part in block_params])
+        kind = np.dtype(np.float64 if float64_distances else np.float32)
+        _check_output("distances", distances, return_distances, image.shape, kind)
+        _check_output("indices", indices, return_indices, (image.ndim, *image.shape), None)
+        made: Any = function(image, sampling, return_distances, return_indices)
+        results = list(made) if isinstance(made, tuple) else [made]
+        if return_distances:
+            results[0] = results[0].astype(kind, copy=False)
+        outputs = [distances] * return_distances + [indices] * return_indices
+        for at, output in enumerate(outputs):
+            if output is not None:
+                output[...] = results[at]
+                results[at] = output
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return call
+
+
+def _check_blocks(length: int, blocks: list[int]) -> None:
+    if len(blocks) != 3 or any(part < 1 for part in blocks):
+        raise ValueError("(m1, m2, m3) in blockparams must be >= 1")
+    if blocks[1] & (blocks[1] - 1):
+        raise ValueError("m2 must be a power of 2")
+    multiple = math.lcm(BLOCK, *blocks)
+    padded = -(-length // multiple) * multiple
+    if max(blocks) > padded // BLOCK:
+        raise ValueError(f"an element of block_params is above {padded // BLOCK}")
+
+
+def _check_output(name: str, output: Any, asked: bool, shape: Any, kind: Any) -> None:
+    if output is None:
+        return
+    if not asked:
+        raise RuntimeError(f"return_{name} must be True if {name} is supplied")
+    if output.shape != tuple(shape):
+        raise RuntimeError(f"{name} array has wrong shape")
+    if kind is not None and output.dtype != kind:
+        raise RuntimeError(f"{name} array must have dtype: {kind}")
+    # A pixel of an image has coordinates of 16 bits, one of a volume has coordinates of 32.
+    if kind is None and (output.dtype.kind not in "iu" or output.dtype.itemsize < len(shape) - 1):
+        raise RuntimeError(f"{name} array must have an integer dtype of enough bytes")
+
+
+def _positions(function: Operation) -> Operation:
+    """Return positions as numbers of the host, as CuPy's are."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _numbers(function(*args, **kwargs))
+
+    return call
+
+
+def _extrema(function: Operation) -> Operation:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        least, greatest, first, last = function(*args, **kwargs)
+        return least, greatest, _numbers(first), _numbers(last)
+
+    return call
+
+
+def _histogram(function: Operation) -> Operation:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made: Any = function(*args, **kwargs)
+        return list(made) if made.dtype.hasobject else made  # one array for each label
+
+    return call
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.item() if value.ndim == 0 else value
+    if type(value) in (tuple, list):
+        return type(value)(_numbers(item) for item in value)
+    return value
+
+
+def _bandwidth(_function: Operation) -> Operation:
+    def call(a: Any) -> tuple[int, int]:
+        if not a.size:
+            return 0, 0
+        _check_matrix(a)
+        below = np.subtract(*np.nonzero(a))
+        return max(int(below.max(initial=0)), 0), max(-int(below.min(initial=0)), 0)
+
+    return call
+
+
+def _matrices(function: Operation) -> Operation:
+    def call(a: Any, b: Any) -> Any:
+        _check_matrix(a)
+        _check_matrix(b)
+        return function(a, b)
+
+    return call
+
+
+def _check_matrix(a: Any) -> None:
+    if a.ndim != 2:
+        raise np.linalg.LinAlgError(f"{a.ndim}-dimensional array given. It must be two-dimensional")
+
+
+def _next_fast_len(_function: Operation) -> Operation:
+    """Have lengths of the factors that cuFFT is fast for: SciPy's have 11 too."""
+
+    def call(target: Any, real: Any = False) -> int:
+        del real
+        least = operator.index(target)
+        if least < 0 or least >> 62:
+            raise ValueError(f"a transform of {least} points")
+        return min(_multiples(least)) if least else 0
+
+    return call
+
+
+def _multiples(least: int) -> list[int]:
+    """Return, for each product of 3, 5 and 7, the first that is long enough, by a power of 2."""
+    products = [1]
+    for prime in (3, 5, 7):
+        for product in list(products):
+            while product < least:
+                product *= prime
+                products.append(product)
+    return [product << (-(-least // product) - 1).bit_length() for product in products]
+
+
+def _one_axis(function: Operation) -> Operation:
+    def call(in1: Any, in2: Any, *args: Any, **kwargs: Any) -> Any:
+        if in1.ndim != 1 or in2.ndim != 1:
+            raise NotImplementedError("Only 1d inputs are supported currently")
+        return function(in1, in2, *args, **kwargs)
+
+    return call
+
+
+def _hilbert2(function: Operation) -> Operation:
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.ndim > 2:
+            raise ValueError("x must be 2-D.")
+        return function(x, *args, **kwargs)
+
+    return call
+
+
+def _firls(function: Operation) -> Operation:
+    def call(numtaps: Any, bands: Any, desired: Any, weight: Any = None, fs: Any = 2) -> Any:
+        return function(numtaps, bands, desired, weight=weight, fs=fs)
+
+    return call
+
+
+def _ranked(function: Operation) -> Operation:
+    """Take integers of 64 bits by either of NumPy's names for them; SciPy knows the one."""
+
+    def call(image: Any, *args: Any, **kwargs: Any) -> Any:
+        if image.dtype.kind in "iu" and image.dtype.itemsize == 8:
+            image = image.view(np.int64 if image.dtype.kind == "i" else np.uint64)
+        return function(image, *args, **kwargs)
+
+    return call
+
+
+CONVENTIONS: dict[str, Callable[[Operation], Operation]] = {
+    "scipy.fft.next_fast_len": _next_fast_len,
+    "scipy.linalg.bandwidth": _bandwidth,
+    "scipy.linalg.khatri_rao": _matrices,
+    "scipy.ndimage.distance_transform_edt": _edt,
+    "scipy.ndimage.extrema": _extrema,
+    "scipy.ndimage.histogram": _histogram,
+    "scipy.ndimage.maximum_position": _positions,
+    "scipy.ndimage.minimum_position": _positions,
+    "scipy.signal.choose_conv_method": _one_axis,
+    "scipy.signal.firls": _firls,
+    "scipy.signal.hilbert2": _hilbert2,
+    "scipy.signal.medfilt": _ranked,
+    "scipy.signal.order_filter": _ranked,
+}
+"""By name, what makes CuPy's function of SciPy's."""
