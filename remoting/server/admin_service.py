@@ -207,6 +207,8 @@ class AdminService:
         gpu = self._gpu_named(server, named) if named is not None else None
         issue = self._issue(client, server, gpu)
         self._context.propose_for(client, call, order.command(issue), _done)
+        if isinstance(order, m.RevokeToken) and order.token == client.token:
+            client.ends_itself = call
 
     def _issue(self, client: Client, server: ServerId | None, gpu: GpuId | None) -> m.Issue:
         return m.Issue(

@@ -64,6 +64,8 @@ What is never true:
   a grant is undone.
 * A refusal is definite while the command may still be committed: ``Claimed`` says "uncertain".
 * Somebody without a valid token learns more than that, or than the CA's certificate.
+* Anything but its end is said or done for a client by a table in which its token is revoked:
+  each input looks at the tokens first, because the table may have changed before ``applied``.
 """
 
 from collections.abc import Callable
@@ -127,6 +129,7 @@ class Controller:
     _seen: PoolState | None = None
     _reconcile_at = _key_at = float("-inf")
     _followed: tuple[object, ...] = (None, None, None, b"")
+    _tokens: object = None
 
     def __init__(
         self,
@@ -204,8 +207,9 @@ class Controller:
 
     def received(self, connection: int, call: int, message: m.Message) -> list[Action]:
         """Act on one message; ``connection.Connection`` has checked that it may come now."""
+        self._follow_tokens()
         if not self._clients.has(connection):
-            return []
+            return self._take()
         context, client = self._context, self._clients.get(connection)
         try:
             if client is not None:
@@ -224,16 +228,19 @@ class Controller:
 
     def closed(self, connection: int) -> list[Action]:
         """Act on a connection that is gone: a lease that only it held has lost its client."""
+        self._follow_tokens()
         self._forget(connection)
         return self._take()
 
     def decided(self, number: int, outcome: Outcome) -> list[Action]:
         """Take the outcome of one attempt of a ``Propose``."""
+        self._follow_tokens()
         self.proposer.outcome(number, outcome)
         return self._take()
 
     def session_opened(self, number: int, result: SessionInfo | GpupoolError) -> list[Action]:
         """Take the result of a ``StartSession``."""
+        self._follow_tokens()
         self._leases.session_opened(number, result)
         # If the lease has ended meanwhile, this pass kills the new worker.
         self._reconcile()
@@ -241,6 +248,7 @@ class Controller:
 
     def ca_made(self, number: int, result: NextCa | GpupoolError) -> list[Action]:
         """Take the result of a ``MakeCa``."""
+        self._follow_tokens()
         self._authorities.made(number, result)
         return self._take()
 
@@ -252,16 +260,19 @@ class Controller:
 
     def policy_compiled(self, number: int, result: Draft | GpupoolError) -> list[Action]:
         """Take the result of a ``CompilePolicy``."""
+        self._follow_tokens()
         self._policies.compiled(number, result)
         return self._take()
 
     def usage_answered(self, number: int, result: ObserverPage | GpupoolError) -> list[Action]:
         """Take the result of an ``AskUsage``."""
+        self._follow_tokens()
         self._admin.usage_answered(number, result)
         return self._take()
 
     def view_made(self, made: MadeView) -> list[Action]:
         """Take the result of the ``MakeView``."""
+        self._follow_tokens()
         self._views.made(made)
         return self._take()
 
@@ -273,6 +284,7 @@ class Controller:
     def poll(self) -> list[Action]:
         """Act on the passing of time."""
         now = self._context.clock.monotonic()
+        self._follow_tokens()
         self.proposer.poll()
         self._follow_table()
         self._leases.poll(now)
@@ -284,6 +296,7 @@ class Controller:
 
     def reconcile_now(self) -> list[Action]:
         """Compare the table with the host again: a worker has gone, which the table cannot show."""
+        self._follow_tokens()
         self._reconcile()
         return self._take()
 
@@ -366,6 +379,7 @@ class Controller:
         if self._seen is state:
             return
         self._seen = state
+        self._follow_tokens()
         self._leases.table_changed()
         members, belongs = self._known_members(), self._context.self_id in state.servers
         ca_pem, followed = self._context.exchanged_ca(), self._followed
@@ -387,6 +401,20 @@ class Controller:
         self._reconcile()
         self._leases.push_capacity(self._context.clock.monotonic())
 
+    def _follow_tokens(self) -> None:
+        """Dismiss the clients whose tokens are revoked by now, before anything else is done.
+
+        A server that was cut off learns of a revocation together with much that it was asked for.
+        """
+        tokens = self._context.state.tokens
+        if self._tokens is tokens:
+            return
+        self._tokens = tokens
+        for client in self._clients.welcomed():
+            token = tokens.get(client.token)
+            if token is None or token.revoked_at:
+                self._follow_client(client, self._known_members())
+
     def _follow_client(self, client: Client, members: tuple[m.Member, ...]) -> None:
         """Tell a client what the table's change means to it, and dismiss it if need be."""
         context, state = self._context, self._context.state
@@ -395,6 +423,8 @@ class Controller:
         reason = ""
         if token is None or token.revoked_at:
             reason = f"token {client.token} was revoked"
+            if client.ends_itself:
+                context.send(client.connection, client.ends_itself, m.Done())
         elif context.self_id not in state.servers:
             reason = "this server has left the pool"
         if reason:

@@ -84,6 +84,7 @@ class Client:
     wants_view: bool = True  # with its updates
     members: tuple[m.Member, ...] = ()
     ca_pem: bytes = b""
+    ends_itself: int = 0  # the call under way that revokes its own token: its last word is "done"
 
     @property
     def holder(self) -> Holder:
@@ -271,6 +272,8 @@ class ServiceContext:
     def answer(self, client: Client, call: int, message: m.Outgoing) -> None:
         """Answer a call that was counted when it came; silently, when its client is gone."""
         self.clients.end_call(client)
+        if call == client.ends_itself:
+            client.ends_itself = 0
         if self.clients.is_open(client):
             self.send(client.connection, call, message)
 

@@ -5,7 +5,7 @@ They follow the log, count anew what each request lacks, and read the policy by 
 
 from gpupool.pool.model.commands import Envelope
 from gpupool.pool.model.ids import LeaseId, RequestId
-from gpupool.pool.model.state import Lease, PoolState, Waiting
+from gpupool.pool.model.state import Lease, PoolState, Waiting, with_changes
 from gpupool.pool.model.suspension import SuspendLease, SuspensionState
 from gpupool.simulations.checkers.policy_oracle import Rules, RulesInForce, served
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
@@ -80,6 +80,8 @@ class PreemptionHolds:
         self, rules: Rules, lease: Lease, entry: Waiting, before: PoolState, after: PoolState
     ) -> None:
         request = entry.request.id
+        # A window or a reservation may have begun since the command before this one.
+        before = with_changes(before, now=after.now)
         coming = [each.id for each in _suspended_for(before, request)]
         if _can_begin(before, entry, rules, coming):
             text = f"lease {lease.id} is suspended for {entry.user}, who has enough without it"

@@ -6,17 +6,27 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from tests.remoting.control.control_cluster import Cluster, request, server_id
+from tests.remoting.control.control_cluster import (
+    Cluster,
+    Node,
+    request,
+    server_id,
+    token_id,
+)
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.history_query import HistoryQuery
+from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
+from gpupool.pool.ports import Committed
 from gpupool.pool.record_query import RecordQuery
 from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import End, Phase, may_send
+from gpupool.remoting.server.actions import Action, Send
+from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.transport.pki import create_key_and_csr
 
 Clock = trio.testing.MockClock
@@ -214,3 +224,77 @@ async def test_an_older_client_is_told_why_it_cannot_list_the_tokens(
     async with cluster.client("root") as old:
         with pytest.raises(UsageError, match="does not know"):
             await old.list_tokens()
+
+
+def said(actions: list[Action]) -> list[str]:
+    """Return the kinds of all messages to clients."""
+    return [type(each.message).__name__ for each in actions if isinstance(each, Send)]
+
+
+def sent(node: Node, message: m.Call) -> list[Action]:
+    """Return what the controller does about a message of the one client that it has."""
+    controller = node.server.controller
+    (client,) = controller.clients()
+    return controller.received(client.connection, 7, message)
+
+
+async def test_a_call_that_comes_with_the_revocation_of_its_token_is_not_answered(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """Seed 10001438: an offer, by the table that has the revocation, before its consequences."""
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        cluster.commit(commands.RevokeToken(token_id("ada"), "root"))
+        assert said(sent(cluster.nodes[0], m.Ask(request(pool)))) == ["Dismissed"]
+
+
+async def test_a_command_that_is_decided_with_the_revocation_of_its_token_is_not_answered(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """Seed 10001370: a server that had been cut off learned of both in one step."""
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    (node,) = cluster.nodes
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool), wait_s=0)
+        actions = sent(node, m.Release(hold.lease, "done"))
+        (propose,) = (each for each in actions if isinstance(each, Propose))
+        result = cluster.log.append(propose.command, node.id)
+        cluster.commit(commands.RevokeToken(token_id("ada"), "root"))
+        outcome = Committed(node.machine.state.index, result)
+        assert said(node.server.controller.decided(propose.number, outcome)) == ["Dismissed"]
+
+
+async def test_who_waits_for_a_lease_is_not_told_of_it_once_the_token_is_revoked(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    (node,) = cluster.nodes
+    async with cluster.client():
+        coming = LeaseId(node.machine.state.index + 1)
+        assert said(sent(node, m.Attach(coming, bytes(32)))) == []
+        cluster.commit(commands.RevokeToken(token_id("ada"), "root"))
+        assert said(node.server.controller.applied()) == ["Dismissed"]
+
+
+@pytest.mark.parametrize("decided_first", [False, True])
+async def test_an_operator_who_revokes_their_own_token_is_told_that_it_is_done(
+    autojump_clock: Clock, nursery: trio.Nursery, decided_first: bool
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    (node,) = cluster.nodes
+    controller = node.server.controller
+    async with cluster.client("root"):
+        actions = sent(node, m.RevokeToken(token_id("root")))
+        (propose,) = (each for each in actions if isinstance(each, Propose))
+        result = cluster.log.append(propose.command, node.id)
+        outcome = Committed(node.machine.state.index, result)
+        heard: list[str] = []
+        if not decided_first:
+            heard += said(controller.applied())
+        heard += said(controller.decided(propose.number, outcome))
+        assert heard == ["Done", "Dismissed"]
+        assert controller.calls_under_way() == 0

@@ -1,0 +1,80 @@
+"""The checker of preemption, on tables in which a rule begins between two commands."""
+
+import pytest
+from tests.pool.policy_kit import MONDAY_MS, B
+from tests.pool.test_preemption import Preempting
+
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions import lease_suspensions
+from gpupool.simulations.checkers.policy_oracle import RulesInForce
+from gpupool.simulations.checkers.preemption_checkers import PreemptionHolds
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
+from gpupool.simulations.kernel.scheduler import Scheduler
+from gpupool.simulations.kernel.trace import Trace
+
+POLICY = """
+[class.night]
+users = ["ada"]
+preemptible = true
+[class.staff]
+users = ["boss"]
+priority = 10
+[class.lab]
+users = ["cy"]
+"""
+RESERVED = """
+[[reservation]]
+class = "lab"
+count = 1
+from = 2026-11-23T00:01:00
+to = 2026-11-23T01:00:00
+"""
+BEGINS_MS = MONDAY_MS + 60_000
+NEEDLESS = "no-more-than-needed"
+
+
+class Judged(Preempting):
+    """A pool of one server with two GPUs, whose suspensions the checker judges."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(policy, gpu_count=2)
+        assert self.do(c.DrainServer(B, "for the test", "root")).ok
+        scheduler = Scheduler(1)
+        self.failures = FailureReporter(scheduler, Trace(scheduler))
+        self.checker = PreemptionHolds(self.failures, RulesInForce())
+
+    def judge(self, lease: LeaseId, command: c.SuspendLease) -> None:
+        before = self.state
+        assert self.do(command).ok
+        assert self.phase(lease) == "suspending"
+        plain = c.wrap(command, at_ms=self.now, ttl_ms=60_000, era=before.era)
+        self.checker.applied(c.unwrap(plain), before, self.state)
+
+    @property
+    def failed(self) -> str:
+        return self.failures.failure.checker if self.failures.failure is not None else ""
+
+
+def always(_state: PoolState, _command: c.SuspendLease) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(("policy", "fails"), [(POLICY + RESERVED, ""), (POLICY, NEEDLESS)])
+def test_a_suspension_is_judged_by_the_rules_of_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, policy: str, fails: str
+) -> None:
+    """Seed 10001400: a reservation began, and took what had been suspended before."""
+    pool = Judged(policy)
+    pool.now_ms = BEGINS_MS - 1000
+    first, second = pool.grant("ada"), pool.grant("ada")
+    request = pool.request()
+    pool.wait("boss", request)
+    assert pool.suspensions() == [first]
+    pool.judge(first, c.SuspendLease(first, "boss goes first", for_request=request.id))
+    pool.now_ms = BEGINS_MS + 500
+    if fails:  # a pool that is not broken refuses it
+        monkeypatch.setattr(lease_suspensions, "_is_due", always)
+    pool.judge(second, c.SuspendLease(second, "boss goes first", for_request=request.id))
+    assert pool.failed == fails
