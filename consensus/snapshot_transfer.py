@@ -92,7 +92,7 @@ class SnapshotTransfer:
         self._index = latest.index if latest else 1
         self._log_mark = context.storage.journal.bytes_since_rewrite
         self._senders: dict[ServerId, SnapshotSender] = {}
-        self._receiving: SnapshotReceiver | None = None
+        self._receiving: dict[ServerId, SnapshotReceiver] = {}
         self._works = False
         self._installs = False
 
@@ -211,19 +211,30 @@ class SnapshotTransfer:
         if self._installs:
             return
         if index <= core.commit_index:
-            self._receiving = None
+            self._receiving.pop(peer, None)
             self._have_all_up_to(peer, index, leading=leading)
             return
-        receiving = self._receiving
-        key = (peer, index, message["total"])
-        if receiving is None or key != (receiving.peer, receiving.index, receiving.total):
-            receiving = self._receiving = SnapshotReceiver(peer, index, message["total"])
+        receiving = self._received_of(peer, index, message["total"])
         receiving.add(message["offset"], message["data"])
         data = receiving.complete()
         if data is None:
             self._ask_on(receiving)
         elif not self._works:  # else the last piece comes again
             self._install(receiving, data, leading=leading)
+
+    def _received_of(self, peer: ServerId, index: int, total: int) -> SnapshotReceiver:
+        """Return what is here of a snapshot of ``peer``; what nobody sends any more is dropped.
+
+        The leader's and the puller's source each have their own: a server that does not know yet
+        that it has a vote gets both at once (seed 10003254).
+        """
+        core, puller = self._context.core, self._puller
+        receiving = self._receiving.get(peer)
+        if receiving is None or (index, total) != (receiving.index, receiving.total):
+            receiving = SnapshotReceiver(peer, index, total)
+        senders = [p for p in self._receiving if p == core.leader or puller.takes_from(p)]
+        self._receiving = {p: self._receiving[p] for p in senders} | {peer: receiving}
+        return receiving
 
     def _ask_on(self, receiving: SnapshotReceiver) -> None:
         answer: Message = {
@@ -237,8 +248,7 @@ class SnapshotTransfer:
     def disconnected(self, peer: ServerId) -> None:
         """Drop both directions of what was under way by a connection that is gone."""
         self._senders.pop(peer, None)
-        if self._receiving is not None and self._receiving.peer == peer:
-            self._receiving = None
+        self._receiving.pop(peer, None)
 
     def _have_all_up_to(self, peer: ServerId, index: int, *, leading: bool) -> None:
         if leading:
@@ -266,10 +276,9 @@ class SnapshotTransfer:
 
         def finish() -> None:
             self._works = self._installs = False
-            self._receiving = None
+            self._receiving.pop(peer, None)
             if decoded is None or decoded[0].index != index:
-                self._receiving = SnapshotReceiver(peer, index, receiving.total)
-                self._ask_on(self._receiving)
+                self._ask_on(self._received_of(peer, index, receiving.total))
                 return
             snapshot, restore = decoded
             if index <= self._context.core.commit_index:
