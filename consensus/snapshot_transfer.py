@@ -6,7 +6,8 @@ receiver keeps pieces in order only, and installs the snapshot once it is comple
 
 Two kinds of sender use it. A leader sends to a voter (``leading``), and learns from the answer
 that the voter has the log up to there. Any other voter answers a pull with it, and the receiver
-goes on pulling afterwards.
+goes on pulling afterwards. A server that does not know yet that it has a vote gets both at once. It
+keeps the pieces of both, else each would begin the other anew, for ever (seed 10003254).
 
 What is never true: that a snapshot is installed over entries that are committed here beyond it;
 that a piece counts for another snapshot than the one it was cut from.
@@ -223,11 +224,7 @@ class SnapshotTransfer:
             self._install(receiving, data, leading=leading)
 
     def _received_of(self, peer: ServerId, index: int, total: int) -> SnapshotReceiver:
-        """Return what is here of a snapshot of ``peer``; what nobody sends any more is dropped.
-
-        The leader's and the puller's source each have their own: a server that does not know yet
-        that it has a vote gets both at once (seed 10003254).
-        """
+        """Return what is here of a peer's snapshot; drop what neither leader nor source sends."""
         core, puller = self._context.core, self._puller
         receiving = self._receiving.get(peer)
         if receiving is None or (index, total) != (receiving.index, receiving.total):
