@@ -6,7 +6,8 @@ receiver keeps pieces in order only, and installs the snapshot once it is comple
 
 Two kinds of sender use it. A leader sends to a voter (``leading``), and learns from the answer
 that the voter has the log up to there. Any other voter answers a pull with it, and the receiver
-goes on pulling afterwards.
+goes on pulling afterwards. A server that does not know yet that it has a vote gets both at once. It
+keeps the pieces of both, else each would begin the other anew, for ever (seed 10003254).
 
 What is never true: that a snapshot is installed over entries that are committed here beyond it;
 that a piece counts for another snapshot than the one it was cut from.
@@ -92,7 +93,7 @@ class SnapshotTransfer:
         self._index = latest.index if latest else 1
         self._log_mark = context.storage.journal.bytes_since_rewrite
         self._senders: dict[ServerId, SnapshotSender] = {}
-        self._receiving: SnapshotReceiver | None = None
+        self._receiving: dict[ServerId, SnapshotReceiver] = {}
         self._works = False
         self._installs = False
 
@@ -211,19 +212,26 @@ class SnapshotTransfer:
         if self._installs:
             return
         if index <= core.commit_index:
-            self._receiving = None
+            self._receiving.pop(peer, None)
             self._have_all_up_to(peer, index, leading=leading)
             return
-        receiving = self._receiving
-        key = (peer, index, message["total"])
-        if receiving is None or key != (receiving.peer, receiving.index, receiving.total):
-            receiving = self._receiving = SnapshotReceiver(peer, index, message["total"])
+        receiving = self._received_of(peer, index, message["total"])
         receiving.add(message["offset"], message["data"])
         data = receiving.complete()
         if data is None:
             self._ask_on(receiving)
         elif not self._works:  # else the last piece comes again
             self._install(receiving, data, leading=leading)
+
+    def _received_of(self, peer: ServerId, index: int, total: int) -> SnapshotReceiver:
+        """Return what is here of a peer's snapshot; drop what neither leader nor source sends."""
+        core, puller = self._context.core, self._puller
+        receiving = self._receiving.get(peer)
+        if receiving is None or (index, total) != (receiving.index, receiving.total):
+            receiving = SnapshotReceiver(peer, index, total)
+        senders = [p for p in self._receiving if p == core.leader or puller.takes_from(p)]
+        self._receiving = {p: self._receiving[p] for p in senders} | {peer: receiving}
+        return receiving
 
     def _ask_on(self, receiving: SnapshotReceiver) -> None:
         answer: Message = {
@@ -237,8 +245,7 @@ class SnapshotTransfer:
     def disconnected(self, peer: ServerId) -> None:
         """Drop both directions of what was under way by a connection that is gone."""
         self._senders.pop(peer, None)
-        if self._receiving is not None and self._receiving.peer == peer:
-            self._receiving = None
+        self._receiving.pop(peer, None)
 
     def _have_all_up_to(self, peer: ServerId, index: int, *, leading: bool) -> None:
         if leading:
@@ -266,10 +273,9 @@ class SnapshotTransfer:
 
         def finish() -> None:
             self._works = self._installs = False
-            self._receiving = None
+            self._receiving.pop(peer, None)
             if decoded is None or decoded[0].index != index:
-                self._receiving = SnapshotReceiver(peer, index, receiving.total)
-                self._ask_on(self._receiving)
+                self._ask_on(self._received_of(peer, index, receiving.total))
                 return
             snapshot, restore = decoded
             if index <= self._context.core.commit_index:

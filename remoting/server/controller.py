@@ -128,6 +128,7 @@ class Controller:
 
     _seen: PoolState | None = None
     _reconcile_at = _key_at = float("-inf")
+    _linked: tuple[ServerId, ...] = ()  # while this server lacks a key
     _followed: tuple[object, ...] = (None, None, None, b"")
     _tokens: object = None
 
@@ -460,12 +461,24 @@ class Controller:
         self._leases.push_notices()
         self._leases.push_suspensions()
         self._relocations.follow(attachments.connections, self._leases.starting)
-        state = context.state
+        self._ask_for_keys(now)
+
+    def _ask_for_keys(self, now: float) -> None:
+        """Ask all other voters for the CA's keys now and then, and at once who has connected.
+
+        Until one has answered, the only server with the keys may leave (seed 10000982).
+        """
+        context, state = self._context, self._context.state
         me = state.servers.get(context.self_id)
-        if me is not None and me.voter and not context.has_keys() and self._key_at <= now:
+        if me is None or not me.voter or context.has_keys():
+            self._linked = ()
+            return
+        before, self._linked = self._linked, context.health().connected
+        if due := self._key_at <= now:
             self._key_at = now + context.settings.key_every_s
-            others = (voter for voter in state.voters() if voter != context.self_id)
-            self._actions += [AskKey(voter) for voter in others]
+        others = (voter for voter in state.voters() if voter != context.self_id)
+        new = set(self._linked).difference(before)
+        self._actions += [AskKey(voter) for voter in others if due or voter in new]
 
     def _take(self) -> list[Action]:
         actions = list(self._actions)

@@ -22,7 +22,7 @@ class ControllerSettings:
     #: A view with more rows is made beside the loop: so many take 4 ms, and GPUs count as rows.
     view_rows_at_once: int = 512
 
-    #: The interval at which a voter without the CA's key asks for it.
+    #: The interval at which a voter without the CA's key asks for it; who connects, at once.
     key_every_s: float = 5.0
 
 

@@ -84,6 +84,7 @@ class FakeReplicatedLog:
         self.cut_off_at: float | None = None
         self.is_leader = False
         self.elections = 0
+        self.linked: tuple[ServerId, ...] = ()
         log.replicated_logs[server] = self
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
@@ -132,7 +133,7 @@ class FakeReplicatedLog:
             commit_index=self.machine.state.index,
             applied_index=self.machine.state.index,
             voters=tuple(self.log.replicated_logs),
-            connected=(),
+            connected=self.linked,
             majority_age_s=self.majority_age_s(),
             contact_age_s=ages,
             elections=0,

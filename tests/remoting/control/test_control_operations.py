@@ -449,6 +449,29 @@ async def test_a_new_voter_takes_only_the_real_key(
     assert node.server.ca_key.signer is not None
 
 
+async def test_a_voter_without_the_key_asks_at_once_who_connects(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 10000982: it asked each 5 s, and the only server with the key left meanwhile."""
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    first, node = cluster.nodes
+    asked: list[ServerId] = []
+    links = node.server._links  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(links, "ask_key", asked.append)
+    node.server.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
+    await trio.sleep(1)
+    assert asked == [first.id], "even if it is not connected: that costs nothing"
+    for count in (2, 3):
+        node.replicated_log.linked = (first.id,)
+        await trio.sleep(1)
+        assert asked == [first.id] * count, "once for each link"
+        node.replicated_log.linked = ()
+        await trio.sleep(0.5)
+    await trio.sleep(5)
+    assert asked == [first.id] * 4, "and every now and then"
+
+
 async def test_tokens_are_good_while_two_servers_are_down(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:
