@@ -8,7 +8,7 @@ _LATER = (
     ("cupyx.scipy.spatial.", "signal.", "spatial."),
     ("peer.arrive", "peer.depart", "peer.prepare"),
     ("door.linalg_errors", "signal.decimate"),
-    (*"cuda.array. cuda.graph. cuda.surface. cuda.texture.".split(), *_CAPTURES.split()),
+    ("cuda.array.", "cuda.graph.", "cuda.surface.", "cuda.texture.", *_CAPTURES.split()),
 )
 
 
