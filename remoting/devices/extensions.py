@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from gpupool.remoting.devices.base import UnsupportedError
-from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS
+from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
 
@@ -25,7 +25,8 @@ NO_SCIPY = (
 
 def real_extensions() -> dict[str, Operation]:
     """Return the operations of a real GPU: CuPy's own functions."""
-    return _table(lambda path, name: _late(PREFIX + path, name, "this CuPy lacks it"))
+    table = _table(lambda path, name: _late(PREFIX + path, name, "this CuPy lacks it"))
+    return table | {PREFIX + name: adapt(table[PREFIX + name]) for name, adapt in REAL.items()}
 
 
 @cache

@@ -107,6 +107,8 @@ def _histogram(function: Operation) -> Operation:
 
 
 def _numbers(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, np.ndarray):
         return value.item() if value.ndim == 0 else value
     if type(value) in (tuple, list):
@@ -215,3 +217,13 @@ CONVENTIONS: dict[str, Callable[[Operation], Operation]] = {
     "scipy.signal.order_filter": _ranked,
 }
 """By name, what makes CuPy's function of SciPy's."""
+
+REAL: dict[str, Callable[[Operation], Operation]] = {
+    name: CONVENTIONS[name]
+    for name in (
+        "scipy.ndimage.extrema",
+        "scipy.ndimage.maximum_position",
+        "scipy.ndimage.minimum_position",
+    )
+}
+"""Those of CuPy itself: its positions are NumPy's numbers, of which an answer would make arrays."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpupool.remoting.devices.conventions.extension_conventions import REAL
+
 pytest.importorskip("scipy")
 
 HOST = np.random.RandomState(3).rand(12, 12)
@@ -176,3 +178,13 @@ def test_a_signal_is_thinned_by_a_system(cp: Any, zero_phase: bool) -> None:
     system = signal.dlti(cp.asarray(numerator), cp.asarray(denominator))
     made = signal.decimate(cp.asarray(x), 3, ftype=system, zero_phase=zero_phase)
     np.testing.assert_allclose(made.get(), wanted)
+
+
+def test_positions_of_real_gpus_are_numbers_too() -> None:
+    """CuPy's are NumPy's scalars, and an answer has room for 64 arrays."""
+    found = [(np.int64(at), np.int64(2)) for at in range(100)]
+    position = REAL["scipy.ndimage.maximum_position"](lambda: found)
+    assert position() == [(at, 2) for at in range(100)]
+    assert {type(each) for pair in position() for each in pair} == {int}
+    extrema = REAL["scipy.ndimage.extrema"](lambda: (1.0, 2.0, found, found[3]))
+    assert [type(each) for each in extrema()[3]] == [int, int]
