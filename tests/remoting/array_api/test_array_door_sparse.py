@@ -277,3 +277,18 @@ def test_what_is_put_together_has_the_format_of_cupy(cp: Any, sparse: Any) -> No
         assert made.format == form
     made = sparse.block_diag([(1, 2), [[3]]])
     np.testing.assert_array_equal(made.toarray().get(), [[1, 2, 0], [0, 0, 3]])
+
+
+@pytest.mark.parametrize(("number", "kind"), [(2, "d"), (0.5, "d"), (True, "?"), (2j, "D")])
+def test_truth_values_times_a_number_in_place_are_of_a_type_of_cusparse(
+    cp: Any, sparse: Any, number: Any, kind: str
+) -> None:
+    made = same = sparse.csr_array(cp.asarray(np.eye(2, dtype=bool)))
+    made *= number
+    assert made is same
+    assert made.dtype.char == kind
+    assert (made.toarray().get() == np.eye(2) * number).all()
+    made = same = sparse.csr_array(cp.asarray(np.eye(2, dtype=bool)))
+    made /= 4
+    assert made is same
+    assert made.toarray().get()[1, 1] == 0.25

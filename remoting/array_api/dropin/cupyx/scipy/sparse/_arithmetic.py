@@ -133,7 +133,10 @@ class Arithmetic:
     def _scale(self, other: Any, name: str) -> Any:
         if not is_number(other):
             return NotImplemented
-        self._take(self._operator(name, self, other))
+        # Truth values times a number become float64, because cuSPARSE has no integers.
+        kind = np.result_type(self.dtype, other if name == "mul" else 1.0)
+        source = self if kind.char in _wire.DTYPES else self.astype(np.float64)
+        self._take(self._operator(name, source, other))
         return self
 
     def __imul__(self, other: Any) -> Any:
