@@ -258,12 +258,15 @@ class ClusterFaults:
         """Return whether all servers are there, and those vote that should.
 
         While the place of a lost voter is not taken yet, the loss of another one stops the pool
-        for good, as it must (seed 108).
+        for good, as it must (seed 108). So does that of one while another gets back what its journal
+        has lost (seed 10020008).
         """
         servers = self._cluster.servers.values()
         ids = {each.server for each in servers}
         for each in servers:
             if not each.alive or each.replicated_log is None:
+                return False
+            if each.replicated_log.node.core.abstains:
                 return False
             voters = set(each.replicated_log.health().voters)
             if voters != set(each.table.state.voters()) or not voters <= ids:
