@@ -9,6 +9,7 @@ from tests.simulations.mutations import (
     broken_suspensions,
     broken_versions,
 )
+from tests.simulations.mutations.broken_findings import FINDINGS
 from tests.simulations.mutations.broken_orders import ORDERS
 from tests.simulations.mutations.broken_relocations import RELOCATIONS
 from tests.simulations.mutations.mutation import Mutation, short
@@ -47,6 +48,7 @@ def _moving(options: Options) -> Options:
 NEWER = (
     *ORDERS,
     *RELOCATIONS,
+    *FINDINGS,
     Mutation(
         "revoked-stays-connected",
         "revoked-unserved",

@@ -1,0 +1,109 @@
+"""Faults that fresh seeds found in November 2026, put back: the seed that found one catches it.
+
+They are rare, so a search of a few seeds does not meet them.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.simulations.mutations.mutation import Mutation
+from tests.simulations.mutations.patching import patched
+
+from gpupool.consensus.core.freshness import LeaderClock
+from gpupool.consensus.peer_frames import PeerFrames
+from gpupool.consensus.snapshot_transfer import SnapshotTransfer
+from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.server.controller import Controller
+from gpupool.simulations.kernel.swarm_options import Options, swarm
+
+
+def _as_drawn(options: Options) -> Options:
+    """Return the run that found it, with all kinds of faults."""
+    return swarm(options.seed)
+
+
+@contextmanager
+def late_frame_counts() -> Generator[None]:
+    """Let a late frame of a former connection use up the one look at a server's hello."""
+    read = PeerFrames.read
+
+    def broken(self: Any, peer: ServerId, frame: bytes) -> Any:
+        message = read(self, peer, frame)
+        self._fresh.discard(peer)
+        return message
+
+    with patched(PeerFrames, "read", broken):
+        yield
+
+
+@contextmanager
+def one_snapshot_at_a_time() -> Generator[None]:
+    """Keep the pieces of one snapshot, whoever sends them."""
+    of = SnapshotTransfer._received_of  # pyright: ignore[reportPrivateUsage]
+
+    def broken(self: Any, peer: ServerId, index: int, total: int) -> Any:
+        receiving = of(self, peer, index, total)
+        self._receiving = {peer: receiving}
+        return receiving
+
+    with patched(SnapshotTransfer, "_received_of", broken):
+        yield
+
+
+@contextmanager
+def first_answer_counts() -> Generator[None]:
+    """Take the bound of a leader's clock from the first answer, however long that waited."""
+    answered = LeaderClock.answered
+
+    def broken(self: Any, leadership: object, number: int, clock_s: float, now: float) -> None:
+        answered(self, leadership, number, clock_s, now)
+        if leadership == self._of:
+            self._asked, self._asked_at = None, {}
+
+    with patched(LeaderClock, "answered", broken):
+        yield
+
+
+@contextmanager
+def answers_before_dismissing() -> Generator[None]:
+    """Answer a request by a table whose revocations have not been looked at."""
+
+    def nothing(self: Any) -> None:
+        del self
+
+    with patched(Controller, "_follow_tokens", nothing):
+        yield
+
+
+FINDINGS = (
+    Mutation(
+        "late-frame-counts",
+        "dead-clients-leave",
+        "a late frame of a former connection uses up the one look at a server's hello",
+        late_frame_counts,
+        tune=_as_drawn,
+    ),
+    Mutation(
+        "one-snapshot-at-a-time",
+        "converges",
+        "a server keeps the pieces of one snapshot, whoever sends them",
+        one_snapshot_at_a_time,
+        tune=_as_drawn,
+    ),
+    Mutation(
+        "first-answer-counts",
+        "everything-granted",
+        "the bound of a leader's clock is taken from the first answer, however long that waited",
+        first_answer_counts,
+        tune=_as_drawn,
+    ),
+    Mutation(
+        "answers-before-dismissing",
+        "revoked-unserved",
+        "a request is answered by a table whose revocations have not been looked at",
+        answers_before_dismissing,
+        tune=_as_drawn,
+    ),
+)
+"""Broken builds of single seeds."""
