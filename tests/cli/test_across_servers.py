@@ -32,7 +32,7 @@ for turn in range(count):
     for device in range(count):
         with cp.cuda.Device((device + turn + 1) % count):
             arrays[device] = cp.asarray(arrays[device]) + 1
-sums = [float(array.sum()) for device, array in enumerate(arrays) if not array.device.use()]
+sums = [float(array.sum()) for device, array in enumerate(arrays) if array.device.use()]
 n = 1 << 20
 assert sums == [n * (n - 1) / 2 + n * (device + count) for device in range(count)], sums
 print(count, len(set(servers)), passed[0] < n)
