@@ -258,8 +258,8 @@ class ClusterFaults:
         """Return whether all servers are there, and those vote that should.
 
         While the place of a lost voter is not taken yet, the loss of another one stops the pool
-        for good, as it must (seed 108). So does that of one while another gets back what its journal
-        has lost (seed 10020008).
+        for good, as it must (seed 108). So does that of one while another gets back what its
+        journal has lost (seed 10020008).
         """
         servers = self._cluster.servers.values()
         ids = {each.server for each in servers}
