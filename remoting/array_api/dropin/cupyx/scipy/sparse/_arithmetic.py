@@ -130,7 +130,7 @@ class Arithmetic:
     def __isub__(self, other: Any) -> Any:
         return NotImplemented
 
-    def _scale(self, other: Any, name: str) -> Any:
+    def _scale(self: Any, other: Any, name: str) -> Any:
         if not is_number(other):
             return NotImplemented
         # Truth values times a number become float64, because cuSPARSE has no integers.
