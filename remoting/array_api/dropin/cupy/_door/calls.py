@@ -59,6 +59,11 @@ class Remote:
             return  # creation failed before there was a handle
 
 
+def remote_of(stream: Any) -> Any:
+    """Return the worker's object of a stream; None for a default one and for the current one."""
+    return None if stream is None else stream._remote
+
+
 def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwargs: Any) -> Any:
     """Have the worker make an object; return the instance of ``kind``, a `Remote`, for it."""
     handle, _ = session.call(operation, args, kwargs, wire.META_OBJECT)

@@ -79,8 +79,7 @@ def is_available() -> bool:
 def profile() -> _Generator[None]:
     """Enable CUDA's profiler for a while; deprecated in CuPy, for `cupyx.profiler.profile`."""
     _warnings.warn(
-        "cupy.cuda.profile has been deprecated since CuPy v10 and will be removed in the future. "
-        "Use cupyx.profiler.profile instead.",
+        "cupy.cuda.profile is deprecated in CuPy: use cupyx.profiler.profile",
         stacklevel=3,
     )
     profiler.start()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy._door import pool, state
-from cupy._door.calls import Remote, remote_object
+from cupy._door.calls import Remote, remote_object, remote_of
 from cupy.cuda.errors import CUDARuntimeError
 from cupy.cuda.graph import Graph
 
@@ -45,7 +45,7 @@ class Event(Remote):
 
     def record(self, stream: Any = None) -> None:
         """Put the event into a stream, the current one by default."""
-        remote = _handle_of(stream)
+        remote = remote_of(stream)
         if (pool.current() if remote is None else remote._session) is not self._session:
             raise _invalid_handle()
         self._session.call("cuda.event.record", (self, remote), {})
@@ -64,10 +64,6 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
 
 def _invalid_handle() -> CUDARuntimeError:
     return CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle")
-
-
-def _handle_of(stream: Any) -> Any:
-    return None if stream is None else stream._remote
 
 
 class _RemoteStream(Remote):

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from cupy._door import pool
-from cupy._door.calls import Remote, remote_object
-
-OF_ARRAY, MIPMAPPED, LINEAR = 0, 1, 2
-"""`cudaResourceType` of CUDA's driver_types.h; the rest is pitched memory."""
+from cupy._door.calls import Remote, remote_object, remote_of
+from cupy.cuda import runtime
 
 
 class ChannelFormatDescriptor:
@@ -57,8 +55,7 @@ class CUDAarray(Remote):
         return made
 
     def _copy(self, operation: str, array: Any, stream: Any) -> None:
-        remote = None if stream is None else stream._remote
-        self._session.ask(operation, (self, array, remote))
+        self._session.ask(operation, (self, array, remote_of(stream)))
 
     def copy_from(self, in_arr: Any, stream: Any = None) -> None:
         """Copy an array of the GPU or of NumPy into this one.
@@ -101,7 +98,7 @@ class ResourceDescriptor:
         height: int = 0,
         pitchInBytes: int = 0,
     ) -> None:
-        if restype == MIPMAPPED:
+        if restype == runtime.cudaResourceTypeMipmappedArray:
             raise NotImplementedError("cudaResourceTypeMipmappedArray is not supported, as in CuPy")
         self.restype = int(restype)
         self.cuArr = cuArr
@@ -111,7 +108,7 @@ class ResourceDescriptor:
 
     def packed(self) -> tuple[Any, ...]:
         """Return the arguments of the worker's operations."""
-        what = self.cuArr if self.restype == OF_ARRAY else self.arr
+        what = self.cuArr if self.restype == runtime.cudaResourceTypeArray else self.arr
         if not isinstance(what, Remote):
             raise ValueError("a texture is of a CUDAarray or of an array of the GPU")
         channel = None if self.chDesc is None else self.chDesc.channel
@@ -121,12 +118,12 @@ class ResourceDescriptor:
         """Return the fields of the descriptor that its kind has; a number names the array."""
         found: dict[str, Any] = {"resType": self.restype}
         number = self.packed()[1]._handle
-        if self.restype == OF_ARRAY:
+        if self.restype == runtime.cudaResourceTypeArray:
             return found | {"array": {"array": number}}
         size, width, height, pitch = self._sizes
         channel = None if self.chDesc is None else self.chDesc.get_channel_format()
         memory = {"devPtr": number, "desc": channel}
-        if self.restype == LINEAR:
+        if self.restype == runtime.cudaResourceTypeLinear:
             return found | {"linear": memory | {"sizeInBytes": size}}
         sizes = {"width": width, "height": height, "pitchInBytes": pitch}
         return found | {"pitch2D": memory | sizes}
