@@ -77,6 +77,7 @@ class ServerUp:
     servers that read the same log with a former program, or from another snapshot, number alike."""
     alerts: bool = field(default=False, metadata=OPTIONAL)  # it can send them
     formats: int = field(default=BEFORE_VERSIONS, metadata=OPTIONAL)  # ``formats.VERSION``
+    has_keys: bool = field(default=False, metadata=OPTIONAL)  # of all CAs that are trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +317,7 @@ class RotateCa:
     old: bytes  # the one that signed before; a table before the first exchange does not have it
     new: bytes
     by: str
+    keepers: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # of the new one's key
 
 
 @dataclass(frozen=True, slots=True)

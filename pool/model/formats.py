@@ -24,11 +24,14 @@ from collections.abc import Mapping
 
 from gpupool.pool.errors import GpupoolError
 
-VERSION = 9
+VERSION = 10
 """Of this program. It grows by one with a release that changes any of the above."""
 
 REFUSES_OLDER_SINCE = 7
 """The version of a pool from which on it takes in no server that is older than itself."""
+
+KEYS_SINCE = 10
+"""The version of a pool from which on its table knows which servers have the CA's keys."""
 
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""

@@ -162,6 +162,8 @@ class Server:
     )
     """The latest order about each GPU that was ever drained. It outlives the GPU's absence."""
     freeing: bool = field(default=False, metadata=OPTIONAL)  # leases: ``transitions.batches``
+    has_keys: bool = field(default=False, metadata=OPTIONAL)
+    """It has the keys of all CAs that are trusted; unknown in a pool of a former version."""
 
     @property
     def grantable(self) -> bool:

@@ -11,6 +11,7 @@ CA has made it, and every server checks it before it trusts it.
 import hashlib
 
 from gpupool.pool.model.commands import ReportIssuer, RetireCa, RotateCa
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, Server, with_changes
 from gpupool.pool.transitions.audit import emit_event, record
@@ -57,11 +58,21 @@ def rotate_ca(state: PoolState, command: RotateCa) -> Step:
     if known and known[0] != command.old:
         return state, refuse(RefusalKind.CONFLICT, "the CA was exchanged meanwhile")
     state = with_changes(state, authorities=(command.old, command.new))
+    state = _without_new_key(state, command.keepers)
     name = short_name(fingerprint_of(command.new))
     text = f"beside {short_name(fingerprint_of(command.old))}"
     state = record(state, "ca-rotated", by=command.by, subject=name, text=text)
     text = f"CA {name} signs now (by {command.by})"
     return emit_event(state, "ca-rotated", state.name, text), Result(ok=True)
+
+
+def _without_new_key(state: PoolState, keepers: tuple[ServerId, ...]) -> PoolState:
+    """Note which servers lack a key from now on: they may say so after another one has left."""
+    servers = state.servers
+    for server in servers.values() if keepers else ():
+        if server.has_keys and server.id not in keepers:
+            servers = servers.set(server.id, with_changes(server, has_keys=False))
+    return with_changes(state, servers=servers)
 
 
 def retire_ca(state: PoolState, command: RetireCa) -> Step:

@@ -154,6 +154,9 @@ def _removal_refusal(state: PoolState, server: Server, by: str) -> Result | None
     if was_up and by != RECOVERY and all(s.status is ServerStatus.JOINED for s in others):
         why = "no other server of the pool has come up yet; remove this one when one has"
         return refuse(RefusalKind.BUSY, why)
+    if server.has_keys and by != RECOVERY and not any(s.has_keys for s in others):
+        why = "no other server has the key of the pool's CA yet; remove this one when one has"
+        return refuse(RefusalKind.BUSY, why)
     return None
 
 
@@ -247,6 +250,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         rdma=command.rdma,
         alerts=command.alerts,
         formats=command.formats,
+        has_keys=command.has_keys,
         freeing=is_left,
         changed_at=state.now,
     )

@@ -5,6 +5,7 @@ from functools import partial
 
 from gpupool.pool.errors import DeniedError, GpupoolError
 from gpupool.pool.model import commands
+from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.results import Result
 from gpupool.pool.transitions.authorities import fingerprint_of, short_name
 from gpupool.remoting.protocol import messages as m
@@ -53,7 +54,8 @@ class CaService:
                 raise result
             if fingerprint_of(result.old) != signer:
                 raise DeniedError("the CA is not exchanged", why="another one signs now")
-            command = commands.RotateCa(result.old, result.new, client.user)
+            keepers = result.keepers if self._context.state.formats() >= KEYS_SINCE else ()
+            command = commands.RotateCa(result.old, result.new, client.user, keepers)
             then = partial(_rotated, result)
             self._context.propose_for(client, call, command, then)
         except GpupoolError as error:

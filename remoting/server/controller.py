@@ -464,9 +464,9 @@ class Controller:
         self._ask_for_keys(now)
 
     def _ask_for_keys(self, now: float) -> None:
-        """Ask all other voters for the CA's keys now and then, and at once who has connected.
+        """Ask all who may have the CA's keys for them now and then, and at once who has connected.
 
-        Until one has answered, the only server with the keys may leave (seed 10000982).
+        They are the other voters, and whom the table says it of: a vote may have moved.
         """
         context, state = self._context, self._context.state
         me = state.servers.get(context.self_id)
@@ -476,9 +476,9 @@ class Controller:
         before, self._linked = self._linked, context.health().connected
         if due := self._key_at <= now:
             self._key_at = now + context.settings.key_every_s
-        others = (voter for voter in state.voters() if voter != context.self_id)
-        new = set(self._linked).difference(before)
-        self._actions += [AskKey(voter) for voter in others if due or voter in new]
+        new, servers = set(self._linked).difference(before), state.servers.values()
+        may = [each.id for each in servers if each is not me and (each.voter or each.has_keys)]
+        self._actions += [AskKey(each) for each in may if due or each in new]
 
     def _take(self) -> list[Action]:
         actions = list(self._actions)

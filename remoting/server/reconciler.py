@@ -18,6 +18,7 @@ from gpupool.pool.model.commands import (
     ReportIssuer,
     ServerUp,
 )
+from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus, with_changes
 from gpupool.pool.policy.lease_ends import idle_notice, idle_plan
@@ -119,7 +120,7 @@ class Reconciler:
         if server is not None:
             if server.incarnation > self._incarnation:
                 raise LaterStartError(server, self._incarnation)
-            self._report(server)
+            self._report(state, server)
             self._drain_failing(state)
             self._report_issuer(state, server)
 
@@ -195,15 +196,20 @@ class Reconciler:
         for command in plan.propose:
             self._once(command)
 
-    def _report(self, server: Server) -> None:
+    def _report(self, state: PoolState, server: Server) -> None:
         """Propose the inventory when the table has another one, else readings that moved."""
         readings, devices = self._host.readings(), self._host.gpus()
-        agreed = self._agreed
-        if agreed is not None and agreed[0] is server and agreed[1:] == (readings, devices):
+        agreed, has_keys = self._agreed, self._says_keys(state, server)
+        if (
+            agreed is not None
+            and agreed[0] is server
+            and agreed[1:] == (readings, devices, has_keys)
+        ):
             return  # as most of the time: the table has changed elsewhere
         self._agreed = None
         gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in devices)
-        if server.freeing or self._inventory_differs(server, gpus):
+        differs = has_keys != server.has_keys or self._inventory_differs(server, gpus)
+        if server.freeing or differs:
             software = self._software
             self._once(
                 ServerUp(
@@ -220,6 +226,7 @@ class Reconciler:
                     accounts=True,
                     alerts=software.alerts,
                     formats=software.formats,
+                    has_keys=has_keys,
                 )
             )
             return
@@ -230,10 +237,15 @@ class Reconciler:
             if (known := server.gpus.get(gpu_id)) is not None and _has_moved(known, reading)
         }
         if not moved:
-            self._agreed = (server, readings, devices)
+            self._agreed = (server, readings, devices, has_keys)
         elif now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._once(ReportGpus(self._self, self._incarnation, moved))
+
+    def _says_keys(self, state: PoolState, server: Server) -> bool:
+        """Return whether the table is to know that this server has the CA's keys."""
+        has_keys = self._context.has_keys()
+        return has_keys and (server.has_keys or state.formats() >= KEYS_SINCE)
 
     def _drain_failing(self, state: PoolState) -> None:
         """Drain GPUs of this server that show a sign for which the operators want that."""

@@ -138,9 +138,9 @@ class SimulatedCa:
         state = environment.checkers.logs.state
         environment.checkers.authorities.changed(state, environment.machines.values())
 
-    def _linked(self, servers: tuple[ServerId, ...]) -> list[CaFiles]:
+    def _linked(self, servers: tuple[ServerId, ...]) -> dict[ServerId, CaFiles]:
         """Return the disks of those servers that this one has a link with."""
-        links, found = self._process.links, list[CaFiles]()
+        links, found = self._process.links, dict[ServerId, CaFiles]()
         connected = links.connected() if links is not None else ()
         for server in servers:
             name = self._environment.locate(server)
@@ -148,17 +148,17 @@ class SimulatedCa:
             if server not in connected or machine is None or machine.server != server:
                 continue
             if machine.process is not None and machine.process.alive:
-                found.append(machine.authorities)
+                found[server] = machine.authorities
         return found
 
     def _take_keys(self, peer: ServerId) -> None:
-        for other in self._linked((peer,)):
+        for other in self._linked((peer,)).values():
             self.files.keys |= other.keys.intersection(self.files.trusted)
 
     def _renew(self) -> None:
         files = self.files
         wanted = files.trusted[-1]
-        signers = [files, *self._linked(self._process.table.state.voters())]
+        signers = [files, *self._linked(self._process.table.state.voters()).values()]
         if not any(wanted in each.keys and each.trusted[-1] == wanted for each in signers):
             self._process.after(RETRY_S, self._renew)
             return
@@ -175,11 +175,13 @@ class SimulatedCa:
         if len(files.trusted) == 1:
             old = files.trusted[0]
             new = b"%d %s" % (numbers((old,))[0] + 1, self._random.randbytes(4).hex().encode())
-            others = [each for each in self._linked(voters) if len(each.trusted) == 1]
-            kept = [*others, files] if self._process.server in voters else others
-            for each in kept:
+            linked = self._linked(voters)
+            kept = {each: found for each, found in linked.items() if len(found.trusted) == 1}
+            if self._process.server in voters:
+                kept[self._process.server] = files
+            for each in kept.values():
                 each.keys.add(new)
-            result = NextCa(old, new)
+            result = NextCa(old, new, keepers=tuple(kept))
             if 2 * len(kept) <= len(voters):
                 result = GpupoolError("too few voters have the next CA's key")
         self._process.controlled(lambda each: each.ca_made(number, result))

@@ -396,7 +396,7 @@ def scripts() -> list[Script]:
     heir.run(restoring(parts_of(packed), "root"))
     heir.keep("restored")
     others = [accounts(), suspensions(), preemption(), shares(), weights(), moves(), batch()]
-    others += [relocations(), time_set()]
+    others += [relocations(), time_set(), keys()]
     return [pool, short, heir, *others]
 
 
@@ -624,6 +624,19 @@ def time_set() -> Script:
     return script
 
 
+def keys() -> Script:
+    """Return a pool in which one of two servers has the CA's keys, and cannot leave."""
+    script = Script("keys")
+    script.run(founding())
+    for server in (A, B):
+        up = commands.ServerUp(server, ONE, f"{server[0]}:1", "1", "2", "3", (), formats=10)
+        script.run([dataclasses.replace(up, has_keys=True)])
+    script.run([commands.RotateCa(b"the first CA", b"the second CA", "root", (A,))])
+    script.keep("with a server that has the keys of both CAs")
+    script.run([commands.RemoveServer(A, "root"), commands.RemoveServer(B, "root")])
+    return script
+
+
 def shares() -> Script:
     """Return a pool with a lease that asked for a share of a GPU's time."""
     script = Script("shares")
@@ -656,6 +669,10 @@ def everything() -> dict[str, bytes]:
     found["packed weights"] = compressed("packed weights", _weights)
     up = commands.ServerUp(A, ONE, "a:1", "0.1.0", "580.1", "13.0", (), accounts=True)
     found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
+    up = dataclasses.replace(up, formats=10, has_keys=True)
+    found["server-up with keys"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
+    rotate = commands.RotateCa(b"the first CA", b"the second CA", "root", (A, B))
+    found["rotate-ca with keepers"] = closed_cbor.encode(wrap(rotate, at_ms=START_MS, ttl_ms=1000))
     for name, result in results().items():
         found[name] = closed_cbor.encode(encode(result))
     for script in scripts():

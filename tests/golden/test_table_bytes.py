@@ -46,7 +46,7 @@ def test_no_command_is_without_a_name_and_a_sample() -> None:
     recorded = read(FILE)
     full_ones = {name.split()[1] for name in recorded if name.startswith("command ")}
     assert full_ones == set(commands.KINDS)
-    scripts = ("pool ", "heir ", "suspensions ", "accounts ", "moves ", "relocations ")
+    scripts = ("pool ", "heir ", "suspensions ", "accounts ", "moves ", "relocations ", "keys ")
     run = {name.split()[2] for name in recorded if name.startswith(scripts)}
     assert run == set(commands.KINDS), "the script has every command"
 
@@ -99,6 +99,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
         "table with a lease that has gone to another server",
         "table with a lease that stays on its server",
         "table whose time was set, with leases that are not moved",
+        "table with a server that has the keys of both CAs",
         SOON,
         *RECORDING,
     ):

@@ -136,7 +136,8 @@ class CaExchange:
                 why=", ".join(without),
                 hint="start the missing servers; nothing has changed",
             )
-        return NextCa(der_of(trusted[-1]), der_of(authority.certificate_pem), without)
+        kept = tuple(voter for voter in voters if voter in giving.kept)
+        return NextCa(der_of(trusted[-1]), der_of(authority.certificate_pem), without, kept)
 
     async def _give(self, authority: Authority, giving: _Giving) -> None:
         voters = self._machine.state.voters()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.transport.pki import Authority, Identity
 
 
@@ -33,3 +34,4 @@ class NextCa:
     old: bytes
     new: bytes
     without: tuple[str, ...] = ()  # the voters that do not have it yet, by name
+    keepers: tuple[ServerId, ...] = ()  # the voters that do

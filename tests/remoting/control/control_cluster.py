@@ -19,6 +19,7 @@ from gpupool.pool.host_suspension import HostSuspension, SuspensionPhase
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command, GpuReading, wrap
+from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -328,6 +329,7 @@ class Cluster:
         self.compile_policy: Callable[[bytes, int], Awaitable[Draft]] = compile_here
         self.make_view: Callable[[ViewOrder], Awaitable[MadeView]] = view_at_once
         self.settings = ServerSettings()
+        self.formats = VERSION  # of the programs of servers that are added
         self._seed = 100
 
     # --- servers ---------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ class Cluster:
             authority=self.authority,
             links=links,
             incarnation=Incarnation(incarnation),
-            software=Software(f"{name}:7470", "0.1.0"),
+            software=Software(f"{name}:7470", "0.1.0", formats=self.formats),
             clock=self.clock,
             rng=SeededRng(number),
             log=LOG,

@@ -19,6 +19,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model import commands
+from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.record_query import RecordPage, RecordQuery
@@ -470,6 +471,49 @@ async def test_a_voter_without_the_key_asks_at_once_who_connects(
         await trio.sleep(0.5)
     await trio.sleep(5)
     assert asked == [first.id] * 4, "and every now and then"
+
+
+async def test_the_table_knows_who_has_the_key_and_the_last_of_them_stays(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 10000982: the other server was up, and had not the key yet."""
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    first, node = cluster.nodes
+    assert [each.has_keys for each in cluster.state.servers.values()] == [True, True]
+    links = node.server._links  # pyright: ignore[reportPrivateUsage]
+    asked: list[ServerId] = []
+    monkeypatch.setattr(links, "ask_key", asked.append)
+    signers = node.server.ca_key._signers  # pyright: ignore[reportPrivateUsage]
+    kept = dict(signers)
+    signers.clear()
+    await trio.sleep(1)
+    assert not cluster.state.servers[node.id].has_keys
+    async with cluster.client("root") as root:
+        with pytest.raises(DeniedError, match="no other server has the key of the pool's CA yet"):
+            await root.operate(m.RemoveServer(first.name))
+        signers |= kept
+        await trio.sleep(1)
+        assert cluster.state.servers[node.id].has_keys
+        await root.operate(m.RemoveServer(first.name))
+
+
+async def test_a_pool_with_an_older_server_is_not_told_who_has_the_key(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """It could not read that. The last server with the key may leave there, as before."""
+    cluster = Cluster(nursery)
+    cluster.formats = KEYS_SINCE - 1
+    await cluster.start([1])
+    cluster.formats = KEYS_SINCE
+    cluster.admit(await cluster.add(2, 1))
+    await trio.sleep(1)
+    assert [each.formats for each in cluster.state.servers.values()] == [KEYS_SINCE - 1, KEYS_SINCE]
+    assert not any(each.has_keys for each in cluster.state.servers.values())
+    async with cluster.client("root") as root:
+        await root.operate(m.RemoveServer(cluster.nodes[0].name))
+    await trio.sleep(1)
+    assert [each.has_keys for each in cluster.state.servers.values()] == [True], "all know it now"
 
 
 async def test_tokens_are_good_while_two_servers_are_down(

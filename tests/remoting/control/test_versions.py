@@ -31,7 +31,7 @@ WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", 
 
 SHAPES = {
     "calls": (9, "5457262e6b15"),
-    "table": (9, "3890f73b1c2c"),
+    "table": (10, "21a3e37f796f"),
 }
 """The versions, and what they were recorded for."""
 MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
