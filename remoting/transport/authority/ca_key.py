@@ -152,10 +152,12 @@ class CaKey:
     def give(self, peer: ServerId, request: bytes) -> bytes:
         """Return the keys for a peer that the table has as a voter, else nothing."""
         server = self._machine.state.servers.get(peer)
-        if server is None or not server.voter or not self._signers:
+        if server is None or not server.voter:
             return b""
         keys = [self._signers[each].key_pem() for each in self.trusted if each in self._signers]
         keys += [self.next_key] if self.next_key and self.next_key not in keys else []
+        if not keys:
+            return b""
         try:
             given = self.vault.give(keys, peer, request)
         except AuthenticationError as error:

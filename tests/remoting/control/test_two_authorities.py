@@ -26,7 +26,7 @@ from gpupool.remoting.protocol.token_text import TokenText
 from gpupool.remoting.transport.authority.ca_bundle import ders_of, numbers_of, shows_one_of
 from gpupool.remoting.transport.authority.ca_exchange import CaExchange
 from gpupool.remoting.transport.authority.ca_key import CaKey
-from gpupool.remoting.transport.authority.ca_vault import CaVault
+from gpupool.remoting.transport.authority.ca_vault import CaVault, make_request
 from gpupool.remoting.transport.client_tls import CONTROL_NAME, NEWEST_CONTROL_NAME
 from gpupool.remoting.transport.dial import Greeting, fetch_ca
 from gpupool.remoting.transport.message_stream import MessageStream
@@ -275,6 +275,21 @@ async def test_a_voter_keeps_the_next_ca_of_its_pool_alone(
     await lab.exchange.follow()
     assert lab.ca_key.is_whole
     assert numbers_of(lab.contexts.identity.ca_pem) == (2,)
+
+
+def test_voters_of_a_pool_whose_key_is_lost_are_given_that_of_the_next_ca(tmp_path: Path) -> None:
+    """Without it, such a pool could not exchange its CA, which is what lets servers join again."""
+    lab = Lab(tmp_path)
+    theirs = CaVault.of_this_process(time.monotonic)
+    key, csr = create_key_and_csr(B)
+    certificate = sign_server(lab.old, csr, B, datetime.now(UTC))
+    lab.ca_key._signers.clear()  # pyright: ignore[reportPrivateUsage]
+    request = make_request(theirs.public(), certificate, key)
+    assert lab.ca_key.give(B, request) == b""
+    now_ms = RealClock().wall_ms()
+    made = lab.ca_key.vault.create("cluster-1", now_ms, 2, lab.old.certificate_pem)
+    lab.ca_key.next_key = made.key_pem
+    assert public_of(theirs.keep(lab.ca_key.give(B, request))) == public_of(made.key_pem)
 
 
 async def test_a_table_with_what_is_no_ca_is_not_followed(
