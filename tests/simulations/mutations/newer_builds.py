@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tests.simulations.mutations import (
+    broken_ca,
     broken_drains,
     broken_leases,
     broken_promises,
@@ -274,6 +275,14 @@ NEWER = (
         "a pool takes in a server that is older than what its servers have agreed on",
         broken_versions.older_let_in,
         tune=short(4.0, 1.0),
+    ),
+    Mutation(
+        "last-key-leaves",
+        "converges",
+        "the last server that has the CA's key leaves, and nobody can join any more",
+        broken_ca.last_key_leaves,
+        (("replace", 0.5),),
+        short(8.0, 10.0),
     ),
     Mutation(
         "drains-before-the-sign",
