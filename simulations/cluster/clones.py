@@ -1,5 +1,6 @@
 """Copies of state directories that run beside their originals, as a cloned machine does."""
 
+from collections import Counter
 from functools import partial
 
 from gpupool.consensus.promises import PROBATION_S
@@ -27,6 +28,7 @@ class Clones:
         self._copy: ServerProcess | None = None
         self._started_at = -REFUSED_S
         self._disturbed_at = -REFUSED_S
+        self._counts = Counter[str]()  # of each machine
         environment.stepped = self._stepped
 
     @property
@@ -50,8 +52,11 @@ class Clones:
         if JOURNAL not in machine.disk.names():
             return
         random = scheduler.random(f"clone/{machine.name}/{scheduler.now}")
+        # By a name of its own its start draws another number than that of an earlier copy.
+        self._counts[machine.name] += 1
+        count = self._counts[machine.name]
         copy = Machine(
-            f"{machine.name}-copy",
+            f"{machine.name}-copy{count if count > 1 else ''}",
             machine.server,
             scheduler=scheduler,
             trace=environment.trace,

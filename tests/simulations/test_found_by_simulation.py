@@ -7,6 +7,7 @@ import pytest
 from tests.simulations.mutations.broken_promises import no_probation
 
 from gpupool.consensus.protocol.raft_messages import FrameWriter, encode_message
+from gpupool.consensus.storage.peer_memory import Start
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
@@ -21,7 +22,8 @@ from gpupool.simulations.checkers.lease_causes import longest_rests
 from gpupool.simulations.checkers.safety_checkers import MemoryTruth
 from gpupool.simulations.checkers.service_checkers import OneServes
 from gpupool.simulations.cluster.cluster import Cluster
-from gpupool.simulations.cluster.cluster_faults import ClusterFaults
+from gpupool.simulations.cluster.cluster_faults import FORGET_PAUSE_S, ClusterFaults
+from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
@@ -187,10 +189,29 @@ def with_copy_of_s1() -> tuple[Cluster, ClusterFaults]:
     cluster.create()
     while not cluster.complete:
         cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    # What the servers still have to say is on the disk before it is copied.
+    cluster.scheduler.run_until(cluster.scheduler.now + 1.0)
     faults = ClusterFaults(cluster)
     faults.clone("s1")
     assert cluster.clones.active
     return cluster, faults
+
+
+def test_each_copy_of_a_server_draws_a_number_of_its_own() -> None:
+    """A second one drew the first one's, so the others knew it and refused it at once."""
+    cluster, faults = with_copy_of_s1()
+    starts: list[Start] = []
+    for _ in range(2):
+        if not cluster.clones.active:
+            faults.clone("s1")
+        (copy,) = cluster.environment.clones.values()
+        assert isinstance(copy.process, ServerProcess) and copy.process.replicated_log is not None
+        promises = copy.process.replicated_log.node._promises  # pyright: ignore[reportPrivateUsage]
+        starts.append(promises._start)  # pyright: ignore[reportPrivateUsage]
+        cluster.scheduler.run_until(cluster.scheduler.now + FORGET_PAUSE_S + 1.0)
+    first, second = starts
+    assert first.boot == second.boot, "the original has not started anew"
+    assert first.incarnation != second.incarnation
 
 
 @pytest.mark.parametrize("excused", [True, False])
