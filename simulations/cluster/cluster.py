@@ -42,6 +42,9 @@ BURST_PER_S = 1_000
 AROUND_S = 60.0
 """What a run may take besides its faults and its healing: to make the pool, and to settle."""
 
+FORMER_AGAIN_S = 0.5
+"""How often a server orders the removal of what it was before, as ``compose`` has it."""
+
 WITHOUT_VOTE_S = 0.1
 """How often an operator checks whether a removed server still has a vote."""
 
@@ -247,10 +250,17 @@ class Cluster:
         del self._joiners[name]
         self._start(name, create=True, servers=servers)
         if name in self._former:
-            self.operator.remove(self._former.pop(name), lambda _agreed: self._rejoined())
+            self._remove_former(self._former.pop(name))
 
-    def _rejoined(self) -> None:
-        self._rejoining = ""
+    def _remove_former(self, former: ServerId) -> None:
+        self.operator.remove(former, partial(self._rejoined, former))
+
+    def _rejoined(self, former: ServerId, agreed: bool) -> None:
+        """Order it once more if the pool refused, as a server does after ``gpupool rejoin``."""
+        if agreed or former not in self.environment.checkers.logs.state.servers:
+            self._rejoining = ""
+        else:
+            self.scheduler.after(FORMER_AGAIN_S, partial(self._remove_former, former))
 
     # --- servers ----------------------------------------------------------------------------------
 

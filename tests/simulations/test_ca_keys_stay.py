@@ -3,7 +3,8 @@
 import pytest
 
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import PoolState, Server
+from gpupool.remoting.server.reconciler import Reconciler
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.simulated_ca import SimulatedCa
 from gpupool.simulations.kernel.swarm_options import Options
@@ -11,6 +12,10 @@ from gpupool.simulations.kernel.swarm_options import Options
 
 def _unheard(_ca: SimulatedCa, _peer: ServerId) -> None:
     pass
+
+
+def _frozen(_reconciler: Reconciler, _state: PoolState, server: Server) -> bool:
+    return server.has_keys
 
 
 def table(cluster: Cluster) -> PoolState:
@@ -71,3 +76,25 @@ def test_servers_of_a_pool_whose_key_is_lost_leave_as_before() -> None:
     cluster.replace("s1")
     run_for(cluster, 2.0)
     assert len(table(cluster).servers) == 2
+
+
+def test_a_server_that_joins_anew_orders_its_removal_until_another_one_says_that_it_has_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``gpupool rejoin`` on the server that had the key alone a moment ago."""
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedCa, "ask_key", _unheard)
+        cluster = pool()
+        machines = cluster.environment.machines
+        with monkeypatch.context() as silent:
+            silent.setattr(Reconciler, "_says_keys", _frozen)
+            machines["s2"].authorities.keys |= machines["s1"].authorities.keys
+            former = machines["s1"].server
+            cluster.rejoin("s1")
+            run_for(cluster, 5.0)
+            assert machines["s1"].server != former
+            assert former in table(cluster).servers
+            assert cluster.replacing
+        run_for(cluster, 2.0)
+    assert former not in table(cluster).servers
+    assert cluster.complete
