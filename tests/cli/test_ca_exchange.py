@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 from tests.ca_keys import read_authority
-from tests.cli.conftest import LivePool, running
+from tests.cli.conftest import LivePool, LiveServer, running
 from tests.pools import view_of
 
 from gpupool.cli.lib.connect import connected
@@ -163,6 +163,34 @@ def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path
     assert program.wait(30) == 0
     assert program.stdout is not None
     assert "sum 55" in program.stdout.read()
+
+
+@pytest.mark.long
+def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
+    """As docs/operations.md says it, and nobody could join before."""
+    lab = Lab(live)
+    for server in live.servers.values():
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+        (server.state_dir / "ca.key").unlink()
+        server.log.write_bytes(b"")
+    for server in live.servers.values():
+        server.start()
+    for server in live.servers.values():
+        server.wait_for_log("is listening")
+    live.wait_until(live.is_whole)
+    late = LiveServer("d", live.folder, live.env)
+    code, said = lab.ordered("ca", "rotate", "--yes")
+    assert code == 0, (said, live.logs())
+    live.wait_until(lambda _view: lab.authorities() == [[], ["a", "b", "c"]])
+    code, said = lab.ordered("ca", "retire", "--yes")
+    assert code == 0, (said, live.logs())
+    live.servers["d"] = late
+    late.start("--token", live.token("--server"))
+    late.wait_for_log("is listening")
+    live.wait_until(lambda view: len(view["servers"]) == 4 and is_whole(view))
+    live.wait_until(lambda _view: (late.state_dir / "ca.key").exists())
+    code, said = lab.ordered("leave", "a", "--yes")
+    assert code == 0, (said, live.logs())
 
 
 async def looks(file: Path) -> None:
