@@ -311,3 +311,8 @@ def test_a_voter_that_had_the_key_may_leave_before_the_ca_signs() -> None:
 def test_a_bit_that_flipped_is_a_fault_until_it_is_found() -> None:
     """Seed 10000057: a server started again 2.6 s after healing, and was to be done after 5 s."""
     assert run(options_of("swarm", 10_000_057)).failure is None
+
+
+def test_no_bit_flips_where_the_flipped_table_alone_is_a_majority() -> None:
+    """One voter was left after a recovery, and a server that joined differed from it."""
+    assert run(options_of("swarm", 10_033_006)).failure is None
