@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpupool.pool.model.commands import Envelope, SetSilence
 from gpupool.pool.model.forgetting import ForgetUser, digest_of, pseudonym_of
 from gpupool.pool.model.silences import SILENCE_MAX_MS
-from gpupool.pool.model.state import LeaseRecord, PoolState
+from gpupool.pool.model.state import WAITING_LAPSE_MS, LeaseRecord, PoolState
 from gpupool.pool.transitions import silencing
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
@@ -111,7 +111,10 @@ class ForgottenStay:
         user = self._named[command.salt]
         if any(each.salt == command.salt for each in before.forgotten):
             return
-        held = [*before.leases.values(), *before.waiting.values()]
+        # Who has long renewed no wait has none at the order's own time (seed 10030577).
+        since = after.now - WAITING_LAPSE_MS
+        waits = [each for each in before.waiting.values() if each.renewed >= since]
+        held = [*before.leases.values(), *waits]
         forgotten = any(each.salt == command.salt for each in after.forgotten)
         if any(each.user == user for each in held):
             if forgotten:

@@ -17,6 +17,9 @@ from gpupool.simulations.kernel.simulated_network import Network
 REFUSED_S = 8.0
 """A copy that can reach all others is refused within this: it connects, and the original again."""
 
+AWAKE_S = PROBATION_S - 1.5
+"""An original that is stopped goes on by then, or it may dial again too late: it takes 1.5 s."""
+
 
 class Clones:
     """Starts one copy at a time, and demands that it ends and its original goes on."""
@@ -43,7 +46,10 @@ class Clones:
         """
         self._disturbed_at = now
         if self._copy is not None and now <= self._started_at + PROBATION_S:
-            self._environment.checkers.one_serves.excused.add(self._copy.machine)
+            self._excuse(self._copy)
+
+    def _excuse(self, copy: ServerProcess) -> None:
+        self._environment.checkers.one_serves.excused.add(copy.machine)
 
     def start(self, original: ServerProcess) -> None:
         """Copy the state directory of a server that runs, and start it on another machine."""
@@ -80,7 +86,16 @@ class Clones:
         self._copy = ServerProcess(environment, copy, died=self._ended, clone=True)
         copy.process = self._copy
         self._copy.start()
+        scheduler.after(AWAKE_S, partial(self._look_at_original, self._copy))
         scheduler.after(REFUSED_S, partial(self._must_be_over, self._copy, scheduler.now))
+
+    def _look_at_original(self, copy: ServerProcess) -> None:
+        """Excuse a copy whose original was stopped before it, and cannot be heard in time.
+
+        The others then take the copy for its restart, as they must (seeds 10030765 and 10031601).
+        """
+        if copy is self._copy and self._original is not None and self._original.paused:
+            self._excuse(copy)
 
     def _ended(self, process: ServerProcess, reason: str) -> None:
         self._environment.trace.note(process.machine, "stopped", reason)

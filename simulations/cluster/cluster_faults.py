@@ -210,13 +210,15 @@ class ClusterFaults:
     def flip(self, server: str, draw: float) -> None:
         """Let a bit of a server's table flip in memory, if tables are hashed, and no other has.
 
-        With two such servers of three, nobody could say which table is the right one.
+        With two such servers of three, nobody could say which table is the right one. Nor could
+        they with fewer than three voters: a flipped one that is alone is the majority.
         """
         processes, process = self._cluster.servers, self._cluster.servers.get(server)
         flipped = any(each.alive and each.table.is_flipped for each in processes.values())
         if process is None or not process.alive or flipped or not self._cluster.options.hash_s:
             return
-        if process.table.state.acts:
+        state = process.table.state
+        if state.acts and len(state.voters()) > 2:
             self._trace.note("nemesis", "bit", server)
             process.table.flip(draw)
 

@@ -7,11 +7,14 @@ changes nothing that matters, or a test is missing.
 
 import argparse
 import csv
+import math
+import multiprocessing
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.mutation import coverage_map, trial
@@ -30,25 +33,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     trial.prepare()
     mapped = _map(options)
-    reasons = load_reasons()
     began, cpu_s = time.monotonic(), 0.0
     attempts: list[Attempt] = []
-    for mutant in chosen:
-        done = attempt(
-            mutant, mapped, seeds=range(options.seeds), tests=options.tests, reasons=reasons
-        )
+    for done in _attempts(chosen, mapped, options):
         attempts.append(done)
         cpu_s += done.cpu_s
         if options.verbose or done.verdict is Verdict.SURVIVED:
             print(_line(done), flush=True)
-        if options.cpu_minutes and cpu_s > options.cpu_minutes * 60:
+        if options.csv:
+            _write_csv(options.csv, attempts)
+        spent = options.cpu_minutes and cpu_s > options.cpu_minutes * 60
+        if spent or time.monotonic() - began > options.seconds:
             print(f"ended after {len(attempts)} of {len(chosen)}: the time is spent")
             break
-    if options.csv:
-        _write_csv(options.csv, attempts)
     print(*_table(attempts), sep="\n")
     print(f"{cpu_s:.0f} s of CPU, {time.monotonic() - began:.0f} s")
     return int(any(each.verdict is Verdict.SURVIVED for each in attempts))
+
+
+def _attempts(
+    chosen: Sequence[Mutant], mapped: coverage_map.CoverageMap, options: argparse.Namespace
+) -> Iterator[Attempt]:
+    """Try mutants in so many processes side by side; those that are begun end with the last."""
+    one = partial(
+        attempt,
+        mapped=mapped,
+        seeds=range(options.seeds),
+        tests=options.tests,
+        reasons=load_reasons(),
+    )
+    # Forked, because a trial is forked from a process that has imported what is not ours.
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        yield from pool.imap_unordered(one, chosen)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,6 +79,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tests", nargs="*", help="these tests instead of those of the map")
     options.add_argument("--old-map", action="store_true", help="do not record the map anew")
     options.add_argument("--cpu-minutes", type=float, help="end when mutants have used so much")
+    options.add_argument("--seconds", type=float, default=math.inf, help="end after so long")
+    options.add_argument("--jobs", type=int, default=1, help="so many processes side by side")
     options.add_argument("--csv", type=Path, help="write each mutant as a row")
     options.add_argument("--list", action="store_true", help="only print the mutants")
     options.add_argument("--verbose", action="store_true", help="print those that are caught, too")

@@ -184,14 +184,18 @@ def test_a_server_grants_nothing_while_a_slow_clock_makes_its_leader_seem_late()
     assert cluster.failures.failure is None
 
 
-def with_copy_of_s1() -> tuple[Cluster, ClusterFaults]:
+def pool_of_three() -> tuple[Cluster, ClusterFaults]:
     cluster = Cluster(Options(seed=1, servers=3, clients=2))
     cluster.create()
     while not cluster.complete:
         cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
-    # What the servers still have to say is on the disk before it is copied.
+    # What the servers still have to say is on the disk before one is copied.
     cluster.scheduler.run_until(cluster.scheduler.now + 1.0)
-    faults = ClusterFaults(cluster)
+    return cluster, ClusterFaults(cluster)
+
+
+def with_copy_of_s1() -> tuple[Cluster, ClusterFaults]:
+    cluster, faults = pool_of_three()
     faults.clone("s1")
     assert cluster.clones.active
     return cluster, faults
@@ -242,6 +246,21 @@ def test_a_copy_goes_on_that_a_server_believes_without_a_reason(disturbed: str) 
         cluster.scheduler.run_until(cluster.scheduler.now + 4.0)
     ended = "split" in [line.kind for line in cluster.trace.lines]
     assert ended == (disturbed == "s2")
+
+
+@pytest.mark.parametrize("for_s", [0.9, 5.0])
+def test_a_copy_is_excused_if_its_original_stands_still_for_long(for_s: float) -> None:
+    """Seed 10031601: s1 was stopped, and 0.1 s later its copy was started."""
+    cluster, faults = pool_of_three()
+    faults.pause("s1", for_s)
+    cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    faults.clone("s1")
+    assert cluster.clones.active
+    cluster.scheduler.run_until(cluster.scheduler.now + 1.1)
+    assert bool(cluster.environment.checkers.one_serves.excused) == (for_s > 1.0)
+    cluster.scheduler.run_until(cluster.scheduler.now + 8.0)
+    assert cluster.failures.failure is None
+    assert not cluster.clones.active
 
 
 @pytest.mark.parametrize("voter", ["s1", "s1-copy"])
@@ -332,3 +351,8 @@ def test_a_voter_that_had_the_key_may_leave_before_the_ca_signs() -> None:
 def test_a_bit_that_flipped_is_a_fault_until_it_is_found() -> None:
     """Seed 10000057: a server started again 2.6 s after healing, and was to be done after 5 s."""
     assert run(options_of("swarm", 10_000_057)).failure is None
+
+
+def test_no_bit_flips_where_the_flipped_table_alone_is_a_majority() -> None:
+    """One voter was left after a recovery, and a server that joined differed from it."""
+    assert run(options_of("swarm", 10_033_006)).failure is None

@@ -379,3 +379,18 @@ def test_a_range_takes_numbers_on_the_device(cp: Any) -> None:
     # CuPy takes such a number for an integer, whatever its type is.
     assert cp.arange(cp.asarray(2.5)).tolist() == [0, 1, 2]
     assert cp.arange(cp.asarray(0.5), 3.0).tolist() == [0.5, 1.5, 2.5]
+
+
+def test_arrays_of_the_gpu_keep_their_type_where_a_scalar_has_its_smallest(cp: Any) -> None:
+    scalar, array = cp.array(-1.0), cp.zeros((1, 2), "i2")
+    nested: list[Any] = [array, (array, array), [[scalar, scalar]]]
+    found = [cp.min_scalar_type(each) for each in (scalar, [scalar, scalar], *nested)]
+    assert found == [np.float64, np.float64, np.int16, np.int16, np.float64]
+    assert cp.min_scalar_type(-129) == np.int16
+    assert cp.min_scalar_type(np.zeros(2, "i4")) == np.int32
+
+
+@pytest.mark.parametrize(("order", "letter"), [("", "C"), (None, "C"), ("FORTRAN", "F")])
+def test_an_order_may_be_left_out_or_written_out(cp: Any, order: Any, letter: str) -> None:
+    flags = cp.ndarray((2, 3), order=order).flags
+    assert (flags.c_contiguous, flags.f_contiguous) == (letter == "C", letter == "F")

@@ -218,3 +218,11 @@ def test_a_reduction_of_any_view(cp: Any, weighted: Any, data: Any) -> None:
     wanted = there.sum(axis=axes)
     count = there.size // max(1, wanted.size)
     assert np.array_equal(made.get(), wanted + count * (count - 1) // 2)
+
+
+def test_the_letter_of_a_texture_is_decided_by_no_array(cp: Any) -> None:
+    kernel = cp.ElementwiseKernel("T x, U tex", "T y", "y = x + tex1D<T>(tex, i)", "of_texture")
+    texture = object.__new__(cp.cuda.texture.TextureObject)
+    assert kernel._bound([cp.zeros(3, "f"), texture], []) == {"T": np.float32}
+    with pytest.raises(TypeError, match="'U' is not decided"):
+        kernel._bound([cp.zeros(3, "f"), 1.0], [])

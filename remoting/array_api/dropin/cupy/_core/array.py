@@ -89,7 +89,7 @@ class ndarray(Operators, Methods, Remote):
         dtype: Any = float,
         memptr: Any = None,
         strides: Any = None,
-        order: str = "C",
+        order: str | None = "C",
     ) -> Any:
         """Make an uninitialised array, or one over memory that ``memptr`` points to."""
         lengths = arguments.shape_of(shape)
@@ -97,7 +97,7 @@ class ndarray(Operators, Methods, Remote):
             raise ValueError(
                 f"maximum supported dimension for an ndarray is 64, found {len(lengths)}"
             )
-        letter = arguments.normalize_order(order)
+        letter = arguments.normalize_order("C" if order is None else order)
         if memptr is not None:
             made = memptr.as_array(lengths, arguments.dtype_of(dtype), strides, letter)
         elif strides is not None:

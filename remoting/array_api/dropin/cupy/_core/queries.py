@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from cupy._core.convert import ARRAY_PROTOCOLS, array, has_device_leaf
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, need, weak_result
-from cupy._core.host_arrays import asnumpy
 from cupy._door import state
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta
@@ -83,10 +83,10 @@ def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
 
 
 def min_scalar_type(a: Any) -> Any:
-    """Return the smallest type that holds a scalar."""
-    return (
-        a.dtype if is_array(a) and a.ndim else np.min_scalar_type(asnumpy(a) if is_array(a) else a)
-    )
+    """Return the smallest type that holds a scalar; arrays of the GPU keep their own."""
+    if has_device_leaf(a) or any(hasattr(a, each) for each in ARRAY_PROTOCOLS):
+        return array(a, copy=None).dtype
+    return np.min_scalar_type(a)
 
 
 def common_type(*arrays: Any) -> Any:

@@ -160,9 +160,9 @@ def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 
 
 def normalize_order(order: str | None) -> str:
-    """Return one of C, F, A, K; ValueError for anything else."""
-    letter = "K" if order is None else order[:1].upper()
-    if letter not in ("C", "F", "A", "K") or not letter:
+    """Return one of C, F, A, K, and C for an empty word; ValueError for anything else."""
+    letter = "K" if order is None else order[:1].upper() or "C"
+    if letter not in ("C", "F", "A", "K"):
         raise ValueError(f"order not understood. order={order}")
     return letter
 

@@ -11,6 +11,7 @@ from cupy._core.kernels.raw_kernels import Compiled, checked
 from cupy._core.ufunc import broadcast
 from cupy._door.meta import fresh
 from cupy._door.older import zip_strict
+from cupy.cuda.texture import TextureObject
 
 
 class ParameterInfo:
@@ -68,7 +69,10 @@ class _Typed:
         return self.nin + self.nout
 
     def _bound(self, inputs: list[Any], outputs: list[Any]) -> dict[str, np.dtype[Any]]:
-        """Return the types that letters stand for. Arrays decide, and those of outputs first."""
+        """Return the types that letters stand for. Arrays decide, and those of outputs first.
+
+        The letter of a texture stands for its own type, which is that of no array.
+        """
         types: dict[str, np.dtype[Any]] = {}
         given = zip_strict(self.out_params, outputs) if outputs else ()
         for parameter, value in (*given, *zip_strict(self.in_params, inputs)):
@@ -79,8 +83,13 @@ class _Typed:
                 wanted = types.setdefault(parameter.ctype, value.dtype)
             if wanted != value.dtype:
                 raise TypeError(f"Type is mismatched. {parameter.name} {value.dtype} {wanted}")
+        textures = {
+            parameter.ctype
+            for parameter, value in zip_strict(self.in_params, inputs)
+            if isinstance(value, TextureObject)
+        }
         for parameter in self.params:
-            if parameter.dtype is None and parameter.ctype not in types:
+            if parameter.dtype is None and parameter.ctype not in {*types, *textures}:
                 raise TypeError(f"type {parameter.ctype!r} is not decided by any array")
         return types
 
