@@ -16,6 +16,8 @@ next commit. Committed entries are safe to take from anyone at any time.
     no answer in time           pulls from the next one in order
     no help for ``lost_s``      takes every server of the pool for a source, not voters only
     "you have no vote"          pulls from the sender, though this server takes itself for a voter
+    a vote that is repaired,    pulls, though it takes itself for a voter: it never campaigns, so
+    and no word of a leader     nobody tells it that it has lost its vote
     a vote of its own           stops
 
 Each server has an order of sources of its own, by rendezvous hashing: the voters have about as many
@@ -24,8 +26,8 @@ followers each, and when one goes, its followers spread over all the others.
 ``PullResponder`` is a voter's end. It also knows how far each follower has applied the log, which
 decides when one may get a vote.
 
-What is never true: that a voter pulls, but for one that was told that it lost its vote; that a
-pulled entry is beyond the answering server's commit index.
+What is never true: that a voter pulls, but for one that was told that it lost its vote or is being
+repaired; that a pulled entry is beyond the answering server's commit index.
 """
 
 import logging
@@ -79,8 +81,11 @@ class Puller:
         return self._source
 
     def due_at(self) -> float:
-        """Return the instant at which ``step`` is due; called without a vote only."""
-        return min(self._deadline, self._alive_at) if self._context.frames else NEVER
+        """Return the instant at which ``step`` is due."""
+        core = self._context.core
+        if not self._context.frames or (core.votes and not core.abstains):
+            return NEVER
+        return self._in_doubt_at() if core.votes else min(self._deadline, self._alive_at)
 
     # --- events ------------------------------------------------------------------------------
 
@@ -114,6 +119,8 @@ class Puller:
         if context.core.votes:
             # An answer that names a leader is no sign that this server has a vote.
             self._excluded = self._excluded and context.now < self._deadline
+            if context.core.abstains and context.now >= self._in_doubt_at():
+                self._doubt()
             return
         self._excluded = False
         if context.now >= self._alive_at:
@@ -184,6 +191,17 @@ class Puller:
         context.frames.send(peer, {"type": "pull", "next_index": context.core.commit_index + 1})
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _in_doubt_at(self) -> float:
+        """Return when a voter that is being repaired asks whether it still is one."""
+        since = max(self._context.core.leader_heard_at, self._asked_at)
+        return since + self._context.settings.pull_timeout_s
+
+    def _doubt(self) -> None:
+        self._asked_at = self._context.now
+        if sources := self._sources():
+            self._excluded = True
+            self._pull_next(sources)
 
     def _pull_next(self, sources: list[ServerId]) -> None:
         """Pull from the next one in order after the one that did not help."""

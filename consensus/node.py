@@ -368,9 +368,7 @@ class RaftNode:
             self._responder.due_at(),
             self._comparison.due_at(),
         )
-        if not core.votes:
-            due = min(due, self._puller.due_at())
-        return due + _JUST_AFTER_S
+        return min(due, self._puller.due_at()) + _JUST_AFTER_S
 
     # --- reading -----------------------------------------------------------------------------
 

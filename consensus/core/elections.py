@@ -29,6 +29,11 @@ class Elections(LibraryCore):
         self._leader_heard_at = -NEVER
         self._asked_count = 0  # without success, since a leader was heard of
 
+    @property
+    def leader_heard_at(self) -> float:
+        """The instant of the last word of a leader."""
+        return self._leader_heard_at
+
     def _election_is_due(self) -> bool:
         return self._SyncObj__raftElectionDeadline < self._active.now and bool(
             self._SyncObj__connectedNodes or not self._SyncObj__otherNodes

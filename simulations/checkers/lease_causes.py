@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from math import inf
 
 from gpupool.pool.model.ids import LeaseId, RequestId
-from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.machines import Machine, Worker
 
 
 class LeaseCauses:
@@ -48,9 +48,16 @@ class LeaseCauses:
 
 
 def longest_rests(
-    lease: LeaseId, machines: Iterable[Machine], now: float, since: float, within_s: float
+    lease: LeaseId,
+    machines: Iterable[Machine],
+    now: float,
+    since: float,
+    within_s: float,
+    former: Iterable[Machine] = (),
 ) -> list[float]:
     """Return for how long each machine's programs of a lease had rested together, lately.
+
+    A server that the lease has left may have proposed its end before, so rests there count for all.
 
     Args:
         lease: of the programs.
@@ -58,15 +65,30 @@ def longest_rests(
         now: virtual seconds.
         since: the grant; a machine without a program has rested since then.
         within_s: a rest counts that ended no longer ago.
+        former: machines on which it may have had GPUs before a move.
     """
+    left_s = 0.0
+    for machine in former:
+        for worker in machine.workers:
+            if worker.lease == lease:
+                left_s = max(left_s, _rest_s(worker, now, now - within_s))
+        left_s = max([left_s, *_lengths(machine.rests_before.get(lease, ()), now - within_s)])
     found: dict[str, list[float]] = defaultdict(list)
     for machine in machines:
         workers = [worker for worker in machine.workers if worker.lease == lease]
         if not workers:
             found[machine.name].append(now - since)
         for worker in workers:
-            rest_s = now - worker.rested_since[0] if worker.rested_since is not None else 0.0
-            # Any of them may be what an end that was on its way for long was proposed for.
-            lately = [end - start for start, end in worker.rested if end >= now - within_s]
-            found[machine.name].append(max([rest_s, *lately]))
-    return [min(rests) for rests in found.values()]
+            found[machine.name].append(_rest_s(worker, now, now - within_s))
+    return [max(left_s, min(rests)) for rests in found.values()]
+
+
+def _rest_s(worker: Worker, now: float, since: float) -> float:
+    """Return the longest rest of a program that goes on, or ended no earlier."""
+    rest_s = now - worker.rested_since[0] if worker.rested_since is not None else 0.0
+    # Any of them may be what an end that was on its way for long was proposed for.
+    return max([rest_s, *_lengths(worker.rested, since)])
+
+
+def _lengths(rests: Iterable[tuple[float, float]], since: float) -> list[float]:
+    return [end - start for start, end in rests if end >= since]

@@ -174,7 +174,10 @@ class LeasesEndRightly:
                 self._early(lease, f"{(lease.ends_at - after.now) / 1000:.3f} s before its end")
             return ""
         if lease.idle_timeout_s and reason == idle_reason(lease.idle_timeout_s):
-            rests = longest_rests(lease.id, mine, now, granted_at, IN_FLIGHT_S)
+            coming = lease.relocation.target if lease.relocation is not None else None
+            here = [machines[each] for each in lease.parts if each in machines and each != coming]
+            others = [each for each in machines.values() if each not in here]
+            rests = longest_rests(lease.id, here, now, granted_at, IN_FLIGHT_S, others)
             rest_s = min(rests, default=0.0) + SLACK_S
             if rest_s < lease.idle_timeout_s / SPEED_MAX:
                 self._early(lease, f"unused for {rest_s:.1f} of {lease.idle_timeout_s} s")

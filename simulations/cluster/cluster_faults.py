@@ -203,8 +203,8 @@ class ClusterFaults:
             disk.rot(random)
         if what != "old-copy":
             self._environment.checkers.promises.forgot(server)
-            cluster.rotten.add(server)
-            self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.discard, server))
+            cluster.rotten[server] = what
+            self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.pop, server, None))
         cluster.restart_later(server, 0.05 + 0.5 * random.random())
 
     def flip(self, server: str, draw: float) -> None:

@@ -83,6 +83,8 @@ class Machine:
         """The version of its server's program."""
         self.process: Process | None = None
         self.workers: list[Worker] = []
+        self.rests_before: dict[LeaseId, list[tuple[float, float]]] = {}
+        """Of workers that are gone, in virtual time."""
         self.kill_s = kill_s
         """Mean time that a worker takes to be gone once it is killed."""
         self.dark = False
@@ -214,6 +216,9 @@ class Machine:
     def _remove(self, worker: Worker, gone: list[Callable[[], None]]) -> None:
         if worker in self.workers:
             self.workers.remove(worker)
+            if worker.rested_since is not None:
+                worker.rested.append((worker.rested_since[0], self._scheduler.now))
+            self.rests_before[worker.lease] = worker.rested
             self._trace.note(self.name, "worker", f"of lease {worker.lease} is gone")
             self._workers_changed(self)
         while gone:

@@ -492,6 +492,40 @@ def test_a_server_under_repair_elects_nobody_that_lacks_what_it_acknowledged() -
     assert not world.ended
 
 
+def test_a_voter_in_repair_that_hears_no_leader_asks_whether_it_still_is_one() -> None:
+    """Seed 10043769: it had lost its vote meanwhile. It never campaigned, so nobody told it."""
+    lone = Lone(("me", "b", "c"))
+    lone.node.core.abstains = True
+    asked = [peer for _ in range(50) for peer, m in lone.tick(0.1) if m["type"] == "pull"]
+    assert asked[:2] in (["b", "c"], ["c", "b"])
+    assert 2 <= len(asked) <= 4
+    for _ in range(50):
+        lone.append(2, 1, [])
+        assert not [message for _, message in lone.tick(0.1) if message["type"] == "pull"]
+
+
+def test_a_voter_that_lost_its_vote_while_its_disk_lost_entries_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, victim, ends = with_entries()
+    world.cut(victim, to=ends[1])
+    others = [name for name in world.names if name != victim]
+    for name in others:
+        world.node(name).reconcile_voters([ServerId(each) for each in others])
+    world.run(1.0)
+    caplog.set_level(logging.WARNING)
+    world.boot(victim)
+    assert world.node(victim).core.abstains
+    world.run(4.0)
+    assert not world.node(victim).core.votes
+    for name in world.names:
+        world.node(name).reconcile_voters([ServerId(each) for each in world.names])
+    world.run(4.0)
+    assert world.node(victim).core.votes
+    assert not world.node(victim).core.abstains
+    world.settle()
+
+
 def test_the_repair_goes_on_after_another_crash() -> None:
     world, victim, ends = with_entries()
     others = [name for name in world.names if name != victim]

@@ -1,6 +1,7 @@
 """Small tests of what whole runs found; the broken builds of ``mutations`` have the rest."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -120,6 +121,23 @@ def test_a_rest_counts_although_a_shorter_one_came_after_it() -> None:
     worker.rested += [(1.0, 4.0), (4.4, 4.6)]
     assert longest_rests(LeaseId(7), [machine], now=5.0, since=0.0, within_s=6.0) == [3.0]
     assert longest_rests(LeaseId(7), [machine], now=5.0, since=0.0, within_s=0.9) != [3.0]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_rest_counts_although_the_lease_was_moved_after_it(gone: bool) -> None:
+    """Seed 10043521: s2 proposed an end, and before it was committed the lease was on s1."""
+    scheduler = Scheduler(1)
+    former, here = machine_of(scheduler), machine_of(scheduler, "two")
+    here.name = "s2"
+    left = former.start_worker(LeaseId(7), ())
+    left.rested.append((1.0, 4.0))
+    if gone:
+        former.kill(left)
+        scheduler.run_until(2.0)
+    here.start_worker(LeaseId(7), ())
+    judge = partial(longest_rests, LeaseId(7), [here], 5.0, 0.0, 6.0)
+    assert judge() == [0.0]
+    assert judge([former]) == [3.0]
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -261,6 +279,17 @@ def test_a_copy_is_excused_if_its_original_stands_still_for_long(for_s: float) -
     cluster.scheduler.run_until(cluster.scheduler.now + 8.0)
     assert cluster.failures.failure is None
     assert not cluster.clones.active
+
+
+def test_no_server_leaves_while_the_disk_of_another_one_rots() -> None:
+    """Seed 10041486: s3 was removed 60 ms after s2's disk had rotted, and s1 was left alone."""
+    cluster, faults = pool_of_three()
+    faults.forget("s2", "rot", Random(1))
+    cluster.replace("s3")
+    assert not cluster.replacing
+    cluster.scheduler.run_until(cluster.scheduler.now + 13.0)
+    cluster.replace("s3")
+    assert cluster.replacing
 
 
 @pytest.mark.parametrize("voter", ["s1", "s1-copy"])

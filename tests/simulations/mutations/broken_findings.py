@@ -1,7 +1,7 @@
 """Faults that fresh seeds found in November 2026, put back: the seed that found one catches it.
 
 They are rare, so a search of a few seeds does not meet them. When these seeds ran, no server said
-that it has the CA's key, and here none does: each command more moves all that happens afterwards.
+that it has the CA's key, and for most here none does: each command more moves all that follows.
 """
 
 from collections.abc import Generator
@@ -13,6 +13,7 @@ from tests.simulations.mutations.mutation import Broken, Mutation
 from tests.simulations.mutations.patching import patched
 
 from gpupool.consensus.core.freshness import LeaderClock
+from gpupool.consensus.followers import Puller
 from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
 from gpupool.pool.model.ids import ServerId
@@ -94,6 +95,17 @@ def answers_before_dismissing() -> Generator[None]:
         yield
 
 
+@contextmanager
+def never_doubts() -> Generator[None]:
+    """Let a voter that is being repaired wait for a leader, however long none is heard."""
+
+    def broken(self: Any) -> None:
+        self._asked_at = self._context.now
+
+    with patched(Puller, "_doubt", broken):
+        yield
+
+
 FINDINGS = (
     _finding(
         "late-frame-counts",
@@ -118,6 +130,13 @@ FINDINGS = (
         "revoked-unserved",
         "a request is answered by a table whose revocations have not been looked at",
         answers_before_dismissing,
+    ),
+    Mutation(
+        "never-doubts",
+        "converges",
+        "a voter that is being repaired never asks whether it has lost its vote",
+        never_doubts,
+        tune=_as_drawn,
     ),
 )
 """Broken builds of single seeds."""
