@@ -98,8 +98,7 @@ class HealthRounds:
         links: PeerTransport,
     ) -> None:
         """Check this server once a second until cancelled."""
-        self.devices = DeviceMemory(await trio.to_thread.run_sync(self._read_devices))
-        self._gpus_before = self.devices.gpu_count
+        self.remember(await trio.to_thread.run_sync(self._read_devices))
         assert self._files.identity is not None
         self._links = links
         self._tests = ServerTests(
@@ -119,6 +118,12 @@ class HealthRounds:
                 nursery.start_soon(AlertLink(settings, gate, log).run)
             nursery.start_soon(self._keep_testing, self._tests)
             await self._rounds(nursery, controller, machine, health)
+
+    def remember(self, text: str) -> None:
+        """Take what the last start wrote of the GPUs; it is no news to be written again."""
+        self.devices = DeviceMemory(text)
+        self._gpus_before = self.devices.gpu_count
+        self._tested = self.devices.tests()
 
     async def _keep_testing(self, tests: ServerTests) -> None:
         while True:
@@ -153,7 +158,7 @@ class HealthRounds:
             if began >= asked_at + OBSERVER_EVERY_S:
                 asked_at = began
                 nursery.start_soon(self._ask_observer, self._observer_link)
-            if (began >= kept_at + DEVICES_EVERY_S and self._gpus) or self._tests_differ():
+            if (began >= kept_at + DEVICES_EVERY_S and self._gpus) or self.tests_differ():
                 kept_at = began
                 text = self.devices.text(self._gpus)
                 nursery.start_soon(trio.to_thread.run_sync, self._write_devices, text)
@@ -217,7 +222,7 @@ class HealthRounds:
         text = said[0] if said else ""
         self._observer = ObserverReadings(problem=text)
 
-    def _tests_differ(self) -> bool:
+    def tests_differ(self) -> bool:
         """Return whether a test has ended since the last call."""
         before, self._tested = self._tested, self.devices.tests()
         return before != self._tested

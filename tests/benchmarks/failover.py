@@ -184,6 +184,7 @@ async def run(folder: Path, options: argparse.Namespace, results: Results) -> No
     times = Times()
     shares = [options.kills // options.pools] * options.pools
     shares[0] += options.kills - sum(shares)
+    folder.chmod(0o711)  # noqa: ASYNC240 - for servers that give up their privileges, as theirs
     async with trio.open_nursery() as nursery:
         for number, share in enumerate(shares):
             nursery.start_soon(one_pool, folder / f"pool-{number}", options, share, times)
