@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -41,10 +42,17 @@ async def describe_run(
     request = wanted.request(program)
     async with connected(credentials) as pool:
         unknown = pool.unknown_servers(wanted.servers)
-        verdict = await pool.check_policy("", request)
         view = await pool.view()
+        silent = silent_servers(view, request)
+        # The table does not know who answers: only those are asked about.
+        asked = tuple(each for each in request.servers if each not in silent)
+        verdict = await pool.check_policy("", replace(request, servers=asked))
     if unknown:
         say(unknown_text(unknown))
+    if silent:
+        say(f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer")
+    if silent and not asked:
+        return ExitCode.NOT_NOW
     for line in verdict.lines:
         say(line)
     if any(" would be suspended for it: " in line for line in verdict.lines):
@@ -56,6 +64,13 @@ async def describe_run(
         say(door.warning)
     codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
     return codes.get(verdict.kind, ExitCode.FAILED)
+
+
+def silent_servers(view: PoolView, request: Request) -> list[str]:
+    """Return the servers that a request names and that are down."""
+    down = [server for server in view.servers if server.state == "down"]
+    known = {name for server in down for name in (server.name, server.id)}
+    return [name for name in request.servers if name in known]
 
 
 def start_text(by_s: float) -> str:

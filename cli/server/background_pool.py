@@ -19,7 +19,7 @@ from typing import Any
 
 from gpupool.cli.lib.paths import config_dir
 from gpupool.cli.server.join_process import start_join
-from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.view import PoolView
 
 Status = Callable[[str], PoolView]
@@ -86,6 +86,18 @@ class BackgroundPool:
         return [each for each in self.record.processes if each.lives()] if self.record else []
 
     def start(self, count: int, arguments: list[str], status: Status) -> None:
+        """Do as ``_start_all`` does.
+
+        Raises:
+            StorageError: when the folder cannot be made or written.
+        """
+        try:
+            self._start_all(count, arguments, status)
+        except OSError as error:
+            what = f"a pool cannot be kept in {self.folder}"
+            raise StorageError(what, why=(error.strerror or str(error)).lower()) from error
+
+    def _start_all(self, count: int, arguments: list[str], status: Status) -> None:
         """Create the pool, or start the servers of the one that lies here again.
 
         Args:
@@ -240,7 +252,7 @@ class BackgroundPool:
     def _read(self) -> Record | None:
         try:
             found = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         processes = [Process(**each) for each in found.pop("processes")]
         return Record(**found, processes=processes)

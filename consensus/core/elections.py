@@ -66,11 +66,12 @@ class Elections(LibraryCore):
             self.elections += 1
             self._voters_of_term = {self.server_id}
             return
+        now, heard_at = self._active.now, self._leader_heard_at
         _log.info(
-            "asks for votes in term %d: no word of a leader for %.2f s; it was %.2f s late before",
+            "asks for votes in term %d: no word of a leader %s; it was %.2f s late before",
             self.term + 1,
-            self._active.now - self._leader_heard_at,
-            self._lateness.recent_s(self._active.now),
+            "yet" if heard_at == -NEVER else f"for {now - heard_at:.2f} s",
+            self._lateness.recent_s(now),
         )
         self._postpone_election()
         self._ask_again_soon()

@@ -81,13 +81,15 @@ class Refusals:
         texts = [
             f"{r.name}: {r.why}" for r in self._of_suitable_servers() if r.kind != RefusalKind.NEVER
         ]
-        why = self.of_claim or (texts[0] if texts else short)
+        why = self.of_claim or self._silent(request) or (texts[0] if texts else short)
         return NotNowError(f"{wanted(request)} {outcome}", why=why, hint=hint)
 
     def waiting_text(self, request: Request, *, connected: bool) -> str:
         """Return why the request waits; ``connected`` says whether any server is connected."""
         if not connected:
             return "waiting for a server of the pool to answer"
+        if silent := self._silent(request):
+            return f"waiting for {wanted(request)}: {silent}"
         busy = [r for r in self._of_suitable_servers() if r.kind == RefusalKind.BUSY]
         if not busy:
             lost = [r for r in self.of_asks if r.kind == RefusalKind.NO_QUORUM]
@@ -97,8 +99,12 @@ class Refusals:
             return f"waiting for {wanted(request)}: {why}"
         ahead = max(refusal.ahead for refusal in busy)
         best = max(busy, key=lambda r: (r.ahead, r.name))
-        more = f"; {len(busy) - 1} more busy" if len(busy) > 1 else ""
-        return f"waiting for {wanted(request)}, {ahead} ahead ({best.name}: {best.why}{more})"
+        text = f"{best.name}: {best.why}"
+        if len(busy) > 1:
+            alike = all(each.why == best.why for each in busy)
+            rest = f"{text}; {len(busy) - 1} more busy"
+            text = f"{len(busy)} servers: {best.why}" if alike else rest
+        return f"waiting for {wanted(request)}, {ahead} ahead ({text})"
 
     def _why_offers_fail(self, request: Request) -> str:
         """Return why the offers that were made lead to no lease; empty if there were none."""
@@ -108,6 +114,16 @@ class Refusals:
         count = len({gpu.physical for offer in self.offers for gpu in offer.gpus})
         names = ", ".join(sorted(offer.name for offer in self.offers))
         return f"there is room on only {count} of them ({names})" if names else ""
+
+    def _silent(self, request: Request) -> str:
+        """Return that the servers asked for do not answer, where those that do are others."""
+        if any(not refusal.never_here for refusal in self.of_asks):
+            return ""
+        answered = {name for each in self.of_asks for name in (each.server, each.name)}
+        silent = [name for name in request.servers if name not in answered]
+        if not silent:
+            return ""
+        return f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
 
     def _of_suitable_servers(self) -> list[NoOffer]:
         """Return the refusals of servers that could serve the request at another time, if any."""

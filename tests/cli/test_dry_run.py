@@ -9,7 +9,13 @@ import trio
 import trio.testing
 
 from gpupool.cli.lib.rows import PoolSnapshot
-from gpupool.cli.run.dry_run import NEVER, follow_start, start_by_s, start_text
+from gpupool.cli.run.dry_run import (
+    NEVER,
+    follow_start,
+    silent_servers,
+    start_by_s,
+    start_text,
+)
 from gpupool.cli.run.python_lease import wanted_of
 from gpupool.pool.errors import ExitCode, UnreachableError
 from gpupool.pool.model.ids import Milliseconds
@@ -38,6 +44,14 @@ def test_when_gpus_are_free_by_the_limits_of_leases(snapshot: PoolSnapshot) -> N
         == "enough GPUs are free in 1h30m at the latest, by the leases' limits and the policy"
     )
     assert "nobody knows" in start_text(NEVER)
+
+
+def test_the_servers_asked_for_that_do_not_answer_are_named(snapshot: PoolSnapshot) -> None:
+    servers = [replace(each, state="down") for each in snapshot.view.servers[:1]]
+    view = replace(snapshot.view, servers=(*servers, *snapshot.view.servers[1:]))
+    request = wanted_of(1, servers=["server-a", "server-b"]).request("x")
+    assert silent_servers(view, request) == ["server-a"]
+    assert silent_servers(snapshot.view, request) == []
 
 
 class Looks:

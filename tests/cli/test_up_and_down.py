@@ -10,7 +10,7 @@ import pytest
 
 import gpupool
 from gpupool.cli.server.background_pool import BackgroundPool, Process, Record, beginning_of
-from gpupool.pool.errors import UsageError
+from gpupool.pool.errors import StorageError, UsageError
 
 
 def made(folder: Path, processes: list[Process], login: str = "") -> BackgroundPool:
@@ -25,6 +25,14 @@ def test_a_second_pool_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     me = Process("local-a", os.getpid(), beginning_of(os.getpid()))
     with pytest.raises(UsageError, match="runs already"):
         made(tmp_path, [me]).start(1, [], lambda login: gpupool.Pool(credentials=login).status())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    pool = BackgroundPool(tmp_path / "file" / "pool")
+    with pytest.raises(StorageError, match=r"a pool cannot be kept in .*file/pool") as raised:
+        pool.start(1, [], lambda login: gpupool.Pool(credentials=login).status())
+    assert raised.value.why == "not a directory"
 
 
 def test_a_process_of_the_same_number_is_not_ended(tmp_path: Path) -> None:
