@@ -26,7 +26,7 @@ POLL_S = 0.3
 """Between two looks at a lease that is being suspended or resumed."""
 
 if TYPE_CHECKING:
-    from gpupool.pool.view import ServerView
+    from gpupool.pool.view import PoolView, ServerView
 
 
 @click.command()
@@ -75,8 +75,28 @@ def undrain(credentials: str | None, server: str, gpu: str | None) -> None:
     """
     from gpupool.remoting.protocol import messages as m
 
-    order = m.DrainServer(server, None) if gpu is None else m.DrainGpu(server, gpu, None)
-    operate(credentials, order)
+    if gpu is not None:
+        operate(credentials, m.DrainGpu(server, gpu, None))
+        return
+
+    async def undrain_server() -> None:
+        async with connected(credentials) as pool:
+            say(f"gpupool: {await pool.operate(m.DrainServer(server, None))}")
+            for line in still_drained(await pool.view(), server):
+                say(line)
+
+    run_async(undrain_server)
+
+
+def still_drained(view: "PoolView", name: str) -> list[str]:
+    """Return a line for each GPU of a server that was drained by an order of its own."""
+    found: list[str] = []
+    for server in view.servers:
+        for gpu in server.gpus if name in (server.name, server.id) else ():
+            if gpu.drain:
+                command = f"gpupool undrain {server.name} --gpu {gpu.index}"
+                found.append(f"gpupool: GPU {gpu.index} stays drained ({gpu.drain}): {command}")
+    return found
 
 
 @click.command()

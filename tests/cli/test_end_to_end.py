@@ -555,6 +555,10 @@ def test_one_gpu_is_drained_and_undrained(live_pool: Any) -> None:
     shown = live_pool.run("gpus").stdout
     assert re.search(r"drain +b +0 .* new fan", shown), shown
     assert "new fan" in live_pool.run("status").stdout
+    whole = live_pool.run("undrain", "b")
+    assert "b is not drained" in whole.stderr
+    assert "GPU 0 stays drained" in whole.stderr
+    assert whole.stderr.rstrip().endswith("gpupool undrain b --gpu 0")
     assert live_pool.run("undrain", "b", "--gpu", "0").returncode == 0
     assert "new fan" not in live_pool.run("gpus").stdout
 
