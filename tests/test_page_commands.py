@@ -142,6 +142,7 @@ SAY_MORE = (
     "cli/lib/rows.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
+    "pool/transitions/servers.py",
     "cli/commands/monitoring/usage_capacity.py",
     "pool/model/formats.py",
     "remoting/server/lease_service.py",

@@ -141,9 +141,10 @@ def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path
     lab.look("ada")
     lab.look("eve")
     assert len(lab.trusted_by("ada")) == 1
-    with pytest.raises(BaseException, match="is not a server of this pool") as refused:
+    with pytest.raises(BaseException, match="the pool has exchanged its CA since") as refused:
         trio.run(looks, lab.file("sleeper"))
     assert isinstance(refused.value, AuthenticationError)
+    assert "ask an operator for a new token" in refused.value.hint
     with pytest.raises(AuthenticationError, match="does not belong to the pool of this token"):
         lab.log_in("sleeper", early)
     lab.log_in("sleeper", late_token)
