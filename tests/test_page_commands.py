@@ -148,6 +148,7 @@ SAY_MORE = (
     "remoting/server/lease_service.py",
     "cli/run/program_run.py",
     "cli/run/door_choice.py",
+    "remoting/transport/peer_dial.py",
     "remoting/transport/peer_transport.py",
 )
 """Modules whose messages are no errors."""

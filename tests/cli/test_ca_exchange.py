@@ -194,6 +194,52 @@ def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
     assert code == 0, (said, live.logs())
 
 
+@pytest.mark.long
+def test_a_server_that_is_shut_out_joins_anew(live: LivePool) -> None:
+    """``gpupool rejoin`` refused it: it may start as the member that it is, it said."""
+    lab = Lab(live)
+    c = live.servers["c"]
+    here = ["--state-dir", str(c.state_dir)]
+    nothing = live.run("rejoin", *here, "--token", live.token("--server"))
+    assert (nothing.returncode, "the server in" in nothing.stderr) == (1, True), nothing.stderr
+    assert "stop it first" in nothing.stderr
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    code, said = lab.ordered("ca", "rotate", "--yes")
+    assert code == 0, (said, live.logs())
+    # While two are trusted it comes back by the older one.
+    nothing = live.run("rejoin", *here, "--token", live.token("--server"))
+    assert (nothing.returncode, "nothing seems to be wrong" in nothing.stderr) == (2, True)
+    live.wait_until(lambda _view: lab.authorities() == [["c"], ["a", "b"]])
+    code, said = lab.ordered("ca", "retire", "--yes", "--force")
+    assert (code, "c must join anew (gpupool rejoin)" in said) == (0, True), said
+    c.start()
+    c.wait_for_log("let it join anew (gpupool rejoin)")
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    token = live.token("--server")
+    taken = live.run("rejoin", *here, "--token", token)
+    assert (taken.returncode, "gpupool leave c" in taken.stderr) == (1, True), taken.stderr
+    code, said = lab.ordered("leave", "c", "--yes")
+    assert code == 0, (said, live.logs())
+    done = live.run("rejoin", *here, "--token", token)
+    assert done.returncode == 0, done.stderr
+    c.start()
+    live.wait_until(live.is_whole)
+
+
+@pytest.mark.long
+def test_a_server_that_was_removed_while_it_was_off_joins_anew(live: LivePool) -> None:
+    lab = Lab(live)
+    c = live.servers["c"]
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    token = live.token("--server")
+    code, said = lab.ordered("leave", "c", "--yes")
+    assert code == 0, (said, live.logs())
+    done = live.run("rejoin", "--state-dir", str(c.state_dir), "--token", token)
+    assert done.returncode == 0, done.stderr
+    c.start()
+    live.wait_until(live.is_whole)
+
+
 async def looks(file: Path) -> None:
     async with connected(str(file)) as pool:
         await pool.view()
