@@ -128,6 +128,8 @@ def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path
     assert lab.trusted_by("bob") == lab.trusted_by("eve") == lab.trusted_by("ada")
     c.start()
     live.wait_until(lambda _view: lab.authorities() == [[], ["a", "b", "c"]])
+    code, said = lab.ordered("ca", "status")
+    assert (code, "every server has moved: gpupool ca retire" in said) == (0, True), said
     late_token = lab.token("late")
     code, said = lab.ordered("ca", "retire", "--yes")
     assert code == 0, (said, live.logs())
@@ -180,6 +182,15 @@ def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
         server.wait_for_log("is listening")
     live.wait_until(live.is_whole)
     late = LiveServer("d", live.folder, live.env)
+    code, said = lab.ordered("ca", "status")
+    assert (code, "no server can join before gpupool ca rotate" in said) == (0, True), said
+    _, said = lab.ordered("doctor")
+    assert "no server has the key of the pool's CA" in said
+    early = LiveServer("e", live.folder, live.env)
+    early.start("--token", live.token("--server"))
+    assert early.process is not None
+    assert early.process.wait(20) == 1
+    assert '"gpupool ca status" shows who has it' in early.log.read_text().replace("\\", "")
     code, said = lab.ordered("ca", "rotate", "--yes")
     assert code == 0, (said, live.logs())
     live.wait_until(lambda _view: lab.authorities() == [[], ["a", "b", "c"]])
@@ -190,6 +201,9 @@ def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
     late.wait_for_log("is listening")
     live.wait_until(lambda view: len(view["servers"]) == 4 and is_whole(view))
     live.wait_until(lambda _view: (late.state_dir / "ca.key").exists())
+    live.wait_until(lambda view: all(each["has_keys"] for each in view["servers"]))
+    _, said = lab.ordered("ca", "status", "--json")
+    assert json.loads(said)["keys"] == ["a", "b", "c", "d"]
     code, said = lab.ordered("leave", "a", "--yes")
     assert code == 0, (said, live.logs())
 
