@@ -71,6 +71,10 @@ class ServerView:
     rdma: bool = False
     silent_since: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)
     """When the pool lost contact with it; 0: it has contact."""
+    formats: int = field(default=0, metadata=OPTIONAL)
+    """The version of the formats that its program knows; 0: it was never up, or nobody says."""
+    has_keys: bool | None = field(default=None, metadata=OPTIONAL)
+    """Whether it has the keys of all CAs that are trusted; None: the pool's table does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,9 @@ class PoolView:
     """Of parts of leases that were recorded as freed; all others are among ``leases``."""
     silences: tuple[SilenceView, ...] = field(default=(), metadata=OPTIONAL)
 
+
+NO_KEY, ONE_KEY = "no server has the key", "only one server has the key"
+"""Begin the warnings that nobody has the CA's key, or one server alone, for ``ca status``."""
 
 ALARM = "alarm: "
 """Begins a warning that makes the pool unhealthy although it may still grant."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.pool.clock_view import ClockView
+from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.state import (
     Event,
@@ -29,6 +30,8 @@ from gpupool.pool.transitions.silencing import silences_now
 from gpupool.pool.view import (
     ALARM,
     LONG_AGO_S,
+    NO_KEY,
+    ONE_KEY,
     SCHEMA,
     AuthorityView,
     GpuView,
@@ -108,7 +111,8 @@ def view_in_rows(source: ViewSource) -> tuple[PoolView, dict[str, ViewRows]]:
         authorities=_authority_views(state),
         silences=_silence_views(state, now_ms),
     )
-    servers = (_server_view(server, state, health) for server in state.servers.values())
+    knows_keys = state.formats() >= KEYS_SINCE
+    servers = (_server_view(each, state, health, knows_keys) for each in state.servers.values())
     return view, {
         "servers": ViewRows(len(state.servers), servers),
         "leases": ViewRows(len(state.leases), _lease_views(state, now_ms)),
@@ -180,7 +184,9 @@ def server_state(server: Server) -> str:
     return "full" if full else "mix"
 
 
-def _server_view(server: Server, state: PoolState, health: RaftHealth) -> ServerView:
+def _server_view(
+    server: Server, state: PoolState, health: RaftHealth, knows_keys: bool
+) -> ServerView:
     unreachable = server.status is ServerStatus.UNREACHABLE
     by_gpu: dict[GpuId, list[LeaseId]] = {}
     for lease in state.leases.at(server.id).values():
@@ -230,6 +236,8 @@ def _server_view(server: Server, state: PoolState, health: RaftHealth) -> Server
         link_speed=server.link_speed,
         rdma=server.rdma,
         silent_since=_silent_since(server),
+        formats=server.formats if server.status is not ServerStatus.JOINED else 0,
+        has_keys=server.has_keys if knows_keys else None,
     )
 
 
@@ -377,6 +385,8 @@ def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -
     if health.alarm:
         warnings.append(f"{ALARM}{health.alarm}")
     warnings += _exchange_warnings(state)
+    warnings += _key_warnings(state)
+    warnings += _upgrade_warnings(state)
     if len(state.voters()) == 2:
         warnings.append(
             "with two servers the failure of either stops all grants; a third one cures that, "
@@ -400,3 +410,41 @@ def _exchange_warnings(state: PoolState) -> list[str]:
     more = f" and {len(behind) - NAME_COUNT_MAX} more" if len(behind) > NAME_COUNT_MAX else ""
     names = ", ".join(behind[:NAME_COUNT_MAX]) + more
     return [f"two CAs are trusted, and these have no certificate of the new one yet: {names}"]
+
+
+def _members_once_up(state: PoolState) -> list[Server]:
+    """Return the servers of the pool that have ever been up: the others have said nothing."""
+    return [
+        server
+        for server in state.servers.values()
+        if server.status is not ServerStatus.JOINED and server.id not in state.removed
+    ]
+
+
+def _key_warnings(state: PoolState) -> list[str]:
+    """Return a warning where nobody has the CA's key, or one of several servers alone."""
+    servers = _members_once_up(state)
+    holders = [visible(server.name) for server in servers if server.has_keys]
+    if state.formats() < KEYS_SINCE or not servers or len(holders) > 1:
+        return []
+    exchanges = len(state.authorities) > 1
+    what = "s of both CAs" if exchanges else " of the pool's CA"
+    rotates = "" if exchanges else ". If it is lost for good, gpupool ca rotate makes another CA"
+    if holders:
+        gets = "the other voters ask for it as soon as they reach that server"
+        text = f"{ONE_KEY}{what}, {holders[0]}: {gets}{rotates}"
+        return [text] if sum(server.voter for server in servers) > 1 else []
+    first = "" if exchanges else " gpupool ca rotate and"
+    return [f"{NO_KEY}{what}: no server can join before{first} gpupool ca retire"]
+
+
+def _upgrade_warnings(state: PoolState) -> list[str]:
+    """Return which servers are not upgraded yet: version numbers of gpupool need not differ."""
+    servers = _members_once_up(state)
+    newest = max((server.formats for server in servers), default=0)
+    old = [f"{visible(s.name)} (formats {s.formats})" for s in servers if s.formats < newest]
+    if not old:
+        return []
+    more = f" and {len(old) - NAME_COUNT_MAX} more" if len(old) > NAME_COUNT_MAX else ""
+    names = ", ".join(old[:NAME_COUNT_MAX]) + more
+    return [f"these servers are not upgraded yet: {names}; the newest have formats {newest}"]

@@ -142,11 +142,13 @@ SAY_MORE = (
     "cli/lib/rows.py",
     "pool/clock_view.py",
     "pool/refused_orders.py",
+    "pool/transitions/servers.py",
     "cli/commands/monitoring/usage_capacity.py",
     "pool/model/formats.py",
     "remoting/server/lease_service.py",
     "cli/run/program_run.py",
     "cli/run/door_choice.py",
+    "remoting/transport/peer_dial.py",
     "remoting/transport/peer_transport.py",
 )
 """Modules whose messages are no errors."""

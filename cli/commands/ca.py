@@ -9,9 +9,12 @@ from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+from gpupool.pool.view import NO_KEY, ONE_KEY, visible
 
 if TYPE_CHECKING:
-    from gpupool.pool.view import AuthorityView
+    from collections.abc import Sequence
+
+    from gpupool.pool.view import AuthorityView, PoolView
     from gpupool.remoting.client.pool_client import Pool
 
 SHORT = 16
@@ -37,24 +40,43 @@ def command() -> None:
 @pool_options
 @json_option
 def status(credentials: str | None, as_json: bool) -> int:
-    """Show the CAs that are trusted, and the servers with a certificate of each.
+    """Show the CAs that are trusted, the certificates of servers, and who has the key.
 
-    Exits with 3 while two are trusted.
+    Exits with 3 while a server has no certificate of the CA that signs: "gpupool ca retire" would
+    shut it out.
     """
-    found = list(run_async(lambda: _ask(credentials)))
+    view, found = run_async(lambda: _ask(credentials))
+    behind = found[0].servers if len(found) > 1 else ()
+    code = ExitCode.UNHEALTHY if behind else ExitCode.DONE
+    keys = _keepers(view)
     if as_json:
-        print_json(authorities=found)
-        return ExitCode.UNHEALTHY if len(found) > 1 else ExitCode.DONE
+        print_json(authorities=found, keys=keys)
+        return code
     for each in found:
-        role = "signs" if each.signs else "to be retired"
-        servers = ", ".join(each.servers) or "no server"
-        click.echo(f"{each.sha256[:SHORT]}  {role:<13}  {servers}")
+        _print_row(each.sha256[:SHORT], "signs" if each.signs else "to be retired", each.servers)
+    if keys is not None:
+        _print_row("the CA's key" if len(found) == 1 else "the keys of both", "held by", keys)
     if len(found) > 1:
-        behind = found[0].servers
-        ready = "every server has moved: gpupool ca retire" if not behind else ""
-        say(f"gpupool: {ready or 'not moved yet: ' + ', '.join(behind)}")
-        return ExitCode.UNHEALTHY
-    return ExitCode.DONE
+        ready = "every server has moved: gpupool ca retire"
+        say(f"gpupool: {'not moved yet: ' + ', '.join(behind) if behind else ready}")
+    for warning in view.warnings:
+        if warning.startswith((NO_KEY, ONE_KEY)):
+            say(f"gpupool: {warning}")
+    return code
+
+
+def _print_row(what: str, role: str, servers: "Sequence[str]") -> None:
+    click.echo(f"{what:<{SHORT}}  {role:<13}  {', '.join(servers) or 'no server'}")
+
+
+def _keepers(view: "PoolView") -> list[str] | None:
+    """Return the servers with the keys of all CAs that are trusted; None: the table has not that.
+
+    So it is while a server of the pool is older than that knowledge.
+    """
+    if any(server.has_keys is None for server in view.servers):
+        return None
+    return [visible(server.name) for server in view.servers if server.has_keys]
 
 
 @command.command("rotate")
@@ -66,7 +88,7 @@ def rotate(credentials: str | None, yes: bool) -> None:
     The new key is on the disks of most voters before the CA is trusted. All servers then renew
     their certificates by themselves. It takes an operator's token, and is in the audit.
     """
-    found = list(run_async(lambda: _ask(credentials)))
+    _view, found = run_async(lambda: _ask(credentials))
     if len(found) > 1:
         raise UsageError(
             "two CAs are trusted already",
@@ -94,7 +116,7 @@ def retire(credentials: str | None, force: bool, yes: bool) -> None:
     """
     from gpupool.remoting.protocol import messages as m
 
-    found = list(run_async(lambda: _ask(credentials)))
+    _view, found = run_async(lambda: _ask(credentials))
     if len(found) < 2:
         raise UsageError("one CA is trusted, and needed", hint='"gpupool ca rotate" makes another')
     _confirm(f"Trust CA {found[0].sha256[:SHORT]} no more?", yes=yes)
@@ -109,8 +131,8 @@ def _confirm(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-async def _ask(credentials: str | None) -> "tuple[AuthorityView, ...]":
-    """Return the CAs that are trusted, the one that signs last."""
+async def _ask(credentials: str | None) -> "tuple[PoolView, list[AuthorityView]]":
+    """Return the pool, and the CAs that it trusts, the one that signs last."""
     from gpupool.pool.view import AuthorityView
 
     async with connected(credentials) as pool:
@@ -118,9 +140,9 @@ async def _ask(credentials: str | None) -> "tuple[AuthorityView, ...]":
         if not view.raft.quorum:
             raise GpupoolError("the pool has no majority", hint="start the missing servers")
         if view.authorities:
-            return view.authorities
-        names = tuple(server.name for server in view.servers)
-        return (AuthorityView(_own_ca(pool), signs=True, servers=names),)
+            return view, list(view.authorities)
+        names = tuple(visible(server.name) for server in view.servers)
+        return view, [AuthorityView(_own_ca(pool), signs=True, servers=names)]
 
 
 def _own_ca(pool: "Pool") -> str:

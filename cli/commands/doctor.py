@@ -15,7 +15,7 @@ from gpupool.cli.lib.connect import connected, credentials_file, run_async, stor
 from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError
-from gpupool.pool.view import ALARM
+from gpupool.pool.view import ALARM, visible
 
 if TYPE_CHECKING:
     from gpupool.cli.run.door_choice import DoorChoice
@@ -157,7 +157,6 @@ async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, li
 async def _servers_test(given: str | None) -> list[Finding]:
     """Have all servers test themselves, and return what they find, now and before."""
     from gpupool.monitoring.health.pool_health import line, merged
-    from gpupool.pool.view import visible
 
     try:
         async with connected(given) as pool:
@@ -201,7 +200,6 @@ async def _servers_measure(given: str | None) -> list[Finding]:
     from statistics import median
 
     from gpupool.monitoring.health.bandwidth_rules import judged, speed_text
-    from gpupool.pool.view import visible
 
     try:
         async with connected(given) as pool:
@@ -303,6 +301,8 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
     said = answer.view.warnings if isinstance(answer, m.ViewNow) else ()
     hint = "its log says why; a server whose certificate has ended comes back by gpupool rejoin"
     found = [Finding("certificate", WARN, t, hint) for t in said if t.startswith(CERTIFICATE_OF)]
+    if isinstance(answer, m.ViewNow) and (older := older_finding(answer.view)) is not None:
+        found.append(older)
     if SIGNER_OPEN in said:
         hint = "start the server as root, or by the units for systemd"
         found.append(Finding("signer", WARN, f"{name}: {SIGNER_OPEN}", hint))
@@ -316,6 +316,18 @@ async def _own(connection: "MessageStream", name: str) -> list[Finding]:
         # Only a worker that runs says what holds; a server starts its first one late.
         found.append(Finding("workers", GOOD, f"{name}: none runs that could say what confines it"))
     return found + [Finding("workers", GOOD, f"{name}: confined by {text}") for text in holds]
+
+
+def older_finding(view: "PoolView") -> Finding | None:
+    """Return that the server that answered is of a build whose views do not say their formats.
+
+    Newer ones name each other's versions in their warnings; this one may be the last that is older.
+    """
+    own = next((server for server in view.servers if server.id == view.answered_by), None)
+    if own is None or own.formats or own.state == "new":
+        return None
+    text = f"{visible(own.name)} does not say its version of the formats: this gpupool is newer"
+    return Finding("formats", WARN, text, "upgrade it as the other servers, by docs/upgrade.md")
 
 
 def _quorum(view: "PoolView") -> Finding:

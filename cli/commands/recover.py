@@ -11,7 +11,7 @@ import click
 from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import verbose_option
 from gpupool.cli.lib.output import say
-from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.pool.errors import GpupoolError, UsageError
 
 if TYPE_CHECKING:
     from gpupool.cli.server.state_dir import StateDir
@@ -44,18 +44,10 @@ def command(state_dir: str | None, force: bool) -> int:
 
     The only server of a pool whose journal has lost its end goes on in the same way, without it.
     """
-    from gpupool.cli.server.state_dir import open_state_dir
+    from gpupool.cli.server.state_dir import open_stopped
 
     folder = Path(state_dir) if state_dir else paths.state_dir()
-    if not folder.is_dir():
-        raise UsageError(f"no server lives in {folder}", hint="--state-dir says where it lives")
-    try:
-        state = open_state_dir(folder)
-    except StorageError as error:
-        if "in use" in error.what:
-            hint = "stop it first: the pool is recovered while the server is down"
-            raise StorageError(f"the server in {folder} runs", hint=hint) from error
-        raise
+    state = open_stopped(folder, "the pool is recovered while the server is down")
     try:
         return _recover(state, force=force)
     finally:
@@ -95,8 +87,6 @@ def _recover(state: "StateDir", *, force: bool) -> int:
     from gpupool.pool.transitions.servers import removals_of_others
     from gpupool.pool.transitions.state_machine import PoolMachine
 
-    if state.is_new or state.identity is None:
-        raise UsageError(f"no server lives in {state.path}", hint="--state-dir says where it lives")
     storage = open_storage(state.path)
     try:
         machine = PoolMachine(PoolState())

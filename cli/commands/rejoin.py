@@ -10,11 +10,11 @@ from gpupool.cli.lib import paths
 from gpupool.cli.lib.common_options import verbose_option
 from gpupool.cli.lib.output import say
 from gpupool.cli.lib.values import ADDRESS, NAME_TYPE
-from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.pool.errors import GpupoolError, UsageError
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 
 if TYPE_CHECKING:
-    from gpupool.cli.server.state_dir import ServerIdentity, StateDir
+    from gpupool.cli.server.state_dir import StateDir
 
 
 @click.command()
@@ -43,8 +43,9 @@ def command(
     r"""Make this machine's server a new member of its pool, with a new id.
 
     A server whose state directory was restored from an old copy, cloned, damaged, or left behind
-    by "gpupool recover" has forgotten what it promised to the others, and they refuse it. Its
-    machine comes back as another server. Its leases have ended, and nothing else is lost: the pool
+    by "gpupool recover" has forgotten what it promised to the others, and they refuse it. So do
+    they when the pool has removed it, or trusts its certificate no more. Its machine comes back as
+    another server. Its leases have ended, and nothing else is lost: the pool
     keeps its table on the others. The server must not run meanwhile.
 
     \b
@@ -54,7 +55,7 @@ def command(
        with the same options as before.
     """
     from gpupool.cli.commands.join import given_token, token_warning
-    from gpupool.cli.server.state_dir import open_state_dir
+    from gpupool.cli.server.state_dir import open_stopped
 
     token_warning(token, at_once=True)
     text = given_token(token, token_file, None)
@@ -64,50 +65,29 @@ def command(
             hint='"gpupool token create --server" makes one',
         )
     folder = Path(state_dir) if state_dir else paths.state_dir()
-    if not folder.is_dir():
-        raise UsageError(f"no server lives in {folder}", hint="--state-dir says where it lives")
-    state = open_state_dir(folder)
+    state = open_stopped(folder, "it joins anew while it is down")
     try:
-        if state.is_new or state.identity is None:
-            raise UsageError(f"no server lives in {folder}", hint="--state-dir says where it lives")
-        if not force:
-            _require_need(folder, state.identity)
-        _rejoin(state, text, advertise, name or state.identity.name)
+        _rejoin(state, text, advertise, name, force=force)
     finally:
         state.close()
     return 0
 
 
-def _require_need(folder: Path, identity: "ServerIdentity") -> None:
-    """Refuse while nothing says that this server may not go on as itself."""
-    from gpupool.consensus.storage.store import open_storage
-
-    try:
-        storage = open_storage(folder)
-    except StorageError:
-        return
-    lost = storage.superblock.floor is not None
-    storage.close()
-    if not lost:
-        raise UsageError(
-            f"nothing seems to be wrong with {identity.name}",
-            why="it may start as the member that it is",
-            hint="to replace it by a new member all the same: --force",
-        )
-
-
-def _rejoin(state: "StateDir", token: str, advertise: Address | None, name: str) -> None:
+def _rejoin(
+    state: "StateDir", token: str, advertise: Address | None, name: str | None, *, force: bool
+) -> None:
     from gpupool.cli.lib.connect import run_async
     from gpupool.cli.server.enter_pool import rejoin_pool
 
     old = state.identity
     assert old is not None
+    name = name or old.name
     known = next((m.address for m in old.members if m.server == old.server), "")
     address = advertise or (
         parse_address(known) if known else Address(socket.gethostname(), PORT_DEFAULT)
     )
     try:
-        run_async(lambda: rejoin_pool(state, token, address, name))
+        run_async(lambda: rejoin_pool(state, token, address, name, force=force))
     except GpupoolError as error:
         if f"a server named {name}" in f"{error.what} {error.why}":
             hint = f'an operator removes it: "gpupool leave {name}"; or choose another --name'

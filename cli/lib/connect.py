@@ -116,9 +116,12 @@ async def connected(given: str | None, patience: Patience | None = None) -> "Asy
         patience_s=patience.for_servers_s if patience is not None else 0.0,
         on_wait=patience.waits if patience is not None else lambda _text: None,
     ) as pool:
-        _say_expiry(pool)
-        yield pool
-        _remember_pool(given, credentials, pool.addresses(), pool.ca_pem())
+        try:
+            _say_expiry(pool)
+            yield pool
+        finally:
+            # A command that fails has reached a server, too, and knows its CAs.
+            _remember_pool(given, credentials, pool.addresses(), pool.ca_pem())
 
 
 def _say_expiry(pool: "Pool") -> None:

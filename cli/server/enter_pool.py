@@ -17,24 +17,28 @@ from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
+    CERTIFICATE,
+    NEXT_CERTIFICATE,
     Member,
     ServerIdentity,
     StateDir,
 )
 from gpupool.consensus.storage.store import bootstrap, open_storage
-from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.client.enrolment import JoinedPool, join_pool
+from gpupool.remoting.client.enrolment import JoinedPool, ask_pool, join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.privileges.remote_vault import RemoteVault
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
+from gpupool.remoting.transport.authority.ca_bundle import issuer_of, keys_of
 from gpupool.remoting.transport.pki import (
     SERVER_VALID,
     cluster_id_of,
     create_key_and_csr,
+    validity_of,
 )
 
 
@@ -160,15 +164,19 @@ async def _join_pool(
     log.info("admitted to pool %s as %s (%s)", joined.pool, name, server)
 
 
-async def rejoin_pool(state: StateDir, token_text: str, address: Address, name: str) -> None:
+async def rejoin_pool(
+    state: StateDir, token_text: str, address: Address, name: str, *, force: bool
+) -> None:
     """Make the server that lives here a new member of its pool, with a new id.
+
+    Without ``force`` it is refused while the server may start as the member that it is.
 
     Nothing of the old one is touched before the pool has admitted the new one. Then all of it is
     replaced; only the name, the address to listen on and whether it is a witness stay. The new one
     removes the old one from the pool once it runs.
 
     Raises:
-        UsageError: the token is of another pool, or of a user.
+        UsageError: the token is of another pool, or of a user; or nothing is wrong.
         GpupoolError: the pool does not admit it.
     """
     old = state.identity
@@ -179,6 +187,15 @@ async def rejoin_pool(state: StateDir, token_text: str, address: Address, name: 
             f"this token lets no server join pool {old.pool}",
             hint='"gpupool token create --server" there makes one',
         )
+    if not force and not _is_lost(state):
+        # Only the pool knows that it has removed this server, or trusts its CA no more.
+        members, ca_pem = await ask_pool(token_text, version=__version__, cluster_id=old.cluster_id)
+        if old.server in members and is_trusted(state, ca_pem, datetime.now(UTC)):
+            raise UsageError(
+                f"nothing seems to be wrong with {old.name}",
+                why="the pool still has it, and it may start as the member that it is",
+                hint="to replace it by a new member all the same: --force",
+            )
     server = ServerId(secrets.token_hex(6))
     key, csr = create_key_and_csr(server)
     joined = await join_pool(
@@ -196,6 +213,32 @@ async def rejoin_pool(state: StateDir, token_text: str, address: Address, name: 
     )
     state.begin_again(identity)
     _settle(state, identity, key, joined)
+
+
+def _is_lost(state: StateDir) -> bool:
+    """Return whether the journal here says that this server may not go on as itself."""
+    try:
+        storage = open_storage(state.path)
+    except StorageError:
+        return True
+    lost = storage.superblock.floor is not None
+    storage.close()
+    return lost
+
+
+def is_trusted(state: StateDir, ca_pem: bytes, now: datetime) -> bool:
+    """Return whether a pool with these CAs believes the server that lives here.
+
+    One whose certificate has ended signs itself another, if it has the CA's key.
+    """
+    signed = [
+        certificate
+        for name in (CERTIFICATE, NEXT_CERTIFICATE)
+        if issuer_of(certificate := state.read(name), ca_pem) is not None
+    ]
+    now_ms = int(now.timestamp() * 1000)
+    is_good = any(validity_of(each).ends_ms > now_ms for each in signed)
+    return is_good or bool(signed and keys_of(state.read(CA_KEY)))
 
 
 def _settle(state: StateDir, identity: ServerIdentity, key: bytes, joined: JoinedPool) -> None:

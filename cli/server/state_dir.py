@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpupool.cli.lib.files import replace_file
-from gpupool.pool.errors import StorageError
+from gpupool.pool.errors import StorageError, UsageError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, issuer_of, keys_of
 from gpupool.remoting.transport.pki import Authority, Identity
@@ -307,6 +307,29 @@ def open_state_dir(path: Path) -> StateDir:
     except BaseException:
         os.close(lock)
         raise
+    return state
+
+
+def open_stopped(path: Path, reason: str) -> StateDir:
+    """Open the state directory of a server that must not run meanwhile, for the ``reason``.
+
+    Raises:
+        UsageError: when no server lives there.
+        StorageError: when that server runs, or the directory cannot be used.
+    """
+    nobody = UsageError(f"no server lives in {path}", hint="--state-dir says where it lives")
+    if not path.is_dir():
+        raise nobody
+    try:
+        state = open_state_dir(path)
+    except StorageError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            hint = f"stop it first: {reason}"
+            raise StorageError(f"the server in {path} runs", hint=hint) from error
+        raise
+    if state.is_new:
+        state.close()
+        raise nobody
     return state
 
 

@@ -57,6 +57,22 @@ async def login(
     )
 
 
+async def ask_pool(
+    token: str, *, version: str, cluster_id: str, dial: Dial = dial_tls
+) -> tuple[tuple[ServerId, ...], bytes]:
+    """Return the servers of a pool and the CAs that it trusts (PEM). The token is not spent.
+
+    Raises:
+        AuthenticationError: the token is damaged, refused, or of another pool.
+        UnreachableError: no address of the token answers.
+    """
+    text = replace(parse_token(token), cluster_id=cluster_id)
+    greeting = Greeting(text.token, text.secret, version, "a server that joins anew")
+    connection, welcome, ca_pem = await first_contact(text, greeting, dial=dial)
+    await connection.aclose()
+    return tuple(member.server for member in welcome.members), ca_pem
+
+
 @dataclass(frozen=True, slots=True)
 class JoinedPool:
     """The answer to a new server that joins."""

@@ -25,7 +25,7 @@ from gpupool.remoting.transport.client_tls import (
     first_contact_context,
     server_of,
 )
-from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.failures import DATES, GONE, explain
 from gpupool.remoting.transport.message_stream import MessageStream
 from gpupool.remoting.transport.socket_options import tune
 
@@ -34,6 +34,9 @@ DIAL_TIMEOUT_S = 4.0
 
 SERVER_TIMEOUT_S = 10.0
 """A server whose network is silently lost is noticed by the kernel within this."""
+
+UNKNOWN_CA = (18, 19, 20, 21)
+"""OpenSSL's codes of certificates whose CA is not trusted: self-signed ones, and others."""
 
 Dial = Callable[[Address, ssl.SSLContext], Awaitable[trio.abc.Stream]]
 """Returns a stream to a server that the TLS settings have verified."""
@@ -132,15 +135,31 @@ def _refusal(error: BaseException, address: Address) -> GpupoolError:
     why = explain(error)
     cause = error.__cause__ if isinstance(error, trio.BrokenResourceError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return AuthenticationError(
-            f"{address} is not a server of this pool",
-            why=cause.verify_message or why,
-            hint="if the pool was made anew, log in to it again",
-        )
+        return _unproven(cause, why, address)
     if isinstance(error, RemoteProtocolError):
         return RemoteProtocolError(f"{address} does not follow the protocol", why=why)
     return UnreachableError(
         f"cannot reach {address}", why=why, hint='is "gpupool join" running there?'
+    )
+
+
+def _unproven(error: ssl.SSLCertVerificationError, why: str, address: Address) -> GpupoolError:
+    """Return the error of a server whose certificate is not believed."""
+    if error.verify_code in UNKNOWN_CA:
+        return AuthenticationError(
+            f"{address} does not prove that it is a server of this pool",
+            why="its certificate is of no CA that is trusted here: the pool has exchanged its CA "
+            "since this login was last used, or it is another pool",
+            hint='ask an operator for a new token, and give it to "gpupool login"',
+        )
+    if error.verify_code in DATES:
+        return AuthenticationError(
+            f"{address} does not prove now that it is a server of this pool",
+            why=why,
+            hint="set the clock of this machine; or its log says why it has no newer certificate",
+        )
+    return AuthenticationError(
+        f"{address} is not a server of this pool", why=error.verify_message or why
     )
 
 

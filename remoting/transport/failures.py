@@ -23,8 +23,11 @@ GONE = (
 )
 """How a connection ends, other than by a clean close. ``ssl.SSLError`` is an ``OSError``."""
 
+OTHER_CA = "its certificate is not of this pool's CA"
+"""Why a server that shows a certificate of no trusted CA is not believed."""
+
 _TLS: dict[str, str] = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of this pool's CA",
+    "CERTIFICATE_VERIFY_FAILED": OTHER_CA,
     "TLSV1_ALERT_UNKNOWN_CA": "the other side does not know this pool's CA",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the other side says that our certificate has ended",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the other side refused our certificate",
@@ -36,7 +39,7 @@ _TLS: dict[str, str] = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
 }
 
-_DATES: dict[int, str] = {
+DATES: dict[int, str] = {
     9: "its certificate is not good yet: a clock is wrong, here or there",
     10: "its certificate has ended, or the clock of this machine is wrong",
 }
@@ -57,8 +60,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
         # The same event has another name, or none, in other versions of Python and OpenSSL.
         return _TLS["UNEXPECTED_EOF_WHILE_READING"]
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _DATES:
-        return _DATES[error.verify_code]
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in DATES:
+        return DATES[error.verify_code]
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         return _TLS.get(reason, reason.lower().replace("_", " ") or str(error))

@@ -1,5 +1,6 @@
 """Mutually authenticated TLS between servers: how one dials another, and who the other end is."""
 
+import logging
 import ssl
 
 import trio
@@ -8,6 +9,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.ca_bundle import newest_of, number_of
 from gpupool.remoting.transport.client_tls import server_of
+from gpupool.remoting.transport.failures import OTHER_CA
 from gpupool.remoting.transport.pki import TlsContexts, newest_server_name, server_name
 from gpupool.remoting.transport.socket_options import tune
 
@@ -49,6 +51,41 @@ class TlsDialler:
         if number_of(newest_of(self._contexts.identity.ca_pem)) == 1:
             return False, False
         return _TURNS[self._attempts.get(peer, 0) % len(_TURNS)]
+
+
+class DialFailures:
+    """Logs why peers cannot be dialled, each reason once, and what most failures together say."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._failures: dict[ServerId, tuple[str, int]] = {}  # why, and how often in a row
+        self._has_advised = False
+
+    def note(self, peer: ServerId, address: str, failure: str, peer_count: int) -> None:
+        """Take note that one of so many peers could not be dialled."""
+        known, times = self._failures.get(peer, ("", 0))
+        if known != failure:
+            times = 0
+            self._log.info("no link to server %s at %s: %s", peer, address, failure)
+        self._failures[peer] = failure, times + 1
+        # One alone may be the one that was shut out. Most of them are the pool. Each is asked for
+        # both of its certificates before that is said.
+        others = [
+            f for f, times in self._failures.values() if f == OTHER_CA and times >= len(_TURNS)
+        ]
+        if 2 * len(others) > peer_count and not self._has_advised:
+            self._has_advised = True
+            self._log.warning(
+                "%d of %d other servers show certificates of a CA that this server does not trust: "
+                "if the pool exchanged its CA while this server was away, stop this server, and "
+                "let it join anew (gpupool rejoin)",
+                *(len(others), peer_count),
+            )
+
+    def forget(self, peer: ServerId) -> None:
+        """Take note that a peer was dialled, or is none any more."""
+        if self._failures.pop(peer, ("", 0))[0] == OTHER_CA:
+            self._has_advised = False
 
 
 def proven_peer(stream: "trio.SSLStream[trio.SocketStream]") -> ServerId | None:

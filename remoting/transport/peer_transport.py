@@ -41,7 +41,7 @@ from gpupool.remoting.transport.link_clock import (
     LinkClock,
     WallSteps,
 )
-from gpupool.remoting.transport.peer_dial import TlsDialler
+from gpupool.remoting.transport.peer_dial import DialFailures, TlsDialler
 from gpupool.remoting.transport.peer_link import Kind, PeerLink
 from gpupool.remoting.transport.pki import CSR_SIZE_MAX, Identity, TlsContexts
 
@@ -73,7 +73,6 @@ class _Peer:
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     changed: trio.Event = field(default_factory=trio.Event)
-    failure: str = ""  # the last one that was logged
     other_version: int = VERSION  # of its links, if that was logged
     newer: int = VERSION  # the version with which it has hung up on this server, if that was logged
 
@@ -110,6 +109,7 @@ class PeerTransport:
         self._log = log
         contexts = contexts or TlsContexts(identity)
         self._dial: Dial = dial or TlsDialler(contexts)
+        self._failures = DialFailures(log)
         self.meter = BandwidthMeter(contexts)
         self._events: PeerEvents | None = None
         self._nursery: trio.Nursery | None = None
@@ -148,6 +148,7 @@ class PeerTransport:
         wanted = set(peers) - {self._self}
         for peer in [p for p in self._peers if p not in wanted]:
             self._peers.pop(peer).scope.cancel()
+            self._failures.forget(peer)
             if (link := self._links.get(peer)) is not None:
                 self._drop(link)
         for peer in sorted(wanted - self._peers.keys()):
@@ -296,7 +297,7 @@ class PeerTransport:
                         delay_s = FALLBACK_DIAL_S * (1 + self._rng.random())
                         await self._wait_for_change(state, delay_s)
                     continue
-                stream = await self._try_dial(peer, state)
+                stream = await self._try_dial(peer)
                 if stream is not None:
                     started = trio.current_time()
                     await self._converse(PeerLink(peer, stream, LinkClock(self._clock)))
@@ -312,7 +313,7 @@ class PeerTransport:
         with trio.move_on_after(timeout_s):
             await state.changed.wait()
 
-    async def _try_dial(self, peer: ServerId, state: _Peer) -> trio.abc.Stream | None:
+    async def _try_dial(self, peer: ServerId) -> trio.abc.Stream | None:
         text = self._address_of(peer)
         if text is None:
             return None
@@ -320,12 +321,9 @@ class PeerTransport:
             with trio.fail_after(DIAL_TIMEOUT_S):
                 stream = await self._dial(peer, parse_address(text))
         except (*GONE, GpupoolError) as error:
-            failure = explain(error)
-            if state.failure != failure:
-                state.failure = failure
-                self._log.info("no link to server %s at %s: %s", peer, text, failure)
+            self._failures.note(peer, text, explain(error), len(self._peers))
             return None
-        state.failure = ""
+        self._failures.forget(peer)
         return stream
 
     async def _converse(self, link: PeerLink) -> None:

@@ -128,6 +128,8 @@ def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path
     assert lab.trusted_by("bob") == lab.trusted_by("eve") == lab.trusted_by("ada")
     c.start()
     live.wait_until(lambda _view: lab.authorities() == [[], ["a", "b", "c"]])
+    code, said = lab.ordered("ca", "status")
+    assert (code, "every server has moved: gpupool ca retire" in said) == (0, True), said
     late_token = lab.token("late")
     code, said = lab.ordered("ca", "retire", "--yes")
     assert code == 0, (said, live.logs())
@@ -141,9 +143,10 @@ def test_the_ca_is_exchanged_while_a_program_runs(live: LivePool, tmp_path: Path
     lab.look("ada")
     lab.look("eve")
     assert len(lab.trusted_by("ada")) == 1
-    with pytest.raises(BaseException, match="is not a server of this pool") as refused:
+    with pytest.raises(BaseException, match="the pool has exchanged its CA since") as refused:
         trio.run(looks, lab.file("sleeper"))
     assert isinstance(refused.value, AuthenticationError)
+    assert "ask an operator for a new token" in refused.value.hint
     with pytest.raises(AuthenticationError, match="does not belong to the pool of this token"):
         lab.log_in("sleeper", early)
     lab.log_in("sleeper", late_token)
@@ -179,6 +182,15 @@ def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
         server.wait_for_log("is listening")
     live.wait_until(live.is_whole)
     late = LiveServer("d", live.folder, live.env)
+    code, said = lab.ordered("ca", "status")
+    assert (code, "no server can join before gpupool ca rotate" in said) == (0, True), said
+    _, said = lab.ordered("doctor")
+    assert "no server has the key of the pool's CA" in said
+    early = LiveServer("e", live.folder, live.env)
+    early.start("--token", live.token("--server"))
+    assert early.process is not None
+    assert early.process.wait(20) == 1
+    assert '"gpupool ca status" shows who has it' in early.log.read_text().replace("\\", "")
     code, said = lab.ordered("ca", "rotate", "--yes")
     assert code == 0, (said, live.logs())
     live.wait_until(lambda _view: lab.authorities() == [[], ["a", "b", "c"]])
@@ -189,8 +201,57 @@ def test_a_pool_that_has_lost_its_key_gets_another_one(live: LivePool) -> None:
     late.wait_for_log("is listening")
     live.wait_until(lambda view: len(view["servers"]) == 4 and is_whole(view))
     live.wait_until(lambda _view: (late.state_dir / "ca.key").exists())
+    live.wait_until(lambda view: all(each["has_keys"] for each in view["servers"]))
+    _, said = lab.ordered("ca", "status", "--json")
+    assert json.loads(said)["keys"] == ["a", "b", "c", "d"]
     code, said = lab.ordered("leave", "a", "--yes")
     assert code == 0, (said, live.logs())
+
+
+@pytest.mark.long
+def test_a_server_that_is_shut_out_joins_anew(live: LivePool) -> None:
+    """``gpupool rejoin`` refused it: it may start as the member that it is, it said."""
+    lab = Lab(live)
+    c = live.servers["c"]
+    here = ["--state-dir", str(c.state_dir)]
+    nothing = live.run("rejoin", *here, "--token", live.token("--server"))
+    assert (nothing.returncode, "the server in" in nothing.stderr) == (1, True), nothing.stderr
+    assert "stop it first" in nothing.stderr
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    code, said = lab.ordered("ca", "rotate", "--yes")
+    assert code == 0, (said, live.logs())
+    # While two are trusted it comes back by the older one.
+    nothing = live.run("rejoin", *here, "--token", live.token("--server"))
+    assert (nothing.returncode, "nothing seems to be wrong" in nothing.stderr) == (2, True)
+    live.wait_until(lambda _view: lab.authorities() == [["c"], ["a", "b"]])
+    code, said = lab.ordered("ca", "retire", "--yes", "--force")
+    assert (code, "c must join anew (gpupool rejoin)" in said) == (0, True), said
+    c.start()
+    c.wait_for_log("let it join anew (gpupool rejoin)")
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    token = live.token("--server")
+    taken = live.run("rejoin", *here, "--token", token)
+    assert (taken.returncode, "gpupool leave c" in taken.stderr) == (1, True), taken.stderr
+    code, said = lab.ordered("leave", "c", "--yes")
+    assert code == 0, (said, live.logs())
+    done = live.run("rejoin", *here, "--token", token)
+    assert done.returncode == 0, done.stderr
+    c.start()
+    live.wait_until(live.is_whole)
+
+
+@pytest.mark.long
+def test_a_server_that_was_removed_while_it_was_off_joins_anew(live: LivePool) -> None:
+    lab = Lab(live)
+    c = live.servers["c"]
+    assert c.end(signal.SIGKILL) == -signal.SIGKILL
+    token = live.token("--server")
+    code, said = lab.ordered("leave", "c", "--yes")
+    assert code == 0, (said, live.logs())
+    done = live.run("rejoin", "--state-dir", str(c.state_dir), "--token", token)
+    assert done.returncode == 0, done.stderr
+    c.start()
+    live.wait_until(live.is_whole)
 
 
 async def looks(file: Path) -> None:

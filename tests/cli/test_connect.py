@@ -1,13 +1,16 @@
 """The stored login follows the pool's servers, and never undoes what was done meanwhile."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpupool.cli.lib import connect
-from gpupool.pool.errors import AuthenticationError
+from gpupool.pool.errors import AuthenticationError, NotNowError
 from gpupool.pool.model.ids import TokenId
+from gpupool.remoting.client import pool_client
 from gpupool.remoting.client.credentials import (
     Credentials,
     keep_former,
@@ -44,6 +47,37 @@ def test_other_cas_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "credentials.json"
     save_credentials(path, OLD)
     remember(path, "two CAs")
+    assert load_credentials(path) == OLD.at(MOVED).trusting("two CAs")
+
+
+class FakePool:
+    """A pool that has exchanged its CA, and moved."""
+
+    def addresses(self) -> tuple[Address, ...]:
+        return MOVED
+
+    def ca_pem(self) -> str:
+        return "two CAs"
+
+    def expires_at(self) -> int:
+        return 0
+
+
+async def test_a_command_that_fails_renews_its_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that got no GPU had reached a server, and its user was locked out afterwards."""
+
+    @asynccontextmanager
+    async def fake_connect(*_: object, **__: object) -> AsyncGenerator[FakePool]:
+        yield FakePool()
+
+    monkeypatch.setattr(pool_client, "connect_pool", fake_connect)
+    path = tmp_path / "credentials.json"
+    save_credentials(path, OLD)
+    with pytest.raises(NotNowError):
+        async with connect.connected(str(path)):
+            raise NotNowError("no GPU is free")
     assert load_credentials(path) == OLD.at(MOVED).trusting("two CAs")
 
 

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gpupool.cli.lib.files import replace_file
+from gpupool.cli.server.enter_pool import is_trusted
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -114,6 +115,40 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert "is in use: another gpupool join runs with it" in done.stderr
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("signed_by", "trusts", "days", "has_key", "trusted"),
+    [
+        ("old", ("old",), 0, False, True),
+        ("old", ("old", "new"), 0, False, True),
+        ("old", ("new",), 0, True, False),
+        ("old", ("old",), 400, False, False),
+        ("old", ("old",), 400, True, True),
+        ("", ("old",), 0, False, False),
+    ],
+)
+def test_a_pool_trusts_a_server_whose_certificate_is_of_a_ca_that_it_has(
+    tmp_path: Path,
+    signed_by: str,
+    trusts: tuple[str, ...],
+    days: int,
+    has_key: bool,
+    trusted: bool,
+) -> None:
+    """One that has ended is replaced by who has the CA's key."""
+    now = datetime.now(UTC)
+    authorities = {name: create_ca("c0ffee", now) for name in ("old", "new")}
+    state = created(tmp_path)
+    if signed_by:
+        key, csr = create_key_and_csr(IDENTITY.server)
+        signed = sign_server(authorities[signed_by], csr, IDENTITY.server, now)
+        state.write_certificate(signed, key)
+    if has_key:
+        state.write(CA_KEY, authorities["old"].key_pem)
+    pool = b"".join(authorities[name].certificate_pem for name in trusts)
+    assert is_trusted(state, pool, now + timedelta(days=days)) is trusted
     state.close()
 
 

@@ -1,10 +1,12 @@
 """Links between servers: order, replacement, back-off, limits, over memory and over real TLS."""
 
 import contextlib
+import errno
 import itertools
 import logging
 import ssl
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -157,6 +159,54 @@ async def test_the_larger_id_dials_when_the_smaller_cannot(
     await trio.sleep(10)
     assert network.links[A].connected() == (B,)
     assert network.links[B].connected() == (A,)
+
+
+REJOIN = "let it join anew (gpupool rejoin)"
+
+
+@pytest.mark.parametrize(
+    ("strangers", "turns", "advised"),
+    [((B, C), 1, 1), ((B,), 1, 0), ((), 1, 0), ((B, C), 3, 0)],
+    ids=["most", "one", "none", "in turns"],
+)
+async def test_a_server_that_knows_the_ca_of_no_other_is_told_to_join_anew(
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    caplog: pytest.LogCaptureFixture,
+    strangers: tuple[ServerId, ...],
+    turns: int,
+    advised: int,
+) -> None:
+    """Where only one of two is a stranger, that one may be who was shut out.
+
+    A server that missed the end of an exchange, and the beginning of the next, finds a certificate
+    that it does not know in some turns, and has its link in another.
+    """
+    dials: Counter[ServerId] = Counter()
+    caplog.set_level(logging.INFO, LOG.name)
+
+    async def dial(peer: ServerId, _address: Address) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        dials[peer] += 1
+        if peer in strangers and dials[peer] % turns == 0:
+            error = ssl.SSLCertVerificationError(1, "")
+            error.reason, error.verify_code = "CERTIFICATE_VERIFY_FAILED", 20
+            raise trio.BrokenResourceError from error
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused by the test")
+
+    links = PeerTransport(
+        make_identity(tmp_path, make_authority(), A),
+        clock=VirtualClock(),
+        rng=SeededRng(),
+        address_of=lambda peer: f"{peer}:7470",
+        log=LOG,
+        dial=dial,
+    )
+    links.set_peers((A, B, C))
+    await nursery.start(links.run, PeerLog())
+    await trio.sleep(60)
+    assert sum(REJOIN in record.getMessage() for record in caplog.records) == advised
 
 
 async def test_failed_dials_back_off(
