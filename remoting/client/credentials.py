@@ -66,7 +66,7 @@ def load_credentials(path: Path) -> Credentials:
         AuthenticationError: when there are none, or others may read the file.
         StorageError: when the file is not what ``save_credentials`` writes.
     """
-    login = 'log in with "gpupool login"; an operator makes one with "gpupool token create"'
+    login = 'give a token to "gpupool login"; an operator makes one with "gpupool token create"'
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:

@@ -204,8 +204,11 @@ class ClusterFaults:
         if what != "old-copy":
             self._environment.checkers.promises.forgot(server)
             cluster.rotten[server] = what
-            self._scheduler.after(FORGET_PAUSE_S / 2, partial(cluster.rotten.pop, server, None))
+            self._scheduler.after(FORGET_PAUSE_S / 2, partial(self._end_rot, server))
         cluster.restart_later(server, 0.05 + 0.5 * random.random())
+
+    def _end_rot(self, server: str) -> None:
+        self._cluster.rotten.pop(server, None)
 
     def flip(self, server: str, draw: float) -> None:
         """Let a bit of a server's table flip in memory, if tables are hashed, and no other has.

@@ -72,7 +72,8 @@ PLACES: tuple[tuple[str, str], ...] = (
     (r"test_cuda_array_interface_stream|TestCUDAArrayInterfaceStream", INTERNALS),
     (r"test_include\.py", COMPILER),
     # What CuPy refuses or warns of on a real GPU alone.
-    (r"multi_?gpu|different_devices|test_copy_multi_device_(non_contiguous_K|with_stream)", DECIDED),
+    (r"multi_?gpu|different_devices|test_copy_multi_device_non_contiguous_K", DECIDED),
+    (r"test_copy_multi_device_with_stream", DECIDED),
     (r"test_poly_2d_square|test_roots_bool_symmetric", EMULATION),
     # Random numbers are NumPy's there, and a test at a level of 5 % fails for some seeds.
     (r"test_goodness_of_fit|TestRandomIntegers2::test_bound", EMULATION),
