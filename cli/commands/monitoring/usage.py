@@ -184,8 +184,8 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
         raise StorageError(f"cannot read {path}", why=str(error), hint=hint) from error
     if query.lease:
         return FoundUsage(parts=list(page.records), missing=missing)
-    within, nothing = Range(query.since, query.until), ((), frozenset[LeaseId]())
-    report = make_report(page.groups, page.whole, nothing, (), query.by, within)
+    within = Range(query.since, query.until)
+    report = make_report(page.groups, page.whole, ((), ()), (), query.by, within)
     return FoundUsage(report=report, missing=missing)
 
 
