@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import LeaseId, Milliseconds, lease_name
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord
 
@@ -95,37 +95,27 @@ def day_of(at: int) -> str:
     return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%d")
 
 
-def merge(answers: Iterable[Iterable[LeaseRecord]]) -> list[LeaseRecord]:
-    """Return the records of several servers, each part of a lease once, in their order."""
-    found: dict[tuple[LeaseId, ServerId], LeaseRecord] = {}
-    for records in answers:
-        for record in records:
-            found.setdefault((record.lease, record.server), record)
-    return sorted(found.values(), key=lambda record: (record.freed_at, record.number))
-
-
 def sums(
     records: Iterable[LeaseRecord],
     by: str,
     within: Range,
-    counted: frozenset[LeaseId] = frozenset(),
     before: Iterable[LeaseRecord] = (),
 ) -> tuple[dict[str, Sum], Sum]:
     """Return the sums of the records by one of ``KEYS``, and of all together.
 
-    ``counted`` are leases of which a part was summed elsewhere: they count as leases there. So do
-    those of which a part is among the records ``before``, by the same key.
+    The records ``before`` are summed elsewhere. A lease that has a part among them, by the same
+    key, counts as a lease there.
     """
     key, cuts = KEYS[by], by in ("model", "day")
     leases: dict[str, set[LeaseId]] = {}
-    every: set[LeaseId] = set(counted)
+    every: set[LeaseId] = set()
     found: dict[str, list[int]] = {}
     whole = [0] * 5
     for record in before:
         if within.covers(record):
             every.add(record.lease)
             for part in cut(record, by, within) if cuts else (record,):
-                leases.setdefault(key(part), set(counted)).add(record.lease)
+                leases.setdefault(key(part), set()).add(record.lease)
     for record in records:
         if not within.covers(record):
             continue
@@ -134,7 +124,7 @@ def sums(
             row = found.get(name)
             if row is None:
                 row = found[name] = [0] * 5
-                leases.setdefault(name, set(counted))
+                leases.setdefault(name, set())
             _add(row, part, within, first=part.lease not in leases[name])
             leases[name].add(part.lease)
         _add(whole, record, within, first=record.lease not in every)

@@ -24,6 +24,7 @@ AHEAD_S = 60.0
 turns do not make new series each time."""
 
 REASONS = (
+    ("moved", ("moved to another server",)),
     ("idle", ("idle timeout",)),
     ("client-gone", ("client", "nobody waits", "connection")),
     ("memory", ("memory",)),

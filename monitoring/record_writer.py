@@ -37,6 +37,8 @@ class RecordWriter:
         self._say = say
         self._store: UsageStore | None = None
         self._newest = 0
+        self._told = 0
+        """Up to which number records had come before; what is read again has not ended anew."""
         self.forgotten: tuple[Forgotten, ...] = ()
         """Users who are forgotten; any thread may set it."""
         self._forgot: tuple[Forgotten, ...] = ()
@@ -50,8 +52,10 @@ class RecordWriter:
             forgotten = self.forgotten
             for batch in self._reader.batches(self._newest):
                 store.add([under_pseudonym(each, forgotten) for each in batch])
-                self._added(batch)
                 self._newest = max(self._newest, batch[-1].number)
+                if added := [each for each in batch if each.number > self._told]:
+                    self._added(added)
+                self._told = max(self._told, self._newest)
             if forgotten != self._forgot:
                 store.forget(forgotten)
                 self._forgot = forgotten
@@ -75,7 +79,11 @@ class RecordWriter:
             store = UsageStore(self._path, write=True)
             try:
                 store.check()
-                self._newest = store.newest()
+                newest = store.newest()
+                # What it lacks may still be in the files: an earlier gpupool left out the records
+                # of leases that had come back to a server.
+                self._newest = 0 if store.missing() else newest
+                self._told = max(self._told, newest)
             except BaseException:
                 store.close()
                 raise

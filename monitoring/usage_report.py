@@ -25,7 +25,7 @@ from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import LeaseRecord, RecordedGpu
 from gpupool.pool.model.suspension import Span
 from gpupool.pool.record_query import ClassSum, GroupSum, RecordQuery
-from gpupool.pool.view import LeaseView, PoolView, visible
+from gpupool.pool.view import LeaseView, PoolView, ServerView, Stay, visible
 
 if TYPE_CHECKING:
     from gpupool.remoting.client.usage_query import UsageAnswer
@@ -97,14 +97,14 @@ def pool_report(
         samples: what was measured of them.
     """
     within = Range(query.since, query.until)
-    live, continued = live_records(view)
+    live, before = live_records(view)
     live = [each for each in live if within.covers(each)]
     others: list[ClassSum] = []
     if user is not None:
         live, theirs = split_by_user(live, user, within)
         others = added(answer.others, theirs)
-    groups, parts = answer.groups.values(), (live, continued)
-    return make_report(groups, answer.whole, parts, others, query.by, within, samples)
+    groups = answer.groups.values()
+    return make_report(groups, answer.whole, (live, before), others, query.by, within, samples)
 
 
 def parts_of_lease(
@@ -120,7 +120,7 @@ def parts_of_lease(
 def make_report(
     groups: Iterable[GroupSum],
     whole: GroupSum,
-    live: tuple[Sequence[LeaseRecord], frozenset[LeaseId]],
+    live: tuple[Sequence[LeaseRecord], Sequence[LeaseRecord]],
     others: Sequence[ClassSum],
     by: str,
     within: Range,
@@ -131,7 +131,7 @@ def make_report(
     Args:
         groups: sums of what is over.
         whole: the sum of all these.
-        live: parts of leases that are not over, and the leases of which another part is.
+        live: parts of leases that are not over, and what stands for those that are recorded.
         others: sums of other users' leases.
         by: what to sum by.
         within: the range.
@@ -145,60 +145,75 @@ def make_report(
     return Report(by, within, largest_first(rows), sum_of(whole) + all_live, named, merged(samples))
 
 
-def live_records(view: PoolView) -> tuple[list[LeaseRecord], frozenset[LeaseId]]:
+def live_records(view: PoolView) -> tuple[list[LeaseRecord], list[LeaseRecord]]:
     """Return parts of leases that are not freed yet, counted up to the view's time.
 
-    The second is the leases of which another part is freed, and so recorded.
+    The second stands for parts of these leases that are recorded, by which a lease counts once. Of
+    stays that the table has long dropped, a view does not say where they were.
     """
     servers = {each.id: each for each in view.servers}
     found: list[LeaseRecord] = []
+    before: list[LeaseRecord] = []
     for lease in view.leases:
-        for server_id in dict.fromkeys(part.server for part in lease.partitions):
-            if server_id in lease.freed:
-                continue
-            server = servers.get(server_id)
-            gpus = {gpu.id: gpu for gpu in server.gpus} if server is not None else {}
-            parts = tuple(
-                RecordedGpu(
-                    part.gpu,
-                    gpu.name if (gpu := gpus.get(part.gpu)) is not None else "",
-                    part.memory,
-                    part.memory * UNIT // gpu.capacity if gpu is not None and gpu.capacity else 0,
-                )
-                for part in lease.partitions
-                if part.server == server_id
-            )
-            name = server.name if server is not None else ""
-            found.append(_live(lease, server_id, name, parts, view.now))
-    return found, frozenset(lease.id for lease in view.leases if lease.freed)
+        parts = {part.server: lease.granted_at for part in lease.partitions}
+        stays = lease.stays or tuple(Stay(server, since) for server, since in parts.items())
+        live = [
+            _live(lease, servers.get(stay.server), stay, view.now)
+            for stay in stays
+            if not stay.until and stay.server not in lease.freed
+        ]
+        if not live:
+            continue
+        found += live
+        over = [stay for stay in stays if stay.until]
+        over += [Stay(server, lease.granted_at, view.now) for server in lease.freed]
+        first = min(stay.since for stay in stays)
+        if first > lease.granted_at:
+            over.append(Stay(ServerId(""), lease.granted_at, first))
+        for stay in over:
+            name = servers[stay.server].name if stay.server in servers else ""
+            other = replace(live[0], server=stay.server, server_name=name)
+            before.append(replace(other, granted_at=stay.since, freed_at=stay.until))
+    return found, before
 
 
 def _live(
     lease: LeaseView,
-    server: ServerId,
-    server_name: str,
-    gpus: tuple[RecordedGpu, ...],
+    server: ServerView | None,
+    stay: Stay,
     now: Milliseconds,
 ) -> LeaseRecord:
-    until = Milliseconds(max(now, lease.granted_at))
+    since = stay.since
+    gpus = {gpu.id: gpu for gpu in server.gpus} if server is not None else {}
+    until = Milliseconds(max(now, since))
+    requested_at = lease.requested_at if since == lease.granted_at else since
     return LeaseRecord(
         number=0,
         lease=lease.id,
-        server=server,
-        server_name=server_name,
+        server=stay.server,
+        server_name=server.name if server is not None else "",
         user=lease.user,
         user_class=lease.granted_class,
         department=lease.department,
         client=lease.client,
         program=lease.program,
-        gpus=gpus,
-        requested_at=lease.requested_at or lease.granted_at,
-        granted_at=lease.granted_at,
+        gpus=tuple(
+            RecordedGpu(
+                part.gpu,
+                gpu.name if (gpu := gpus.get(part.gpu)) is not None else "",
+                part.memory,
+                part.memory * UNIT // gpu.capacity if gpu is not None and gpu.capacity else 0,
+            )
+            for part in (*lease.partitions, *lease.left)
+            if part.server == stay.server
+        ),
+        requested_at=requested_at or since,
+        granted_at=since,
         ended_at=until,
         freed_at=until,
         reason=LIVE,
         idle_timeout_ms=0,
-        away=lease.away,
+        away=tuple((max(begin, since), end) for begin, end in lease.away if end > since),
     )
 
 
@@ -396,6 +411,17 @@ def away_ms(away: Iterable[Span]) -> int:
     return sum(end - begin for begin, end in away)
 
 
+def _united(spans: Iterable[Span]) -> list[Span]:
+    """Return the times that are in any of these: parts of a lease have many in common."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin < found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
 def when(at: int) -> str:
     """Return an instant of the table's time for people; of a senseless one, the number."""
     if not 0 <= at < LATEST_MS:
@@ -407,7 +433,8 @@ def lease_report(
     lease: LeaseId, parts: Sequence[LeaseRecord], known: SampleSum | None = None
 ) -> list[str]:
     """Return what is known of one lease, on one screen."""
-    first = min(parts, key=lambda part: part.number)
+    first = min(parts, key=lambda part: (part.granted_at, part.number))
+    last = max(parts, key=lambda part: part.number)
     whole = total(parts, Range())
     live = any(part.reason == LIVE for part in parts)
     lines = [
@@ -426,15 +453,18 @@ def lease_report(
     else:
         freed = max(part.freed_at for part in parts)
         lines += [
-            f"ended       {when(first.ended_at)}: {first.reason}",
+            f"ended       {when(last.ended_at)}: {last.reason}",
             f"freed       {when(freed)}",
         ]
-    for part in sorted(parts, key=lambda each: each.server_name):
-        for gpu in part.gpus:
-            share, size = gpu.units / UNIT, gpu.memory / 2**30
-            where = part.server_name or part.server
-            lines.append(f"GPU         {where}: {gpu.model}, {size:.1f} GiB, {share:.3f} of it")
-    away = max((each.away for each in parts), key=away_ms)
+    gpus = {
+        (part.server_name or part.server, gpu.gpu, gpu.memory, gpu.units): gpu
+        for part in sorted(parts, key=lambda each: each.server_name)
+        for gpu in part.gpus
+    }  # once each, however often the lease was there
+    for (where, *_), gpu in gpus.items():
+        share, size = gpu.units / UNIT, gpu.memory / 2**30
+        lines.append(f"GPU         {where}: {gpu.model}, {size:.1f} GiB, {share:.3f} of it")
+    away = _united(each for part in parts for each in part.away)
     if away:
         times = "once" if len(away) == 1 else f"{len(away)} times"
         what = f"{times}, {seconds_text(away_ms(away))} in all, which is in no GPU-hours"

@@ -1,8 +1,9 @@
 """``usage.db``: the records of ended leases that one server has, in SQLite.
 
-A record is there once, by lease and server, whatever is imported twice. What was committed survives
-the end of the process and of the machine (WAL, ``synchronous=FULL``). A damaged file is put aside
-and begun anew from ``leases.jsonl``.
+A record is there once, by lease, server and number, whatever is imported twice. The number tells
+apart the stays of a lease that came back to a server. What was committed survives the end of the
+process and of the machine (WAL, ``synchronous=FULL``). A damaged file is put aside and begun anew
+from ``leases.jsonl``.
 """
 
 import json
@@ -21,8 +22,8 @@ from gpupool.pool.model.suspension import Span
 from gpupool.pool.record_query import RecordQuery
 
 FILE_NAME = "usage.db"
-SCHEMA = 2
-"""1 had no suspended leases, and so no column ``away``."""
+SCHEMA = 3
+"""1 had no suspended leases, and so no column ``away``. 2 had one record by lease and server."""
 
 WAL_SIZE_MAX = 16 << 20
 BUSY_S = 5.0
@@ -34,15 +35,26 @@ CREATE TABLE record (
     department TEXT NOT NULL, client TEXT NOT NULL, program TEXT NOT NULL,
     gpus TEXT NOT NULL, requested_at INTEGER NOT NULL, granted_at INTEGER NOT NULL,
     ended_at INTEGER NOT NULL, freed_at INTEGER NOT NULL, reason TEXT NOT NULL,
-    idle_timeout_ms INTEGER NOT NULL, away TEXT NOT NULL DEFAULT '[]', PRIMARY KEY (lease, server)
+    idle_timeout_ms INTEGER NOT NULL, away TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (lease, server, number)
 ) WITHOUT ROWID;
 CREATE INDEX record_number ON record (number);
 CREATE INDEX record_freed ON record (freed_at);
 """
 _ADD_AWAY = "ALTER TABLE record ADD COLUMN away TEXT NOT NULL DEFAULT '[]';"
 _COLUMNS = tuple(field.name for field in fields(LeaseRecord))
+_WIDEN_KEY = (
+    "DROP INDEX record_number; DROP INDEX record_freed;"  # noqa: S608
+    f" ALTER TABLE record RENAME TO former; {_MAKE} INSERT INTO record ({', '.join(_COLUMNS)})"
+    f" SELECT {', '.join(_COLUMNS)} FROM former; DROP TABLE former;"
+)
+"""SQLite cannot change a primary key."""
+
+_CHANGES = (_MAKE, f"{_ADD_AWAY} {_WIDEN_KEY}", _WIDEN_KEY)
+"""What makes a file of each earlier schema one of this schema; 0 is an empty file."""
+
 _GPUS = _COLUMNS.index("gpus")
-# Names of our own fields alone are put into these two; values are parameters.
+# Names of our own fields alone are put into these; values are parameters.
 _INSERT = (
     f"INSERT OR IGNORE INTO record ({', '.join(_COLUMNS)})"  # noqa: S608
     f" VALUES ({', '.join('?' * len(_COLUMNS))})"
@@ -87,7 +99,9 @@ class UsageStore:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA journal_size_limit={WAL_SIZE_MAX}")
         if version < SCHEMA:
-            change = _MAKE if version == 0 else _ADD_AWAY
+            # The pages of the former table must keep no name that is forgotten later.
+            self._db.execute("PRAGMA secure_delete=ON")
+            change = _CHANGES[version]
             self._db.executescript(f"BEGIN; {change} PRAGMA user_version={SCHEMA}; COMMIT;")
 
     def close(self) -> None:

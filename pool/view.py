@@ -78,6 +78,18 @@ class ServerView:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """The time of a lease on one server, as the accounts count it.
+
+    Of stays that are over there are those of which the table still has the record.
+    """
+
+    server: ServerId
+    since: Milliseconds
+    until: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: it is not over
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseView:
     """One lease.
 
@@ -99,7 +111,7 @@ class LeaseView:
     requested_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: as granted
     granted_class: str = field(default="", metadata=OPTIONAL)  # by the policy of its grant
     department: str = field(default="", metadata=OPTIONAL)
-    freed: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # parts that are over
+    freed: tuple[ServerId, ...] = field(default=(), metadata=OPTIONAL)  # parts that are recorded
     ends_at: Milliseconds = field(default=Milliseconds(0), metadata=OPTIONAL)  # 0: no limit of time
     kept_bytes: int = field(default=0, metadata=OPTIONAL)  # of servers' memory, while suspended
     waits_to_resume: bool = field(default=False, metadata=OPTIONAL)  # it goes on once there is room
@@ -108,6 +120,10 @@ class LeaseView:
     not_suspendable: str = field(default="", metadata=OPTIONAL)  # why no attempt can succeed
     is_away: bool = field(default=False, metadata=OPTIONAL)  # suspended: others may have its memory
     away: tuple[Span, ...] = field(default=(), metadata=OPTIONAL)  # when it was; up to now
+    stays: tuple[Stay, ...] = field(default=(), metadata=OPTIONAL)
+    """Where it has been and is, if it was moved to another server; empty: as granted."""
+    left: tuple[Partition, ...] = field(default=(), metadata=OPTIONAL)
+    """What the server from which it has gone is yet to free."""
 
     @property
     def memory(self) -> int:

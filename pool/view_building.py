@@ -11,9 +11,11 @@ from typing import Any
 from gpupool.pool.clock_view import ClockView
 from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.state import (
     Event,
     Lease,
+    Partition,
     PartStatus,
     PoolState,
     Server,
@@ -25,6 +27,7 @@ from gpupool.pool.policy.rulebook import Rulebook, rulebook
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
 from gpupool.pool.scheduling.filters import filter_text
+from gpupool.pool.transitions.accounts import stay_since
 from gpupool.pool.transitions.authorities import NAME_COUNT_MAX, fingerprint_of, not_moved
 from gpupool.pool.transitions.silencing import silences_now
 from gpupool.pool.view import (
@@ -40,6 +43,7 @@ from gpupool.pool.view import (
     RaftView,
     ServerView,
     SilenceView,
+    Stay,
     WaitingView,
     has_quorum,
     visible,
@@ -279,9 +283,22 @@ def _visible_event(event: Event) -> Event:
 
 
 def _lease_views(state: PoolState, now_ms: int) -> Iterator[LeaseView]:
-    book, moves = rulebook(state.policy), moved_last(state.events)
+    book, moves, over = rulebook(state.policy), moved_last(state.events), _stays_over(state)
     for lease in state.leases.values():
-        yield _lease_view(lease, state, book, moves, now_ms)
+        view = _lease_view(lease, state, book, moves, now_ms)
+        stays = (*over.get(lease.id, ()), *_stays(lease))
+        yield replace(view, stays=stays) if stays else view
+
+
+def _stays_over(state: PoolState) -> dict[LeaseId, list[Stay]]:
+    """Return the recorded stays of the leases that were moved to the server where they are."""
+    found: dict[LeaseId, list[Stay]] = {}
+    for each in state.records:
+        lease = state.leases.get(each.lease)
+        if lease is not None and lease.here_since:
+            stay = Stay(each.server, each.granted_at, each.freed_at)
+            found.setdefault(each.lease, []).append(stay)
+    return found
 
 
 def _lease_view(
@@ -313,7 +330,7 @@ def _lease_view(
         requested_at=lease.requested_at,
         granted_class=lease.user_class,
         department=lease.department,
-        freed=tuple(s for s, part in lease.parts.items() if part is PartStatus.FREED),
+        freed=_recorded(lease),
         ends_at=lease.ends_at,
         kept_bytes=suspension.bytes if suspension is not None else 0,
         waits_to_resume=suspension is not None and bool(suspension.resume_since),
@@ -322,7 +339,32 @@ def _lease_view(
         not_suspendable=never_suspendable(state, lease) if lease.held else "",
         is_away=lease.is_away,
         away=times_away(history, Milliseconds(now_ms)),
+        left=_left(lease),
     )
+
+
+def _recorded(lease: Lease) -> tuple[ServerId, ...]:
+    freed = [server for server, part in lease.parts.items() if part is PartStatus.FREED]
+    return tuple(server for server in freed if stay_since(lease, server) is not None)
+
+
+def _stays(lease: Lease) -> tuple[Stay, ...]:
+    """Return where a lease is that goes, or has gone, to another server; also where it was freed.
+
+    So one of which only memory is left where it never came is not taken for one that never moved.
+    """
+    if lease.relocation is None and not lease.here_since:
+        return ()
+    found = [(server, stay_since(lease, server)) for server in lease.parts]
+    return tuple(Stay(server, since) for server, since in found if since is not None)
+
+
+def _left(lease: Lease) -> tuple[Partition, ...]:
+    found = lease.relocation
+    if found is None or found.state is not RelocationState.GONE:
+        return ()
+    parts = [part for part in lease.partitions if part.server == found.source]
+    return tuple(part for part in parts if lease.parts[part.server] is not PartStatus.FREED)
 
 
 def _way(state: PoolState, lease: Lease) -> str:

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"pool", "consensus", "remoting", "monitoring", "simulations"},
         {"click", "rich", "trio"},
     ),
-    "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
+    "simulations": ({"pool", "consensus", "remoting", "monitoring"}, {"pysyncobj", "trio"}),
 }
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"

@@ -135,14 +135,14 @@ def _say_expiry(pool: "Pool") -> None:
     say(f"gpupool: your token expires in {duration_text(left_s)}{who}: {renew}")
 
 
-def operate(given: str | None, order: "Order") -> None:
-    """Give an order to the pool, and print the result."""
+def operate(given: str | None, order: "Order", before: str = "") -> None:
+    """Give an order to the pool, and print the result, with what the caller has to say before."""
 
     async def give() -> str:
         async with connected(given) as pool:
             return await pool.operate(order)
 
-    say(f"gpupool: {run_async(give)}")
+    say(f"gpupool: {before}{run_async(give)}")
 
 
 def client_name() -> str:

@@ -61,11 +61,9 @@ def with_request(state: PoolState, lease: Lease) -> Lease:
 
 def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     """Return ``state`` with a record of the part of ``lease`` that ``server`` frees now."""
-    goes = lease.relocation
-    was_there = goes is None or server == goes.source or goes.state is RelocationState.GONE
-    if not state.accounts_since or not was_there:
+    begin = stay_since(lease, server)
+    if not state.accounts_since or begin is None:
         return state
-    begin = _begin(lease, server)
     requested = lease.requested_at if begin == lease.granted_at else begin
     known = state.servers.get(server)
     made = LeaseRecord(
@@ -92,12 +90,17 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     return with_changes(state, records=records, record_count=made.number)
 
 
-def _begin(lease: Lease, server: ServerId) -> Milliseconds:
-    """Return since when a lease has been on a server: its grant, or its move to it."""
+def stay_since(lease: Lease, server: ServerId) -> Milliseconds | None:
+    """Return since when a lease has been on a server: its grant, or its move to it.
+
+    Memory that is only kept for it where it is not yet, or never came, is no stay.
+    """
     found = lease.relocation
-    if found is None or server == found.target:
-        return lease.here_since or lease.granted_at
-    return found.source_since
+    if found is not None and server == found.source:
+        return found.source_since
+    if found is not None and found.state is not RelocationState.GONE:
+        return None
+    return lease.here_since or lease.granted_at
 
 
 def _since(away: tuple[Span, ...], begin: Milliseconds) -> tuple[Span, ...]:

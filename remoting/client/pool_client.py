@@ -196,7 +196,8 @@ class Pool:
             DeniedError: when this user may not give it.
             UsageError: when it makes no sense.
         """
-        answer = await self._call(order.numbered(os.urandom(m.ORDER_SIZE)))
+        order = order.numbered(os.urandom(m.ORDER_SIZE))
+        answer = await self._call(order)
         assert isinstance(answer, m.Done)
         return order.outcome(answer.note)
 

@@ -140,10 +140,10 @@ async def _read(connections: Connections, query: RecordQuery, answer: UsageAnswe
 
 
 class _Collected:
-    """What was read so far: each part of a lease once."""
+    """What was read so far: each record once."""
 
     def __init__(self) -> None:
-        self.records: dict[tuple[LeaseId, ServerId], LeaseRecord] = {}
+        self.records: dict[tuple[LeaseId, ServerId, int], LeaseRecord] = {}
         self.groups: dict[str, GroupSum] = {}
         self.whole = GroupSum("")
         self.others: dict[str, ClassSum] = {}
@@ -153,7 +153,7 @@ class _Collected:
     def add(self, page: RecordPage) -> None:
         """Take a page; pages have no number in common."""
         for record in page.records:
-            self.records.setdefault((record.lease, record.server), record)
+            self.records.setdefault((record.lease, record.server, record.number), record)
         for group in page.groups:
             before = self.groups.get(group.key)
             self.groups[group.key] = group if before is None else before.plus(group)

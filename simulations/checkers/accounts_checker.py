@@ -4,17 +4,27 @@ It follows the log as the first server to apply each command saw it. It does not
 was granted, but adds up the time that passes while each server's part of it is not freed. It takes
 off the time in which the lease was suspended, as it saw it come and go. A lease that has gone to
 another server has a time for each; of memory that was kept where it never came there is no record.
+In the end, a server's own store of records must give what all these times add up to.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpupool.monitoring.accounting import Range
+from gpupool.monitoring.usage_report import live_records
+from gpupool.monitoring.usage_store import UsageStore
 from gpupool.pool.model.commands import Envelope, SetClock
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.relocation import RelocationState
 from gpupool.pool.model.state import Lease, LeaseRecord, PartStatus, PoolState
 from gpupool.pool.model.suspension import times_away
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.accounts import records_since
+from gpupool.pool.view_building import build_view
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
 Key = tuple[LeaseId, ServerId]
+NO_HEALTH = RaftHealth(Role.FOLLOWER, None, 0, 0, 0, (), (), 0.0, {}, 0)
 
 
 class AccountsClose:
@@ -28,7 +38,8 @@ class AccountsClose:
         self._away: dict[LeaseId, list[tuple[int, int]]] = {}
         """When each lease was suspended, in the table's time; an end of -1 is not known yet."""
         self.freed: dict[Key, int] = {}
-        """Byte-milliseconds of every part that was freed since the accounts began."""
+        """Byte-milliseconds of what was freed since the accounts began."""
+        self._records: list[LeaseRecord] = []
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         """Count a command that was applied for the first time, and judge its records."""
@@ -37,8 +48,10 @@ class AccountsClose:
         if before.leases is after.leases and before.record_count == after.record_count:
             return
         records = {(each.lease, each.server): each for each in self._made(before, after)}
+        goes = False
         for lease in before.leases.values():
             left = after.leases.get(lease.id)
+            goes |= left is not None and left.relocation != lease.relocation
             if left is not lease:
                 self._judge(lease, left, records, after)
                 self._note_gone(lease, left, after)
@@ -50,26 +63,46 @@ class AccountsClose:
             for server in after.leases[lease_id].parts:
                 self._began[lease_id, server] = self._passed
                 self._granted[lease_id, server] = after.now
+        if goes:
+            self._judge_living(after)
 
     def end(self, state: PoolState) -> None:
-        """Demand that leases which are not over have the time counted that they say."""
-        move = state.moving
+        """Demand that the store has all, and that leases which are not over count rightly."""
+        self._judge_store()
+        self._judge_living(state)
         for lease in state.leases.values():
-            for server, part in lease.parts.items():
-                if part is PartStatus.FREED or (lease.id, server) not in self._began:
-                    continue
-                if move is not None and move.is_due(lease.id):
-                    continue
-                counted, told = (
-                    self._passed - self._began[lease.id, server],
-                    state.now - _since(lease, server),
-                )
-                if told != counted:
-                    self._fail(f"lease {lease.id} has been held for {told} ms, not {counted}")
             away = self._away_ms(lease.id, state.now)
-            told_away = sum(end - begin for begin, end in times_away(lease.history, state.now))
-            if told_away != away:
-                self._fail(f"lease {lease.id} was suspended for {told_away} ms, not {away}")
+            told = sum(end - begin for begin, end in times_away(lease.history, state.now))
+            if told != away:
+                self._fail(f"lease {lease.id} was suspended for {told} ms, not {away}")
+
+    def _judge_living(self, state: PoolState) -> None:
+        """Demand that leases count for as long as they were held on each server."""
+        move = state.moving
+        told = {
+            (each.lease, each.server): each.freed_at - each.granted_at
+            for each in live_records(build_view(state, NO_HEALTH, ServerId(""), state.now))[0]
+        }
+        for lease in state.leases.values():
+            due = move is not None and move.is_due(lease.id)
+            for server, part in lease.parts.items():
+                key = lease.id, server
+                counts = part is not PartStatus.FREED and key in self._began
+                counted = self._passed - self._began[key] if counts else None
+                if told.get(key) != counted and not due:
+                    text = f"{told.get(key)} ms on {server}, not {counted}"
+                    self._fail(f"lease {lease.id} has been held for {text}")
+
+    def _judge_store(self) -> None:
+        store = UsageStore(Path(":memory:"), write=True)
+        store.add(self._records)
+        records, missing = store.everything(), store.missing()
+        store.close()
+        if missing:
+            self._fail(f"the store lacks the records {missing}")
+        if (kept := byte_ms(records)) != self.freed:
+            apart = {key for key, _ in kept.items() ^ self.freed.items()}
+            self._fail(f"the store does not say what {sorted(apart)} have had")
 
     def _note_gone(self, lease: Lease, left: Lease | None, after: PoolState) -> None:
         """Begin to count for the server where a lease is from now on."""
@@ -126,6 +159,7 @@ class AccountsClose:
         count = after.record_count - before.record_count
         if count != len(made) or numbers != [before.record_count + 1 + n for n in range(count)]:
             self._fail(f"{count} records after {before.record_count} have the numbers {numbers}")
+        self._records += made
         return made
 
     def _judge(
@@ -142,7 +176,7 @@ class AccountsClose:
             if not after.accounts_since:
                 continue
             memory = sum(p.memory for p in lease.partitions if p.server == server)
-            self.freed[key] = memory * (passed - away)
+            self.freed[key] = self.freed.get(key, 0) + memory * (passed - away)
             if record is None:
                 self._fail(f"the part of lease {lease.id} on {server} was freed without a record")
             elif record.freed_at - record.granted_at != passed:
@@ -157,12 +191,13 @@ class AccountsClose:
         self._failures.fail("accounts-close", text)
 
 
-def _since(lease: Lease, server: ServerId) -> int:
-    """Return since when a lease says that it is on a server."""
-    found = lease.relocation
-    if found is not None and server == found.source:
-        return found.source_since
-    return lease.here_since or lease.granted_at
+def byte_ms(records: Iterable[LeaseRecord]) -> dict[Key, int]:
+    """Return the byte-milliseconds that records have, by lease and server."""
+    found: dict[Key, int] = {}
+    for each in records:
+        memory, key = sum(gpu.memory for gpu in each.gpus), (each.lease, each.server)
+        found[key] = found.get(key, 0) + memory * Range().ms_of(each)
+    return found
 
 
 def _put(at: int, moved: int, to: int) -> int:

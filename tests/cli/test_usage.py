@@ -196,7 +196,14 @@ def is_forgotten_on_every_server(live_pool: Any) -> None:
         time.sleep(0.1)
     names = [each["key"] for each in usage(live_pool)["rows"]]
     assert GONE not in names
-    assert "user-forgotten" in live_pool.run("audit").stdout
+    assert pseudonym in names
+    assert f"user-forgotten {pseudonym}" in " ".join(live_pool.run("audit").stdout.split())
+    again = live_pool.run("usage", "forget", GONE, "--yes")
+    (line,) = again.stderr.splitlines()
+    assert line.startswith(
+        f"gpupool: no account that can be read now is of {GONE}. If one is found"
+    )
+    assert line.split()[-1] != pseudonym, "who comes back under the name begins anew"
 
 
 def read(folder: Path) -> bytes:

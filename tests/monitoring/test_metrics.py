@@ -364,6 +364,7 @@ def test_openmetrics_is_written_for_those_who_ask() -> None:
         ("it was not used for 30 min, its idle timeout", "idle"),
         ("token 0123 was revoked", "operator"),
         ("the server stops", "server-lost"),
+        ("it was moved to another server", "moved"),
         ('window "night" ends (policy v3, line 7)', "policy"),
         ("", "other"),
     ],

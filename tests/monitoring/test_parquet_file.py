@@ -36,7 +36,7 @@ def report_of(*names: str) -> Report:
         busy=7, memory=11, granted=13, memory_max=9,
     )  # fmt: skip
     return make_report(
-        groups, whole, ((), frozenset()), [ClassSum("lab", 1, 2, 3)], "user", Range(), [known]
+        groups, whole, ((), ()), [ClassSum("lab", 1, 2, 3)], "user", Range(), [known]
     )
 
 

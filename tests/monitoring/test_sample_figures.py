@@ -74,7 +74,7 @@ def test_a_report_shows_them_and_says_what_is_unknown() -> None:
     unit_ms = str(10**12 * HOUR_MS)
     groups = [GroupSum(name, 1, unit_ms, "0") for name in ("ada", "bob")]
     whole = GroupSum("", 2, str(2 * 10**12 * HOUR_MS), "0")
-    report = make_report(groups, whole, ((), frozenset()), (), "user", Range(), [KNOWN])
+    report = make_report(groups, whole, ((), ()), (), "user", Range(), [KNOWN])
     rows = {line[0]: line[1:] for line in table(report)}
     assert rows["ada"][-3:] == ("0.12", "75%", "50%!")
     assert rows["bob"][-3:] == ("unknown", "unknown", "0%!")

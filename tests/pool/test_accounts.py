@@ -10,7 +10,6 @@ from tests.pool.pool_strategies import GIB, steps
 from tests.pool.test_apply_properties import founded
 from tests.pool.test_apply_walks import Walker
 
-from gpupool.monitoring.accounting import Range
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode, encode
@@ -27,7 +26,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.transitions.accounts import records_since
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.simulations.checkers.accounts_checker import AccountsClose
+from gpupool.simulations.checkers.accounts_checker import AccountsClose, byte_ms
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.trace import Trace
@@ -78,11 +77,7 @@ class Recount:
         self.checker.end(machine.state)
         assert self.failures.failure is None, self.failures.failure
         assert [each.number for each in records] == list(range(1, len(records) + 1))
-        sums = {
-            (each.lease, each.server): sum(gpu.memory for gpu in each.gpus) * Range().ms_of(each)
-            for each in records
-        }
-        assert sums == self.checker.freed
+        assert byte_ms(records) == self.checker.freed
         for each in records:
             assert each.requested_at <= each.granted_at <= each.ended_at <= each.freed_at
             assert min(gpu.units for gpu in each.gpus) >= 0

@@ -184,8 +184,8 @@ def _read(path: Path, query: RecordQuery) -> FoundUsage:
         raise StorageError(f"cannot read {path}", why=str(error), hint=hint) from error
     if query.lease:
         return FoundUsage(parts=list(page.records), missing=missing)
-    within, nothing = Range(query.since, query.until), ((), frozenset[LeaseId]())
-    report = make_report(page.groups, page.whole, nothing, (), query.by, within)
+    within = Range(query.since, query.until)
+    report = make_report(page.groups, page.whole, ((), ()), (), query.by, within)
     return FoundUsage(report=report, missing=missing)
 
 
@@ -320,11 +320,15 @@ def forget(credentials: str | None, user: str, yes: bool) -> None:
     """
     from gpupool.remoting.protocol import messages as m
 
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("this cannot be undone", hint="--yes does it without asking")
-        click.confirm(f"Forget {visible(user)} in all accounts?", abort=True, err=True)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("this cannot be undone", hint="--yes does it without asking")
     found = run_async(lambda: _ask(credentials, RecordQuery(by="user"), cost=False))
-    if found.report is not None and user not in found.report.rows:
-        say(f"gpupool: no account that can be read now is of {visible(user)}")
-    operate(credentials, m.ForgetUser(user))
+    assert found.report is not None, "sums by user were asked for"
+    # Servers that are away may have the name, and so may those that were away for long, and the
+    # reasons in records of other users. So the order is given whether an account is found or not.
+    known = user in found.report.rows
+    unknown = f"no account that can be read now is of {visible(user)}. If one is found later, "
+    if not yes:
+        what = f"Forget {visible(user)} in all accounts?"
+        click.confirm(what if known else f"{unknown}forget it?", abort=True, err=True)
+    operate(credentials, m.ForgetUser(user), "" if known else unknown)

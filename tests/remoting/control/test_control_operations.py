@@ -149,6 +149,18 @@ async def test_servers_of_before_send_the_view_as_ever(
             assert await heard.counts() == (5, 0)
 
 
+async def test_who_forgets_a_user_is_told_the_pseudonym_that_the_pool_has(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client("root") as root:
+        said = [await root.operate(m.ForgetUser("ada")) for _ in range(2)]
+    known = [each.pseudonym for each in cluster.state.forgotten]
+    assert said == [f"the accounts and histories know ada as {each}" for each in known]
+    assert len(set(known)) == 2, "who comes back under the name begins anew"
+
+
 async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -> None:
     cluster = Cluster(nursery)
     await cluster.start([1])

@@ -107,6 +107,16 @@ async def test_what_one_lacks_another_has(autojump_clock: trio.testing.MockClock
     assert answer.missing == ((50, 50),)
 
 
+async def test_each_stay_of_a_lease_on_a_server_comes_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    a, b = FakeServer([1, 2, 3]), FakeServer([2, 3, 4])
+    of_one = {"lease": RECORDS[0].lease, "server": RECORDS[0].server}
+    for server in (a, b):
+        server.records = [replace(each, **of_one) for each in server.records]
+    assert numbers(await asked(a=a, b=b)) == [1, 2, 3, 4]
+
+
 async def test_sums_of_others_count_each_record_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 from tests.simulations.mutations.mutation import Mutation, two_gpus
 from tests.simulations.mutations.patching import patched, patched_handler
 
-from gpupool.pool import reconcile
+from gpupool.monitoring import usage_store
+from gpupool.pool import reconcile, view_building
 from gpupool.pool.model.commands import FreeLease
 from gpupool.pool.model.relocation import ConfirmRelocated
 from gpupool.pool.model.results import Step
 from gpupool.pool.model.state import Lease, PoolState
 from gpupool.pool.transitions import lease_relocations
 from gpupool.pool.transitions.leases import free_part
+from gpupool.pool.view import Stay
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler
 from gpupool.remoting.server.relocating import relocation_service
@@ -67,8 +69,31 @@ def left_part_never_freed() -> AbstractContextManager[None]:
     return patched(reconciler, "plan_host", plan_host)
 
 
+def stays_not_told_apart() -> AbstractContextManager[None]:
+    """Let the accounts have one record of a lease and a server, as they had once."""
+    changes = [
+        change.replace("(lease, server, number)", "(lease, server)")
+        for change in usage_store._CHANGES  # pyright: ignore[reportPrivateUsage]
+    ]
+    return patched(usage_store, "_CHANGES", changes)
+
+
+def counts_from_its_grant() -> AbstractContextManager[None]:
+    """Let a view not say since when a moved lease has been on its server, as it did once."""
+
+    def stays(lease: Lease) -> tuple[Stay, ...]:
+        del lease
+        return ()
+
+    return patched(view_building, "_stays", stays)
+
+
 def _long(options: Options) -> Options:
     return replace(two_gpus(options), hold_s=30.0, fault_s=8.0, heal_s=12.0)
+
+
+def _back_and_forth(options: Options) -> Options:
+    return replace(_long(options), servers=3, clients=2, fault_s=12.0)
 
 
 RELOCATIONS = (
@@ -101,6 +126,22 @@ RELOCATIONS = (
         "table-sound",
         "memory on the new server is granted twice while a lease is on its way",
         kept_part_uncharged,
+        (("relocate", 0.4),),
+        two_gpus,
+    ),
+    Mutation(
+        "stays-not-told-apart",
+        "accounts-close",
+        "the accounts drop the record of a lease that came back to a server",
+        stays_not_told_apart,
+        (("relocate", 0.4),),
+        _back_and_forth,
+    ),
+    Mutation(
+        "counts-from-its-grant",
+        "accounts-close",
+        "a moved lease that is not over counts on its server since its grant",
+        counts_from_its_grant,
         (("relocate", 0.4),),
         two_gpus,
     ),
