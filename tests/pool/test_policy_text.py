@@ -163,6 +163,8 @@ MISTAKES = {
     "[class.x]\nguarantee=2\n[[window]]\nfrom='1:00'\nto='2:00'\n[window.class.x]\nmax_gpus=1": (
         "line 2: guarantee: it is 2 GPUs, and class x may hold 1 GPUs (line 7)"
     ),
+    "[class.x]\nguarantee=2\n[[window]]\nfrom='1:00'\nto='2:00'\n[window.class.x]\npriority=1\n"
+    "max_gpus=1": "line 2: guarantee: it is 2 GPUs, and class x may hold 1 GPUs (line 8)",
     WINDOW + "from='1:00'\nto='2:00'\n[window.class.x]\nmax_leases=1": "line 4: there is no class",
     "[[reservation]]\nfrom='1:00'\nto='2:00'\ncount=1": "line 1: the reservation says for no class",
     RESERVED + "from='1:00'\nto='2:00'\ncount=0": "line 6: count is the whole",
