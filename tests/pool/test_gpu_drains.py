@@ -10,11 +10,10 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, PoolState, Request
-from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view_building import ViewSource, server_state
+from gpupool.pool.view_building import server_state
 
 A = ServerId("a" * 12)
 GIB = 1 << 30
@@ -185,12 +184,3 @@ def test_a_reading_below_zero_counts_as_no_foreign_memory() -> None:
     readings = {GpuId("GPU-0"): c.GpuReading(-5, "")}
     assert table.do(c.ReportGpus(A, Incarnation(1), readings)).ok
     assert table.state.servers[A].gpus[GpuId("GPU-0")].memory_foreign == 0
-
-
-def test_the_rows_of_a_view_are_those_of_all_its_lists() -> None:
-    """Views of more rows than some are made beside the loop."""
-    state = Table(3).state
-    health = RaftHealth(Role.LEADER, A, 1, 1, 1, (A,), (), 0.0, {}, 0)
-    source = ViewSource(state, health, A, state.now)
-    assert source.row_count == 3 + 1 + len(state.events)
-    assert len(state.events) > 0

@@ -1,7 +1,12 @@
 """Which leases give way where there are too many to try every set of them."""
 
-from tests.pool.test_preemption import small
+from tests.pool.policy_kit import GIB, ONE, A, B
+from tests.pool.test_preemption import POLICY, Preempting, small
 
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import GpuId, TokenId
+from gpupool.pool.model.state import Partition
+from gpupool.pool.scheduling.fairness import going_first
 from gpupool.pool.scheduling.preemption import EXACT_MAX, preemptions
 
 
@@ -12,5 +17,47 @@ def test_a_lease_that_clears_all_gpus_is_enough() -> None:
     for _ in range(EXACT_MAX // 2 + 1):
         pool.hold_for("bob", (0, 1))
         pool.hold_for("bob", (1, 1))
-    pool.wait("boss", pool.request(2, memory=60 << 30))
+    pool.wait("boss", pool.request(2, memory=60 * GIB))
     assert [each.leases for each in preemptions(pool.state)] == [(large,)]
+
+
+def test_of_two_servers_the_one_where_less_is_moved_is_chosen() -> None:
+    """Less is missing on the first, and only a large lease can give way there."""
+    pool = Preempting(POLICY, gpu_count=1)
+    pool.hold_for("ada", (0, 70))
+    for user, gib in (("cy", 60), ("ada", 20)):
+        request = pool.request(memory=gib * GIB)
+        place = Partition(B, GpuId(f"{B}-0"), gib * GIB)
+        done = pool.do(c.Grant(request, user, TokenId(user), bytes(32), (place,), {B: ONE}))
+        assert done.ok
+    pool.wait("boss", pool.request(memory=20 * GIB))
+    assert [each.leases for each in preemptions(pool.state)] == [(done.lease,)]
+
+
+def test_a_request_goes_first_only_while_a_lease_gives_way_for_it() -> None:
+    pool = small()
+    first, _ = pool.grant("ada"), pool.grant("ada")
+    request = pool.request()
+    pool.wait("boss", request)
+    [order] = pool.lead()
+    assert isinstance(order, c.SuspendLease)
+    assert [each.entry.request for each in going_first(pool.state)] == [request]
+    assert pool.do(c.EndLease(first, "its user has ended it")).ok
+    assert pool.state.leases[first].suspension is not None
+    assert going_first(pool.state) == ()
+
+
+def test_a_refusal_names_who_goes_first_on_these_gpus() -> None:
+    pool = small()
+    leases = [pool.grant("ada"), pool.grant("ada")]
+    for user in ("boss", "cy"):
+        pool.wait(user, pool.request())
+        assert len(pool.lead()) == 1
+    for lease in leases:
+        pool.confirm(lease)
+    for each in going_first(pool.state):
+        [(server, gpu)] = each.gpus
+        place = Partition(server, gpu, 40 * GIB)
+        asked = pool.request(memory=40 * GIB)
+        refused = pool.do(c.Grant(asked, "dee", TokenId("dee"), bytes(32), (place,), {A: ONE}))
+        assert refused.why == f"{each.entry.user} has waited 0 s for these GPUs and goes first"
