@@ -1,5 +1,6 @@
 """Which leases give way where there are too many to try every set of them."""
 
+import pytest
 from tests.pool.policy_kit import GIB, ONE, A, B
 from tests.pool.test_preemption import POLICY, Preempting, small
 
@@ -8,6 +9,7 @@ from gpupool.pool.model.ids import GpuId, TokenId
 from gpupool.pool.model.state import Partition
 from gpupool.pool.scheduling.fairness import going_first
 from gpupool.pool.scheduling.preemption import EXACT_MAX, preemptions
+from gpupool.pool.scheduling.preemption_times import suspendable_in_ms
 
 
 def test_a_lease_that_clears_all_gpus_is_enough() -> None:
@@ -61,3 +63,24 @@ def test_a_refusal_names_who_goes_first_on_these_gpus() -> None:
         asked = pool.request(memory=40 * GIB)
         refused = pool.do(c.Grant(asked, "dee", TokenId("dee"), bytes(32), (place,), {A: ONE}))
         assert refused.why == f"{each.entry.user} has waited 0 s for these GPUs and goes first"
+
+
+def test_a_server_with_too_few_gpus_takes_the_place_of_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bounded number of servers is tried, those with the least missing first."""
+    monkeypatch.setattr("gpupool.pool.scheduling.preemption.SERVERS_MAX", 1)
+    pool = Preempting(POLICY, gpu_count=2)
+    assert pool.do(c.DrainGpu(A, GpuId(f"{A}-1"), "new fan", "root", b"1" * 16)).ok
+    places = tuple(Partition(B, GpuId(f"{B}-{n}"), 80 * GIB) for n in range(2))
+    request = pool.request(2)
+    held = pool.do(c.Grant(request, "ada", TokenId("ada"), bytes(32), places, {B: ONE}))
+    assert held.ok
+    pool.wait("boss", pool.request(2))
+    assert [each.leases for each in preemptions(pool.state)] == [(held.lease,)]
+
+
+def test_nothing_is_suspended_for_the_lowest_priority() -> None:
+    pool = small()
+    assert suspendable_in_ms(pool.state, "boss", pool.request()) == 0
+    assert suspendable_in_ms(pool.state, "ada", pool.request()) is None

@@ -29,3 +29,11 @@ def test_a_lease_has_an_age_that_is_never_below_zero() -> None:
     for after_ms, age_s in ((2500, 2.5), (0, 0.0), (-1000, 0.0)):
         [lease] = build_view(pool.state, HEALTH, A, pool.now_ms + after_ms).leases
         assert lease.age_s == age_s
+
+
+def test_a_request_has_waited_since_it_began_to() -> None:
+    pool = Pool()
+    assert pool.do(c.Wait(pool.request(9), "ada", TokenId("ada"), "busy")).ok
+    for after_ms, waited_s in ((2500, 2.5), (0, 0.0), (-1000, 0.0)):
+        [entry] = build_view(pool.state, HEALTH, A, pool.now_ms + after_ms).waiting
+        assert entry.waited_s == waited_s
