@@ -139,5 +139,7 @@ def test_a_server_without_a_vote_takes_its_snapshots_as_late_as_the_last_voter()
     transfer.take_if_due()
     assert around.did == []
     around.bytes_since_rewrite = int(1.5 * LOG_BYTES)
-    transfer.take_if_due()
-    assert around.did == ["write", "saved", "taken"]
+    for _ in range(2):  # the second time nothing more was written
+        transfer.take_if_due()
+        around.applied_index += 1
+        assert around.did == ["write", "saved", "taken"]

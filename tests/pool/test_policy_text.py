@@ -287,3 +287,11 @@ def test_a_policy_has_a_number_of_prices_at_most() -> None:
     parse(priced(PRICE_COUNT_MAX))
     with pytest.raises(PolicyTextError, match=f"more than {PRICE_COUNT_MAX} prices"):
         parse(priced(PRICE_COUNT_MAX + 1))
+
+
+def test_an_hour_has_sixty_minutes_and_a_minute_sixty_seconds() -> None:
+    [window] = parse(WINDOW + "from='0:59'\nto='1:00:59'" + RULE).windows
+    assert (window.span.start, window.span.end) == (3_540_000, 3_659_000)
+    for wrong in ("0:60", "0:00:60"):
+        with pytest.raises(PolicyTextError, match="is no time of day"):
+            parse(WINDOW + f"from='{wrong}'\nto='2:00'" + RULE)

@@ -8,6 +8,7 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, TokenId
 from gpupool.pool.model.state import Partition
 from gpupool.pool.scheduling.fairness import going_first
+from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.preemption import EXACT_MAX, preemptions
 from gpupool.pool.scheduling.preemption_times import suspendable_in_ms
 
@@ -84,3 +85,15 @@ def test_nothing_is_suspended_for_the_lowest_priority() -> None:
     pool = small()
     assert suspendable_in_ms(pool.state, "boss", pool.request()) == 0
     assert suspendable_in_ms(pool.state, "ada", pool.request()) is None
+
+
+def test_a_refusal_tells_of_what_is_suspended_for_that_request_only() -> None:
+    pool = small()
+    pool.grant("ada"), pool.grant("ada")
+    request = pool.request()
+    pool.wait("boss", request)
+    assert pool.lead()
+    for asked, is_told in ((request, True), (pool.request(), False)):
+        [answer] = [each for each in pool.ask("boss", asked) if each.server == A]
+        assert isinstance(answer, NoOffer)
+        assert ("; a lease of ada is being suspended for it" in answer.why) is is_told

@@ -4,7 +4,7 @@ import pytest
 
 from gpupool.pool.history_query import CapacitySum, HistoryQuery
 from gpupool.pool.model.ids import LeaseId, Milliseconds
-from gpupool.pool.record_query import RecordQuery, samples_of
+from gpupool.pool.record_query import GroupSum, RecordQuery, samples_of
 from gpupool.pool.telemetry import HISTOGRAMS
 
 
@@ -30,3 +30,9 @@ def test_sums_of_servers_add_every_figure() -> None:
 def test_the_bounds_of_a_histogram_double() -> None:
     for bounds in HISTOGRAMS.values():
         assert [bound / bounds[0] for bound in bounds] == pytest.approx([2**n for n in range(14)])
+
+
+def test_sums_of_leases_add_every_figure() -> None:
+    one = GroupSum("ada", 1, str(2**70), "300", 4000, 50)
+    two = GroupSum("bob", 2, "1", "200", 2000, 70)
+    assert one.plus(two) == GroupSum("ada", 3, str(2**70 + 1), "500", 6000, 70)
