@@ -89,7 +89,8 @@ def test_nothing_is_suspended_for_the_lowest_priority() -> None:
 
 def test_a_refusal_tells_of_what_is_suspended_for_that_request_only() -> None:
     pool = small()
-    pool.grant("ada"), pool.grant("ada")
+    for _ in range(2):
+        pool.grant("ada")
     request = pool.request()
     pool.wait("boss", request)
     assert pool.lead()
