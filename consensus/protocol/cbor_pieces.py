@@ -11,7 +11,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import ROW_COUNT, Field, Rows
 
-_UNSIGNED, _TEXT, _LIST, _MAP = 0, 3, 4, 5
+_LIST, _MAP = 4, 5
 _SIZES = {24: 1, 25: 2, 26: 4, 27: 8}
 
 

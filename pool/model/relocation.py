@@ -16,9 +16,6 @@ from enum import Enum
 
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId
 
-RELOCATED_SINCE = 9
-"""The version of the formats from which on a lease may go to another server."""
-
 RELOCATION_MS = 15 * 60_000
 """A relocation that is not confirmed for so long is given up."""
 

@@ -289,3 +289,27 @@ def test_batches_with_other_commands_between_them_leave_what_one_step_leaves(
     monkeypatch.setattr(clock_setting, "MOVED_AT_ONCE_MAX", 10_000)
     assert all_moved(some) == whole.state
     assert meanwhile > 20
+
+
+def test_what_was_made_at_the_very_instant_is_not_of_the_accident() -> None:
+    pool = MendedPool()
+    pool.token("just before", YEAR_MS)
+    made = pool.known("just before")
+    pool.now_ms += 400 * DAY_MS
+    pool.do(c.Tick())
+    assert pool.do(c.SetClock(made.created_at, 0, "root")).ok
+    assert pool.known("just before") == made
+
+
+def test_requests_that_waited_before_the_accident_keep_their_places() -> None:
+    pool = MendedPool()
+    requests = [pool.request(9) for _ in range(3)]
+    since: list[int] = []
+    for request in requests:
+        pool.now_ms += 1000
+        assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+        since.append(pool.state.waiting[request.id].since)
+    pool.now_ms += 10_000
+    pool.do(c.Tick())
+    assert pool.do(c.SetClock(Milliseconds(since[2] + 1000), 0, "root")).ok
+    assert [pool.state.waiting[request.id].since for request in requests] == since

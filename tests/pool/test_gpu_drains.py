@@ -9,7 +9,7 @@ from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Gpu, PoolState, Request
+from gpupool.pool.model.state import EVENT_COUNT_MAX, Event, Gpu, PoolState, Request
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -164,3 +164,34 @@ def test_a_server_proposes_what_the_table_takes() -> None:
     assert plan_drains(table.state, A, seen) == ()
     table.drain(0, None)
     assert [each.gpu for each in plan_drains(table.state, A, seen)] == ["GPU-2"]
+
+
+def test_a_server_that_is_not_in_the_table_proposes_nothing() -> None:
+    seen = SignWatch().look({(GpuId("GPU-0"), "thermal"): "at 96 C"}, Milliseconds(1), 0)
+    assert plan_drains(Table().state, ServerId("z" * 12), seen) == ()
+
+
+@pytest.mark.parametrize(("granted", "word"), [((0, 0), "idle"), ((8, 0), "mix"), ((8, 8), "full")])
+def test_a_server_is_full_when_no_gpu_of_it_has_room(granted: tuple[int, int], word: str) -> None:
+    server = Table(2).state.servers[A]
+    for gpu, gib in zip(list(server.gpus.values()), granted, strict=True):
+        server.gpus[gpu.id] = replace(gpu, memory_granted=gib * GIB)
+    assert server_state(server) == word
+
+
+def test_a_reading_below_zero_counts_as_no_foreign_memory() -> None:
+    table = Table(1)
+    readings = {GpuId("GPU-0"): c.GpuReading(-5, "")}
+    assert table.do(c.ReportGpus(A, Incarnation(1), readings)).ok
+    assert table.state.servers[A].gpus[GpuId("GPU-0")].memory_foreign == 0
+
+
+def test_each_event_is_told_once_however_many_are_kept() -> None:
+    table, told = Table(), list[Event]()
+    known = table.state.events
+    table.machine.on_events = told.extend
+    for number in range(EVENT_COUNT_MAX + 5):
+        assert table.drain(number % 4, "new fan" if number // 4 % 2 == 0 else None).ok
+    assert len(told) == EVENT_COUNT_MAX + 5
+    assert tuple(told[-EVENT_COUNT_MAX:]) == table.state.events
+    assert told[0] not in known

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.pool.policy_kit import Pool as BookedPool
 from tests.pool.test_shared_gpus import CARDS, SERVERS, Pool
 
 from gpupool.pool import invariants
@@ -135,3 +136,14 @@ def test_the_work_of_one_command_does_not_grow_with_the_table(
         assert count - before <= invariants.ROWS_PER_APPLY
     assert count > 2 * len(many), "the whole table was checked, more than once"
     assert sampler.found == ()
+
+
+def test_records_whose_numbers_have_a_gap_are_found() -> None:
+    pool = BookedPool()
+    for _ in range(3):
+        pool.end(pool.grant("ada"))
+    state = pool.state
+    assert [record.number for record in state.records] == [1, 2, 3]
+    for records in (state.records[::-1], (*state.records[:2], state.records[1])):
+        wrong = replace(state, records=records)
+        assert violations(wrong) == ["the numbers of the records of leases have a gap"]

@@ -462,3 +462,14 @@ def test_in_any_order_of_steps_the_books_are_right(steps: list[tuple[int, int, i
     assert pool.state.usage == {}
     records = [(r.granted_at, r.ended_at, r.freed_at) for r in pool.state.records]
     assert all(begin <= end <= Milliseconds(freed) for begin, end, freed in records)
+
+
+def test_what_the_old_server_said_of_its_use_does_not_go_along() -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    for server in (C, D):
+        assert pool.do(c.NoteIdle(lease, server, ONE, True)).ok
+    assert pool.lease(lease).idle_on == (C, D)
+    assert pool.confirm(lease).ok
+    assert pool.lease(lease).idle_on == (D,)

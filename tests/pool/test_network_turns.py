@@ -1,6 +1,6 @@
 """Each network has its turn, however many of another one wait."""
 
-from gpupool.pool.network_turns import FIRST_IN_ROW_MAX, NetworkTurns
+from gpupool.pool.network_turns import FIRST_IN_ROW_MAX, SERVED_COUNT_MAX, NetworkTurns
 
 
 def test_networks_have_turns_and_each_of_its_own_keeps_its_order() -> None:
@@ -34,3 +34,15 @@ def test_who_leaves_has_no_turn() -> None:
     assert not turns.remove("b", "y")
     assert turns.pop() == "y"
     assert turns.size == 0
+
+
+def test_a_network_is_forgotten_after_many_others_had_their_turn() -> None:
+    turns = NetworkTurns[str]()
+    for number in range(SERVED_COUNT_MAX + 2):
+        turns.add(f"n{number}", f"n{number}")
+    for _ in range(SERVED_COUNT_MAX + 1):
+        turns.pop()
+    for network, item in (("n1", "known 1"), ("n2", "known 2"), ("n0", "forgotten")):
+        turns.add(network, item)
+    newest = f"n{SERVED_COUNT_MAX + 1}"
+    assert [turns.pop() for _ in range(4)] == ["known 1", newest, "forgotten", "known 2"]

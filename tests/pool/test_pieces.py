@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.cbor_pieces import encode_fields, map_head
 from gpupool.pool.model.codec import OPTIONAL, encode
+from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import Rows, fields_of
 
 
@@ -30,3 +35,11 @@ def test_a_field_that_has_its_default_is_left_out_as_in_the_whole() -> None:
         _Table(count=2, rows={str(n): n for n in range(99)}),
     ):
         assert in_pieces(value) == encode(value)
+
+
+@pytest.mark.parametrize("count", [0, 23, 24, 255, 256, 65_535, 65_536])
+def test_a_list_in_pieces_begins_as_the_whole_does(count: int) -> None:
+    """256 is the first number that does not fit into one byte."""
+    rows: list[Plain] = [None] * count
+    pieces = encode_fields([("rows", lambda: Rows(count, iter([rows])))])
+    assert map_head(1) + b"".join(pieces) == closed_cbor.encode({"rows": rows})

@@ -12,6 +12,7 @@ from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, Re
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import (
     Filter,
+    Gpu,
     Operator,
     Partition,
     PoolState,
@@ -432,3 +433,24 @@ def test_a_server_without_a_token_joins_an_empty_pool_only() -> None:
     answer = table.apply(c.JoinServer(ServerId("9" * 12), "another", "z:1", False, None))
     assert (answer.ok, answer.why) == (False, "a server token is needed")
     assert ServerId("9" * 12) not in table.state.servers
+
+
+def test_a_request_that_was_granted_or_closed_waits_no_more() -> None:
+    table = Table()
+    assert table.grant(wanted(1, 1, 0.5)).ok
+    assert table.apply(c.CancelRequest(wanted(2).id, "gave up", "ada")).ok
+    for number in (1, 2):
+        answer = table.apply(c.Wait(wanted(number, 1, 0.5), "ada", TOKENS["ada"], "busy"))
+        assert (answer.ok, answer.kind) == (False, "closed")
+    assert not table.state.waiting
+
+
+def test_what_could_be_had_is_what_the_best_server_has() -> None:
+    table = Table()
+    for server, sizes in ((SERVERS[0], (10, 10)), (SERVERS[1], (20, 8)), (SERVERS[2], (5, 5))):
+        gpus = tuple(
+            Gpu(GpuId(f"{server}+{n}"), n, "X", size * GIB) for n, size in enumerate(sizes)
+        )
+        assert table.apply(c.ServerUp(server, Incarnation(2), "x:1", "1", "", "", gpus)).ok
+    refusal = table.refusal(wanted(1, 2, memory=16 * GIB))
+    assert refusal.why.endswith("of that size (b); 2 GPUs could have 10.0 GiB each")

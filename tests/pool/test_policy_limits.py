@@ -46,6 +46,8 @@ def test_a_shape_that_costs_too_much(text: str, line: int, why: str) -> None:
         'x = "\\\\" # [[[[[[[[[[\n',
         "a.b.c.d.e.f.g.h = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, 1.5]\n",
         "a.b = 1\n" * 20,
+        "# [[[[[[[[[[\n",
+        f"x = {'[' * NESTING_MAX}{']' * NESTING_MAX}\n" * 2,
     ],
 )
 def test_dots_and_brackets_that_are_no_structure(text: str) -> None:

@@ -12,6 +12,7 @@ from tests.properties import examples
 
 from gpupool.pool.model.policy import NO_LIMIT, Membership, Policy, Rule, Span
 from gpupool.pool.policy.policy_document import PolicyTextError
+from gpupool.pool.policy.prices import PRICE_COUNT_MAX
 from gpupool.pool.policy.toml_lines import key_lines
 
 WHOLE = """\
@@ -163,8 +164,12 @@ MISTAKES = {
     "[class.x]\nguarantee=2\n[[window]]\nfrom='1:00'\nto='2:00'\n[window.class.x]\nmax_gpus=1": (
         "line 2: guarantee: it is 2 GPUs, and class x may hold 1 GPUs (line 7)"
     ),
+    "[class.x]\nguarantee=2\n[[window]]\nfrom='1:00'\nto='2:00'\n[window.class.x]\npriority=1\n"
+    "max_gpus=1": "line 2: guarantee: it is 2 GPUs, and class x may hold 1 GPUs (line 8)",
     WINDOW + "from='1:00'\nto='2:00'\n[window.class.x]\nmax_leases=1": "line 4: there is no class",
     "[[reservation]]\nfrom='1:00'\nto='2:00'\ncount=1": "line 1: the reservation says for no class",
+    "[class.x]\ndepartment = 'a\u0080b'": "line 2: department: write a name without control",
+    "[[reservation]]\n" * 65: "there are more than 64 of",
     RESERVED + "from='1:00'\nto='2:00'\ncount=0": "line 6: count is the whole",
     RESERVED + "from=2026-02-01\nto=2026-01-01\ncount=1": "line 5: it ends before it begins",
     "# long\n" + "x" * 300_000: "it is larger than 256 KiB",
@@ -273,3 +278,20 @@ def test_any_text_is_a_policy_or_names_its_mistakes(text: str) -> None:
     except PolicyTextError as error:
         if not error.problems:
             raise AssertionError("it names no mistake") from error
+
+
+def test_a_policy_has_a_number_of_prices_at_most() -> None:
+    def priced(count: int) -> str:
+        return "[prices]\n" + "".join(f'"model {n}" = 1\n' for n in range(count))
+
+    parse(priced(PRICE_COUNT_MAX))
+    with pytest.raises(PolicyTextError, match=f"more than {PRICE_COUNT_MAX} prices"):
+        parse(priced(PRICE_COUNT_MAX + 1))
+
+
+def test_an_hour_has_sixty_minutes_and_a_minute_sixty_seconds() -> None:
+    [window] = parse(WINDOW + "from='0:59'\nto='1:00:59'" + RULE).windows
+    assert (window.span.start, window.span.end) == (3_540_000, 3_659_000)
+    for wrong in ("0:60", "0:00:60"):
+        with pytest.raises(PolicyTextError, match="is no time of day"):
+            parse(WINDOW + f"from='{wrong}'\nto='2:00'" + RULE)

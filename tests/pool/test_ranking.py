@@ -252,3 +252,13 @@ def test_a_report_says_why_each_server_was_chosen_or_not(across: bool) -> None:
             "gpu-c: has room on 1 of the 2 GPUs, not needed",
             "gpu-d: busy: 0 of 4 GPUs have room (0 idle)",
         )
+
+
+@pytest.mark.parametrize(("placement", "first"), [(PACK, "full"), (Placement.SPREAD, "idle")])
+def test_of_servers_as_wide_the_load_decides_which_gives_more(
+    placement: Placement, first: str
+) -> None:
+    two = (card(0, 40, 40), card(1, 40, 40))
+    offers = [offer("idle", *two, load=0.2), offer("full", *two, load=0.8)]
+    [choice] = rank(offers, wanted(3, placement, across=True))
+    assert [gpu.split("-")[0] for gpu in gpus_of(choice)].count(first) == 2

@@ -125,3 +125,11 @@ def test_a_clock_that_is_set_back_keeps_its_length() -> None:
 def test_older_pools_cannot_take_it() -> None:
     assert objection("set-silence", 6)
     assert not objection("set-silence", 7)
+
+
+def test_a_silence_is_over_at_its_end_and_not_after_it() -> None:
+    table = Table()
+    assert silence(table, "why", until=table.state.now + 2000).ok
+    assert table.state.now + 1000 == table.state.silences[0].until
+    assert silence(table, None).why == "nothing of it is silenced"
+    assert table.state.silences[0].until == table.state.now

@@ -396,3 +396,17 @@ def test_a_server_that_is_away_keeps_no_order_from_being_kept() -> None:
 def view_of(pool: Pool) -> PoolView:
     health = RaftHealth(Role.LEADER, A, 1, 1, 1, (A, B), (B,), 0.1, {}, 1)
     return build_view(pool.state, health, A, pool.state.now + 90)
+
+
+def test_a_lease_that_never_was_moved_says_so() -> None:
+    pool = Pool()
+    pool.suspended()
+    assert pool.lease.history is not None
+    assert pool.lease.history.moved_at == 0
+
+
+def test_nothing_is_killed_of_a_lease_without_workers() -> None:
+    pool = Pool()
+    pool.suspended()
+    assert plan_suspensions(pool.state, A, ONE, {}, {pool.id: 1}).kill == [pool.id]
+    assert plan_suspensions(pool.state, A, ONE, {}, {}).kill == []

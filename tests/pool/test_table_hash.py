@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,13 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Milliseconds
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import GpuOrder, PoolState, Server, with_changes
-from gpupool.pool.model.table_hash import HASH_BYTES, TableHash, shape_of, whole_hash
+from gpupool.pool.model.table_hash import (
+    BLOB_BYTES,
+    HASH_BYTES,
+    TableHash,
+    shape_of,
+    whole_hash,
+)
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.tools.scale import big_state
 
@@ -188,3 +195,31 @@ def test_builds_with_other_fields_have_another_shape() -> None:
 
     assert shape_of(Inner) != shape_of(Changed) != shape_of(Outer)
     assert shape_of(PoolState) == TableHash(PoolState()).shape > 0
+
+
+@dataclass(frozen=True)
+class Blobs:
+    only: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Numbered:
+    number: int
+
+
+@dataclass(frozen=True)
+class Numbers:
+    all: tuple[Numbered, ...] = ()
+
+
+@pytest.mark.parametrize(("size", "as_hash"), [(BLOB_BYTES, False), (BLOB_BYTES + 1, True)])
+def test_long_bytes_count_as_their_hash(size: int, as_hash: bool) -> None:
+    """Every build of one shape writes rows alike, else equal tables would differ."""
+    long = b"x" * size
+    short = blake2b(long, digest_size=HASH_BYTES).digest()
+    assert (whole_hash(Blobs((long,))) == whole_hash(Blobs((short,)))) is as_hash
+
+
+def test_a_row_of_one_field_counts_too() -> None:
+    one, two = Numbers((Numbered(1),)), Numbers((Numbered(2),))
+    assert whole_hash(one) == whole_hash(decode(Numbers, encode(one))) != whole_hash(two)

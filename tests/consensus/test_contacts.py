@@ -1,0 +1,29 @@
+"""How long ago others were heard, and voters that a leader must not take away."""
+
+from lone_node import Lone
+
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import NotCommitted, Outcome
+
+B, C = ServerId("b"), ServerId("c")
+
+
+def test_a_voter_that_hung_up_was_heard_when_it_was_heard() -> None:
+    lone = Lone()
+    lone.tick(50.0)
+    lone.take("b", "response_vote", term=1)
+    lone.node.disconnected(B, lone.now)
+    lone.node.set_servers([B, C])
+    lone.tick(2.0)
+    ages = lone.node.health(lone.now).contact_age_s
+    assert (ages[B], ages[C]) == (2.0, 52.0)
+
+
+def test_a_leader_does_not_take_its_own_vote_away() -> None:
+    lone = Lone()
+    lone.win("b")
+    lone.acknowledge("b", lone.journal.last_index)
+    told: list[Outcome] = []
+    lone.node.set_voters([B, C], told.append, lone.now)
+    lone.tick()
+    assert told == [NotCommitted("the leader must hand over before it is removed")]
