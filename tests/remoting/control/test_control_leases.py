@@ -116,7 +116,7 @@ async def test_waiting_ends_by_a_hint_and_not_by_the_backoff(
         hold = await other.allocate(request(other), wait_s=None, on_status=told.append)
         assert trio.current_time() - released_at < 0.5
         assert hold.servers == holds[0].servers
-    assert told[0].startswith("waiting for 1 GPU, 0 ahead (gpu-")
+    assert told[0].startswith("waiting for 1 GPU, 0 ahead (2 servers: ")
 
 
 async def test_waiting_is_given_up_in_time(autojump_clock: Clock, nursery: trio.Nursery) -> None:
