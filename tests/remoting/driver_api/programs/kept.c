@@ -216,7 +216,8 @@ int main(int count, char **arguments) {
         for (int at = 0; at < MANY; at++) CHECK(cuMemFree_v2(pieces[at]));
         usleep(LATER_US);
         captures();
-        later();
+        // In a worker that knows the first records only, the free waits for what comes after it.
+        if (strcmp(arguments[2], "former") != 0) later();
         exceptions();
     }
     puts("results right");
