@@ -12,7 +12,8 @@
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *), cuMemAllocHost_v2(void **, size_t);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 
-enum { ODD = 12345, WARM = 2 };  // bytes more than whole chunks; copies before lanes are there
+// Bytes more than whole chunks; copies before lanes are there; connections of two lanes each way.
+enum { ODD = 12345, WARM = 2, ALL = 5 };
 
 static double seconds(clockid_t clock) {
     struct timespec time;
@@ -91,13 +92,16 @@ int main(int count, char **arguments) {
     int found[64], lost = 0, opened = 0;
     size_t warm = (size_t)WARM << 25;
     // Lanes are opened beside the program, so that the one to be lost has carried nothing at first.
-    for (size_t done = 0; done < warm || (!go && !used(lost) && done < 64 * warm); done += 2 * size) {
+    // They are opened one by one.
+    bool ready = go;
+    for (size_t done = 0; done < warm || (!ready && done < 64 * warm); done += 2 * size) {
         CHECK(cuMemcpyHtoD_v2(memory, from, size));
         CHECK(cuMemcpyDtoH_v2(to, memory, size));
         NEED(memcmp(from, to, size) == 0);
         if (go) continue;
         NEED((opened = connections(found, 64)) > 0);
         lost = found[up || opened < 2 ? opened - 1 : 1];
+        ready = opened >= ALL && used(lost);
     }
     usleep(300000);
     if (!go) {
