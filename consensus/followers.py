@@ -16,8 +16,8 @@ next commit. Committed entries are safe to take from anyone at any time.
     no answer in time           pulls from the next one in order
     no help for ``lost_s``      takes every server of the pool for a source, not voters only
     "you have no vote"          pulls from the sender, though this server takes itself for a voter
-    a vote that is repaired,    pulls, though it takes itself for a voter: it never campaigns, so
-    and no word of a leader     nobody tells it that it has lost its vote
+    a voter in repair hears     pulls, since it may have lost its vote: it never campaigns, so
+    no leader                   nobody tells it
     a vote of its own           stops
 
 Each server has an order of sources of its own, by rendezvous hashing: the voters have about as many
@@ -193,11 +193,12 @@ class Puller:
     # --- inside ------------------------------------------------------------------------------
 
     def _in_doubt_at(self) -> float:
-        """Return when a voter that is being repaired asks whether it still is one."""
+        """Return the instant at which a voter in repair that hears no leader pulls."""
         since = max(self._context.core.leader_heard_at, self._asked_at)
         return since + self._context.settings.pull_timeout_s
 
     def _doubt(self) -> None:
+        """Pull, as a server does that was told that it lost its vote."""
         self._asked_at = self._context.now
         if sources := self._sources():
             self._excluded = True

@@ -44,7 +44,7 @@ CREATE INDEX record_freed ON record (freed_at);
 _ADD_AWAY = "ALTER TABLE record ADD COLUMN away TEXT NOT NULL DEFAULT '[]';"
 _COLUMNS = tuple(field.name for field in fields(LeaseRecord))
 _WIDEN_KEY = (
-    "DROP INDEX record_number; DROP INDEX record_freed;"  # noqa: S608
+    "DROP INDEX record_number; DROP INDEX record_freed;"  # noqa: S608 - our own fields
     f" ALTER TABLE record RENAME TO former; {_MAKE} INSERT INTO record ({', '.join(_COLUMNS)})"
     f" SELECT {', '.join(_COLUMNS)} FROM former; DROP TABLE former;"
 )

@@ -351,7 +351,7 @@ def _recorded(lease: Lease) -> tuple[ServerId, ...]:
 def _stays(lease: Lease) -> tuple[Stay, ...]:
     """Return where a lease is that goes, or has gone, to another server; also where it was freed.
 
-    So one of which only memory is left where it never came is not taken for one that never moved.
+    A server that it never reached may still keep memory for it. That is no stay.
     """
     if lease.relocation is None and not lease.here_since:
         return ()

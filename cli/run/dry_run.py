@@ -50,7 +50,9 @@ async def describe_run(
     if unknown:
         say(unknown_text(unknown))
     if silent:
-        say(f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer")
+        from gpupool.remoting.client.refusals import silence_text
+
+        say(silence_text(silent))
     if silent and not asked:
         return ExitCode.NOT_NOW
     for line in verdict.lines:

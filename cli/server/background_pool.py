@@ -86,18 +86,6 @@ class BackgroundPool:
         return [each for each in self.record.processes if each.lives()] if self.record else []
 
     def start(self, count: int, arguments: list[str], status: Status) -> None:
-        """Do as ``_start_all`` does.
-
-        Raises:
-            StorageError: when the folder cannot be made or written.
-        """
-        try:
-            self._start_all(count, arguments, status)
-        except OSError as error:
-            what = f"a pool cannot be kept in {self.folder}"
-            raise StorageError(what, why=(error.strerror or str(error)).lower()) from error
-
-    def _start_all(self, count: int, arguments: list[str], status: Status) -> None:
         """Create the pool, or start the servers of the one that lies here again.
 
         Args:
@@ -107,8 +95,16 @@ class BackgroundPool:
 
         Raises:
             UsageError: when it runs already.
+            StorageError: when the folder cannot be made or written.
             GpupoolError: when a server does not start.
         """
+        try:
+            self._start_all(count, arguments, status)
+        except OSError as error:
+            what = f"a pool cannot be kept in {self.folder}"
+            raise StorageError(what, why=(error.strerror or str(error)).lower()) from error
+
+    def _start_all(self, count: int, arguments: list[str], status: Status) -> None:
         if running := self.living():
             raise UsageError(
                 f"the pool of {self.folder} runs already",

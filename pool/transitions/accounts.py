@@ -93,7 +93,7 @@ def record_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
 def stay_since(lease: Lease, server: ServerId) -> Milliseconds | None:
     """Return since when a lease has been on a server: its grant, or its move to it.
 
-    Memory that is only kept for it where it is not yet, or never came, is no stay.
+    A server may keep memory for a lease that is yet to come, or never came: that is no stay.
     """
     found = lease.relocation
     if found is not None and server == found.source:

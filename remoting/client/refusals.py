@@ -4,6 +4,7 @@ The state machine decides when a request waits and when it fails. The words of b
 the request and on the servers' answers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpupool.pool.errors import (
@@ -121,13 +122,16 @@ class Refusals:
             return ""
         answered = {name for each in self.of_asks for name in (each.server, each.name)}
         silent = [name for name in request.servers if name not in answered]
-        if not silent:
-            return ""
-        return f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+        return silence_text(silent) if silent else ""
 
     def _of_suitable_servers(self) -> list[NoOffer]:
         """Return the refusals of servers that could serve the request at another time, if any."""
         return [r for r in self.of_asks if not r.never_here] or self.of_asks
+
+
+def silence_text(names: Sequence[str]) -> str:
+    """Return that these servers do not answer."""
+    return f"{', '.join(names)} {'does' if len(names) == 1 else 'do'} not answer"
 
 
 def wanted(request: Request) -> str:

@@ -466,7 +466,7 @@ class Controller:
     def _ask_for_keys(self, now: float) -> None:
         """Ask all who may have the CA's keys for them now and then, and at once who has connected.
 
-        They are the other voters, and whom the table says it of: a vote may have moved.
+        They are the other voters, and servers that have them by the table: a vote may have moved.
         """
         context, state = self._context, self._context.state
         me = state.servers.get(context.self_id)

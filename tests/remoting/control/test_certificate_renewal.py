@@ -303,11 +303,11 @@ async def test_a_certificate_that_nobody_renews_is_warned_of_in_views(tmp_path: 
         await pool.start([1])
         await without_ca_key(pool, pool.servers[0])
         async with connect_pool(pool.credentials()) as client:
-            while not (first := (await client.view()).warnings):  # noqa: ASYNC110
+            while not (first := (await client.view()).warnings):  # noqa: ASYNC110 - no event
                 await trio.sleep(0.1)
             assert [each.partition(" has ")[0] for each in first] == ["no server"]
             with trio.fail_after(15):
-                while (said := (await client.view()).warnings) == first:  # noqa: ASYNC110
+                while (said := (await client.view()).warnings) == first:  # noqa: ASYNC110 - no event
                     await trio.sleep(0.1)
         (warning,) = set(said) - set(first)
         assert warning.startswith("the certificate of server gpu-1 ")
