@@ -33,7 +33,7 @@ def _edt(function: Operation) -> Operation:
         block_params: Any = None,
         float64_distances: bool = True,
     ) -> Any:
-        if image.ndim not in IMAGE_AXES:
+        if np.ndim(image) not in IMAGE_AXES:
             raise NotImplementedError("Only 2D and 3D distance transforms are supported.")
         if not (return_distances or return_indices):
             raise RuntimeError("at least one of return_distances/return_indices must be True")
@@ -118,7 +118,7 @@ def _numbers(value: Any) -> Any:
 
 def _bandwidth(_function: Operation) -> Operation:
     def call(a: Any) -> tuple[int, int]:
-        if not a.size:
+        if not np.size(a):
             return 0, 0
         _check_matrix(a)
         below = np.subtract(*np.nonzero(a))
@@ -137,8 +137,9 @@ def _matrices(function: Operation) -> Operation:
 
 
 def _check_matrix(a: Any) -> None:
-    if a.ndim != 2:
-        raise np.linalg.LinAlgError(f"{a.ndim}-dimensional array given. It must be two-dimensional")
+    axes = np.ndim(a)
+    if axes != 2:
+        raise np.linalg.LinAlgError(f"{axes}-dimensional array given. It must be two-dimensional")
 
 
 def _next_fast_len(_function: Operation) -> Operation:
@@ -167,7 +168,7 @@ def _multiples(least: int) -> list[int]:
 
 def _one_axis(function: Operation) -> Operation:
     def call(in1: Any, in2: Any, *args: Any, **kwargs: Any) -> Any:
-        if in1.ndim != 1 or in2.ndim != 1:
+        if np.ndim(in1) != 1 or np.ndim(in2) != 1:
             raise NotImplementedError("Only 1d inputs are supported currently")
         return function(in1, in2, *args, **kwargs)
 
@@ -176,7 +177,7 @@ def _one_axis(function: Operation) -> Operation:
 
 def _hilbert2(function: Operation) -> Operation:
     def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if x.ndim > 2:
+        if np.ndim(x) > 2:
             raise ValueError("x must be 2-D.")
         return function(x, *args, **kwargs)
 
@@ -194,7 +195,7 @@ def _ranked(function: Operation) -> Operation:
     """Take integers of 64 bits by either of NumPy's names for them; SciPy knows the one."""
 
     def call(image: Any, *args: Any, **kwargs: Any) -> Any:
-        if image.dtype.kind in "iu" and image.dtype.itemsize == 8:
+        if hasattr(image, "dtype") and image.dtype.kind in "iu" and image.dtype.itemsize == 8:
             image = image.view(np.int64 if image.dtype.kind == "i" else np.uint64)
         return function(image, *args, **kwargs)
 

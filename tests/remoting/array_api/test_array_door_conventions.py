@@ -137,6 +137,7 @@ def test_signals_refuse_what_cupy_refuses(cp: Any) -> None:
     signal = of(cp, "signal")
     for error, call in (
         (NotImplementedError, lambda: signal.choose_conv_method(cp.ones((3, 3)), cp.ones(3))),
+        (NotImplementedError, lambda: signal.choose_conv_method(0, cp.asarray(False))),
         (ValueError, lambda: signal.hilbert2(cp.ones((2, 3, 4)))),
         (ValueError, lambda: signal.firls(11, [0.1, 0.2], [0, 0], [1, 2])),
         (ValueError, lambda: signal.get_window({"hann"}, 8)),

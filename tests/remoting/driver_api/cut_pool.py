@@ -187,7 +187,7 @@ def run(net: Net, words: list[str], case: str) -> None:
 @contextlib.contextmanager
 def networked_pool() -> Generator[Net]:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
-    pool = FakeGpuPool(folder, servers=2, first=2 + os.getpid() % 120 * 2)
+    pool = FakeGpuPool(folder, servers=2)
     net = Net(pool)
     try:
         pool.start()

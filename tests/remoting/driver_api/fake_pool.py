@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +28,26 @@ os.environ["FAKE_CUDA_DEVICES"] = "{devices}"
 """Read when Python starts, by the server and by its workers, which inherit no such variables."""
 
 
+NUMBERS = 256
+"""How many servers on one machine the names of fake GPUs tell apart."""
+
+
+def claimed_number() -> tuple[int, int]:
+    """Return a server's number that no other test on this machine has, and the claim's descriptor.
+
+    The number is a part of the names of the server's GPUs, and of all servers on a machine one
+    offers a GPU. Tests run side by side, so each server claims its number as servers claim GPUs:
+    by an abstract Unix socket.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for number in range(NUMBERS):
+        with contextlib.suppress(OSError):
+            claim.bind(f"\0gpupool-test-server-{number}")
+            return number, claim.detach()
+    claim.close()
+    raise AssertionError(f"tests on this machine run {NUMBERS} servers at once")
+
+
 class FakeGpuServer:
     """One server with GPUs that are a library; its data connections are TCP with TLS.
 
@@ -33,10 +55,10 @@ class FakeGpuServer:
     remote server.
     """
 
-    def __init__(
-        self, folder: Path, name: str, number: int, devices: int, env: dict[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, name: str, devices: int, env: dict[str, str]) -> None:
         self.name = name
+        self.number, claim = claimed_number()
+        weakref.finalize(self, os.close, claim)
         self.folder = folder / self.name
         runtime = self.folder / ("so-long-a-name-that-no-socket-can-have-it-" * 3)[:110]
         for each in (runtime, bindings := self.folder / "bindings", driver := self.folder / "lib"):
@@ -44,7 +66,7 @@ class FakeGpuServer:
         self.folder.chmod(0o711)  # workers have users of their own
         # Copies where workers may read: the compiler's cache may be closed to them.
         shutil.copytree(HERE / "ctypes_bindings", bindings, dirs_exist_ok=True)
-        settings = SETTINGS.format(number=number, devices=devices)
+        settings = SETTINGS.format(number=self.number, devices=devices)
         (bindings / "sitecustomize.py").write_text(settings)
         shutil.copy(build_driver(), driver / "libcuda.so.1")
         self.log = self.folder / "server.log"
@@ -115,11 +137,9 @@ class FakeGpuPool:
         folder: an empty one, which others may enter.
         servers: how many.
         devices: of each server.
-        first: a number in the names of the first server's GPUs, and so on: a machine has one server
-            for each GPU, whatever pool it belongs to.
     """
 
-    def __init__(self, folder: Path, servers: int = 1, devices: int = 1, *, first: int = 0) -> None:
+    def __init__(self, folder: Path, servers: int = 1, devices: int = 1) -> None:
         self.folder = folder
         folder.chmod(0o711)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
@@ -133,8 +153,7 @@ class FakeGpuPool:
         self.env.pop("XDG_RUNTIME_DIR", None)
         self._spawned = Spawned()
         self.servers = [
-            FakeGpuServer(folder, "abcd"[at], first + at, devices, self.env)
-            for at in range(servers)
+            FakeGpuServer(folder, "abcd"[at], devices, self.env) for at in range(servers)
         ]
 
     @property

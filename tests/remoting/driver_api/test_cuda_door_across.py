@@ -1,7 +1,6 @@
 """A lease over two real servers, and programs that use all of it by the CUDA door."""
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -35,7 +34,7 @@ def running() -> Generator[FakeGpuPool]:
     """Run a pool of two servers with two GPUs each."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     build.ensure()
-    pool = FakeGpuPool(folder, servers=2, devices=2, first=2 + os.getpid() % 120 * 2)
+    pool = FakeGpuPool(folder, servers=2, devices=2)
     try:
         pool.start()
         yield pool

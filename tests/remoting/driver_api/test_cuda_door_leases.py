@@ -301,11 +301,12 @@ n.nvmlShutdown()
 def test_nvml_inside_of_a_lease_shows_the_partition(fake_gpu_pool: FakeGpuPool) -> None:
     """By NVIDIA's own binding, before and after CUDA is in use; and gpupool smi the same."""
     python = ["--", sys.executable, "-c", NVML]
+    number = fake_gpu_pool.server.number
     done = fake_gpu_pool.command("run", "-m", "20G", "--door", "cuda", *python)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:5] == [
-        "NVIDIA H200 GPU-fa4e0000-0000-4000-8000-000000000000 00000000:1B:00.0 27",
+        f"NVIDIA H200 GPU-fa4e0000-0000-4000-8000-00000000{number:02x}00 00000000:1B:00.0 27",
         "580.00 13000 20",
         "(9, 0) []",
         "refused",

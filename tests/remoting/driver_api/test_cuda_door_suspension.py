@@ -94,17 +94,19 @@ def test_a_program_gives_its_memory_to_another_and_goes_on(
     pool: FakeGpuPool, control: Control
 ) -> None:
     program, lines = start(pool)
+    lease = pool.lease()
     suspend(pool, control)
     assert control.memory_used() == 0
     code = PROGRAM.replace("while True", "while step < 3")
     other = pool.command("run", "-p", "0.9", "--door", "cuda", "--", sys.executable, "-c", code)
     assert other.stdout == "1\n2\n3\n", other.stderr + pool.logs()
     assert program.poll() is None
-    done = pool.command("resume", pool.lease())
+    done = pool.command("resume", lease)  # that of the other one may still be on its way out
     assert done.returncode == 0, done.stderr
     for step in range(2, 200):
         assert lines.readline() == f"{step}\n"
     # What ends a lease ends it while it is suspended, too.
+    pool.until(lambda: pool.leases() == [lease])
     suspend(pool, control)
     program.kill()
     pool.until(lambda: pool.leases() == [] and control.memory_used() == 0)

@@ -137,7 +137,7 @@ def test_cupy_on_two_servers(python: str, library: Path, tmp_path: Path) -> None
 def running() -> Generator[FakeGpuPool]:
     """Run a pool of one server with two GPUs, whose NVML a lease's programs can ask."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
-    fake = FakeGpuPool(folder, devices=2, first=242 + os.getpid() % 10)
+    fake = FakeGpuPool(folder, devices=2)
     try:
         fake.start()
         yield fake
