@@ -32,12 +32,15 @@ accept connections from every server of the pool: one that was away may hear fir
 
 **The loop.** Everything runs on the trio thread, but for long syncs, and for the steps of long
 work: encoding a snapshot, or decoding one. Such steps pause after each millisecond or so, because
-only one thread runs Python at a time. Others only put events into the inbox and wake the loop;
-``run`` alone touches the node's time::
+only one thread runs Python at a time. Others put events into the inbox and wake the loop::
 
     waiting --(an event, a proposal, or next_step_at)--> stepping --> syncing --> letting out --+
        ^                                                                                        |
        +----------------------------------------------------------------------------------------+
+
+A frame that is the last of those read at once does not wait for the loop's turn: while ``run`` is
+waiting, and a sync takes no other thread, ``received`` goes around once by itself: a turn of the
+event loop costs as much as a small step. ``run`` raises an error of it.
 
     stepping      all events of the inbox in order, then ``node.step`` once
     syncing       a leader's entries leave; then the journal, here or on another thread; nothing
@@ -54,9 +57,7 @@ its time and twice that; that the inbox holds more than ``INBOX_BYTES_MAX`` of f
 anything is proposed after ``run``.
 """
 
-import gc
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -71,9 +72,9 @@ from gpupool.consensus.protocol.raft_settings import (
     INBOX_BYTES_MAX,
     ConsensusSettings,
 )
-from gpupool.consensus.snapshot_transfer import Work
 from gpupool.consensus.storage.store import Storage
-from gpupool.consensus.sync_place import LINK_TURNS, LINKS_WRITE_S, SyncPlace
+from gpupool.consensus.sync_place import SyncPlace
+from gpupool.consensus.work_thread import WorkThread
 from gpupool.pool.measures import Measures
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
@@ -99,9 +100,6 @@ HAND_OVER_POLL_S = 0.02
 GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
 
-WORK_PAUSE_S = 0.0005
-"""Between two steps of long work; as long as the steps themselves, so that half is left."""
-
 Callback = Callable[[Outcome], None]
 
 _log = logging.getLogger(__name__)
@@ -126,7 +124,6 @@ class RaftDriver:
     ) -> None:
         """Start the node; ``after_work`` is called when a snapshot was encoded or decoded."""
         self._clock = clock
-        self._after_work = after_work
         self._links = links
         self._storage = storage
         self._inbox: deque[Callable[[float], None]] = deque()
@@ -135,11 +132,13 @@ class RaftDriver:
         self._peers: tuple[ServerId, ...] | None = None
         self._barrier: _SharedBarrier | None = None
         self._stopped = False
+        self._waits_until: float | None = None  # while ``run`` waits; else None
+        self._is_half_done = False  # a step that is to be synced on another thread
+        self._failure: Exception | None = None  # of a step outside of ``run``
         self._submitted: dict[_Submitted, None] = {}
         self._sync_place = SyncPlace()
         self._measures = measures or Measures()
-        self._work_over = trio.Event()
-        self._work_over.set()
+        self._work = WorkThread(self._put, lambda w, now: self._node.work_done(w, now), after_work)
         self._node = RaftNode(
             server_id,
             storage=storage,
@@ -148,7 +147,7 @@ class RaftDriver:
             now=clock.monotonic(),
             settings=settings,
             incarnation=1 + int.from_bytes(randomness.randbytes(7), "little"),
-            run_work=self._run_work,
+            run_work=self._work.run,
             clock_refusal=clock_refusal,
             stopwatch=clock.monotonic,
         )
@@ -235,8 +234,8 @@ class RaftDriver:
         """Say that the connection with ``peer`` is gone."""
         self._put(partial(self._node.disconnected, peer))
 
-    def received(self, peer: ServerId, frame: bytes) -> None:
-        """Take one frame; when too much waits already, hang up.
+    def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
+        """Take one frame, and step unless ``more`` come; when too much waits already, hang up.
 
         A connection carries all frames in order or none: the rules of Raft's core rest on it.
         """
@@ -245,7 +244,9 @@ class RaftDriver:
             self._links.hang_up(peer)
             return
         self._inbox_bytes += len(frame)
-        self._put(partial(self._node.receive, peer, frame))
+        self._inbox.append(partial(self._node.receive, peer, frame))
+        if more or not self._step_at_once():
+            self._wake.set()
 
     # --- the rest of the server --------------------------------------------------------------
 
@@ -296,18 +297,12 @@ class RaftDriver:
             await self._step()
             task_status.started()
             while True:
-                wait_s = self._node.next_step_at() - self._clock.monotonic()
-                if wait_s > 0 and not self._inbox:
-                    with trio.move_on_after(wait_s if math.isfinite(wait_s) else math.inf):
-                        await self._wake.wait()
-                else:
-                    await trio.lowlevel.checkpoint()
+                await self._wait()
                 self._wake = trio.Event()
                 await self._step()
         finally:
             self._stopped = True
-            with trio.CancelScope(shield=True):
-                await self._work_over.wait()  # a step at most; it may be writing a file
+            await self._work.stop()
             for submitted in list(self._submitted):
                 self.decided(submitted, Unknown("this server is stopping"))
 
@@ -321,21 +316,65 @@ class RaftDriver:
         self._inbox.append(event)
         self._wake.set()
 
-    async def _step(self) -> None:
-        """Handle all that arrived, sync once, and let frames and results out, in this order.
+    async def _wait(self) -> None:
+        """Wait until a step is due."""
+        due = self._node.next_step_at()
+        wait_s = due - self._clock.monotonic()
+        if wait_s <= 0 or self._inbox:
+            await trio.lowlevel.checkpoint()
+            return
+        self._waits_until = due
+        try:
+            with trio.move_on_after(wait_s):
+                await self._wake.wait()
+        finally:
+            self._waits_until = None
 
-        The followers' disks work at the same time as the leader's: its entries leave first.
+    def _step_at_once(self) -> bool:
+        """Step in the caller's task; False when the loop is at it, or has to wait for the disk."""
+        until = self._waits_until
+        if until is None or self._wake.is_set() or not self._sync_place.is_inline:
+            return False
+        self._waits_until = None  # what this step causes goes the usual way
+        try:
+            self._begin_step()
+            if self._node.storage.sync_is_long:
+                self._is_half_done = True
+                return False
+            self._sync_inline()
+            self._end_step()
+        except Exception as error:  # noqa: BLE001 - ``run`` raises it
+            self._failure = error
+            return False
+        self._waits_until = until
+        return not self._inbox and self._node.next_step_at() >= until
+
+    async def _step(self) -> None:
+        """Handle all that arrived, sync once, and let frames and results out, in this order."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_half_done:
+            self._begin_step()
+        self._is_half_done = False
+        await self._sync()
+        self._end_step()
+
+    def _begin_step(self) -> None:
+        """Handle all that arrived.
+
+        The followers' disks work at the same time as the leader's: its entries leave now.
         """
-        node, now = self._node, self._clock.monotonic()
+        now = self._clock.monotonic()
         for _ in range(len(self._inbox)):
             self._inbox.popleft()(now)
         self._inbox_bytes = 0
-        node.step(now)
-        early = node.early()
-        self._send(early)
-        await self._sync(links_write=bool(early))
-        ready = node.ready()
-        if (peers := node.peers()) != self._peers:
+        self._node.step(now)
+        self._send(self._node.early())
+
+    def _end_step(self) -> None:
+        """Let out what the sync has made true."""
+        ready = self._node.ready()
+        if (peers := self._node.peers()) != self._peers:
             self._peers = peers
             self._links.set_peers(peers)
         self._send(ready.frames)
@@ -347,64 +386,25 @@ class RaftDriver:
             if not self._links.send(peer, frame):
                 self._links.hang_up(peer)  # What comes after a lost frame must not arrive.
 
-    def _run_work(self, work: Work) -> None:
-        """Run the steps of ``work`` on a thread of its own; its end is an event of the node."""
-        self._work_over = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-        failure: list[Exception] = []
-
-        def steps() -> None:
-            gc.disable()  # rows by the hundred thousand would all be visited, for nothing
-            try:
-                for _ in work.steps:
-                    if self._stopped:
-                        return
-                    # To sleep, even so shortly, lets the loop have the interpreter.
-                    time.sleep(WORK_PAUSE_S)
-            except Exception as error:  # noqa: BLE001 - the loop raises it
-                failure.append(error)
-            finally:
-                self._after_work()
-                gc.enable()
-
-        def ended(_: object) -> None:
-            token.run_sync_soon(self._work_ended, work, failure)
-
-        trio.lowlevel.start_thread_soon(steps, ended, "snapshot")
-
-    def _work_ended(self, work: Work, failure: list[Exception]) -> None:
-        self._work_over.set()
-
-        def done(now: float) -> None:
-            if failure:
-                raise failure[0]
-            self._node.work_done(work, now)
-
-        if not self._stopped:
-            self._put(done)
-
-    async def _sync(self, *, links_write: bool) -> None:
-        """Sync on this thread or on another, as ``SyncPlace`` says.
-
-        With ``links_write``, the links write what they were given before this thread waits.
-        """
+    async def _sync(self) -> None:
+        """Sync on this thread or on another, as ``SyncPlace`` says."""
         if self._node.storage.sync_is_long:
             await self._sync_on_thread()
             return
-        began, inline = self._clock.monotonic(), self._sync_place.is_inline
-        if inline and links_write:
-            for _ in range(LINK_TURNS):
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                if self._clock.monotonic() - began > LINKS_WRITE_S:
-                    break
-        writes = self._node.storage.journal.dirty
-        took_s = self._timed_sync() if inline else await self._sync_on_thread()
+        if self._sync_place.is_inline:
+            self._sync_inline()
+            return
+        began, writes = self._clock.monotonic(), self._node.storage.journal.dirty
+        took_s = await self._sync_on_thread()
         if writes:
             self._measures.observe("raft_fsync_duration_seconds", took_s)
-        if inline:
-            self._sync_place.synced_inline(took_s)
-        else:
-            self._sync_place.synced_beside(took_s, self._clock.monotonic() - began)
+        self._sync_place.synced_beside(took_s, self._clock.monotonic() - began)
+
+    def _sync_inline(self) -> None:
+        writes, took_s = self._node.storage.journal.dirty, self._timed_sync()
+        if writes:
+            self._measures.observe("raft_fsync_duration_seconds", took_s)
+        self._sync_place.synced_inline(took_s)
 
     def _timed_sync(self) -> float:
         """Sync on the thread that calls; return for how long a real disk kept it."""

@@ -21,13 +21,6 @@ INLINE_MAX_S = 0.002
 BUSY_MAX_S = 0.02
 """The same for a loop whose turns take far longer: the time that a step may take."""
 
-LINK_TURNS = 3
-"""Turns of the event loop until a link has written: it wakes, takes TLS's lock, and writes; the
-order within a turn is drawn."""
-
-LINKS_WRITE_S = 0.002
-"""No turn begins later: on a busy loop, three of them take longer than the disks by far."""
-
 CHANGE_SHARE = 0.25
 SMOOTHING = 1 / 8
 FADING = 0.98

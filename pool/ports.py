@@ -216,8 +216,8 @@ class PeerEvents(Protocol):
         """Say that the connection with ``peer`` is gone, with all that was in flight."""
         ...
 
-    def received(self, peer: ServerId, frame: bytes) -> None:
-        """Take one frame that ``peer`` sent."""
+    def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
+        """Take one frame that ``peer`` sent; with ``more``, another one has come with it."""
         ...
 
 

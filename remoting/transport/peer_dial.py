@@ -10,6 +10,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.authority.ca_bundle import newest_of, number_of
 from gpupool.remoting.transport.client_tls import server_of
 from gpupool.remoting.transport.failures import OTHER_CA
+from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.pki import TlsContexts, newest_server_name, server_name
 from gpupool.remoting.transport.socket_options import tune
 
@@ -38,7 +39,7 @@ class TlsDialler:
         tune(tcp.socket, timeout_s=PEER_TIMEOUT_S)
         context: ssl.SSLContext = self._contexts.peer_client(newest=shows_newest)
         name = newest_server_name(peer) if newest else server_name(peer)
-        stream = trio.SSLStream(tcp, context, server_hostname=name, https_compatible=True)
+        stream = LinkStream.dialled(tcp, context, name)
         try:
             await stream.do_handshake()
         except BaseException:
@@ -88,6 +89,6 @@ class DialFailures:
             self._has_advised = False
 
 
-def proven_peer(stream: "trio.SSLStream[trio.SocketStream]") -> ServerId | None:
+def proven_peer(stream: LinkStream) -> ServerId | None:
     """Return which server the other end of a handshaken, mutual TLS connection has proven to be."""
     return server_of(stream.getpeercert())

@@ -16,6 +16,7 @@ from gpupool.pool.model.formats import VERSION
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.framing import frame_bytes
 from gpupool.remoting.transport.link_clock import LinkClock
+from gpupool.remoting.transport.link_stream import LinkStream
 
 QUEUE_SIZE_MAX = 32 * 1024 * 1024
 QUEUE_COUNT_MAX = 16_384
@@ -68,7 +69,12 @@ class PeerLink:
     arrived: trio.Event = field(default_factory=trio.Event)  # the push that is under way
 
     def put(self, data: bytes) -> bool:
-        """Queue frames; False when they are too many for a peer that reads nothing."""
+        """Write frames or queue them; False when too many wait for a peer that reads nothing."""
+        stream = self.stream
+        if isinstance(stream, LinkStream) and not self.queue and stream.send_now(data):
+            if stream.has_rest:
+                self.more.set()
+            return True
         if len(self.queue) >= QUEUE_COUNT_MAX or self.queue_size + len(data) > QUEUE_SIZE_MAX:
             return False
         self.queue.append(data)
@@ -85,6 +91,11 @@ class PeerLink:
             size += len(parts[-1])
         self.queue_size -= size
         return b"".join(parts)
+
+    @property
+    def has_more(self) -> bool:
+        """True while something waits for the task that writes."""
+        return bool(self.queue) or (isinstance(self.stream, LinkStream) and self.stream.has_rest)
 
     def push(self, size: int) -> bool:
         """Send so many bytes, whose arrival the peer confirms; False when one is under way."""

@@ -30,7 +30,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address, parse_address
-from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
+from gpupool.remoting.protocol.framing import Frame, FrameReader, frame_bytes
 from gpupool.remoting.transport.authority.ca_bundle import shows_one_of
 from gpupool.remoting.transport.bandwidth import BandwidthMeter, Speeds
 from gpupool.remoting.transport.failures import GONE, explain
@@ -390,7 +390,7 @@ class PeerTransport:
 
     async def _write(self, link: PeerLink) -> None:
         while True:
-            while link.queue:
+            while link.has_more:
                 await link.stream.send_all(link.take())
             link.more = trio.Event()
             await link.more.wait()
@@ -400,23 +400,24 @@ class PeerTransport:
         with trio.fail_after(GREETING_TIMEOUT_S) as greeting:
             while data := await link.stream.receive_some(READ_SIZE):
                 reader.feed(bytes(data))
-                # One at a time: the greeting raises the limit for the frame after it.
-                while (frame := reader.next()) is not None:
-                    if link.scope.cancel_called:
-                        return
-                    if not link.greeted:
-                        self._take_greeting(link, frame.kind, frame.body)
-                        self._raise(link)
-                        reader.size_max = FRAME_SIZE_MAX
-                        greeting.deadline = float("inf")
-                    else:
-                        self._take(link, frame.kind, frame.body)
+                frame = reader.next()
+                if frame is not None and not link.greeted:
+                    self._take_greeting(link, frame.kind, frame.body)
+                    self._raise(link)
+                    reader.size_max = FRAME_SIZE_MAX  # which holds for the frame after it
+                    greeting.deadline = float("inf")
+                    frame = reader.next()
+                while frame is not None and not link.scope.cancel_called:
+                    following = reader.next()
+                    self._take(link, frame, more=following is not None)
+                    frame = following
 
-    def _take(self, link: PeerLink, kind: int, body: bytes) -> None:
+    def _take(self, link: PeerLink, frame: Frame, *, more: bool) -> None:
         assert self._events is not None
+        kind, body = frame.kind, frame.body
         match kind:
             case Kind.RAFT:
-                self._events.received(link.peer, body)
+                self._events.received(link.peer, body, more=more)
             case Kind.GREETING:
                 self._take_greeting(link, kind, body)
                 self._ask_clock(link)

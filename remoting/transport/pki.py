@@ -340,6 +340,7 @@ def control_context(identity: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     harden(context)
     context.load_cert_chain(identity.certificate_path, identity.key_path)
+    context.num_tickets = 0  # of sessions, which are never resumed
     return context
 
 

@@ -105,8 +105,9 @@ class SimulatedDriver:
         """Say that the connection with ``peer`` is gone."""
         self._put(partial(self.node.disconnected, peer))
 
-    def received(self, peer: ServerId, frame: bytes) -> None:
-        """Take one frame."""
+    def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
+        """Take one frame; a simulated one comes alone."""
+        del more
         self._put(partial(self.node.receive, peer, frame))
 
     # --- proposals --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ it is asked in, so the time of a commit holds no other hop than those between th
 """
 
 import json
+import logging
 import math
 import os
 import random
@@ -15,8 +16,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import trio
@@ -26,8 +28,11 @@ from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, PoolState, Request
-from gpupool.pool.ports import Committed, Outcome, Role, StateMachine
+from gpupool.pool.ports import Committed, Outcome, PeerEvents, Role, StateMachine
 from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport.link_stream import LinkStream
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.simulations.tools.scale import big_state
 
 LENGTH = struct.Struct("<I")
@@ -60,106 +65,53 @@ class SystemTime:
         return time.time_ns() // 1_000_000
 
 
-class TlsLinks:
-    """One mutual TLS connection per pair, dialled by the server with the greater name."""
+class Links:
+    """The product's links over one mutual TLS connection per pair, with the benchmark's keys."""
 
     def __init__(self, name: str, ports: dict[str, int], directory: Path) -> None:
-        self.name, self.ports = name, ports
-        self.outgoing: dict[str, list[bytes]] = {}
-        self.wake: dict[str, trio.Event] = {}
-        self.replicated_log: RaftDriver | None = None
         ca = str(directory / "ca.pem")
         self.server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
         self.server_context.verify_mode = ssl.CERT_REQUIRED
+        self.server_context.num_tickets = 0
         self.client_context = ssl.create_default_context(cafile=ca)
         for context in (self.server_context, self.client_context):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.load_cert_chain(directory / f"{name}.pem")
+        identity: Any = SimpleNamespace(server=ServerId(name))
+        contexts: Any = SimpleNamespace()  # nobody measures the way to another server here
+        self.transport = PeerTransport(
+            identity,
+            clock=SystemTime(),
+            rng=random.Random(),
+            address_of=lambda peer: f"127.0.0.1:{ports[peer]}",
+            log=logging.getLogger("links"),
+            dial=self._dial,
+            contexts=contexts,
+        )
 
-    def send(self, peer: ServerId, frame: bytes) -> bool:
-        queue = self.outgoing.get(peer)
-        if queue is None:
-            return False
-        queue += (LENGTH.pack(len(frame)), frame)
-        self.wake[peer].set()
-        return True
-
-    def set_peers(self, peers: Sequence[ServerId]) -> None:
-        """All servers stay connected here."""
-
-    def hang_up(self, peer: ServerId) -> None:
-        """No benchmark fills an inbox."""
-
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, events: PeerEvents, listener: socket.socket) -> None:
         async with trio.open_nursery() as nursery:
+            await nursery.start(self.transport.run, events)
             stream = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-            nursery.start_soon(trio.serve_listeners, self._accept, [stream])
-            for peer in self.ports:
-                if peer < self.name:
-                    nursery.start_soon(self._dial, peer)
+            await trio.serve_listeners(self._accept, [stream])
 
-    async def _accept(self, plain: trio.SocketStream) -> None:
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = trio.SSLStream(plain, self.server_context, server_side=True)
+    async def _accept(self, tcp: trio.SocketStream) -> None:
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = LinkStream.accepted(tcp, self.server_context)
         try:
             await stream.do_handshake()
-            await self._carry(stream)
-        except (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except (OSError, trio.BrokenResourceError):
             await trio.aclose_forcefully(stream)
-
-    async def _dial(self, peer: str) -> None:
-        while True:
-            try:
-                plain = await trio.open_tcp_stream("127.0.0.1", self.ports[peer])
-                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream = trio.SSLStream(plain, self.client_context, server_hostname=peer)
-                await stream.do_handshake()
-                await self._carry(stream)
-            except (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-            await trio.sleep(0.05)
-
-    async def _carry(self, stream: Any) -> None:
+            return
         names = [value for kind, value in stream.getpeercert()["subjectAltName"] if kind == "DNS"]
-        peer = ServerId(names[0])
-        assert self.replicated_log is not None
-        self.outgoing[peer] = []
-        self.wake[peer] = trio.Event()
-        self.replicated_log.connected(peer)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write, peer, stream)
-                await self._read(peer, stream)
-                nursery.cancel_scope.cancel()
-        except* (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        finally:
-            del self.outgoing[peer], self.wake[peer]
-            self.replicated_log.disconnected(peer)
+        await self.transport.accept(stream, ServerId(names[0]))
 
-    async def _write(self, peer: ServerId, stream: Any) -> None:
-        while True:
-            await self.wake[peer].wait()
-            self.wake[peer] = trio.Event()
-            queue = self.outgoing[peer]
-            data = b"".join(queue)
-            queue.clear()
-            await stream.send_all(data)
-
-    async def _read(self, peer: ServerId, stream: Any) -> None:
-        assert self.replicated_log is not None
-        buffer = bytearray()
-        while data := await stream.receive_some(262_144):
-            buffer += data
-            position = 0
-            while len(buffer) - position >= LENGTH.size:
-                (length,) = LENGTH.unpack_from(buffer, position)
-                end = position + LENGTH.size + length
-                if len(buffer) < end:
-                    break
-                self.replicated_log.received(peer, bytes(buffer[position + LENGTH.size : end]))
-                position = end
-            del buffer[:position]
+    async def _dial(self, peer: ServerId, address: Address) -> trio.abc.Stream:
+        tcp = await trio.open_tcp_stream(address.host, address.port)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = LinkStream.dialled(tcp, self.client_context, peer)
+        await stream.do_handshake()
+        return stream
 
 
 # --- one server process ----------------------------------------------------------------------
@@ -171,7 +123,7 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
     storage = open_storage(directory / name, create=new)
     if new and name == min(ports):
         bootstrap(storage, ServerId(name))
-    links = TlsLinks(name, ports, directory)
+    links = Links(name, ports, directory)
     machine = machine_of(directory)
     replicated_log = RaftDriver(
         ServerId(name),
@@ -179,20 +131,19 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
         machine=machine,
         clock=SystemTime(),
         randomness=random.Random(),
-        links=links,
+        links=links.transport,
     )
-    links.replicated_log = replicated_log
     replicated_log.set_servers([ServerId(server) for server in ports])
     replicated_log.reconcile_voters([ServerId(server) for server in ports])
     listener = socket.create_server(("127.0.0.1", ports[name]))
     async with trio.open_nursery() as nursery:
         await nursery.start(replicated_log.run)
-        nursery.start_soon(links.run, listener)
+        nursery.start_soon(links.run, replicated_log, listener)
         if (doors := directory / "doors.json").exists():
             door = socket.create_server(("127.0.0.1", json.loads(doors.read_text())[name]))
             stream = trio.SocketListener(trio.socket.from_stdlib_socket(door))
-            listeners = [trio.SSLListener(stream, links.server_context)]
-            nursery.start_soon(trio.serve_listeners, Door(replicated_log).converse, listeners)
+            handle = Door(replicated_log, links.server_context).converse
+            nursery.start_soon(trio.serve_listeners, handle, [stream])
         await obey(replicated_log, machine)
         nursery.cancel_scope.cancel()
 
@@ -200,16 +151,22 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
 class Door:
     """Commits the 64 bytes of outside clients, for ``etcd.py``; one byte answers each command."""
 
-    def __init__(self, replicated_log: RaftDriver) -> None:
-        self.replicated_log = replicated_log
+    def __init__(self, replicated_log: RaftDriver, context: ssl.SSLContext) -> None:
+        self.replicated_log, self.context = replicated_log, context
 
-    async def converse(self, stream: trio.SSLStream[Any]) -> None:
-        stream.transport_stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        answers, more = bytearray(), trio.Event()
+    async def converse(self, tcp: trio.SocketStream) -> None:
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = LinkStream.accepted(tcp, self.context)
+        answers, more, in_flight = bytearray(), trio.Event(), 0
 
         def decided(outcome: Outcome) -> None:
+            nonlocal in_flight
+            in_flight -= 1
             answers.append(isinstance(outcome, Committed))
-            more.set()
+            if not in_flight and stream.send_now(bytes(answers)):
+                answers.clear()
+            if answers or stream.has_rest:
+                more.set()
 
         async def write() -> None:
             nonlocal more
@@ -221,17 +178,20 @@ class Door:
                 await stream.send_all(data)
 
         try:
+            await stream.do_handshake()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(write)
                 buffer = b""
                 while data := await stream.receive_some(262_144):
                     buffer += data
                     while len(buffer) >= COMMAND_BYTES:
+                        in_flight += 1
                         self.replicated_log.submit(buffer[:COMMAND_BYTES], 5, decided)
                         buffer = buffer[COMMAND_BYTES:]
                 nursery.cancel_scope.cancel()
         except* (OSError, trio.BrokenResourceError):
-            await trio.aclose_forcefully(stream)
+            pass
+        await trio.aclose_forcefully(stream)
 
 
 async def obey(replicated_log: RaftDriver, machine: StateMachine) -> None:

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from raft_world import Register
 from trio.testing import MockClock
 
@@ -237,6 +239,113 @@ async def test_a_frame_that_its_link_refuses_ends_the_connection(
         monkeypatch.setattr(pool.board, "send", send)
         assert isinstance(await patiently(leader, "after", 5.0), Committed)
         assert pool.board.hung_up == [frozenset((me, other))]
+
+
+@dataclass
+class Held:
+    """A follower, and the frames of a new entry that its leader has for it."""
+
+    follower: RaftDriver
+    leader: ServerId
+    frames: list[bytes] = field(default_factory=list[bytes])
+    answers: list[bytes] = field(default_factory=list[bytes])
+
+    @property
+    def last(self) -> int:
+        return self.follower.node.storage.journal.last_index
+
+    def deliver(self, *, more: bool = False) -> None:
+        self.follower.received(self.leader, self.frames[0], more=more)
+
+
+@asynccontextmanager
+async def held_frames(pool: Pool) -> AsyncGenerator[Held]:
+    """Hold back what a leader sends to a follower."""
+    leader = pool.leader()
+    follower = next(x for x in pool.replicated_logs.values() if x is not leader)
+    held = Held(follower, leader.node.server_id)
+    other = follower.node.server_id
+    await trio.sleep(0.01)
+    real = pool.board.send
+
+    def send(source: ServerId, peer: ServerId, frame: bytes) -> bool:
+        if (source, peer) == (held.leader, other):
+            held.frames.append(frame)
+            return True
+        if source == other:
+            held.answers.append(frame)
+        return real(source, peer, frame)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool.board, "send", send)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(leader.propose, ["held"], timeout_s=5))
+            while not held.frames:  # noqa: ASYNC110
+                await trio.sleep(0.0001)
+            held.answers.clear()
+            yield held
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_frame_is_answered_in_the_call_that_brings_it(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool, held_frames(pool) as held:
+        last = held.last
+        held.deliver()
+        assert held.last == last + 1
+        assert not held.follower.node.storage.journal.dirty
+        assert len(held.answers) == 1
+
+
+async def test_a_frame_with_others_behind_it_waits_for_them(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool, held_frames(pool) as held:
+        last = held.last
+        held.deliver(more=True)
+        assert (held.last, held.answers) == (last, [])
+        await trio.testing.wait_all_tasks_blocked()
+        assert held.last == last + 1
+        assert held.answers
+
+
+@pytest.mark.parametrize("why", ["a slow disk", "a journal that is written anew"])
+async def test_a_frame_that_needs_a_thread_is_answered_later(
+    why: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and not before the disk has it."""
+    async with pool_of("a", "b", "c") as pool, held_frames(pool) as held:
+        storage = held.follower.node.storage
+        last, threads = held.last, list[int]()
+        if why == "a slow disk":
+            held.follower._sync_place.synced_inline(1.0)  # pyright: ignore[reportPrivateUsage]
+        else:
+            monkeypatch.setattr(Storage, "sync_is_long", property(lambda self: self is storage))
+        real = storage.sync
+
+        def sync() -> None:
+            threads.append(threading.get_ident())
+            real()
+
+        monkeypatch.setattr(storage, "sync", sync)
+        held.deliver()
+        assert (threads, held.answers) == ([], [])
+        with trio.fail_after(5):
+            while not held.answers:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        assert held.last == last + 1
+        assert not storage.journal.dirty
+        assert threads[0] != threading.get_ident()
+
+
+async def test_run_raises_what_a_frame_has_broken(autojump_clock: MockClock) -> None:
+    async def break_a_disk() -> None:
+        async with pool_of("a", "b", "c") as pool, held_frames(pool) as held:
+            pool.disks[held.follower.node.server_id].full = True
+            held.deliver()
+            assert not held.answers
+            await trio.sleep(1)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await break_a_disk()
+    assert caught.group_contains(StorageError)
 
 
 async def test_one_server_is_a_pool(autojump_clock: MockClock) -> None:

@@ -286,7 +286,7 @@ class Lobby:
             guest.place,
             caller(guest.address),
             guest.deadline,
-            tls,
+            handshake,
         )
         guest.place.evict = admitted.scope.cancel
         self._nursery.start_soon(self._router.serve, admitted)

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol, cast
 
 import trio
@@ -21,6 +21,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.listener.begun_handshake import Handshake, TlsStream
 from gpupool.remoting.server.listener.preauth_limits import Pauses, Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.client_tls import (
@@ -32,7 +33,7 @@ from gpupool.remoting.transport.client_tls import (
     SESSION_SUFFIX,
 )
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain, within
-from gpupool.remoting.transport.freed_memory import free_tls
+from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_dial import PEER_TIMEOUT_S, proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import TlsContexts
@@ -117,8 +118,6 @@ class WebDoor(Protocol):
         """
         ...
 
-
-TlsStream = trio.SSLStream[trio.SocketStream]
 
 ServeClient = Callable[[TlsStream, str, Callable[[], None]], Awaitable[None]]
 """Serves one client: takes its stream, its address for logs, and what to call when it is proven."""
@@ -256,7 +255,7 @@ class Admitted:
     place: Place
     who: str
     deadline: float  # of its handshake
-    tls: TlsStream | None = None  # that has been begun
+    handshake: Handshake | None = None  # that was begun
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled to evict it
 
 
@@ -357,16 +356,17 @@ class Router:
                 await self._hand_over(session, stream, who)
             case ToControl():
                 tune(stream.socket, timeout_s=self._settings.client_timeout_s)
-                tls = await _shake_hands(admitted)
+                handshake = await _shake_hands(admitted)
                 place.stage = Stage.GREETING
                 try:
-                    await self._serve_client(tls, who, lambda: self.limits.prove(place))
+                    prove = partial(self.limits.prove, place)
+                    await self._serve_client(handshake.stream, who, prove)
                 finally:
-                    free_tls(tls)
+                    handshake.free()
             case ToServer():
                 tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-                tls = await _shake_hands(admitted)
-                await self._serve_peer(tls, place, who)
+                handshake = await _shake_hands(admitted)
+                await self._serve_peer(handshake.link(), place, who)
             case ToMeasure():
                 self.limits.leave(place)
                 await self._measure(stream, who)
@@ -378,7 +378,7 @@ class Router:
                     await _say_https(stream)
                 await trio.aclose_forcefully(stream)
 
-    async def _serve_peer(self, stream: TlsStream, place: Place, who: str) -> None:
+    async def _serve_peer(self, stream: LinkStream, place: Place, who: str) -> None:
         """Serve a peer on a handshaken, mutual TLS connection."""
         peer = proven_peer(stream)
         if peer is None:
@@ -432,16 +432,17 @@ async def _say_https(stream: trio.SocketStream) -> None:
         pass
 
 
-async def _shake_hands(admitted: Admitted) -> TlsStream:
+async def _shake_hands(admitted: Admitted) -> Handshake:
     """Go on with the handshake that the thread beside the loop has begun."""
-    tls = admitted.tls
-    assert tls is not None
+    handshake = admitted.handshake
+    assert handshake is not None
+    left_s = max(0.0, admitted.deadline - trio.current_time())
     try:
-        await within(max(0.0, admitted.deadline - trio.current_time()), tls.do_handshake)
+        await within(left_s, handshake.stream.do_handshake)
     except BaseException:
-        free_tls(tls)
+        handshake.free()
         raise
-    return tls
+    return handshake
 
 
 def caller(address: object) -> str:

@@ -87,7 +87,8 @@ class PeerLog:
     def disconnected(self, peer: ServerId) -> None:
         self.events.append(("disconnected", peer))
 
-    def received(self, peer: ServerId, frame: bytes) -> None:
+    def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
+        del more
         self.frames.append((peer, frame))
 
 

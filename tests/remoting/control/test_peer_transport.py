@@ -30,6 +30,7 @@ from gpupool.pool.table_clock import ClockSample
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport import peer_link
 from gpupool.remoting.transport import peer_transport as links_module
+from gpupool.remoting.transport.link_stream import LinkStream
 from gpupool.remoting.transport.peer_dial import proven_peer
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import peer_server_context
@@ -482,7 +483,7 @@ async def test_real_tls_proves_both_sides(tmp_path: Path) -> None:
         seen: list[ServerId | None] = []
 
         async def handle(stream: trio.SocketStream) -> None:
-            tls = trio.SSLStream(stream, peer_server_context(identities[B]), server_side=True)
+            tls = LinkStream.accepted(stream, peer_server_context(identities[B]))
             await tls.do_handshake()
             peer = proven_peer(tls)
             seen.append(peer)
