@@ -35,6 +35,8 @@ MODULES = (
     "cupy.polynomial.polynomial",
     "cupy.polynomial.polyutils",
     "cupyx",
+    "cupyx.jit",
+    "cupyx.jit.cg",
     *(f"cupyx.scipy.{name}" for name in _SCIPY),
 )
 CLASSES = (

@@ -1,6 +1,7 @@
 """The part of CuPy's extensions that the drop-in offers."""
 
 import contextlib
+import importlib
 from collections.abc import Generator
 from typing import Any
 
@@ -117,4 +118,10 @@ def errstate(**kwargs: Any) -> Generator[None]:
         _set(before)
 
 
-__getattr__ = _absent.lookup(__name__)
+_lookup = _absent.lookup(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "jit":  # which few programs use; in CuPy it is there with `cupy` itself
+        return importlib.import_module("cupyx.jit")
+    return _lookup(name)

@@ -9,13 +9,11 @@ ADVICE = (
     "gpupool's drop-in cupy lacks it (`gpupool door --missing` lists such names); "
     "where CuPy is installed, `gpupool run --door cuda` offers all of it"
 )
-_REASONS = {
-    "jit": (
-        "CuPy makes a kernel of a Python function by a compiler of its own, which is not here: "
-        "write the kernel in CUDA C++, as a cupy.RawKernel or cupy.ElementwiseKernel, which runs "
-        "on emulated GPUs too; where CuPy is installed, `gpupool run --door cuda` offers cupyx.jit"
-    )
-}
+_LIBRARY = (
+    "it is a library of C++ templates, which emulated GPUs lack: write the loop in the kernel, or "
+    "use CuPy's own functions; where CuPy is installed, `gpupool run --door cuda` offers it"
+)
+_REASONS = {"cupyx.jit.cub": _LIBRARY, "cupyx.jit.thrust": _LIBRARY}
 """What to do without a part of CuPy that is left out on purpose, by its name."""
 
 _IMPORTER = "_find_and_load_unlocked"
@@ -29,7 +27,8 @@ def lookup(module: str) -> Any:
         text = f"module {module!r} has no attribute {name!r}"
         if name.startswith("_"):
             raise AttributeError(text)
-        raise AttributeError(f"{text}: {_REASONS.get(name, ADVICE)}")
+        reason = _REASONS.get(f"{module}.{name}", ADVICE)
+        raise AttributeError(f"{text}: {reason}")
 
     return __getattr__
 
@@ -45,7 +44,7 @@ class _Finder:
             return
         caller = frame_at(2)
         if caller.f_code.co_name == _IMPORTER:
-            reason = _REASONS.get(name.split(".")[1])
+            reason = _REASONS.get(name)
             if reason is not None:  # `from cupyx import` would leave out what a missing module says
                 raise ImportError(f"{name} is not here: {reason}", name=name)
             raise ModuleNotFoundError(f"No module named {name!r}: {ADVICE}", name=name)
