@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyx.jit import _ufuncs
-from cupyx.jit._functions import OF_PYTHON, Builtin, Steps, indexed
+from cupyx.jit._functions import OF_PYTHON, Builtin, Steps, indexed, not_negative
 from cupyx.jit._kinds import (
     BOOL,
     DIM3,
@@ -116,7 +116,9 @@ class Expressions:
         return self.names.find(node.id) if found is None else found
 
     def _Tuple(self, node: ast.Tuple) -> Item:
-        items = [self.expression(each) for each in node.elts]
+        return self._items([self.expression(each) for each in node.elts])
+
+    def _items(self, items: list[Any]) -> Item:
         if all(isinstance(each, Const) for each in items):
             return Const(tuple([each.obj for each in items]))
         return packed([value_of(each, self.mode) for each in items])
@@ -169,10 +171,10 @@ class Expressions:
         code = truth(condition, self.mode)
         body, other = self.expression(node.body), self.expression(node.orelse)
         values = [self._like(body, other), self._like(other, body)]
-        kinds = [scalar_of(each, self.mode) for each in values]
-        if kinds[0].dtype != kinds[1].dtype:
-            raise TypeError(f"Type mismatch in conditional expression: {kinds[0]} != {kinds[1]}")
-        return Value(f"({code} ? {values[0].code} : {values[1].code})", kinds[0])
+        kind, second = [each.kind for each in values]
+        if kind != second:
+            raise TypeError(f"Type mismatch in conditional expression: {kind} != {second}")
+        return Value(f"({code} ? {values[0].code} : {values[1].code})", kind)
 
     def _like(self, item: Item, other: Item) -> Value:
         """Return a number; that of Python has the type of the other one, where it may."""
@@ -182,7 +184,12 @@ class Expressions:
 
     def _Subscript(self, node: ast.Subscript) -> Item:
         array = self.expression(node.value)
-        index = self.expression(node.slice)
+        several = isinstance(node.slice, ast.Tuple)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        items = [self.expression(each) for each in parts]
+        if isinstance(array, Value) and isinstance(array.kind, Array):
+            not_negative(items)
+        index = self._items(items) if several else items[0]
         if isinstance(array, Const):
             if isinstance(index, Const):
                 return Const(array.obj[index.obj])

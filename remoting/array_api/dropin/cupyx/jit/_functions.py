@@ -116,7 +116,7 @@ def indexed(array: Item, index: Item, mode: str) -> Value:
         raise TypeError(f"{kind or getattr(array, 'obj', array)} is not subscriptable")
     ndim = kind.ndim if isinstance(kind, Array) else 1
     if isinstance(kind, Array):
-        _not_negative(index)
+        not_negative([index])
     at = value_of(index, mode)
     kinds: tuple[Kind, ...] = at.kind.items if isinstance(at.kind, Pack) else (at.kind,)
     for each in kinds:
@@ -146,11 +146,11 @@ def indexed(array: Item, index: Item, mode: str) -> Value:
     return Value(f"{array.code}.part({code})", Array(kind.element, ndim - len(kinds)))
 
 
-def _not_negative(index: Item) -> None:
+def not_negative(items: list[Any]) -> None:
     """Refuse what would read in front of an array: CuPy does, and Python means another element."""
-    if isinstance(index, Const):
-        numbers = index.obj if isinstance(index.obj, tuple) else (index.obj,)
-        for number in numbers:
+    for item in items:
+        numbers = item.obj if isinstance(item, Const) else None
+        for number in numbers if isinstance(numbers, tuple) else (numbers,):
             if isinstance(number, (int, np.integer)) and number < 0:
                 raise IndexError(
                     f"the index {number} is negative: in a kernel it does not count from the end"
@@ -198,6 +198,7 @@ class Range(Builtin):
             raise TypeError(f"unroll must be an integer, and is of {type(unroll).__name__}")
         if unroll is not True and unroll is not False and not 0 < unroll < _UNROLL_MAX:
             warnings.warn(f"a loop cannot be unrolled {unroll} times", stacklevel=2)
+            return None
         return 1 if unroll is False else unroll
 
 

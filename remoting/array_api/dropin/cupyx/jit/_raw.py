@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -58,7 +59,8 @@ class Kernel(Translated):
                 # Half precision is single precision in a kernel.
                 dtype = np.dtype(np.float32) if kind.dtype.char == "e" else kind.dtype
                 values.append(dtype.type(arg))
-        kernel(grid, block, tuple(values), shared_mem=shared_mem, stream=stream)
+        with contextlib.nullcontext() if stream is None else stream:
+            kernel(grid, block, tuple(values), shared_mem=shared_mem)
 
     def _kind(self, arg: Any) -> Kind:
         if arguments.is_array(arg):

@@ -36,7 +36,6 @@ from cupyx.jit._kinds import (
     VOID,
     Array,
     Const,
-    Item,
     Kind,
     Pack,
     Scalar,
@@ -192,7 +191,8 @@ class Unit:
         self._known[key] = None
         source = source_of(function)
         body = Body(self, source, Names(function), result)
-        name = _c_name("jit_", source.name) + (f"_{len(self._known)}" if result is None else "")
+        prefix = "jit_" if result is not None else f"device_{len(self._known)}_"
+        name = _c_name(prefix, source.name)
         try:
             code = body.code(name, kinds)
         except LocatedError:
@@ -214,7 +214,8 @@ class Unit:
 
 
 def _c_name(prefix: str, name: str) -> str:
-    return prefix + (name if name.isascii() else name.encode().hex())
+    """Return a name of C++; no other name of Python begins with a digit."""
+    return prefix + (name if name.isascii() else f"0{name.encode().hex()}")
 
 
 def _inner(lines: list[str]) -> list[str]:
@@ -237,7 +238,8 @@ class Body(Expressions):
         result = self.result or VOID
         head = 'extern "C" __global__' if self._kernel else "__device__"
         if result != VOID:
-            lines.append(f"return {result.c}{{}};")  # where no `return` of the text is reached
+            # Where no `return` of the text is reached.
+            lines.append(f"{{ {result.c} nothing{{}}; return nothing; }}")
         body = _inner([*begin, *self.declarations, *lines])
         return "\n".join([f"{head} {result.c} {name}({', '.join(parameters)}) {{", *body, "}", ""])
 
@@ -266,12 +268,13 @@ class Body(Expressions):
             if not self._kernel or not isinstance(kind, Array):
                 parameters.append(f"{kind.c} {own}")
                 continue
-            lengths = [f"{own}_n{at}" for at in range(kind.ndim)]
-            steps = [f"{own}_s{at}" for at in range(kind.ndim)]
-            parameters.append(f"{kind.element.stored} *{own}_p")
+            lengths = [_c_name(f"n{at}_", name) for at in range(kind.ndim)]
+            steps = [_c_name(f"s{at}_", name) for at in range(kind.ndim)]
+            pointer = _c_name("p_", name)
+            parameters.append(f"{kind.element.stored} *{pointer}")
             parameters += [f"long long {each}" for each in (*lengths, *steps)]
             shape, strides = ", ".join(lengths) or "0", ", ".join(steps) or "0"
-            begin.append(f"{kind.c} {own} = {{{own}_p, {{{shape}}}, {{{strides}}}}};")
+            begin.append(f"{kind.c} {own} = {{{pointer}, {{{shape}}}, {{{strides}}}}};")
         return parameters, begin
 
     def _block(self, statements: list[ast.stmt], *, top: bool) -> list[str]:
@@ -373,9 +376,8 @@ class Body(Expressions):
         target = node.targets[0]
         if isinstance(target, ast.Name) and self._is_name_only(made):
             return self._named(target.id, made, top)
-        if not isinstance(made, Const):
-            made = value_of(made, self.mode)
-        return self._assigned(target, made)
+        # A constant has its own type first: 0.1 has 32 bits in the mode "cuda", as in CuPy.
+        return self._assigned(target, value_of(made, self.mode))
 
     @staticmethod
     def _is_name_only(made: Any) -> bool:
@@ -401,11 +403,10 @@ class Body(Expressions):
         made = self.variables[name] = Value(own, kind, own)
         return made
 
-    def _assigned(self, target: ast.expr, made: Item) -> list[str]:
+    def _assigned(self, target: ast.expr, made: Value) -> list[str]:
         if isinstance(target, ast.Name):
             variable = self.variables.get(target.id)
             if variable is None:
-                made = value_of(made, self.mode)
                 variable = self._variable(target.id, made.kind)
             return [self._stored(variable, made, target.id)]
         if isinstance(target, ast.Subscript):
@@ -414,22 +415,18 @@ class Body(Expressions):
                 raise TypeError("only an element of an array can be assigned to")
             return [self._stored(place, made, ast.unparse(target))]
         if isinstance(target, ast.Tuple):
-            return self._unpacked(target, value_of(made, self.mode))
+            return self._unpacked(target, made)
         raise NotImplementedError(f"an assignment to {ast.unparse(target)}")
 
-    def _stored(self, variable: Any, made: Item, name: str) -> str:
+    def _stored(self, variable: Any, made: Value, name: str) -> str:
         if not isinstance(variable, Value) or not variable.place:
             raise TypeError(f"`{name}` is a constant, and cannot be assigned to")
-        scalar = isinstance(made, Const) and isinstance(made.obj, TYPES)
-        scalar = scalar or (isinstance(made, Value) and isinstance(made.kind, Scalar))
-        if scalar and isinstance(variable.kind, Scalar):
+        if isinstance(made.kind, Scalar) and isinstance(variable.kind, Scalar):
             made = cast(made, variable.kind, "same_kind", self.mode)
-        else:
-            made = value_of(made, self.mode)
-            if made.kind != variable.kind:
-                raise TypeError(
-                    f"Data type mismatch of variable: `{name}`: {variable.kind} != {made.kind}"
-                )
+        elif made.kind != variable.kind:
+            raise TypeError(
+                f"Data type mismatch of variable: `{name}`: {variable.kind} != {made.kind}"
+            )
         return f"{variable.place} = {made.code};"
 
     def _unpacked(self, target: ast.Tuple, made: Value) -> list[str]:
@@ -446,7 +443,7 @@ class Body(Expressions):
         return ["{", *_inner(lines), "}"]
 
     def _on_AugAssign(self, node: ast.AugAssign, _top: bool) -> list[str]:
-        change = self.expression(node.value)
+        change = self.value(node.value)
         target = self.expression(node.target)
         if not isinstance(target, Value) or not target.place or not isinstance(target.kind, Scalar):
             raise TypeError(f"{ast.unparse(node.target)} is no variable or element of numbers")
