@@ -245,3 +245,92 @@ def test_expressions_have_the_types_and_values_of_the_mode(
             np.testing.assert_array_equal(one.get(), wanted, err_msg=tree.text)
 
     check()
+
+
+class Program:
+    """A random text of statements over whole numbers, which Python runs as it is."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.lines = ["def run(x, y):", "    a, b, c, i, j, k = x[0], x[1], x[2], 0, 0, 0"]
+        self.left = 40  # statements
+        self.block(1, loops=0)
+        self.lines.append("    y[0], y[1], y[2], y[3], y[4], y[5] = a, b, c, i, j, k")
+
+    def number(self, depth: int = 2) -> str:
+        """Return an expression without side effects, whose value is small."""
+        if not depth or self.random.random() < 0.3:
+            return self.random.choice([*"abcijk", "x[b % 3]", "y[a % 6]", "2", "7"])
+        one, other = self.number(depth - 1), self.number(depth - 1)
+        forms = (
+            *(f"({one} + {other})", f"({one} - {other})", f"({one} * {other} % 97)"),
+            *(f"({one} // (({other}) % 5 + 1))", f"min({one}, {other})", f"(~{one})"),
+            f"({one} if {self.truth(depth - 1)} else {other})",
+        )
+        return self.random.choice(forms)
+
+    def truth(self, depth: int = 1) -> str:
+        """Return a condition."""
+        if not depth:
+            sign = self.random.choice(COMPARE)
+            return f"{self.random.choice('abcijk')} {sign} {self.number(0)}"
+        forms = (
+            *(f"({self.truth(depth - 1)} and {self.truth(depth - 1)})", self.truth(0)),
+            *(f"({self.truth(depth - 1)} or not {self.truth(depth - 1)})", self.number(1)),
+        )
+        return self.random.choice(forms)
+
+    def block(self, depth: int, loops: int) -> None:
+        """Write statements; a loop is at most three deep, and turns a few times."""
+        indent = "    " * depth
+        for _ in range(self.random.randint(1, 4)):
+            self.left -= 1
+            form = self.random.randrange(8 if self.left > 0 and depth < 5 else 4)
+            name, number = self.random.choice("abc"), self.number()
+            if form < 2:
+                self.lines.append(f"{indent}{name} = {number} % 1009")
+            elif form == 2:
+                self.lines.append(f"{indent}{name}, y[{name} % 6] = y[1] % 89, {name}")
+            elif form == 3:
+                sign = self.random.choice(["+", "-", "*", "//", "%", "&", "|", "^"])
+                self.lines.append(f"{indent}y[{number} % 6] {sign}= {self.number(0)} % 7 + 1")
+                self.lines.append(f"{indent}y[0] %= 1009")
+            elif form < 6 or loops == 3:
+                self.lines.append(f"{indent}if {self.truth()}:")
+                self.block(depth + 1, loops)
+                if self.random.random() < 0.5:
+                    self.lines.append(f"{indent}elif {self.truth()}:")
+                    self.block(depth + 1, loops)
+                if self.random.random() < 0.5:
+                    self.lines.append(f"{indent}else:")
+                    self.block(depth + 1, loops)
+            else:
+                self.loop(indent, depth, loops)
+
+    def loop(self, indent: str, depth: int, loops: int) -> None:
+        """Write a loop over a range, which may end early."""
+        counter, step = "ijk"[loops], self.random.choice(["1", "2", "-1", "-3", "a % 3 + 1"])
+        begin, end = self.random.choice([("0", "b % 6"), ("c % 5", "-2"), ("a % 4", "7")])
+        self.lines.append(f"{indent}for {counter} in range({begin}, {end}, {step}):")
+        word = self.random.choice(["break", "continue", "pass"])
+        self.block(depth + 1, loops + 1)
+        self.lines += [f"{indent}    if {self.truth()}:", f"{indent}        {word}"]
+        self.block(depth + 1, loops + 1)
+
+
+def test_programs_do_what_python_does(cp: Any, jit: Any, tmp_path: Path) -> None:
+    @settings(max_examples=examples(80) // 4, phases=(Phase.explicit, Phase.generate))
+    @given(st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        text = "\n".join([*Program(seed).lines, ""])
+        file = tmp_path / f"program{next(numbers)}.py"
+        file.write_text(text)
+        space: dict[str, Any] = {}
+        exec(compile(text, str(file), "exec"), space)
+        x, y = [seed % 1009, seed // 7 % 1009, seed // 5 % 1009], [1, 2, 3, 4, 5, 6]
+        made = cp.asarray(y)
+        space["run"](x, y)
+        jit.rawkernel(mode="numpy")(space["run"])[1, 1](cp.asarray(x), made)
+        assert made.tolist() == y, text
+
+    check()
