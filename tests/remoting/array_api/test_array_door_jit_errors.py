@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import door_kit
 import numpy as np
 import pytest
+
+pytestmark = pytest.mark.skipif(not door_kit.HAS_COMPILER, reason="no C++ compiler here")
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +238,7 @@ def test_an_expression_is_refused_with_its_line(
     assert "\n> " in str(caught.value)
 
 
-def test_functions_whose_text_cannot_be_translated(jit: Any, tmp_path: Path) -> None:
+def test_functions_whose_text_cannot_be_translated(cp: Any, jit: Any, tmp_path: Path) -> None:
     space: dict[str, Any] = {}
     exec("def hidden(): pass", space)
     with pytest.raises(RuntimeError, match="write it in a file or a notebook"):
@@ -253,15 +256,20 @@ def test_functions_whose_text_cannot_be_translated(jit: Any, tmp_path: Path) -> 
         with pytest.raises(NotImplementedError, match="is not supported currently"):
             jit.rawkernel()(space["run"])[1, 1]()
 
-    def decorated(function: Callable[[], None]) -> Callable[[], None]:
-        return functools.wraps(function)(lambda: None)
+    def decorated(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        text = "not seen"
+        return functools.wraps(function)(lambda _x: print(text))
+
+    value = 4
 
     @decorated
-    def told() -> None:
-        pass
+    def told(x: Any) -> None:
+        x[0] = value
 
+    x = cp.zeros(1)
     with pytest.warns(RuntimeWarning, match="decorator decorated has no effect"):
-        importlib.import_module("cupyx.jit._translation").source_of(told)
+        jit.rawkernel()(told)((1,), (1,), (each for each in [x]))
+    assert x.tolist() == [4]
 
 
 def test_arguments_that_are_refused(cp: Any, jit: Any) -> None:

@@ -309,7 +309,10 @@ class Program:
 
     def loop(self, indent: str, depth: int, loops: int) -> None:
         """Write a loop over a range, which may end early."""
-        counter, step = "ijk"[loops], self.random.choice(["1", "2", "-1", "-3", "a % 3 + 1"])
+        counter, step = (
+            "ijk"[loops],
+            self.random.choice(["1", "2", "-1", "-3", "a % 3 + 1", "b % 2 - 2"]),
+        )
         begin, end = self.random.choice([("0", "b % 6"), ("c % 5", "-2"), ("a % 4", "7")])
         self.lines.append(f"{indent}for {counter} in range({begin}, {end}, {step}):")
         word = self.random.choice(["break", "continue", "pass"])

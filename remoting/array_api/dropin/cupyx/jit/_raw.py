@@ -47,6 +47,7 @@ class Kernel(Translated):
             ValueError, NotImplementedError, NameError, IndexError, AttributeError: the text of
                 the function cannot be translated; the error names its line.
         """
+        args = tuple(args)
         kinds = tuple([self._kind(arg) for arg in args])
         kernel = self._kernels.get(kinds)
         if kernel is None:

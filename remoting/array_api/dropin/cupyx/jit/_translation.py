@@ -189,8 +189,10 @@ class Unit:
         if len(self._known) >= FUNCTIONS_MAX:
             raise ValueError("Number of functions exceeds upper limit.")
         self._known[key] = None
-        source = source_of(function)
-        body = Body(self, source, Names(function), result)
+        # As in CuPy the text is that below decorators, of which a warning tells.
+        below: Any = inspect.unwrap(function) if callable(function) else function
+        source = source_of(below)
+        body = Body(self, source, Names(below), result)
         prefix = "jit_" if result is not None else f"device_{len(self._known)}_"
         name = _c_name(prefix, source.name)
         try:
