@@ -17,6 +17,13 @@ template <class T> __device__ bool before(
 template <class T> __device__ bool truth(const thrust::complex<T> &z) {
   return z.real() != 0 || z.imag() != 0;
 }
+template <class T> __device__ bool both_finite(const thrust::complex<T> &z) {
+  return z.real() - z.real() == 0 && z.imag() - z.imag() == 0;
+}
+template <class T> __device__ bool one_infinite(const thrust::complex<T> &z) {
+  return (z.real() == z.real() && z.real() - z.real() != 0) ||
+         (z.imag() == z.imag() && z.imag() - z.imag() != 0);
+}
 template <class T> __device__ thrust::complex<T> complex_power(
     const thrust::complex<T> &a, const thrust::complex<T> &b) {
   return truth(b) ? pow(a, b) : thrust::complex<T>(1);
@@ -133,6 +140,20 @@ template <class T> __device__ T lcm(T a, T b) {
   return made < T(0) ? T(-made) : made;
 }
 template <class T> __device__ T whole_reciprocal(T a) { return a == 0 ? T(0) : T(1 / a); }
+// Of the number without its sign, as in NumPy.
+template <class T> __device__ int bits(T a) {
+  unsigned long long made = static_cast<unsigned long long>(a);
+  return __popcll(a < T(0) ? 0ull - made : made);
+}
+template <class T> __device__ T step(T a, T at_zero) {
+  return a != a ? a : a == 0 ? at_zero : T(a > 0);
+}
+template <class T> __device__ T log_of_sum(T a, T b) {
+  return a == b ? a + log(T(2)) : fmax(a, b) + log1p(exp(-fabs(a - b)));
+}
+template <class T> __device__ T log2_of_sum(T a, T b) {
+  return a == b ? a + 1 : fmax(a, b) + log2(1 + exp2(-fabs(a - b)));
+}
 template <class T> __device__ T magnitude(T a) { return a < T(0) ? T(-a) : a; }
 template <class T> __device__ T sign(T a) { return a != a ? a : T((a > T(0)) - (a < T(0))); }
 template <class T> __device__ T square(T a) { return T(a * a); }

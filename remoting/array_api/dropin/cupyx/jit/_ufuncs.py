@@ -76,8 +76,9 @@ _C_NAMES = {
     "arctan": "atan",
     "arctanh": "atanh",
     "arctan2": "atan2",
+    "fix": "trunc",
 }
-_ROUND = ("ceil", "floor", "trunc")
+_ROUND = ("ceil", "fix", "floor", "trunc")
 _OF_REAL_NUMBERS = """
 arctan2 cbrt copysign exp2 expm1 fabs fmod hypot ldexp log1p log2 nextafter rint
 """
@@ -108,6 +109,7 @@ _OF_WHOLE = {
     "reciprocal": "whole_reciprocal",
     "absolute": "magnitude",
     "sign": "sign",
+    "bitwise_count": "bits",
 }
 _OF_REAL = {
     "remainder": "gpjit::real_remainder({0}, {1})",
@@ -115,6 +117,9 @@ _OF_REAL = {
     "reciprocal": "(1 / {0})",
     "absolute": "fabs({0})",
     "sign": "gpjit::sign({0})",
+    "heaviside": "gpjit::step({0}, {1})",
+    "logaddexp": "gpjit::log_of_sum({0}, {1})",
+    "logaddexp2": "gpjit::log2_of_sum({0}, {1})",
     "isnan": "gpjit::is_nan({0})",
     "isinf": "gpjit::is_infinite({0})",
     "isfinite": "gpjit::is_finite({0})",
@@ -128,6 +133,8 @@ _OF_COMPLEX = {
     "absolute": "abs({0})",
     "conjugate": "conj({0})",
     "isnan": "gpjit::is_nan({0})",
+    "isinf": "gpjit::one_infinite({0})",
+    "isfinite": "gpjit::both_finite({0})",
     "reciprocal": "({c}(1) / {0})",
     "power": "gpjit::complex_power({0}, {1})",
     "float_power": "gpjit::complex_power({0}, {1})",
@@ -179,7 +186,8 @@ def call(function: ufunc, args: list[Item], dtype: Any, mode: str) -> Value:
     codes = [value.code for value in values]
     code = _code(name, codes, kinds, made)
     small = made.letter in "biu" and made.dtype.itemsize < 4
-    if small and name not in _TRUTHS and not code.startswith("gpjit::") and code not in codes:
+    own = code.startswith("gpjit::") and name != "bitwise_count"
+    if small and name not in _TRUTHS and not own and code not in codes:
         code = f"static_cast<{made.c}>({code})"  # C++ computes in `int`
     return Value(code, made)
 
