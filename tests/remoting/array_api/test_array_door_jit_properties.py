@@ -188,7 +188,10 @@ def grown(random: Random, mode: str, table: dict[str, Any], depth: int) -> Tree:
             return Tree(f"(not {inner.text})", ~inner.value)
         return Tree(f"(-{inner.text})", -inner.value)
     other = grown(random, mode, table, depth - 1)
-    largest = np.maximum(*common(mode, [inner.value, other.value], ""))
+    one, two = common(mode, [inner.value, other.value], "")
+    # Of 0 and -0 it is the first one; NumPy's is either.
+    second = ((one < two) | (two != two)) & (one == one)
+    largest = np.where(second, *np.broadcast_arrays(two, one)).astype(np.maximum(one, two).dtype)
     return Tree(f"max({inner.text}, {other.text})", largest)
 
 
