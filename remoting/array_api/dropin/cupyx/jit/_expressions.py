@@ -160,7 +160,9 @@ class Expressions:
 
     def _Compare(self, node: ast.Compare) -> Item:
         if len(node.ops) != 1:
-            raise NotImplementedError("Comparison of 3 or more values is not implemented.")
+            raise NotImplementedError(
+                "a kernel compares two values at a time: join comparisons by `and`"
+            )
         pair = [self.expression(node.left), self.expression(node.comparators[0])]
         return _ufuncs.operate(type(node.ops[0]), pair, self.mode)
 
@@ -173,7 +175,7 @@ class Expressions:
         values = [self._like(body, other), self._like(other, body)]
         kind, second = [each.kind for each in values]
         if kind != second:
-            raise TypeError(f"Type mismatch in conditional expression: {kind} != {second}")
+            raise TypeError(f"one branch gives {kind}, and the other {second}")
         return Value(f"({code} ? {values[0].code} : {values[1].code})", kind)
 
     def _like(self, item: Item, other: Item) -> Value:
@@ -198,7 +200,7 @@ class Expressions:
                 raise TypeError(f"{kind} is not subscriptable with what only the device knows")
         if isinstance(array, Value) and isinstance(array.kind, Pack):
             if not isinstance(index, Const):
-                raise TypeError("Tuple is not subscriptable with non-constants.")
+                raise TypeError("the index of a tuple must be a constant")
             return self.part(array, index.obj)
         return indexed(array, index, self.mode)
 
@@ -252,7 +254,7 @@ class Expressions:
         if isinstance(function, Builtin):
             return function.call(self, args, kwargs)
         if not isinstance(function, Const):
-            raise TypeError("what only the device knows is not callable")
+            raise TypeError("a kernel cannot call a value")
         return self._called(function.obj, args, kwargs)
 
     def _called(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Item:
@@ -266,7 +268,7 @@ class Expressions:
         if ufunc is not None and not (constant and isinstance(function, np.ufunc)):
             dtype = kwargs.pop("dtype", Const(None))
             for key in kwargs:
-                raise TypeError(f"{key!r} is an invalid keyword to ufunc {ufunc.operation}")
+                raise TypeError(f"{key!r} is no keyword of {ufunc.operation} in a kernel")
             if not isinstance(dtype, Const):
                 raise TypeError("dtype must be a constant")
             return _ufuncs.call(ufunc, args, dtype.obj, self.mode)
@@ -279,7 +281,7 @@ class Expressions:
             return cast(args[0], Scalar(np.dtype(function)), "unsafe", self.mode)
         name = getattr(function, "__name__", function)
         raise TypeError(
-            f"Invalid function call {name!r}: a kernel can call device functions "
+            f"a kernel cannot call {name!r}; it can call device functions "
             "(rawkernel(device=True)), universal functions and what is in cupyx.jit"
         )
 

@@ -121,13 +121,13 @@ def indexed(array: Item, index: Item, mode: str) -> Value:
     kinds: tuple[Kind, ...] = at.kind.items if isinstance(at.kind, Pack) else (at.kind,)
     for each in kinds:
         if isinstance(each, Array):
-            raise TypeError("Advanced indexing is not supported.")
+            raise TypeError("an array is no index in a kernel")
         if not isinstance(each, Scalar) or each.letter not in "iu":
-            raise TypeError(f"Array indices must be integers, and this is {each}")
+            raise TypeError(f"an index must be a whole number, and this is {each}")
     if at.kind == Pack(()) and ndim == 0:
         return element(f"(*{array.code}.data)", kind.element)
     if ndim == 0 and isinstance(at.kind, Scalar):
-        raise TypeError("Scalar indexing is not supported for 0-dim array.")
+        raise TypeError("an array without dimensions has the index () alone")
     if len(kinds) > ndim:
         raise IndexError(f"an index of {len(kinds)} dimensions, and the array has {ndim}")
     single = isinstance(at.kind, Scalar)
@@ -180,7 +180,7 @@ class Range(Builtin):
         kinds = [each.kind for each in values]
         for kind in kinds:
             if not isinstance(kind, Scalar) or kind.letter not in "iu":
-                raise TypeError(f"range supports only integers, and this is {kind}")
+                raise TypeError(f"a range has whole numbers, and this is {kind}")
         if rises is None and getattr(kinds[2], "letter", "") == "u":
             rises = True
         codes = [cast(each, INT64, "unsafe", unit.mode).code for each in (start, stop, step)]
@@ -192,7 +192,7 @@ class Range(Builtin):
         if isinstance(item, Const) and item.obj is None:
             return None
         if not all(isinstance(each, Const) for each in (item, *bounds)):
-            raise TypeError("loop unrolling requires constant start, stop, step and unroll value")
+            raise TypeError("a loop is unrolled where its bounds and `unroll` are constants")
         unroll = item.obj
         if not isinstance(unroll, int):
             raise TypeError(f"unroll must be an integer, and is of {type(unroll).__name__}")
@@ -218,9 +218,9 @@ class Len(Builtin):
         if isinstance(kind, Pack):
             return Const(len(kind.items))
         if not isinstance(kind, Array):
-            raise TypeError("len() supports only array type")
+            raise TypeError("len() is for arrays and tuples")
         if not kind.ndim:
-            raise TypeError("len() of unsized array")
+            raise TypeError("an array without dimensions has no length")
         return Value(f"{args[0].code}.shape[0]", SIZE)
 
 
@@ -237,7 +237,7 @@ class Extreme(Builtin):
         if all(isinstance(arg, Const) for arg in args):
             return Const({"min": min, "max": max}[self.name](*[arg.obj for arg in args]))
         if len(args) < 2:
-            raise TypeError(f"{self.name}() expects at least 2 arguments, got {len(args)}")
+            raise TypeError(f"{self.name}() compares two numbers or more")
         made = args[0]
         for arg in args[1:]:
             made = _ufuncs.call(self._ufunc, [made, arg], None, unit.mode)
@@ -274,9 +274,9 @@ class WarpBarrier(Builtin):
 
 def _mask(mask: Any) -> str:
     if isinstance(mask, bool) or not isinstance(mask, (int, np.integer)):
-        raise TypeError("mask must be an integer")
+        raise TypeError("the mask must be a whole number")
     if not 0 <= mask <= FULL_MASK:
-        raise ValueError("mask is out of range")
+        raise ValueError("the mask has more than the 32 threads of a warp")
     return f"{hex(mask)}u"
 
 
@@ -294,15 +294,15 @@ class Shuffle(Builtin):
         given = bound(self.name, "mask var val_id | width", args, kwargs)
         value = value_of(given["var"], unit.mode)
         if not isinstance(value.kind, Scalar) or str(value.kind) not in self.DTYPES:
-            raise TypeError(f"`{self.name}` does not support {value.kind} input.")
+            raise TypeError(f"`{self.name}` has no numbers of the type {value.kind}")
         if not isinstance(given["mask"], Const):
-            raise TypeError("mask must be an integer that is a constant")
+            raise TypeError("the mask must be a whole number that is constant")
         mask = _mask(given["mask"].obj)
         kind = UINT32 if self._unsigned else INT32
         lane = cast(given["val_id"], kind, "same_kind", unit.mode).code
         width = given.get("width", Const(32))
         if isinstance(width, Const) and width.obj not in (2, 4, 8, 16, 32):
-            raise ValueError("width needs to be power of 2")
+            raise ValueError("the width must be 2, 4, 8, 16 or 32")
         count = cast(width, INT32, "same_kind", unit.mode).code
         return Value(f"__{self.name}({mask}, {value.code}, {lane}, {count})", value.kind)
 
@@ -323,9 +323,9 @@ class Shared(Builtin):
             if number is None:
                 continue
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-                raise TypeError(f"{name} of shared_memory must be an integer or None")
+                raise TypeError(f"the {name} of shared memory is a whole number or None")
             if number <= 0:
-                raise ValueError(f"{name} of shared_memory must be positive")
+                raise ValueError(f"the {name} of shared memory is at least 1")
         aligned = f"__align__({max(16, int(alignment or 0))})"
         if size is None:
             name, length = "shared_dynamic", ""
@@ -351,11 +351,11 @@ class Atomic(Builtin):
         given = bound(self.name, names if self.name == "atomic_cas" else names[:-10], args, kwargs)
         array = given["array"]
         if not isinstance(array, Value) or not isinstance(array.kind, (Array, Pointer)):
-            raise TypeError("The first argument must be of array type.")
+            raise TypeError(f"{self.name} changes an element of an array")
         target = indexed(array, given["index"], unit.mode)
         kind = target.kind
         if not isinstance(kind, Scalar) or str(kind) not in self._dtypes:
-            raise TypeError(f"`{self.name}` does not support {kind} input.")
+            raise TypeError(f"`{self.name}` has no numbers of the type {kind}")
         values = [
             cast(given[key], kind, "same_kind", unit.mode).code
             for key in ("value", "alt_value")
@@ -379,9 +379,9 @@ class Grid(Builtin):
         del unit
         ndim = _constant(bound(self.name, "ndim", args, kwargs)["ndim"], "ndim")
         if not isinstance(ndim, int):
-            raise TypeError("ndim must be an integer")
+            raise TypeError("ndim must be a whole number")
         if ndim not in (1, 2, 3):
-            raise ValueError("Only ndim=1,2,3 are supported")
+            raise ValueError("a grid has 1, 2 or 3 dimensions")
         values = [Value(self._code.replace("$", letter), UINT32) for letter in "xyz"[:ndim]]
         return values[0] if ndim == 1 else packed(values)
 

@@ -331,5 +331,5 @@ def truth(item: Item, mode: str) -> str:
         TypeError: it is no real number.
     """
     if scalar_of(item, mode).letter == "c":
-        raise TypeError("Complex type value cannot be boolean condition.")
+        raise TypeError("a complex number is neither true nor false here")
     return cast(item, BOOL, "unsafe", mode).code

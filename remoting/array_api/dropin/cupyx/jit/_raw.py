@@ -68,7 +68,9 @@ class Kernel(Translated):
             return Array(Scalar(arg.dtype), arg.ndim)
         if arguments.is_scalar(arg):
             return number_kind(self._mode, arg)
-        raise TypeError(f"{type(arg)} is not supported for RawKernel")
+        raise TypeError(
+            f"a kernel takes arrays of the device and numbers, and no {type(arg).__name__}"
+        )
 
     def _translated(self, kinds: tuple[Kind, ...]) -> RawKernel:
         sizes = [8 * (1 + 2 * kind.ndim) if isinstance(kind, Array) else 16 for kind in kinds]

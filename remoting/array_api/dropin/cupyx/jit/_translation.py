@@ -50,21 +50,21 @@ _CONTEXT = 400
 """Characters of the program's text in an error."""
 
 _REFUSED: dict[str, tuple[type[Exception], str]] = {
-    "ClassDef": (NotImplementedError, "class is not supported currently."),
-    "FunctionDef": (NotImplementedError, "Nested functions are not supported currently."),
-    "AsyncFunctionDef": (NotImplementedError, "Nested functions are not supported currently."),
-    "Delete": (NotImplementedError, "`del` is not supported currently."),
-    "AnnAssign": (NotImplementedError, "variables with annotations are not supported"),
-    "AsyncFor": (ValueError, "`async for` is not allowed."),
-    "With": (ValueError, "Switching contexts are not allowed."),
-    "AsyncWith": (ValueError, "Switching contexts are not allowed."),
-    "Raise": (ValueError, "throw/catch are not allowed."),
-    "Try": (ValueError, "throw/catch are not allowed."),
-    "TryStar": (ValueError, "throw/catch are not allowed."),
-    "Import": (ValueError, "a kernel cannot import modules"),
-    "ImportFrom": (ValueError, "a kernel cannot import modules"),
-    "Global": (ValueError, "a kernel cannot use global and nonlocal"),
-    "Nonlocal": (ValueError, "a kernel cannot use global and nonlocal"),
+    "ClassDef": (NotImplementedError, "a kernel cannot define classes"),
+    "FunctionDef": (NotImplementedError, "a kernel cannot define functions"),
+    "AsyncFunctionDef": (NotImplementedError, "a kernel cannot define functions"),
+    "Delete": (NotImplementedError, "a kernel cannot delete variables"),
+    "AnnAssign": (NotImplementedError, "a variable of a kernel has no annotation"),
+    "AsyncFor": (ValueError, "a kernel cannot wait by `async`"),
+    "With": (ValueError, "a kernel has no `with`"),
+    "AsyncWith": (ValueError, "a kernel has no `with`"),
+    "Raise": (ValueError, "a kernel can neither raise nor catch errors"),
+    "Try": (ValueError, "a kernel can neither raise nor catch errors"),
+    "TryStar": (ValueError, "a kernel can neither raise nor catch errors"),
+    "Import": (ValueError, "a kernel cannot import"),
+    "ImportFrom": (ValueError, "a kernel cannot import"),
+    "Global": (ValueError, "a kernel cannot change names outside of it"),
+    "Nonlocal": (ValueError, "a kernel cannot change names outside of it"),
 }
 
 
@@ -184,10 +184,10 @@ class Unit:
         if key in self._known:
             found = self._known[key]
             if found is None:
-                raise ValueError("Recursive function is not supported.")
+                raise ValueError("a device function cannot call itself")
             return found
         if len(self._known) >= FUNCTIONS_MAX:
-            raise ValueError("Number of functions exceeds upper limit.")
+            raise ValueError(f"a kernel calls more than {FUNCTIONS_MAX} functions")
         self._known[key] = None
         # As in CuPy the text is that below decorators, of which a warning tells.
         below: Any = inspect.unwrap(function) if callable(function) else function
@@ -255,7 +255,7 @@ class Body(Expressions):
             (given.defaults, "a default value"),
         ):
             if wrong:
-                raise NotImplementedError(f"{what} is not supported currently.")
+                raise NotImplementedError(f"{what} is not possible in a kernel")
         names = [each.arg for each in (*given.posonlyargs, *given.args)]
         if len(names) != len(kinds):
             raise TypeError(
@@ -308,7 +308,7 @@ class Body(Expressions):
     def _on_Assert(self, node: ast.Assert, _top: bool) -> list[str]:
         made = self.expression(node.test)
         if not isinstance(made, Const):
-            raise NotImplementedError("`assert` of what only the device knows is not supported")
+            raise NotImplementedError("a kernel can only assert constants")
         if not made.obj:
             raise AssertionError("a kernel's assertion of constants does not hold")
         return []
@@ -320,7 +320,7 @@ class Body(Expressions):
         if self.result is None:
             self.result = value.kind
         elif self.result != value.kind:
-            raise ValueError(f"Failed to infer the return type: {self.result} or {value.kind}")
+            raise ValueError(f"the function returns {self.result} and {value.kind}")
         return ["return;" if nothing else f"return {value.code};"]
 
     def _on_If(self, node: ast.If, top: bool) -> list[str]:
@@ -334,28 +334,27 @@ class Body(Expressions):
 
     def _on_While(self, node: ast.While, _top: bool) -> list[str]:
         if node.orelse:
-            raise NotImplementedError("while-else is not supported.")
+            raise NotImplementedError("a `while` has no `else` in a kernel")
         condition = self.condition(node.test)
         code = str(bool(condition.obj)).lower() if isinstance(condition, Const) else condition.code
         return [f"while ({code}) {{", *_inner(self._block(node.body, top=False)), "}"]
 
     def _on_For(self, node: ast.For, _top: bool) -> list[str]:
         if node.orelse:
-            raise NotImplementedError("for-else is not supported.")
+            raise NotImplementedError("a `for` has no `else` in a kernel")
         if not isinstance(node.target, ast.Name):
             raise NotImplementedError("a loop counts one variable")
         steps = self.expression(node.iter)
         if not isinstance(steps, Steps):
-            raise NotImplementedError("for-loop is supported only for range iterator.")
+            raise NotImplementedError("a `for` in a kernel needs a range")
         counter = self.variables.get(node.target.id)
         if isinstance(counter, Const):
-            raise TypeError("loop counter must not be constant value")
+            raise TypeError("the variable of a loop is a constant")
         if counter is None:
             counter = self._variable(node.target.id, steps.kind)
         elif counter.kind != steps.kind:
             raise TypeError(
-                f"Data type mismatch of variable: `{node.target.id}`: {counter.kind} != "
-                f"{steps.kind}"
+                f"`{node.target.id}` is {counter.kind}, and the range counts in {steps.kind}"
             )
         body = self._block(node.body, top=False)
         at, stop, step = [self.fresh(prefix) for prefix in ("at_", "stop_", "step_")]
@@ -390,10 +389,14 @@ class Body(Expressions):
 
     def _named(self, name: str, made: Any, top: bool) -> list[str]:
         if not top:
-            raise TypeError("Cannot assign constant value not at top-level.")
+            raise TypeError(
+                "a name for what is no number can only be given outside of branches and loops"
+            )
         before = self.variables.get(name)
         if isinstance(before, Value) and before.place:
-            raise TypeError(f"Type mismatch of variable: `{name}`")
+            raise TypeError(
+                f"`{name}` is a variable, and cannot become a name for what is no number"
+            )
         if isinstance(made, Steps):
             raise TypeError("range is for a loop only")
         self.variables[name] = made
@@ -426,9 +429,7 @@ class Body(Expressions):
         if isinstance(made.kind, Scalar) and isinstance(variable.kind, Scalar):
             made = cast(made, variable.kind, "same_kind", self.mode)
         elif made.kind != variable.kind:
-            raise TypeError(
-                f"Data type mismatch of variable: `{name}`: {variable.kind} != {made.kind}"
-            )
+            raise TypeError(f"`{name}` is {variable.kind}, and cannot become {made.kind}")
         return f"{variable.place} = {made.code};"
 
     def _unpacked(self, target: ast.Tuple, made: Value) -> list[str]:

@@ -158,7 +158,7 @@ def operate(kind: type, args: list[Item], mode: str) -> Item:
         NotImplementedError: a kernel has no such operator.
     """
     if kind not in OPERATORS:
-        raise NotImplementedError(f"the operator {kind.__name__} is not supported")
+        raise NotImplementedError(f"a kernel has no operator {kind.__name__}")
     name, of_constants = OPERATORS[kind]
     if all(isinstance(arg, Const) for arg in args):
         return Const(of_constants(*[arg.obj for arg in args if isinstance(arg, Const)]))
@@ -174,7 +174,7 @@ def call(function: ufunc, args: list[Item], dtype: Any, mode: str) -> Value:
     """
     name = function.operation
     if len(args) != function.nin:
-        raise ValueError(f"invalid number of arguments: {name} takes {function.nin}")
+        raise ValueError(f"{name} takes {function.nin} arguments, and was given {len(args)}")
     inputs, output = _loop(function, [scalar_of(arg, mode) for arg in args], dtype, mode)
     if name in ("subtract", "negative") and inputs[0] == "?":
         raise TypeError(f"{name} has no meaning for truth values: use ^ or logical_not")
@@ -208,7 +208,7 @@ def _loop(function: ufunc, given: list[Scalar], dtype: Any, mode: str) -> tuple[
                 raise NotImplementedError(f"{function.operation} has several results")
             return inputs, output
     types = ", ".join([str(kind) for kind in given])
-    raise TypeError(f"{function.operation} is not supported for the types {types}")
+    raise TypeError(f"{function.operation} takes no numbers of the types {types}")
 
 
 def _fits(dtype: np.dtype[Any], letter: str, mode: str) -> bool:
@@ -246,6 +246,6 @@ def _code(name: str, codes: list[str], kinds: list[Scalar], made: Scalar) -> str
         return codes[0]
     pattern = (_OF_COMPLEX if letter == "c" else _OF_REAL if letter == "f" else {}).get(name)
     if pattern is None:
-        raise NotImplementedError(f"the ufunc {name} is not supported for {kinds[0]}")
+        raise NotImplementedError(f"a kernel has no {name} of {kinds[0]}")
     words = {"c": made.c, "one": f"{kinds[0].c}(1)", "radian": f"{kinds[0].c}({_RADIAN!r})"}
     return pattern.format(*codes, **words)

@@ -106,7 +106,7 @@ class _Function(_functions.Builtin):
         """Return the call."""
         given = _functions.bound(self.name, self._names, args, kwargs)
         if "group" in given and not isinstance(getattr(given["group"], "kind", None), _Group):
-            raise ValueError("group must be a valid cooperative group")
+            raise ValueError("this is no group of threads")
         return self._called(unit, **given)
 
 
@@ -126,7 +126,7 @@ def _waited(unit: Any, group: _Value, step: Any = None) -> _Value:
     del unit
     _of_block(group)
     if step is not None and not isinstance(step, _Const):
-        raise ValueError("step must be a compile-time constant")
+        raise ValueError("the step must be a constant")
     return _Value("__syncthreads()", _VOID)
 
 
@@ -142,11 +142,11 @@ def _copied(
 ) -> _Value:
     _of_block(group)
     if aligned_size is not None and not isinstance(aligned_size, _Const):
-        raise ValueError("aligned_size must be a compile-time constant")
+        raise ValueError("aligned_size must be a constant")
     places: list[str] = []
     for array, index in ((dst, dst_idx), (src, src_idx)):
         if not isinstance(getattr(array, "kind", None), (_Array, _Pointer)):
-            raise TypeError("dst/src must be of array type.")
+            raise TypeError("memory is copied between arrays")
         place = _functions.indexed(array, index, unit.mode).place
         if not place:
             raise TypeError("the index must be that of an element")
