@@ -134,6 +134,31 @@ def test_threads_know_their_places(cp: Any, module: Any) -> None:
     assert launches.get().tolist() == [1]
 
 
+def test_a_launch_in_a_stream_leaves_the_current_one_as_it_was(cp: Any, module: Any) -> None:
+    session = cp._door.pool.current()
+    here = cp._door.state.local.context[0]
+    used, real = list[Any](), session.call
+    out = cp.zeros(2 * 3 * 2 * 4 * 2 * 2, dtype=cp.int32)
+    kernel = module.get_function("where")
+    kernel((2, 3, 2), (4, 2, 2), (out,))  # compiled
+    launch, own = cp.cuda.Stream(), cp.cuda.Stream()
+
+    def call(*args: Any) -> Any:
+        used.append(cp._door.state.local.streams.get(here))
+        return real(*args)
+
+    own.use()
+    session.call = call
+    try:
+        kernel((2, 3, 2), (4, 2, 2), (out,), stream=launch)
+        kernel((2, 3, 2), (4, 2, 2), (out,))
+    finally:
+        del session.call
+    assert used == [launch, own]
+    assert cp.cuda.get_current_stream() == own
+    cp.cuda.Stream.null.use()
+
+
 @pytest.mark.parametrize("threads", [1, 64, 256])
 def test_barriers_hold_a_block(cp: Any, module: Any, threads: int) -> None:
     x = cp.arange(1000, dtype=cp.float32)

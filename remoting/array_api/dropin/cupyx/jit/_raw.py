@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -60,8 +59,7 @@ class Kernel(Translated):
                 # Half precision is single precision in a kernel.
                 dtype = np.dtype(np.float32) if kind.dtype.char == "e" else kind.dtype
                 values.append(dtype.type(arg))
-        with contextlib.nullcontext() if stream is None else stream:
-            kernel(grid, block, tuple(values), shared_mem=shared_mem)
+        kernel(grid, block, tuple(values), shared_mem=shared_mem, stream=stream)
 
     def _kind(self, arg: Any) -> Kind:
         if arguments.is_array(arg):

@@ -80,13 +80,21 @@ class RawKernel:
     def __call__(
         self, grid: Any, block: Any, args: Any = (), *, shared_mem: int = 0, stream: Any = None
     ) -> None:
-        """Launch the kernel; nothing waits."""
+        """Launch the kernel, in `stream` or the current one; nothing waits."""
         values = tuple(_argument(value) for value in args)
         kernel = self._compiled.in_session(make.session_of(*values))
         keywords = {"shared_mem": int(shared_mem)} if shared_mem else {}
-        kernel._session.call(
-            "kernel.launch_raw", (kernel, _dims(grid), _dims(block), values), keywords
-        )
+        launch = (kernel, _dims(grid), _dims(block), values)
+        if stream is None:
+            kernel._session.call("kernel.launch_raw", launch, keywords)
+            return
+        here = state.local.context[0]
+        before = state.local.streams.get(here)
+        stream.use()
+        try:
+            kernel._session.call("kernel.launch_raw", launch, keywords)
+        finally:
+            state.use_stream(here, before)  # `with` would forget a stream of `use`
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now; raise `CompileException` if the source does not compile."""
