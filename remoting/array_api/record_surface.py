@@ -9,11 +9,13 @@ Lines of parameters
     the types of a ufunc; ``= cupyx.jit`` is a module.
 """
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +82,20 @@ def names_of(path: str) -> list[str]:
     found = _found(path)
     if found is None:
         return []
-    return sorted(name for name in dir(found) if not name.startswith("_") and name not in _NOISE)
+    names = {*dir(found), *_set_by(found)}
+    return sorted(name for name in names if not name.startswith("_") and name not in _NOISE)
+
+
+def _set_by(found: Any) -> Iterator[str]:
+    """Yield the attributes that the methods of a class set, which the class itself has not."""
+    for each in found.__mro__ if isinstance(found, type) else ():
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        except (OSError, TypeError):  # a compiled one has them all
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.attr
 
 
 def parameters_of(value: Any, name: str) -> list[str] | None:

@@ -48,7 +48,7 @@ def _start() -> Any:
     os.environ["GPUPOOL_AGENT"] = worker.stdout.readline().strip()
     sys.path.insert(0, str(DROPIN))
     dropin: Any = importlib.import_module("cupy")
-    dropin.__path__.append(os.environ["GPUPOOL_SUITE_OVERLAY"])
+    dropin.__path__.insert(0, os.environ["GPUPOOL_SUITE_OVERLAY"])
     suite_shims.install(dropin)
     dropin.testing = importlib.import_module("cupy.testing")
     return dropin

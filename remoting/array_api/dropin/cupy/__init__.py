@@ -49,6 +49,7 @@ from cupy._door import dtypes as _dtypes
 from cupy._door import state as _state
 
 __version__ = "14.2.0"
+_LATER = ("testing", "typing")
 
 if _TYPE_CHECKING:
 
@@ -56,7 +57,7 @@ if _TYPE_CHECKING:
         """Stand for the names that are filled in below, for type checkers."""
 
 else:
-    __getattr__ = _absent.lookup(__name__)
+    __getattr__ = _absent.lookup(__name__, *_LATER)
     _absent.watch_imports()
 
 
@@ -109,6 +110,7 @@ _REEXPORTED = [
     "unsignedinteger",
     "ushort",
     "broadcast_shapes",
+    "ndindex",
     "get_printoptions",
     "set_printoptions",
     "printoptions",
@@ -184,6 +186,10 @@ def _fill(names: dict[str, _Any]) -> None:
             # Programs and NumPy's dispatcher look at the name of a function.
             if getattr(function, "__name__", None) == "function":
                 function.__name__ = function.__qualname__ = name
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
 
 
 _fill(globals())

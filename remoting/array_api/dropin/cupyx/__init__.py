@@ -1,7 +1,6 @@
 """The part of CuPy's extensions that the drop-in offers."""
 
 import contextlib
-import importlib
 from collections.abc import Generator
 from typing import Any
 
@@ -118,10 +117,9 @@ def errstate(**kwargs: Any) -> Generator[None]:
         _set(before)
 
 
-_lookup = _absent.lookup(__name__)
+_LATER = ("jit", "scipy")
+__getattr__ = _absent.lookup(__name__, *_LATER)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "jit":  # which few programs use; in CuPy it is there with `cupy` itself
-        return importlib.import_module("cupyx.jit")
-    return _lookup(name)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -1,5 +1,6 @@
 """What a program is told that uses a name of CuPy which this package lacks."""
 
+import importlib
 import sys
 from typing import Any
 
@@ -20,10 +21,15 @@ _IMPORTER = "_find_and_load_unlocked"
 """The function of importlib that imports; importlib.util.find_spec only asks, without it."""
 
 
-def lookup(module: str) -> Any:
-    """Return the ``__getattr__`` of a module, which is called for names that it lacks."""
+def lookup(module: str, *parts: str) -> Any:
+    """Return the ``__getattr__`` of a module, which is called for names that it lacks.
+
+    ``parts`` are modules in it that few programs use, and that CuPy has without an import.
+    """
 
     def __getattr__(name: str) -> Any:
+        if name in parts:
+            return importlib.import_module(f"{module}.{name}")
         text = f"module {module!r} has no attribute {name!r}"
         if name.startswith("_"):
             raise AttributeError(text)

@@ -93,6 +93,10 @@ def get_cuda_path() -> None:
     """Return None: CUDA is on the server."""
 
 
+def get_nvcc_path() -> None:
+    """Return None: compilers are where the GPUs are."""
+
+
 def get_local_runtime_version() -> int:
     """Return the version of the CUDA runtime on the server."""
     return runtime.runtimeGetVersion()

@@ -1,0 +1,78 @@
+"""`cupy.testing` and `cupy.typing`: what the tests and annotations of programs import."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def testing(cp: Any) -> Any:
+    return importlib.import_module("cupy.testing")
+
+
+def of_both(cp: Any, values: Any, dtype: Any = None) -> list[Any]:
+    return [np.asarray(values, dtype), cp.asarray(values, dtype)]
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "assert_allclose": ([1.0, 2.0], [1.0, 2.1], {"rtol": 0.01}),
+    "assert_array_almost_equal": ([1.0, 2.0], [1.0, 2.01], {"decimal": 3}),
+    "assert_array_almost_equal_nulp": ([1.0, 2.0], [1.0, 2.01], {"nulp": 4}),
+    "assert_array_max_ulp": ([1.0, 2.0], [1.0, 2.01], {"maxulp": 4}),
+    "assert_array_equal": ([1, 2], [1, 3], {}),
+    "assert_array_less": ([1, 2], [2, 2], {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_assertion_takes_arrays_of_both_kinds(cp: Any, testing: Any, name: str) -> None:
+    left, wrong, keywords = CASES[name]
+    right = [3, 3] if name == "assert_array_less" else left
+    check: Callable[..., None] = getattr(testing, name)
+    for x in of_both(cp, left):
+        for y in of_both(cp, right):
+            check(x, y, **keywords)
+        for y in of_both(cp, wrong):
+            with pytest.raises(AssertionError):
+                check(x, y, **keywords)
+    with pytest.raises(AssertionError, match="what it says"):
+        testing.assert_array_equal(cp.ones(2), cp.zeros(2), err_msg="what it says")
+
+
+def test_types_and_strides_are_compared_where_one_asks(cp: Any, testing: Any) -> None:
+    whole, real = cp.ones((2, 3), "i4"), cp.ones((2, 3), "f8")
+    testing.assert_array_equal(whole, real)
+    with pytest.raises(AssertionError if testing._has_strict else NotImplementedError):
+        testing.assert_array_equal(whole, real, strict=True)
+    turned = cp.asfortranarray(whole)
+    testing.assert_array_equal(whole, turned)
+    with pytest.raises(AssertionError, match="Strides"):
+        testing.assert_array_equal(whole, turned, strides_check=True)
+
+
+def test_lists_of_arrays(cp: Any, testing: Any) -> None:
+    some, same = [cp.ones(2), np.zeros(3)], [np.ones(2), cp.zeros(3)]
+    testing.assert_array_list_equal(some, same)
+    for other in ([], tuple(same), [np.ones(2), cp.ones(3)]):
+        with pytest.raises(AssertionError):
+            testing.assert_array_list_equal(some, other)
+    with pytest.raises(AssertionError, match="list or a tuple"):
+        testing.assert_array_list_equal(cp.ones(2), cp.ones(2))
+
+
+def test_annotations_and_packages_that_need_no_import(cp: Any) -> None:
+    typing = importlib.import_module("cupy.typing")
+    assert typing.NDArray[np.float32].__origin__ is cp.ndarray
+    assert all((typing.ArrayLike, typing.DTypeLike, typing.NBitBase))
+    assert cp.typing is typing
+    assert cp.testing.assert_allclose
+    cupyx = importlib.import_module("cupyx")
+    assert cupyx.scipy.__name__ == "cupyx.scipy"
+    assert list(cp.ndindex(2, 1)) == [(0, 0), (1, 0)]
+    assert cp.cuda.get_nvcc_path() is None
