@@ -94,6 +94,8 @@ class _Sender:
     sends_since: float | None = None  # and in touch with a majority
     told_at: float | None = None
     told: set[Key] = field(default_factory=set[Key])  # of what fires
+    doubtful: set[Key] = field(default_factory=set[Key])
+    """Of these, what may have been over for a moment: it was not seen for just so long."""
     seen: dict[Key, float] = field(default_factory=dict[Key, float])  # held when it last looked
     last_seen: dict[Key, float] = field(default_factory=dict[Key, float])
 
@@ -146,8 +148,10 @@ class AlertsTold:
             for c in conditions
         }
         sender.last_seen |= dict.fromkeys(sender.seen, now)
-        over = now - self._times.over_after_s + SLACK_S
-        sender.told = {key for key in sender.told if sender.last_seen[key] > over}
+        over = now - self._times.over_after_s
+        sender.told = {key for key in sender.told if sender.last_seen[key] > over - SLACK_S}
+        sender.doubtful &= sender.told
+        sender.doubtful |= {k for k in sender.told if sender.last_seen[k] <= over + SLACK_S}
         if message is not None:
             self._judge(server, sender, message, now, majority=majority)
         if sender.sends_since is not None:
@@ -167,10 +171,11 @@ class AlertsTold:
                 self._fail(f"{server} tells {silent_s:.1f} s after it began to send")
         if sender.told_at is not None and now - sender.told_at < self._times.group_s - SLACK_S:
             self._fail(f"{server} sends two messages within {now - sender.told_at:.1f} s")
-        if again := fires & sender.told:
+        if again := (fires & sender.told) - sender.doubtful:
             self._fail(f"{server} tells again of {sorted(again)}")
         sender.told_at = now
         sender.told = (sender.told | fires) - over
+        sender.doubtful -= fires
         self._told |= dict.fromkeys(fires, now)
 
     def _look_for_lost(
