@@ -26,11 +26,17 @@ followers each, and when one goes, its followers spread over all the others.
 ``PullResponder`` is a voter's end. It also knows how far each follower has applied the log, which
 decides when one may get a vote.
 
+An answer has no number. Connections keep their order, and each pull has one answer. So an answer is
+to no earlier pull than the oldest one of its connection that has none yet: a link that was cut for
+seconds may bring the answer to a pull that was given up long ago, after the same server was asked
+anew.
+
 What is never true: that a voter pulls, but for one that was told that it lost its vote or is being
 repaired; that a pulled entry is beyond the answering server's commit index.
 """
 
 import logging
+from collections import deque
 from functools import lru_cache, partial
 from hashlib import sha256
 from typing import NamedTuple
@@ -42,6 +48,9 @@ from gpupool.consensus.protocol.raft_settings import BATCH_BYTES_MAX, WAITING_PU
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
 from gpupool.consensus.storage.journal import decode_entries
 from gpupool.pool.model.ids import ServerId
+
+OUTSTANDING_MAX = 16
+"""Pulls by one connection that wait for their answers; of further ones the age is not known."""
 
 RETURN_S = 30.0
 """After a source did not help, the first in order is not asked again before."""
@@ -66,6 +75,7 @@ class Puller:
         self._answered_at = context.now
         self._alive_at = context.now
         self._asked_at = context.now
+        self._outstanding: dict[ServerId, deque[float]] = {}  # when each was asked, by connection
         self._excluded = False
         self._return_at = context.now
 
@@ -96,6 +106,7 @@ class Puller:
 
     def disconnected(self, peer: ServerId) -> None:
         """Ask another source when ``peer`` was the one."""
+        self._outstanding.pop(peer, None)
         if self._source == peer:
             self._source, self._deadline = None, self._context.now
 
@@ -140,6 +151,7 @@ class Puller:
         """Take committed entries."""
         context = self._context
         core = context.core
+        asked_at = self.answered(peer)
         if not self.takes_from(peer):
             return
         try:
@@ -149,7 +161,7 @@ class Puller:
             return
         leader = message["leader"]
         # An answer is held back for ``pull_wait_s`` at most; a later one was held up on its way.
-        held_up_s = context.now - self._asked_at - context.settings.pull_wait_s
+        held_up_s = context.now - asked_at - context.settings.pull_wait_s
         leader_id = None if leader is None else ServerId(leader)
         core.observe_leader(leader_id, message, max(held_up_s, 0.0))
         known = core.commit_index
@@ -178,6 +190,11 @@ class Puller:
         """Tell whether an answer of ``peer`` is waited for."""
         return peer == self._source and (not self._context.core.votes or self._excluded)
 
+    def answered(self, peer: ServerId) -> float:
+        """Take note of an answer; return the earliest instant at which it was asked for."""
+        asked = self._outstanding.get(peer)
+        return asked.popleft() if asked else -NEVER
+
     def snapshot_piece_arrived(self) -> None:
         """Give the source time for the next piece."""
         self._deadline = self._context.now + self._context.settings.pull_timeout_s
@@ -188,6 +205,9 @@ class Puller:
         context = self._context
         self._source, self._asked_at = peer, context.now
         self._deadline = context.now + context.settings.pull_timeout_s
+        asked = self._outstanding.setdefault(peer, deque())
+        if len(asked) < OUTSTANDING_MAX:
+            asked.append(context.now)
         context.frames.send(peer, {"type": "pull", "next_index": context.core.commit_index + 1})
 
     # --- inside ------------------------------------------------------------------------------
@@ -257,7 +277,9 @@ class PullResponder:
         self._applied_by.pop(peer, None)
 
     def on_pull(self, peer: ServerId, message: Message) -> None:
-        """Note a pull, to be answered by ``answer``."""
+        """Note a pull, to be answered by ``answer``; one that waits is answered now."""
+        if (waiting := self._pulls.get(peer)) is not None:
+            self._answer_one(peer, max(waiting.next_index, 1))
         if peer in self._pulls or len(self._pulls) < WAITING_PULLS_MAX:
             self._pulls[peer] = _WaitingPull(message["next_index"], self._context.now)
             self._applied_by[peer] = message["next_index"] - 1

@@ -46,6 +46,10 @@ class PullingEnd(Protocol):
         """Tell whether an answer of ``peer`` is waited for."""
         ...
 
+    def answered(self, peer: ServerId) -> float:
+        """Take note of an answer; return the earliest instant at which it was asked for."""
+        ...
+
     def snapshot_piece_arrived(self) -> None:
         """Give the source time for the next piece."""
         ...
@@ -206,6 +210,8 @@ class SnapshotTransfer:
         core = context.core
         if leading and not core.follow(peer, message):
             return
+        if not leading and message["offset"] == 0:
+            self._puller.answered(peer)
         if not leading and not self._puller.takes_from(peer):
             return
         self._puller.snapshot_piece_arrived()

@@ -466,3 +466,59 @@ def test_h6_an_answer_to_a_pull_is_no_younger_than_it_can_be() -> None:
     lone.tick(0.4)
     lone.take("b", "pulled", **fields)
     assert age_s(lone) == pytest.approx(0.1)
+
+
+def pulls_until(lone: Lone, peer: str) -> float:
+    """Let time pass until a server is asked; return that instant."""
+    while (peer, "pull") not in [(to, message["type"]) for to, message in lone.tick(0.1)]:
+        pass
+    return lone.now
+
+
+def test_an_answer_may_be_to_a_pull_that_was_given_up() -> None:
+    """Seed 10070228: cut off, it asked another source, and then the first one anew."""
+    lone = Lone((), peers=("b", "c"))
+    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
+    fields |= {"leader": "c", "clock_ms": 0, "majority_age_ms": 100}
+    first = pulls_until(lone, "b")
+    pulls_until(lone, "c")
+    second = pulls_until(lone, "b")
+    assert second > first + 2
+    lone.take("b", "pulled", **fields)  # that of the first pull: it says nothing of the time since
+    assert age_s(lone) == pytest.approx(lone.now - first - 0.5 + 0.1)
+    lone.take("b", "pulled", **fields)
+    assert age_s(lone) == pytest.approx(0.1)
+    lone.take("b", "pulled", **fields)  # to the one that followed the first answer
+    lone.tick(3.0)
+    lone.take("b", "pulled", **fields)  # to that which followed the second
+    assert age_s(lone) > 2.5
+
+
+def test_a_new_connection_brings_no_answers_of_the_former_one() -> None:
+    lone = Lone((), peers=("b", "c"))
+    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
+    fields |= {"leader": "c", "clock_ms": 0, "majority_age_ms": 100}
+    pulls_until(lone, "b")
+    pulls_until(lone, "c")
+    lone.node.disconnected(ServerId("b"), lone.now)
+    lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
+    lone.node.connected(ServerId("b"), lone.now)
+    pulls_until(lone, "b")
+    lone.take("b", "pulled", **fields)
+    assert age_s(lone) == pytest.approx(0.1)
+
+
+def test_each_pull_has_an_answer_of_its_own() -> None:
+    lone = Lone(("me", "b", "c"), peers=("b", "c", "d"), term=1)
+    lone.win("b", "c")
+    answers = [
+        message
+        for _ in range(3)
+        for to, message in lone.take("d", "pull", next_index=100)
+        if (to, message["type"]) == ("d", "pulled")
+    ]
+    assert len(answers) == 2
+    later = [m for to, m in lone.tick(0.6) if (to, m["type"]) == ("d", "pulled")]
+    assert len(later) == 1

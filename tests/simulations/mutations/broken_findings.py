@@ -71,6 +71,17 @@ def one_snapshot_at_a_time() -> Generator[None]:
 
 
 @contextmanager
+def answers_the_last_pull() -> Generator[None]:
+    """Take an answer for that to the last pull of this server."""
+
+    def broken(self: Any, _peer: ServerId) -> float:
+        return self._asked_at
+
+    with patched(Puller, "answered", broken):
+        yield
+
+
+@contextmanager
 def first_answer_counts() -> Generator[None]:
     """Take the bound of a leader's clock from the first answer, however long that waited."""
     answered = LeaderClock.answered
@@ -136,6 +147,13 @@ FINDINGS = (
         "converges",
         "a voter that is being repaired never asks whether it has lost its vote",
         never_doubts,
+        tune=_as_drawn,
+    ),
+    Mutation(
+        "answers-the-last-pull",
+        "revoked-unserved",
+        "an answer is to the last pull, though its link may have kept one to an earlier pull",
+        answers_the_last_pull,
         tune=_as_drawn,
     ),
 )
