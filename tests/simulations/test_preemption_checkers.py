@@ -1,7 +1,7 @@
 """The checker of preemption, on tables in which a rule begins between two commands."""
 
 import pytest
-from tests.pool.policy_kit import MONDAY_MS, B
+from tests.pool.policy_kit import MONDAY_MS, ONE, A, B
 from tests.pool.test_preemption import Preempting
 
 from gpupool.pool.model import commands as c
@@ -77,4 +77,27 @@ def test_a_suspension_is_judged_by_the_rules_of_its_own_time(
     if fails:  # a pool that is not broken refuses it
         monkeypatch.setattr(lease_suspensions, "_is_due", always)
     pool.judge(second, c.SuspendLease(second, "boss goes first", for_request=request.id))
+    assert pool.failed == fails
+
+
+@pytest.mark.parametrize(("refused", "fails"), [(True, ""), (False, NEEDLESS)])
+def test_what_was_suspended_beside_a_lease_that_its_driver_lost_was_needed(
+    monkeypatch: pytest.MonkeyPatch, refused: bool, fails: str
+) -> None:
+    """Seed 10070506: so another lease gives way, on a server of which nobody needs the first."""
+    pool = Judged(POLICY)
+    halves = [pool.hold_for("ada", (0, 40)) for _ in range(2)]
+    whole = pool.hold_for("ada", (1, 80))
+    request = pool.request()
+    pool.wait("boss", request)
+    monkeypatch.setattr(lease_suspensions, "_is_due", always)
+    for half in halves:
+        pool.judge(half, c.SuspendLease(half, "boss goes first", for_request=request.id))
+    suspension = pool.state.leases[halves[0]].suspension
+    assert suspension is not None
+    if refused:
+        number, why = suspension.number, "the driver has lost it"
+        assert pool.do(c.RefuseSuspension(halves[0], A, ONE, number, why)).ok
+        assert pool.do(c.ConfirmResumed(halves[0], A, ONE, number)).ok
+    pool.judge(whole, c.SuspendLease(whole, "boss goes first", for_request=request.id))
     assert pool.failed == fails
