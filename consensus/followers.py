@@ -29,7 +29,8 @@ decides when one may get a vote.
 An answer has no number. Connections keep their order, and each pull has one answer. So an answer is
 to no earlier pull than the oldest one of its connection that has none yet: a link that was cut for
 seconds may bring the answer to a pull that was given up long ago, after the same server was asked
-anew.
+anew. A pull may get no answer, of an older server or in the midst of a snapshot; all later answers
+then seem to be older than they are. So a connection with some of these is made anew.
 
 What is never true: that a voter pulls, but for one that was told that it lost its vote or is being
 repaired; that a pulled entry is beyond the answering server's commit index.
@@ -50,7 +51,10 @@ from gpupool.consensus.storage.journal import decode_entries
 from gpupool.pool.model.ids import ServerId
 
 OUTSTANDING_MAX = 16
-"""Pulls by one connection that wait for their answers; of further ones the age is not known."""
+"""Pulls by one connection that wait for their answers."""
+
+UNANSWERED_MAX = 2
+"""Pulls by one connection that have no answer when a later one may have got one."""
 
 RETURN_S = 30.0
 """After a source did not help, the first in order is not asked again before."""
@@ -76,6 +80,8 @@ class Puller:
         self._alive_at = context.now
         self._asked_at = context.now
         self._outstanding: dict[ServerId, deque[float]] = {}  # when each was asked, by connection
+        self.anew: set[ServerId] = set()
+        """Servers to which the connection is to be made anew."""
         self._excluded = False
         self._return_at = context.now
 
@@ -107,6 +113,7 @@ class Puller:
     def disconnected(self, peer: ServerId) -> None:
         """Ask another source when ``peer`` was the one."""
         self._outstanding.pop(peer, None)
+        self.anew.discard(peer)
         if self._source == peer:
             self._source, self._deadline = None, self._context.now
 
@@ -193,7 +200,11 @@ class Puller:
     def answered(self, peer: ServerId) -> float:
         """Take note of an answer; return the earliest instant at which it was asked for."""
         asked = self._outstanding.get(peer)
-        return asked.popleft() if asked else -NEVER
+        if not asked:
+            return -NEVER
+        if len(asked) > UNANSWERED_MAX + 1:
+            self.anew.add(peer)
+        return asked.popleft()
 
     def snapshot_piece_arrived(self) -> None:
         """Give the source time for the next piece."""
@@ -208,6 +219,8 @@ class Puller:
         asked = self._outstanding.setdefault(peer, deque())
         if len(asked) < OUTSTANDING_MAX:
             asked.append(context.now)
+        else:
+            self.anew.add(peer)
         context.frames.send(peer, {"type": "pull", "next_index": context.core.commit_index + 1})
 
     # --- inside ------------------------------------------------------------------------------

@@ -391,13 +391,16 @@ class RaftNode:
         """Return the servers to stay connected to.
 
         A voter talks to everyone, a server without a vote to the voters and to its source; and one
-        that gets no answer from voters, or knows of none, to all that it was told of.
+        that gets no answer from voters, or knows of none, to all that it was told of. A connection
+        that is to be made anew ends first.
         """
         everyone = self._core.votes or self._puller.is_lost
         peers = self._contacts.to_connect(everyone=everyone)
         more = self._promises.to_tell()
         more += [each for each in (self._puller.source,) if each and each not in peers]
-        return tuple(sorted({*peers, *more})) if more else peers
+        if not more and not self._puller.anew:
+            return peers
+        return tuple(sorted({*peers, *more} - self._puller.anew))
 
     def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""

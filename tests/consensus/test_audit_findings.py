@@ -495,6 +495,28 @@ def test_an_answer_may_be_to_a_pull_that_was_given_up() -> None:
     assert age_s(lone) > 2.5
 
 
+def test_a_connection_that_leaves_pulls_unanswered_is_made_anew() -> None:
+    """Else its table would seem older by a pull for each of these, for good."""
+    lone = Lone((), peers=("b",))
+    lone.node.set_servers([ServerId("b")])
+    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
+    fields |= {"leader": "b", "clock_ms": 0, "majority_age_ms": 100}
+    for lost in range(3):
+        for _ in range(lost):
+            pulls_until(lone, "b")
+        pulls_until(lone, "b")
+        assert lone.node.peers() == ("b",)
+        lone.take("b", "pulled", **fields)
+    assert lone.node.peers() == ()
+    lone.node.disconnected(ServerId("b"), lone.now)
+    assert lone.node.peers() == ("b",)
+    lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
+    lone.node.connected(ServerId("b"), lone.now)
+    pulls_until(lone, "b")
+    lone.take("b", "pulled", **fields)
+    assert age_s(lone) == pytest.approx(0.1)
+
+
 def test_a_new_connection_brings_no_answers_of_the_former_one() -> None:
     lone = Lone((), peers=("b", "c"))
     lone.node.set_servers([ServerId("b"), ServerId("c")])
