@@ -73,8 +73,10 @@ def one_snapshot_at_a_time() -> Generator[None]:
 @contextmanager
 def answers_the_last_pull() -> Generator[None]:
     """Take an answer for that to the last pull of this server."""
+    answered = Puller.answered
 
-    def broken(self: Any, _peer: ServerId) -> float:
+    def broken(self: Any, peer: ServerId) -> float:
+        answered(self, peer)
         return self._asked_at
 
     with patched(Puller, "answered", broken):
