@@ -285,7 +285,9 @@ def _eigh(a: Array, uplo: Any = "L") -> Any:
 
 def _complex(made: Array, a: Array) -> Array:
     # NumPy gives real numbers where no imaginary part is left; cuSOLVER's are complex.
-    return made.astype(np.result_type(made, np.complex64)) if a.size else made
+    if a.size:
+        return made.astype(np.result_type(made, np.complex64))
+    return made if np.iscomplexobj(a) else made.real  # NumPy 2.5 makes them complex
 
 
 def _eig(a: Array) -> Any:
