@@ -118,10 +118,10 @@ class LinkStream(trio.abc.Stream):
                 self._tls.write(data)
             record, self._rest = self._rest + self._outgoing.read(), b""
             await self.transport_stream.send_all(record)
-        except ssl.SSLError as error:
-            raise trio.BrokenResourceError from error
-        except BaseException:
+        except BaseException as error:
             self._is_broken = True  # a part of a record may have gone
+            if isinstance(error, ssl.SSLError):
+                raise trio.BrokenResourceError from error
             raise
         finally:
             self._is_sending = False
