@@ -452,19 +452,35 @@ def test_leaders_alone_answer_a_question_for_their_clock() -> None:
     assert answer["clock_ms"] == int(1000 * lone.now)
 
 
+PULLED: dict[str, Any] = {
+    "term": 3,
+    "commit_index": 1,
+    "prevLogIdx": 1,
+    "prevLogTerm": 0,
+    "entries": b"",
+    "leader": "c",
+    "clock_ms": 0,
+    "majority_age_ms": 100,
+}
+"""An answer to a pull, of a voter that heard from its leader 0.1 s before."""
+
+
+def without_a_vote(*voters: str) -> Lone:
+    lone = Lone((), peers=voters)
+    lone.node.set_servers([ServerId(each) for each in voters])
+    return lone
+
+
 def test_h6_an_answer_to_a_pull_is_no_younger_than_it_can_be() -> None:
-    lone = Lone((), peers=("b", "c"))
-    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    lone = without_a_vote("b", "c")
     while ("b", "pull") not in [(peer, message["type"]) for peer, message in lone.tick(0.5)]:
         pass
-    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
-    fields |= {"leader": "c", "clock_ms": 0, "majority_age_ms": 100}
     lone.tick(0.7)
     lone.tick(0.7)  # The voter holds it back for 0.5 s; so 0.9 s went by on the way.
-    lone.take("b", "pulled", **fields)
+    lone.take("b", "pulled", **PULLED)
     assert age_s(lone) == pytest.approx(1.0)
     lone.tick(0.4)
-    lone.take("b", "pulled", **fields)
+    lone.take("b", "pulled", **PULLED)
     assert age_s(lone) == pytest.approx(0.1)
 
 
@@ -477,58 +493,49 @@ def pulls_until(lone: Lone, peer: str) -> float:
 
 def test_an_answer_may_be_to_a_pull_that_was_given_up() -> None:
     """Seed 10070228: cut off, it asked another source, and then the first one anew."""
-    lone = Lone((), peers=("b", "c"))
-    lone.node.set_servers([ServerId("b"), ServerId("c")])
-    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
-    fields |= {"leader": "c", "clock_ms": 0, "majority_age_ms": 100}
+    lone = without_a_vote("b", "c")
     first = pulls_until(lone, "b")
     pulls_until(lone, "c")
     second = pulls_until(lone, "b")
     assert second > first + 2
-    lone.take("b", "pulled", **fields)  # that of the first pull: it says nothing of the time since
+    lone.take("b", "pulled", **PULLED)  # that of the first pull: it says nothing of the time since
     assert age_s(lone) == pytest.approx(lone.now - first - 0.5 + 0.1)
-    lone.take("b", "pulled", **fields)
+    lone.take("b", "pulled", **PULLED)
     assert age_s(lone) == pytest.approx(0.1)
-    lone.take("b", "pulled", **fields)  # to the one that followed the first answer
+    lone.take("b", "pulled", **PULLED)  # to the one that followed the first answer
     lone.tick(3.0)
-    lone.take("b", "pulled", **fields)  # to that which followed the second
+    lone.take("b", "pulled", **PULLED)  # to that which followed the second
     assert age_s(lone) > 2.5
 
 
 def test_a_connection_that_leaves_pulls_unanswered_is_made_anew() -> None:
     """Else its table would seem older by a pull for each of these, for good."""
-    lone = Lone((), peers=("b",))
-    lone.node.set_servers([ServerId("b")])
-    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
-    fields |= {"leader": "b", "clock_ms": 0, "majority_age_ms": 100}
+    lone = without_a_vote("b")
     for lost in range(3):
         for _ in range(lost):
             pulls_until(lone, "b")
         pulls_until(lone, "b")
         assert lone.node.peers() == ("b",)
-        lone.take("b", "pulled", **fields)
+        lone.take("b", "pulled", **PULLED)
     assert lone.node.peers() == ()
     lone.node.disconnected(ServerId("b"), lone.now)
     assert lone.node.peers() == ("b",)
     lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
     lone.node.connected(ServerId("b"), lone.now)
     pulls_until(lone, "b")
-    lone.take("b", "pulled", **fields)
+    lone.take("b", "pulled", **PULLED)
     assert age_s(lone) == pytest.approx(0.1)
 
 
 def test_a_new_connection_brings_no_answers_of_the_former_one() -> None:
-    lone = Lone((), peers=("b", "c"))
-    lone.node.set_servers([ServerId("b"), ServerId("c")])
-    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
-    fields |= {"leader": "c", "clock_ms": 0, "majority_age_ms": 100}
+    lone = without_a_vote("b", "c")
     pulls_until(lone, "b")
     pulls_until(lone, "c")
     lone.node.disconnected(ServerId("b"), lone.now)
     lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
     lone.node.connected(ServerId("b"), lone.now)
     pulls_until(lone, "b")
-    lone.take("b", "pulled", **fields)
+    lone.take("b", "pulled", **PULLED)
     assert age_s(lone) == pytest.approx(0.1)
 
 
