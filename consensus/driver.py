@@ -38,9 +38,9 @@ only one thread runs Python at a time. Others put events into the inbox and wake
        ^                                                                                        |
        +----------------------------------------------------------------------------------------+
 
-A frame that is the last of those read at once does not wait for the loop's turn: while ``run`` is
-waiting, and a sync takes no other thread, ``received`` goes around once by itself: a turn of the
-event loop costs as much as a small step. ``run`` raises an error of it.
+A frame that has come alone does not wait for the loop's turn, which costs as much as a small step.
+While ``run`` is waiting, and a sync takes no other thread, ``received`` goes around once by itself;
+``run`` raises its errors. Frames that have come together wake the loop: one sync does for all.
 
     stepping      all events of the inbox in order, then ``node.step`` once
     syncing       a leader's entries leave; then the journal, here or on another thread; nothing
@@ -235,7 +235,7 @@ class RaftDriver:
         self._put(partial(self._node.disconnected, peer))
 
     def received(self, peer: ServerId, frame: bytes, *, more: bool = False) -> None:
-        """Take one frame, and step unless ``more`` come; when too much waits already, hang up.
+        """Take one frame, and step if it has come alone; when too much waits already, hang up.
 
         A connection carries all frames in order or none: the rules of Raft's core rest on it.
         """

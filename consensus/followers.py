@@ -26,11 +26,12 @@ followers each, and when one goes, its followers spread over all the others.
 ``PullResponder`` is a voter's end. It also knows how far each follower has applied the log, which
 decides when one may get a vote.
 
-An answer has no number. Connections keep their order, and each pull has one answer. So an answer is
-to no earlier pull than the oldest one of its connection that has none yet: a link that was cut for
-seconds may bring the answer to a pull that was given up long ago, after the same server was asked
-anew. A pull may get no answer, of an older server or in the midst of a snapshot; all later answers
-then seem to be older than they are. So a connection with some of these is made anew.
+An answer has no number. A link that was cut for seconds may bring the answer to a pull that was
+given up long ago, after the same server was asked anew. Connections keep their order, and a pull
+has one answer at most. So an answer counts as one to the oldest pull of its connection that has
+none yet; it cannot be to an earlier one. An older server may leave a pull without an answer, and so
+may any in the midst of a snapshot. Later answers then seem older than they are, so a connection
+with several of these is made anew.
 
 What is never true: that a voter pulls, but for one that was told that it lost its vote or is being
 repaired; that a pulled entry is beyond the answering server's commit index.
@@ -54,7 +55,7 @@ OUTSTANDING_MAX = 16
 """Pulls by one connection that wait for their answers."""
 
 UNANSWERED_MAX = 2
-"""Pulls by one connection that have no answer when a later one may have got one."""
+"""So many pulls of its connection may be left without an answer when one arrives."""
 
 RETURN_S = 30.0
 """After a source did not help, the first in order is not asked again before."""
@@ -198,7 +199,10 @@ class Puller:
         return peer == self._source and (not self._context.core.votes or self._excluded)
 
     def answered(self, peer: ServerId) -> float:
-        """Take note of an answer; return the earliest instant at which it was asked for."""
+        """Take note of an answer; return the earliest instant at which it was asked for.
+
+        That is ``-NEVER`` when no pull of this connection waits for one.
+        """
         asked = self._outstanding.get(peer)
         if not asked:
             return -NEVER
