@@ -4,6 +4,7 @@ from functools import partial
 from random import Random
 
 from gpupool.consensus.storage.journal import JOURNAL
+from gpupool.consensus.storage.superblock import SUPERBLOCK
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.pool_recovery import Recovery
@@ -192,6 +193,10 @@ class ClusterFaults:
         self._forgotten_at = now
         self._trace.note("nemesis", what, server)
         cluster.end_process(process)
+        if SUPERBLOCK in disk.names():
+            # A power loss that undoes the superblock's last note too would be a second fault, which
+            # nobody notices while those that know more are down (decision 32; seed 10101811).
+            disk.put(SUPERBLOCK, disk.read(SUPERBLOCK))
         if what == "old-copy":
             later_s = 2.0 + 4.0 * random.random()
             image = disk.image()

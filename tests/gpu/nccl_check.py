@@ -29,6 +29,7 @@ from gpupool.remoting.host.isolation.confinement import PORTS_VARIABLE, VARIABLE
 
 ACROSS = ("-n", "2", "--across", "--no-wait")
 PROGRAM = str(HERE / "cuda_programs" / "torch_nccl.py")
+JAX_PROGRAM = str(HERE / "cuda_programs" / "jax_nccl.py")
 TRANSPORT = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 LOSS_LIMIT_S = 8.0
 
@@ -39,10 +40,13 @@ CASES = {
     "ddp": (["ddp"], 120.0, False),
     "fsdp": (["fsdp"], 120.0, False),
     "torchrun": (["ddp", "--short"], 120.0, True),
+    "jax": ([], 150.0, False),  # a program of its own
 }
 
 
 def command(words: list[str], torchrun: bool) -> list[str]:
+    if not words:
+        return [sys.executable, JAX_PROGRAM]
     if torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         return [sys.executable, *launcher, PROGRAM, *words]

@@ -2,7 +2,7 @@
 
     python tests/gpu/others_check.py [--cmake FOLDER] [--cu FOLDER] [--pytest FOLDER]
         [--llama FOLDER] [--only Samples/0_Intro*] [--jobs 6] [--bare] [--json FILE]
-        [--build FOLDER] [--arguments FILE]
+        [--build FOLDER] [--arguments FILE] [--gpus 2]
 
 Nothing is fetched: each option, which may come several times, names a checkout that is there.
 `--cmake` builds each folder below whose CMakeLists.txt is a project of its own, and runs its
@@ -10,8 +10,9 @@ programs (cuda-samples/Samples, CUDALibrarySamples); `--cu` builds each .cu file
 shared runtime (Lupine's test/); `--pytest` runs the tests of a folder (CuPy's, cuda-python's,
 numba-cuda's); `--llama` builds llama.cpp's test-backend-ops. `--arguments` names a JSON file that
 has words for programs by name, as cuda-samples' `test_args.json` does. The GPUs are real ones, cut
-into shares of one lease each. `--bare`, as root, hides the GPU and all of NVIDIA's driver from
-programs behind the door.
+into shares of one lease each; with `--gpus N` a lease has shares of N GPUs, and natively programs
+see as many. `--bare`, as root, hides the GPU and all of NVIDIA's driver from programs behind the
+door.
 
 A program is the same where it ends with the same status and says the same: lines with pass, fail,
 error, result or success, with numbers left out. What fails natively is not counted. Each that
@@ -257,12 +258,16 @@ def in_folder(program: Program) -> list[str]:
     return ["env", "-C", str(program.folder), *program.words]
 
 
-def both(pool: RealPool, folder: Path, number: int, program: Program, share: str) -> list[Verdict]:
-    """Run one program both ways."""
+def both(
+    pool: RealPool, folder: Path, number: int, program: Program, gpus: int, share: str
+) -> list[Verdict]:
+    """Run one program both ways, with that share of so many GPUs behind the door."""
+    alone = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(gpus))}
+    lease = ("-n", str(gpus), "-p", share)
     words, limit = in_folder(program), PYTEST_LIMIT_S if program.report else LIMIT_S
     if program.report is None:
-        native = run(words, limit, folder / f"{number}.native.log", dict(os.environ))
-        remote = pool.run(words, "-p", share, limit=limit, name=f"{number}.remote")
+        native = run(words, limit, folder / f"{number}.native.log", alone)
+        remote = pool.run(words, *lease, limit=limit, name=f"{number}.remote")
         verdict = compared(program.name, native, remote)
         if verdict.counts and not verdict.same:
             tails = [outcome.output.strip()[-800:] for outcome in (native, remote)]
@@ -271,8 +276,8 @@ def both(pool: RealPool, folder: Path, number: int, program: Program, share: str
             )
         return [verdict]
     reports = [program.report.with_suffix(f".{kind}.xml") for kind in ("native", "remote")]
-    run([*words, f"--junitxml={reports[0]}"], limit, folder / f"{number}.log", dict(os.environ))
-    pool.run([*words, f"--junitxml={reports[1]}"], "-p", "1", limit=limit, name=f"{number}.remote")
+    run([*words, f"--junitxml={reports[0]}"], limit, folder / f"{number}.log", alone)
+    pool.run([*words, f"--junitxml={reports[1]}"], *lease, limit=limit, name=f"{number}.remote")
     texts = [path.read_text() if path.exists() else "<testsuites/>" for path in reports]
     verdicts = compared_cases(program.name, cases(texts[0]), cases(texts[1]))
     for each in verdicts:
@@ -287,6 +292,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path, action="append", default=[])
     parser.add_argument("--only", default="", help="patterns of names, between commas")
     parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--gpus", type=int, default=1, help="of each lease")
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--arguments", type=Path, help="JSON: words for programs, by name")
@@ -304,14 +310,14 @@ def main() -> int:
         others = [p for p in programs if p.report is None]
 
         def shared(given: tuple[int, Program]) -> list[Verdict]:
-            return both(pool, folder, *given, share)
+            return both(pool, folder, *given, options.gpus, share)
 
         try:
             with ThreadPoolExecutor(options.jobs) as threads:
                 runs = threads.map(shared, enumerate(others))
                 verdicts = [verdict for each in runs for verdict in each]
             for number, program in enumerate(alone, len(others)):
-                verdicts += both(pool, folder, number, program, share)
+                verdicts += both(pool, folder, number, program, options.gpus, "1")
         finally:
             pool.stop()
     for each in verdicts:

@@ -9,6 +9,7 @@ from tests.simulations.mutations.broken_promises import no_probation
 
 from gpupool.consensus.protocol.raft_messages import FrameWriter, encode_message
 from gpupool.consensus.storage.peer_memory import Start
+from gpupool.consensus.storage.superblock import SUPERBLOCK
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
@@ -290,6 +291,25 @@ def test_no_server_leaves_while_the_disk_of_another_one_rots() -> None:
     cluster.scheduler.run_until(cluster.scheduler.now + 13.0)
     cluster.replace("s3")
     assert cluster.replacing
+
+
+@pytest.mark.parametrize("what", ["lost-tail", "rot"])
+def test_the_superblock_outlives_a_power_loss_right_after_a_disk_forgot(what: str) -> None:
+    """Seed 10101811: without its last note nobody knew of the loss, as the rest was down as well."""
+    cluster, faults = pool_of_three()
+    disk = cluster.environment.machines["s2"].disk
+    before = disk.image()[SUPERBLOCK]
+    draws = Random(3)
+    faults.forget("s2", what, draws)
+    cluster.power_off("s2", 1.0)
+    noted = disk.image()[SUPERBLOCK]
+    differing = sum(a != b for a, b in zip(before, noted, strict=True))
+    assert differing <= (what == "rot")
+
+
+def test_a_server_that_was_left_behind_with_a_broken_disk_joins_again() -> None:
+    """Seed 10102400: it stopped at once, and was forgotten when the one that recovered left."""
+    assert run(options_of("swarm", 10_102_400)).failure is None
 
 
 @pytest.mark.parametrize("voter", ["s1", "s1-copy"])
