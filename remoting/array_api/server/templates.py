@@ -1,5 +1,6 @@
 """Templates: the constant part of a call, decoded once into a function that builds arguments."""
 
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class Template:
         return arguments, {key: make(source, find) for key, make in self.keywords}
 
 
+def _number(value: float) -> float:
+    """Return a number as CuPy looks for it: ``cupyx.scipy.ndimage`` asks ``cval is numpy.nan``."""
+    return np.nan if math.isnan(value) else value
+
+
 class _Compiler:
     def __init__(self) -> None:
         self.layout: list[str] = []
@@ -65,9 +71,12 @@ class _Compiler:
         if code == "h":
             self.layout.append("Q")
             return lambda values, find: find(next(values))
-        if code in ("i", "f"):
-            self.layout.append("q" if code == "i" else "d")
+        if code == "i":
+            self.layout.append("q")
             return lambda values, find: next(values)
+        if code == "f":
+            self.layout.append("d")
+            return lambda values, find: _number(next(values))
         if code == "c":
             self.layout.append("dd")
             return lambda values, find: complex(next(values), next(values))

@@ -182,6 +182,13 @@ def test_templates_are_compiled_or_refused(body: Any) -> None:
     assert template.name in ("a", "b")
 
 
+def test_nan_arrives_as_the_one_that_cupy_looks_for() -> None:
+    """``cupyx.scipy.ndimage`` asks ``cval is numpy.nan``, and writes it into a kernel otherwise."""
+    _, template = compile_template([16, 0, 1, ["f"], []], ["a"], [max])
+    (argument,), _ = template.build((float("nan"),), lambda handle: handle)
+    assert argument is np.nan
+
+
 class FakeClient:
     """Takes what an executor pushes."""
 
