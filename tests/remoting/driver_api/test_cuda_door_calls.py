@@ -239,6 +239,13 @@ def test_questions_that_few_ask(library: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_streams_of_another_device_than_the_current_one(library: Path, tmp_path: Path) -> None:
+    """A copy by cuFFT from two GPUs failed so: the worker waits by events of the current device."""
+    assert both("other_device", library, tmp_path, devices=2).splitlines() == [
+        *("current 0: memory of device 1", "current 1: memory of device 0"),
+    ]
+
+
 def test_what_the_door_answers_by_itself(library: Path, tmp_path: Path) -> None:
     """Core dumps, notifications, atomics with the host: nothing of it reaches a server."""
     program = compiled("settings", tmp_path, library)

@@ -13,7 +13,7 @@ void gp_enter_host_functions(void) { serving = true; }
 struct gp_context *gp_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
 
 int gp_current_device(void) {
-    if (gp_several && gp_routed >= 0) return gp_routed;
+    if (gp_many && gp_routed >= 0) return gp_routed;
     struct gp_context *context = gp_current();
     return context == NULL ? -1 : context->handle.device;
 }
@@ -21,7 +21,7 @@ int gp_current_device(void) {
 int gp_place(void) {
     int device = gp_current_device();
     if (device < 0) return -1;
-    bool own = gp_several && gp_routed >= 0;
+    bool own = gp_many && gp_routed >= 0;
     return own || gp_current()->place == 0 ? gp_server_device(device) : gp_current()->place;
 }
 

@@ -26,6 +26,12 @@ int gp_route_to(int device) {
     return before;
 }
 
+int gp_route_to_stream(const void *stream) {
+    int before = gp_routed, device = gp_handle_device(stream);
+    if (device >= 0 && device != gp_current_device()) gp_routed = device;
+    return before;
+}
+
 int gp_device_at(uint64_t address) {
     struct gp_range range;
     bool found = gp_find_range(address, &range) && range.kind != GP_HOST_MEMORY;

@@ -6,6 +6,7 @@
 
 struct gp_state gp;
 bool gp_several;
+bool gp_many;
 int gp_started;
 int gp_servers_left;
 bool gp_reached[GP_SERVERS_MAX];

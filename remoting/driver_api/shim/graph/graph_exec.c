@@ -215,7 +215,8 @@ static int launch(struct gp_handle *handle, void *stream) {
 
 GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(gp_handle_device(stream) >= 0 ? stream : exec);
+    GP_ON(exec);
+    GP_ON_STREAM(stream);
     GP_REACH(exec);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     if (gp_capture_of(stream)) {

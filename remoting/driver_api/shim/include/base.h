@@ -198,6 +198,7 @@ extern struct gp_state gp;
 extern struct gp_hooks gp_hooks;
 int64_t gp_now_ns(void);  // of a clock that nobody sets
 extern bool gp_several;      // the devices are of several servers
+extern bool gp_many;         // there is more than one device
 extern int gp_started;       // 1: by cuInit; -1: this is a fork of a process that had started
 extern int gp_servers_left;  // those that are not lost
 extern bool gp_reached[GP_SERVERS_MAX];  // by server: it is used, and not lost
@@ -324,6 +325,7 @@ static inline bool gp_may_be_pinned(uint64_t address) {
 // unless a scope sends them elsewhere: to that of a handle, or of an address. With one server all of
 // this is nothing.
 int gp_route_to(int device);      // what was there before
+int gp_route_to_stream(const void *stream);
 int gp_here(void);                // the server that calls go to now
 int gp_server_of(int device);     // gp_here() for -1
 bool gp_reaches(int device);      // calls go to its server now; true for -1
@@ -338,7 +340,7 @@ static inline int gp_route(int device) {
     return __builtin_expect(gp_several, 0) ? gp_route_to(device) : -1;
 }
 static inline void gp_unroute(const int *before) {
-    if (__builtin_expect(gp_several, 0)) gp_routed = *before;
+    if (__builtin_expect(gp_many, 0)) gp_routed = *before;
 }
 // To the end of the scope. A device of -1 changes nothing.
 #define GP_JOINED(a, b) a##b
@@ -347,6 +349,11 @@ static inline void gp_unroute(const int *before) {
     __attribute__((cleanup(gp_unroute), unused)) const int GP_NAMED(__LINE__) = gp_route(device)
 #define GP_ON(handle) GP_ROUTE(gp_several ? gp_handle_device(handle) : -1)
 #define GP_ON_ADDRESS(address) GP_ROUTE(gp_several ? gp_device_at(address) : -1)
+// For what the worker waits for by events of its own: these must be of the stream's device, which may be
+// another one than that of the current context.
+#define GP_ON_STREAM(stream)                                                        \
+    __attribute__((cleanup(gp_unroute), unused)) const int GP_NAMED(__LINE__) =     \
+        __builtin_expect(gp_many, 0) ? gp_route_to_stream(stream) : -1
 // A stream with a meaning of its own, such as NULL, is that of the server that has the memory.
 #define GP_ON_EITHER(stream, address) \
     GP_ROUTE(!gp_several ? -1 : gp_handle_device(stream) >= 0 ? gp_handle_device(stream) \

@@ -171,7 +171,7 @@ static int copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async) 
 
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     if (copy == NULL) return GP_INVALID_VALUE;
     size_t width = copy->width, height = copy->height, depth = copy->depth;
     if (width == 0 || height == 0 || depth == 0) return GP_SUCCESS;

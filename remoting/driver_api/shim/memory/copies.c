@@ -237,7 +237,7 @@ static int write_now(uint64_t target, const void *source, size_t size) {
 
 static int write_async(uint64_t target, const void *source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     if (gp_is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, stream, true);
     }
@@ -279,7 +279,7 @@ static int read_now(void *target, uint64_t source, size_t size) {
 
 static int read_async(void *target, uint64_t source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     if (gp_is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, stream, true);
     }

@@ -312,7 +312,7 @@ static int prefetch_batch(const uint64_t *addresses, const size_t *sizes, size_t
                           const struct location *locations, const size_t *first, size_t kinds,
                           unsigned long long flags, void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     GP_CHECK(check_batch(addresses, sizes, count, flags, stream));
     if (locations == NULL || first == NULL || kinds == 0 || kinds > count) return GP_INVALID_VALUE;
     for (size_t at = 0; at < kinds; at++) {

@@ -96,7 +96,7 @@ GP_EXPORT int cuMemFree_v2(uint64_t address) { return gp_free(address); }
 GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     GP_ENTER_ON(stream);
     if (address == 0) return GP_SUCCESS;
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     if (gp_several && !gp_reaches(gp_device_at(address))) {
         // What the stream does does not touch another server's memory; only events could have made
         // it wait for that, and these were waited for.

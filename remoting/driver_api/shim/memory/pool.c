@@ -287,7 +287,7 @@ GP_EXPORT int cuMemPoolImportPointer(uint64_t *address, void *pool, const struct
 // A pool of NULL is the device's.
 static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool, void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     if (address == NULL) return GP_INVALID_VALUE;
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));

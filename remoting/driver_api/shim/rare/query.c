@@ -233,7 +233,7 @@ _Static_assert(sizeof(struct decompression) == 64, "as in cuda.h");
 GP_EXPORT int cuMemBatchDecompressAsync(const struct decompression *operations, size_t count,
                                         unsigned flags, size_t *failed, void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (failed != NULL) *failed = SIZE_MAX;

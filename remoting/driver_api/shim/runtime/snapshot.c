@@ -149,6 +149,7 @@ static int choose_devices(void) {
         gp.device_count = at + 1;
     }
     gp_several = differ;
+    gp_many = gp.device_count > 1;
     free(candidates);
     candidates = NULL;
     return found < 0 ? GP_INVALID_DEVICE : GP_SUCCESS;

@@ -72,7 +72,7 @@ void gp_note_idle(struct gp_handle *stream, uint64_t before) {
 
 int gp_synchronize_stream(void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of(stream)) {
@@ -90,7 +90,7 @@ int gp_synchronize_stream(void *stream) {
 
 GP_EXPORT int cuStreamQuery(void *stream) {
     GP_ENTER_ON(stream);
-    GP_ON(stream);
+    GP_ON_STREAM(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of_handle(handle)) {

@@ -706,9 +706,9 @@ static CUresult pool_allocate(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool
         return CUDA_SUCCESS;
     }
     if (pool == NULL)
-        pool = devices[ctx->dev].current_pool;
+        pool = devices[stream->ctx->dev].current_pool;
     /* The address is good at once; only the order of the release matters to the stream. */
-    TRY(memory_allocate(ctx, bytes, pool, false, dptr));
+    TRY(memory_allocate(stream->ctx, bytes, pool, false, dptr));
     struct work work = {.kind = WORK_ALLOCATE, .memory = {*dptr, bytes}};
     bool captured = stream->capture != NULL;
     TRY(stream_submit(stream, &work));
