@@ -191,7 +191,16 @@ class EmulatedLibrary(Library):
         return upright or (formats == {"csc"} and len(rows) == 1)
 
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return matrices of one shape where CuPy broadcasts and SciPy does not."""
+        """Return what SciPy computes with as CuPy does.
+
+        CuPy broadcasts. ``block_diag`` of dense blocks is a matrix, of which SciPy will make an
+        array unless a block is a matrix (a DeprecationWarning since 1.18).
+        """
+        if name == "block_diag" and args and isinstance(args[0], list) and args[0]:
+            first, *rest = args[0]
+            if not any(map(self.is_sparse, args[0])):
+                first = self.module().coo_matrix(np.atleast_2d(first))
+            return [first, *rest], *args[1:]
         if name not in _BROADCAST or not all(map(self.is_sparse, args)) or len(args) != 2:
             return args
         first, second = args
