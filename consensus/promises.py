@@ -30,9 +30,12 @@ counts here, and may have been a clone's: the original is not held to it (seed 1
 
 **Repair.** A server whose superblock says that synced batches are missing (``floor``) neither votes
 nor campaigns. It takes entries from the leader, and what it acknowledges it holds. It serves again
-once its log reaches its floor under a leader of the floor's term or a later one; or reaches an
-entry that a leader of a later term committed in that term: no vote that this server may have lost
-made it the leader, so its log has everything that was ever committed.
+once its log has an entry that a leader of the floor's term, or of a later one, committed in its own
+term. Each vote for that leader came from a server with its whole log: this one cast none since its
+accident. So the leader's log has all that was committed before. What the leader itself committed
+lies before that entry, as far as it counted on acknowledgements that are lost: it counts on none of
+them any more once it hears of the repair. An index would not do in place of that entry: others
+remember one of the last term alone, and what was acknowledged in the terms before may lie behind.
 
 An older build says no hello and remembers nothing; it is not refused for that.
 """
@@ -277,14 +280,13 @@ class Promises:
     # --- repair ------------------------------------------------------------------------------
 
     def _check_repair(self, message: Message) -> None:
-        """End the repair when the log reaches what was promised; see the module."""
+        """End the repair when the log has all that may have been promised; see the module."""
         floor, core = self._superblock.floor, self._context.core
         if floor is None or message["term"] != core.term:
             return
-        match, commit, term = core.matched_index, message["commit_index"], core.term
-        whole = term >= floor.term and match >= floor.index > 0
-        later = term > floor.term and commit <= match
-        if whole or (later and self._context.storage.journal.term_at(commit) == term):
+        commit, term = message["commit_index"], core.term
+        holds = term >= floor.term and commit <= core.matched_index
+        if holds and self._context.storage.journal.term_at(commit) == term:
             self._repaired = True
 
     def synced(self) -> None:

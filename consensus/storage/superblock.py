@@ -44,12 +44,13 @@ class Synced(NamedTuple):
     last_index: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Floor:
     """How far a server may have made promises that it does not hold any more."""
 
     term: int
     index: int
+    """In any term: for people. By the term it is decided when they are held again."""
 
 
 class Superblock:
@@ -95,8 +96,12 @@ class Superblock:
         self._disk.sync(SUPERBLOCK)
 
     def lose(self, floor: Floor) -> None:
-        """Note, durably, that promises up to ``floor`` may have been made and are missing."""
-        self.floor = max(self.floor or floor, floor)
+        """Note, durably, that promises up to ``floor`` may have been made and are missing.
+
+        Others remember what a server said to them alone: one of a later term may know of no entry.
+        """
+        known = self.floor or floor
+        self.floor = Floor(max(known.term, floor.term), max(known.index, floor.index))
         data = _FLOOR.pack(_MAGIC, self.floor.term, self.floor.index)
         with storage_errors("the state of repair cannot be written"):
             self._disk.write(_REPAIR_NEW, data + zlib.crc32(data).to_bytes(4, "little"))

@@ -26,6 +26,11 @@ TRY_EVERY = 3
 _BOOKS = ("leases", "servers", "tokens", "closed", "by_request", "policy", "usage", "removed")
 
 
+def is_late(envelope: Envelope, before: PoolState) -> bool:
+    """Return whether a command comes after its deadline, by the time at which it is applied."""
+    return max(before.now, envelope.at) > envelope.expires > 0
+
+
 class LateCommands:
     """No expired command is applied, no request is granted twice, no stale server is heard."""
 
@@ -39,8 +44,7 @@ class LateCommands:
     ) -> None:
         """Judge a command that was applied for the first time, then try it in other forms."""
         command, kind = envelope.command, _kind(result)
-        late = max(before.now, envelope.at) > envelope.expires > 0
-        if late and kind != RefusalKind.EXPIRED:
+        if is_late(envelope, before) and kind != RefusalKind.EXPIRED:
             self._failures.fail("expired-refused", f"{command} was applied after its deadline")
         if kind == RefusalKind.EXPIRED:
             return

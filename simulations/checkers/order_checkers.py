@@ -11,6 +11,7 @@ from gpupool.pool.model.forgetting import ForgetUser, digest_of, pseudonym_of
 from gpupool.pool.model.silences import SILENCE_MAX_MS
 from gpupool.pool.model.state import WAITING_LAPSE_MS, LeaseRecord, PoolState
 from gpupool.pool.transitions import silencing
+from gpupool.simulations.checkers.late_commands import is_late
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
 Key = tuple[str, str, str]
@@ -98,7 +99,8 @@ class ForgottenStay:
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         """Judge a command that was applied for the first time."""
-        if isinstance(envelope.command, ForgetUser):
+        # One that came after its deadline does nothing (seed 10130501).
+        if isinstance(envelope.command, ForgetUser) and not is_late(envelope, before):
             self._forget(envelope.command, before, after)
         if not self._closed or after.records is before.records:
             return

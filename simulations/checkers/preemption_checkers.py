@@ -87,8 +87,8 @@ class PreemptionHolds:
             text = f"lease {lease.id} is suspended for {entry.user}, who has enough without it"
             self._failures.fail("no-more-than-needed", text)
         servers, policy, chain = self._chains.get(request, (None, None, []))
-        # One that was refused, or is lost by its driver, leaves others that were needed then. It may
-        # be on its way back (seed 10100917).
+        # One that was refused, or is lost by its driver, leaves others that were needed then. It
+        # may be on its way back (seed 10100917).
         given = {
             each.id
             for each in before.leases.suspended().values()

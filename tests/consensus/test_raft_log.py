@@ -26,7 +26,27 @@ def test_a_server_in_repair_takes_in_what_others_remember_of_its_promises() -> N
     assert lone.node.storage.superblock.floor == Floor(7, 40)
     assert lone.node.core.term == 7
     lone.take("c", "promised", term=6, index=50)
-    assert lone.node.storage.superblock.floor == Floor(7, 40), "the highest counts"
+    assert lone.node.storage.superblock.floor == Floor(7, 50), "the highest of each counts"
+
+
+@pytest.mark.parametrize("told", [0, 40])
+def test_a_repair_ends_by_what_a_leader_committed_in_its_own_term(told: int) -> None:
+    """Seed 10130639: others knew the leader's term and no entry, and the repair did not end.
+
+    An index would be too little. Others know that of the last term alone, and what this server
+    acknowledged in an earlier one may be committed and lie behind.
+    """
+    lone = Lone(entries=[entry("x", 3, 4)], term=5)
+    superblock = lone.node.storage.superblock
+    superblock.lose(Floor(4, 60))
+    lone.take("c", "promised", term=5, index=told)
+    behind = [entry("x", index, 4) for index in range(4, 51)]
+    lone.append(3, 4, behind, commit=50)
+    assert superblock.floor is not None, "committed by an earlier leader"
+    lone.append(50, 4, [entry("x", 51, 5)], commit=50)
+    assert superblock.floor is not None, "not committed yet"
+    lone.append(51, 5, [], commit=51)
+    assert superblock.floor is None
 
 
 def test_a_server_that_lost_nothing_is_not_repaired_by_a_late_answer() -> None:

@@ -295,7 +295,7 @@ def test_no_server_leaves_while_the_disk_of_another_one_rots() -> None:
 
 @pytest.mark.parametrize("what", ["lost-tail", "rot"])
 def test_the_superblock_outlives_a_power_loss_right_after_a_disk_forgot(what: str) -> None:
-    """Seed 10101811: without its last note nobody knew of the loss, as the rest was down as well."""
+    """Seed 10101811: without its last note nobody knew of the loss: the rest was down as well."""
     cluster, faults = pool_of_three()
     disk = cluster.environment.machines["s2"].disk
     before = disk.image()[SUPERBLOCK]

@@ -8,8 +8,8 @@ from tests.simulations.mutations.broken_orders import forgets_who_is_there
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.forgetting import ForgetUser, digest_of
-from gpupool.pool.model.ids import TokenId
-from gpupool.pool.model.state import WAITING_LAPSE_MS
+from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.state import WAITING_LAPSE_MS, with_changes
 from gpupool.simulations.checkers.order_checkers import ForgottenStay
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.scheduler import Scheduler
@@ -36,3 +36,16 @@ def test_who_waits_no_more_by_the_time_of_the_order_may_be_forgotten(
     checker.applied(c.unwrap(c.wrap(order, at_ms=pool.now_ms, ttl_ms=0)), before, pool.state)
     assert (failures.failure is not None) == (broken and not lapsed)
     assert checker.done == lapsed
+
+
+@pytest.mark.parametrize("late_ms", [0, 1])
+def test_an_order_that_comes_after_its_deadline_forgets_nobody(late_ms: int) -> None:
+    """Seed 10130501: a leader took two seconds to commit it, and the table rightly refused it."""
+    scheduler = Scheduler(1)
+    failures = FailureReporter(scheduler, Trace(scheduler))
+    checker, pool = ForgottenStay(failures), Pool()
+    checker.ordered("ada", SALT)
+    plain = c.wrap(ForgetUser(SALT, digest_of(SALT, "ada"), "root"), at_ms=pool.now_ms, ttl_ms=9)
+    at = with_changes(pool.state, now=Milliseconds(pool.now_ms + 9 + late_ms))
+    checker.applied(c.unwrap(plain), at, at)
+    assert (failures.failure is not None) == (late_ms == 0)

@@ -15,7 +15,10 @@ from tests.simulations.mutations.patching import patched
 from gpupool.consensus.core.freshness import LeaderClock
 from gpupool.consensus.followers import Puller
 from gpupool.consensus.peer_frames import PeerFrames
+from gpupool.consensus.promises import Promises
+from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
+from gpupool.consensus.storage.superblock import Floor, Superblock
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.reconciler import Reconciler
@@ -109,13 +112,40 @@ def answers_before_dismissing() -> Generator[None]:
 
 
 @contextmanager
+def repair_ends_by_an_index() -> Generator[None]:
+    """Let a repair end where the newest of what others remember ends; some know no entry."""
+
+    def lose(self: Any, floor: Floor) -> None:
+        known = self.floor or floor
+        lost(self, max(known, floor, key=lambda each: (each.term, each.index)))
+        self.floor = max(known, floor, key=lambda each: (each.term, each.index))
+
+    def broken(self: Any, message: Message) -> None:
+        floor, core = self._superblock.floor, self._context.core
+        if floor is None or message["term"] != core.term:
+            return
+        match, commit, term = core.matched_index, message["commit_index"], core.term
+        whole = term >= floor.term and match >= floor.index > 0
+        later = term > floor.term and commit <= match
+        if whole or (later and self._context.storage.journal.term_at(commit) == term):
+            self._repaired = True
+
+    lost = Superblock.lose
+    with patched(Superblock, "lose", lose), patched(Promises, "_check_repair", broken):
+        yield
+
+
+@contextmanager
 def never_doubts() -> Generator[None]:
-    """Let a voter that is being repaired wait for a leader, however long none is heard."""
+    """Let a voter that is being repaired wait for a leader, however long none is heard.
+
+    With repairs as they were when that seed found it: they took longer.
+    """
 
     def broken(self: Any) -> None:
         self._asked_at = self._context.now
 
-    with patched(Puller, "_doubt", broken):
+    with repair_ends_by_an_index(), patched(Puller, "_doubt", broken):
         yield
 
 
@@ -156,6 +186,13 @@ FINDINGS = (
         "revoked-unserved",
         "an answer is to the last pull, though its link may have kept one to an earlier pull",
         answers_the_last_pull,
+        tune=_as_drawn,
+    ),
+    Mutation(
+        "repair-ends-by-an-index",
+        "converges",
+        "a repair waits for an entry of the newest term that others remember, and there is none",
+        repair_ends_by_an_index,
         tune=_as_drawn,
     ),
 )
