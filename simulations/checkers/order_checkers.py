@@ -43,7 +43,8 @@ class SilencesEnd:
         """Count a command that was applied for the first time, and look at what is silenced."""
         if after.era != before.era:
             self._clock_set(max(before.now, envelope.at), after.now)
-        if isinstance(envelope.command, SetSilence):
+        # One that came after its deadline does nothing (seed 10151218).
+        if isinstance(envelope.command, SetSilence) and not is_late(envelope, before):
             self._order(envelope.command, after.now)
         if not self._ordered and not after.silences:
             return
@@ -99,7 +100,7 @@ class ForgottenStay:
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         """Judge a command that was applied for the first time."""
-        # One that came after its deadline does nothing (seed 10130501).
+        # As above (seed 10130501).
         if isinstance(envelope.command, ForgetUser) and not is_late(envelope, before):
             self._forget(envelope.command, before, after)
         if not self._closed or after.records is before.records:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpupool.consensus.protocol import raft_settings
 from gpupool.pool.model.commands import Envelope, RevokeToken
 from gpupool.pool.model.ids import TokenId
-from gpupool.pool.model.state import Lease
+from gpupool.pool.model.state import Lease, PoolState
 from gpupool.pool.view import MAJORITY_FRESH_S
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.framing import (
@@ -18,6 +18,7 @@ from gpupool.remoting.protocol.framing import (
     UNAUTHENTICATED_SIZE_MAX,
     FrameTooLargeError,
 )
+from gpupool.simulations.checkers.late_commands import is_late
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 
 SERVED_S = MAJORITY_FRESH_S * 1.05 + 0.2
@@ -40,9 +41,9 @@ class RevokedUnserved:
         self._revoked_at: dict[TokenId, float] = {}
         self._doubtful_until = 0.0
 
-    def applied(self, envelope: Envelope, now: float) -> None:
+    def applied(self, envelope: Envelope, before: PoolState, now: float) -> None:
         """Take note of a command that was applied for the first time at ``now``."""
-        if isinstance(envelope.command, RevokeToken):
+        if isinstance(envelope.command, RevokeToken) and not is_late(envelope, before):
             self._revoked_at.setdefault(envelope.command.token, now)
 
     def clocks_differ(self, until: float) -> None:

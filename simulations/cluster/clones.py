@@ -122,7 +122,9 @@ class Clones:
         The copy has the voters that are misled, its original the rest. Where the two majorities
         have to share a voter, that one remembers what it heard, and keeps them apart.
         """
-        voters = self._environment.checkers.logs.state.voters()
+        # The copy counts those of its own log: the original may have lost its vote (seed 10152319).
+        known = copy.replicated_log
+        voters = known.health().voters if known is not None else ()
         others = [each for each in voters if each != copy.server]
         misled = sum(self._is_misled(each, copy) for each in others)
         wanted = len(voters) // 2  # beside the server itself

@@ -165,7 +165,7 @@ class Environment:
         self.checkers.rightly.applied(envelope, before, state, machines, now)
         self.checkers.late.applied(index, envelope, result, before, state)
         self.checkers.accounts.applied(envelope, before, state)
-        self.checkers.unserved.applied(envelope, now)
+        self.checkers.unserved.applied(envelope, before, now)
         self.checkers.drains.applied(envelope, before, state)
         self.checkers.preemption.applied(envelope, before, state)
         self.checkers.versions.applied(before, state)

@@ -254,6 +254,11 @@ def test_an_excused_copy_ends_before_it_and_its_original_have_a_majority_each(
     assert ("split" in [line.kind for line in cluster.trace.lines]) == excused
 
 
+def test_a_copy_ends_in_time_whose_original_was_removed() -> None:
+    """Seed 10152319: the others had the removal in their logs, and the misled one had not."""
+    assert run(options_of("swarm", 10_152_319)).failure is None
+
+
 @pytest.mark.parametrize("disturbed", ["s2", "s3"])
 def test_a_copy_goes_on_that_a_server_believes_without_a_reason(disturbed: str) -> None:
     """Seed 600103 at 6838f085 found a fault in this way: s3 stood still, and s2 took the copy."""

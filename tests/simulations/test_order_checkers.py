@@ -1,4 +1,4 @@
-"""The checker of forgotten users, about a wait that ends by the time of the order."""
+"""The checkers of orders: of a wait that ends by the time of an order, and of late orders."""
 
 from contextlib import nullcontext
 
@@ -9,8 +9,8 @@ from tests.simulations.mutations.broken_orders import forgets_who_is_there
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.forgetting import ForgetUser, digest_of
 from gpupool.pool.model.ids import Milliseconds, TokenId
-from gpupool.pool.model.state import WAITING_LAPSE_MS, with_changes
-from gpupool.simulations.checkers.order_checkers import ForgottenStay
+from gpupool.pool.model.state import WAITING_LAPSE_MS, PoolState, with_changes
+from gpupool.simulations.checkers.order_checkers import ForgottenStay, SilencesEnd
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.trace import Trace
@@ -48,4 +48,17 @@ def test_an_order_that_comes_after_its_deadline_forgets_nobody(late_ms: int) -> 
     plain = c.wrap(ForgetUser(SALT, digest_of(SALT, "ada"), "root"), at_ms=pool.now_ms, ttl_ms=9)
     at = with_changes(pool.state, now=Milliseconds(pool.now_ms + 9 + late_ms))
     checker.applied(c.unwrap(plain), at, at)
+    assert (failures.failure is not None) == (late_ms == 0)
+
+
+@pytest.mark.parametrize("late_ms", [0, 1])
+def test_an_order_that_comes_after_its_deadline_silences_nothing(late_ms: int) -> None:
+    """Seed 10151218: here as well the table had rightly refused it."""
+    scheduler = Scheduler(1)
+    failures = FailureReporter(scheduler, Trace(scheduler))
+    now = Milliseconds(1000)
+    order = c.SetSilence("disk", "s1", "", "known", Milliseconds(5000), "root", SALT)
+    plain = c.wrap(order, at_ms=Milliseconds(now - 9 - late_ms), ttl_ms=9)
+    at = PoolState(now=now)
+    SilencesEnd(failures).applied(c.unwrap(plain), at, at)
     assert (failures.failure is not None) == (late_ms == 0)

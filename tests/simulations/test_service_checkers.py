@@ -7,6 +7,7 @@ import pytest
 from gpupool.consensus.protocol import raft_settings
 from gpupool.pool.model.commands import Envelope, RevokeToken
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.state import PoolState
 from gpupool.pool.scheduling.offers import NoOffer, Offer
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.checkers.service_checkers import (
@@ -52,18 +53,27 @@ def test_revoked_token_is_served_by_nobody(
     failures = reporter()
     checker = RevokedUnserved(failures)
     envelope = Envelope(RevokeToken(TOKEN, "admin"), Milliseconds(1), Milliseconds(0), 0)
-    checker.applied(envelope, REVOKED_AT)
+    checker.applied(envelope, PoolState(), REVOKED_AT)
     checker.sent("s1", TokenId("another"), message, lambda: age_s, REVOKED_AT + late_s)
     assert failures.failure is None
     checker.sent("s1", TOKEN, message, lambda: age_s, REVOKED_AT + late_s)
     assert (failures.failure is not None) == fails
 
 
+def test_a_revocation_that_comes_after_its_deadline_revokes_nothing() -> None:
+    failures = reporter()
+    checker = RevokedUnserved(failures)
+    envelope = Envelope(RevokeToken(TOKEN, "admin"), Milliseconds(1), Milliseconds(5), 0)
+    checker.applied(envelope, PoolState(now=Milliseconds(6)), REVOKED_AT)
+    checker.sent("s1", TOKEN, OFFER, lambda: FRESH_S, REVOKED_AT + 2 * SERVED_S)
+    assert failures.failure is None
+
+
 def test_clocks_that_differ_by_far_excuse_a_server_for_a_while() -> None:
     failures = reporter()
     checker = RevokedUnserved(failures)
     envelope = Envelope(RevokeToken(TOKEN, "admin"), Milliseconds(1), Milliseconds(0), 0)
-    checker.applied(envelope, REVOKED_AT)
+    checker.applied(envelope, PoolState(), REVOKED_AT)
     checker.clocks_differ(REVOKED_AT + 5.0)
     checker.sent("s1", TOKEN, OFFER, lambda: FRESH_S, REVOKED_AT + 10.0)
     assert failures.failure is None
