@@ -121,7 +121,14 @@ class Observer:
         self._writing = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """Serve until the server is gone."""
+        """Serve until the server is gone; then close both databases."""
+        try:
+            await self._serve()
+        finally:  # no thread writes any more: the nursery has waited for them
+            self._writer.close()
+            self._history.close()
+
+    async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._import)

@@ -1,5 +1,6 @@
 """``gpupool usage`` with three real servers: exact, whoever is dead, and the same in every form."""
 
+import contextlib
 import csv
 import io
 import json
@@ -98,9 +99,8 @@ def test_usage_is_exact_and_the_same_in_every_form(live_pool: Any, tmp_path: Pat
     assert week.stdout.startswith("held by leases: "), week.stderr
     copy = tmp_path / "usage.db"
     source = sqlite3.connect(live_pool.servers["b"].state_dir / "monitoring" / "usage.db")
-    with sqlite3.connect(copy) as target:
+    with contextlib.closing(source), contextlib.closing(sqlite3.connect(copy)) as target:
         source.backup(target)
-    source.close()
     offline = usage(live_pool, "--file", str(copy), env={"GPUPOOL_CREDENTIALS": "/nowhere"})
     exact = ("key", "leases", "gpu_hours", "gib_hours", "wait_s", "wait_max_s")
     assert [[row[name] for name in exact] for row in offline["rows"]] == [

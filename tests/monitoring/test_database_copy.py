@@ -1,5 +1,6 @@
 """Copies of a server's databases: whole, private, while somebody writes."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -48,5 +49,6 @@ def test_history_that_was_never_checkpointed_is_in_the_copy(tmp_path: Path) -> N
     db.execute("INSERT INTO t VALUES (7)")
     db.commit()
     [path] = copy_databases(tmp_path, tmp_path / "copy")
-    assert sqlite3.connect(path).execute("SELECT x FROM t").fetchall() == [(7,)]
+    with contextlib.closing(sqlite3.connect(path)) as copied:
+        assert copied.execute("SELECT x FROM t").fetchall() == [(7,)]
     db.close()

@@ -161,6 +161,7 @@ def test_a_clock_that_was_set_back_while_the_observer_was_away_is_said(tmp_path:
     again = writer(tmp_path, said)
     again.take(seconds(0, 5))
     assert (again.problem, said) == (SET_BACK, [SET_BACK])
+    again.close()
 
 
 def test_a_restart_in_the_middle_of_a_slot_is_no_clock_that_was_set_back(tmp_path: Path) -> None:
@@ -267,6 +268,7 @@ def test_when_nothing_may_be_deleted_sampling_stops_and_is_said(tmp_path: Path) 
     keeper = writer(tmp_path, said, HistorySettings(size_max=1 << 20))
     keeper.take(seconds(0, 41))
     assert (keeper.lost, keeper.problem, said) == (4, CAPPED, [CAPPED])
+    keeper.close()
 
 
 def test_a_full_disk_stops_sampling_and_is_said(tmp_path: Path) -> None:
