@@ -40,7 +40,7 @@ CASES = {
     "ddp": (["ddp"], 120.0, False),
     "fsdp": (["fsdp"], 120.0, False),
     "torchrun": (["ddp", "--short"], 120.0, True),
-    "jax": ([], 150.0, False),  # a program of its own
+    "jax": (list[str](), 150.0, False),  # a program of its own
 }
 
 
