@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,10 +38,13 @@ def facts(process: "subprocess.Popen[Any]") -> dict[str, str]:
     return {name: told[name] for name in (*same, "Threads", "NoNewPrivs", "CapEff")}
 
 
-def files(process: "subprocess.Popen[Any]") -> set[str]:
-    """Return its descriptors; libffi from 3.5 on keeps one of its own, once a callback was made."""
-    opened = Path(f"/proc/{process.pid}/fd").iterdir()
-    return {path.name for path in opened if "libffi" not in os.readlink(path)}
+def files(process: "subprocess.Popen[Any]") -> list[str]:
+    """Return what its descriptors are of, without numbers.
+
+    libffi from 3.5 on keeps one of itself, once a callback was made, so the others have moved on.
+    """
+    opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return sorted(re.sub(r"\d+", "", target) for target in opened if "libffi" not in target)
 
 
 @BOTH

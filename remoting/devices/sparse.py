@@ -196,7 +196,7 @@ class EmulatedLibrary(Library):
         CuPy broadcasts. ``block_diag`` of dense blocks is a matrix, of which SciPy will make an
         array unless a block is a matrix (a DeprecationWarning since 1.18).
         """
-        if name == "block_diag" and args and isinstance(args[0], list) and args[0]:
+        if name == "block_diag" and args and isinstance(args[0], list | tuple) and args[0]:
             first, *rest = args[0]
             if not any(map(self.is_sparse, args[0])):
                 first = self.module().coo_matrix(np.atleast_2d(first))
@@ -375,7 +375,8 @@ class Operations:
             self._check_all((args, tuple(kwargs.values())))
             if module == "":
                 self.library.expect(name, (*args, *kwargs.values()))
-            made = function(*args, **self.library.arguments(function, kwargs))
+            taken = self.library.operands(name, args)
+            made = function(*taken, **self.library.arguments(function, kwargs))
             if name in ("splu", "spilu"):
                 made = _Factors(made)
             return self.told(self.library.joined(name, made, args, kwargs))
