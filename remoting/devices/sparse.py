@@ -34,6 +34,7 @@ _SMALL = ("abs", "asfptype", "astype", "conj", "copy", "neg", "tocoo", "transpos
 """Operations that need no more room than the elements of a matrix."""
 
 _BROADCAST = ("eq", "ge", "gt", "le", "lt", "maximum", "minimum", "ne")
+_OF_DENSE = ("block_diag", "kron", "kronsum", "tril", "triu")
 _DEPTH_MAX = 4
 
 
@@ -193,14 +194,14 @@ class EmulatedLibrary(Library):
     def operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what SciPy computes with as CuPy does.
 
-        CuPy broadcasts. ``block_diag`` of dense blocks is a matrix, of which SciPy will make an
-        array unless a block is a matrix (a DeprecationWarning since 1.18).
+        CuPy broadcasts. Of dense operands it makes a matrix where SciPy will make an array, unless
+        one of them is a matrix (a DeprecationWarning since 1.18).
         """
-        if name == "block_diag" and args and isinstance(args[0], list | tuple) and args[0]:
-            first, *rest = args[0]
-            if not any(map(self.is_sparse, args[0])):
-                first = self.module().coo_matrix(np.atleast_2d(first))
-            return [first, *rest], *args[1:]
+        if name in _OF_DENSE and args and not any(map(self.is_sparse, args)):
+            blocks = list(args[0]) if name == "block_diag" else [args[0]]
+            if blocks and not any(map(self.is_sparse, blocks)):
+                blocks[0] = self.module().coo_matrix(np.atleast_2d(blocks[0]))
+            return blocks if name == "block_diag" else blocks[0], *args[1:]
         if name not in _BROADCAST or not all(map(self.is_sparse, args)) or len(args) != 2:
             return args
         first, second = args

@@ -279,6 +279,19 @@ def test_what_is_put_together_has_the_format_of_cupy(cp: Any, sparse: Any) -> No
     np.testing.assert_array_equal(made.toarray().get(), [[1, 2, 0], [0, 0, 3]])
 
 
+def test_what_is_made_of_dense_operands_is_a_matrix(cp: Any, sparse: Any) -> None:
+    """SciPy will make arrays of them, and warns of that since 1.18."""
+    a = np.array([[1.0, 2.0], [3.0, 4.0]])
+    for made, wanted in (
+        (sparse.kron(cp.asarray(a), cp.eye(2)), np.kron(a, np.eye(2))),
+        (sparse.kronsum(cp.asarray(a), cp.eye(2)), np.kron(np.eye(2), a) + np.eye(4)),
+        (sparse.tril(cp.asarray(a)), np.tril(a)),
+        (sparse.triu(cp.asarray(a), 1), np.triu(a, 1)),
+    ):
+        assert sparse.isspmatrix(made)
+        np.testing.assert_array_equal(made.toarray().get(), wanted)
+
+
 @pytest.mark.parametrize(("number", "kind"), [(2, "d"), (0.5, "d"), (True, "?"), (2j, "D")])
 def test_truth_values_times_a_number_in_place_are_of_a_type_of_cusparse(
     cp: Any, sparse: Any, number: Any, kind: str
