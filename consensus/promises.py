@@ -34,7 +34,8 @@ once its log has an entry that a leader of the floor's term, or of a later one, 
 term. Each vote for that leader came from a server with its whole log: this one cast none since its
 accident. So the leader's log has all that was committed before. What the leader itself committed
 lies before that entry, as far as it counted on acknowledgements that are lost: it counts on none of
-them any more once it hears of the repair. An index would not do in place of that entry: others
+them any more once it hears of the repair. Until then it sends what follows them, which no log takes
+that lacks them. An index would not do in place of that entry: others
 remember one of the last term alone, and what was acknowledged in the terms before may lie behind.
 
 An older build says no hello and remembers nothing; it is not refused for that.

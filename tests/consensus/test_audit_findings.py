@@ -508,6 +508,15 @@ def test_an_answer_may_be_to_a_pull_that_was_given_up() -> None:
     assert age_s(lone) > 2.5
 
 
+def answers_by_a_new_connection(lone: Lone) -> None:
+    """Connect "b" again, and see that its first answer is one to the pull that was just made."""
+    lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
+    lone.node.connected(ServerId("b"), lone.now)
+    pulls_until(lone, "b")
+    lone.take("b", "pulled", **PULLED)
+    assert age_s(lone) == pytest.approx(0.1)
+
+
 def test_a_connection_that_leaves_pulls_unanswered_is_made_anew() -> None:
     """Else its table would seem older by a pull for each of these, for good."""
     lone = without_a_vote("b")
@@ -520,11 +529,7 @@ def test_a_connection_that_leaves_pulls_unanswered_is_made_anew() -> None:
     assert lone.node.peers() == ()
     lone.node.disconnected(ServerId("b"), lone.now)
     assert lone.node.peers() == ("b",)
-    lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
-    lone.node.connected(ServerId("b"), lone.now)
-    pulls_until(lone, "b")
-    lone.take("b", "pulled", **PULLED)
-    assert age_s(lone) == pytest.approx(0.1)
+    answers_by_a_new_connection(lone)
 
 
 def test_a_new_connection_brings_no_answers_of_the_former_one() -> None:
@@ -532,11 +537,7 @@ def test_a_new_connection_brings_no_answers_of_the_former_one() -> None:
     pulls_until(lone, "b")
     pulls_until(lone, "c")
     lone.node.disconnected(ServerId("b"), lone.now)
-    lone.writers[ServerId("b")] = FrameWriter(lone.epoch + 1)
-    lone.node.connected(ServerId("b"), lone.now)
-    pulls_until(lone, "b")
-    lone.take("b", "pulled", **PULLED)
-    assert age_s(lone) == pytest.approx(0.1)
+    answers_by_a_new_connection(lone)
 
 
 def test_each_pull_has_an_answer_of_its_own() -> None:

@@ -34,23 +34,21 @@ TRANSPORT = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 LOSS_LIMIT_S = 8.0
 
 CASES = {
-    # name: words of the program, its limit, whether torchrun starts it
-    "reduce": (["reduce"], 120.0, False),
-    "collectives": (["collectives"], 90.0, False),
-    "ddp": (["ddp"], 120.0, False),
-    "fsdp": (["fsdp"], 120.0, False),
-    "torchrun": (["ddp", "--short"], 120.0, True),
-    "jax": (list[str](), 150.0, False),  # a program of its own
+    # name: the program with its words, its limit, whether torchrun starts it
+    "reduce": ([PROGRAM, "reduce"], 120.0, False),
+    "collectives": ([PROGRAM, "collectives"], 90.0, False),
+    "ddp": ([PROGRAM, "ddp"], 120.0, False),
+    "fsdp": ([PROGRAM, "fsdp"], 120.0, False),
+    "torchrun": ([PROGRAM, "ddp", "--short"], 120.0, True),
+    "jax": ([JAX_PROGRAM], 150.0, False),
 }
 
 
 def command(words: list[str], torchrun: bool) -> list[str]:
-    if not words:
-        return [sys.executable, JAX_PROGRAM]
     if torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        return [sys.executable, *launcher, PROGRAM, *words]
-    return [sys.executable, PROGRAM, *words]
+        return [sys.executable, *launcher, *words]
+    return [sys.executable, *words]
 
 
 def compare(name: str, native: Outcome, remote: Outcome) -> bool:
@@ -74,7 +72,7 @@ def loss(pool: RealPool) -> bool:
     """Kill the second server under a program; say whether both its ranks heard in time."""
     environment = pool.env | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        pool.words(command(["hold"], False), *ACROSS),
+        pool.words(command([PROGRAM, "hold"], False), *ACROSS),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -262,7 +262,7 @@ def both(
     pool: RealPool, folder: Path, number: int, program: Program, gpus: int, share: str
 ) -> list[Verdict]:
     """Run one program both ways, with that share of so many GPUs behind the door."""
-    alone = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(gpus))}
+    alone = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in range(gpus))} | os.environ
     lease = ("-n", str(gpus), "-p", share)
     words, limit = in_folder(program), PYTEST_LIMIT_S if program.report else LIMIT_S
     if program.report is None:
