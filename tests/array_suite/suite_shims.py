@@ -180,6 +180,8 @@ def install(cupy: Any) -> None:
             setattr(cupy.cuda, name, importlib.import_module("cupy.cuda." + name))
     _compilers_without_effect(cupy.cuda.compiler)
     cupy.cuda.runtime._getLocalRuntimeVersion = lambda: 12_080
+    backend: Any = importlib.import_module("cupy_backends.cuda.api.runtime")
+    backend.is_hip = cupy.cuda.runtime.is_hip  # a stand-in would be true, and tests are left out
     cupy.cuda.driver.get_build_version = cupy.cuda.runtime.runtimeGetVersion
     cupy.cuda.get_nvcc_path = cupy.cuda.get_cuda_path = _no_compiler
     core: Any = importlib.import_module("cupy._core")

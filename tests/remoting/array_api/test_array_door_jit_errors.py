@@ -171,7 +171,6 @@ EXPRESSIONS: list[Case] = [
     ("jit.cg.wait(jit.cg.this_grid())", NotImplementedError, "threads of a block"),
     ("jit.cg.this_grid().nothing()", AttributeError, "Unknown attribute: nothing"),
     ("device(jit.cg.this_grid())", TypeError, "group of threads can only be"),
-    ("jit.cub", AttributeError, "write the loop in the kernel"),
 ]
 
 

@@ -173,12 +173,7 @@ def test_missing_names_are_listed_and_not_there(cp: Any) -> None:
 def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
     gaps = surface.gaps()
     assert gaps == sorted(set(gaps))
-    assert "cupyx.jit.cub (module)" in gaps
-    assert "cupyx.jit (module)" not in gaps
-    assert [name for name in surface.missing() if name.startswith("cupyx.jit")] == [
-        "cupyx.jit.cub",
-        "cupyx.jit.thrust",
-    ]
+    assert not [name for name in gaps if name.startswith("cupyx.jit")]
     assert "cupy.linalg (module)" not in gaps
     lacking = [each for each in gaps if not each.endswith("(module)")]
     # Memory that only CuPy makes, and what cupyx.scipy.sparse keeps of SciPy's printing.

@@ -137,7 +137,9 @@ class Lab:
         self.token("ada", TokenKind.USER)
         self.token("root", TokenKind.OPERATOR)
         with trio.fail_after(DEADLINE_S):
-            await until(lambda: all(s.grantable and s.has_keys for s in self.state.servers.values()))
+            await until(
+                lambda: all(s.grantable and s.has_keys for s in self.state.servers.values())
+            )
 
     async def _start_one(
         self, nursery: trio.Nursery, number: int, settings: ServerSettings | None

@@ -10,12 +10,6 @@ ADVICE = (
     "gpupool's drop-in cupy lacks it (`gpupool door --missing` lists such names); "
     "where CuPy is installed, `gpupool run --door cuda` offers all of it"
 )
-_LIBRARY = (
-    "it is a library of C++ templates, which emulated GPUs lack: write the loop in the kernel, or "
-    "use CuPy's own functions; where CuPy is installed, `gpupool run --door cuda` offers it"
-)
-_REASONS = {"cupyx.jit.cub": _LIBRARY, "cupyx.jit.thrust": _LIBRARY}
-"""What to do without a part of CuPy that is left out on purpose, by its name."""
 
 _IMPORTER = "_find_and_load_unlocked"
 """The function of importlib that imports; importlib.util.find_spec only asks, without it."""
@@ -33,8 +27,7 @@ def lookup(module: str, *parts: str) -> Any:
         text = f"module {module!r} has no attribute {name!r}"
         if name.startswith("_"):
             raise AttributeError(text)
-        reason = _REASONS.get(f"{module}.{name}", ADVICE)
-        raise AttributeError(f"{text}: {reason}")
+        raise AttributeError(f"{text}: {ADVICE}")
 
     return __getattr__
 
@@ -50,9 +43,6 @@ class _Finder:
             return
         caller = frame_at(2)
         if caller.f_code.co_name == _IMPORTER:
-            reason = _REASONS.get(name)
-            if reason is not None:  # `from cupyx import` would leave out what a missing module says
-                raise ImportError(f"{name} is not here: {reason}", name=name)
             raise ModuleNotFoundError(f"No module named {name!r}: {ADVICE}", name=name)
 
 

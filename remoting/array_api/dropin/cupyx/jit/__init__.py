@@ -4,6 +4,8 @@ from cupy._door import absent as _absent
 
 from cupyx.jit import _functions
 from cupyx.jit import cg as cg
+from cupyx.jit import cub as cub
+from cupyx.jit import thrust as thrust
 from cupyx.jit._kinds import INT32 as _INT32
 from cupyx.jit._kinds import Value as _Value
 from cupyx.jit._raw import rawkernel as rawkernel

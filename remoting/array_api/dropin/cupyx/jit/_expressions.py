@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyx.jit import _ufuncs
-from cupyx.jit._functions import OF_PYTHON, Builtin, Steps, indexed, not_negative
+from cupyx.jit._functions import OF_PYTHON, Builtin, Edge, Steps, indexed, not_negative
 from cupyx.jit._kinds import (
     BOOL,
     DIM3,
@@ -23,6 +23,7 @@ from cupyx.jit._kinds import (
     Array,
     Const,
     Item,
+    Iterator,
     Kind,
     Pack,
     Pointer,
@@ -137,9 +138,9 @@ class Expressions:
         return self.operate(type(node.op), left, right)
 
     def operate(self, kind: type, left: Item, right: Item) -> Item:
-        """Return the result of an operator; addresses of shared memory have two."""
+        """Return the result of an operator; addresses and iterators have two."""
         pair = [item.kind for item in (left, right) if isinstance(item, Value)]
-        if any(isinstance(each, Pointer) for each in pair):
+        if any(isinstance(each, (Pointer, Iterator)) for each in pair):
             return self._moved(kind, value_of(left, self.mode), value_of(right, self.mode))
         return _ufuncs.operate(kind, [left, right], self.mode)
 
@@ -218,16 +219,18 @@ class Expressions:
     def _Attribute(self, node: ast.Attribute) -> Any:
         owner = self.expression(node.value)
         name = node.attr
-        if isinstance(owner, Const):
-            return Const(getattr(owner.obj, name))
+        if isinstance(owner, (Const, Builtin)):
+            return Const(getattr(owner.obj if isinstance(owner, Const) else owner, name))
         kind = getattr(owner, "kind", None)
         if isinstance(kind, Array):
             if name == "size":
                 return Value(f"{owner.code}.size()", SIZE)
+            if name in ("begin", "end"):
+                return Edge(name, owner)
             if name in ("shape", "strides"):
                 code = "lengths" if name == "shape" else "steps"
                 return Value(f"{owner.code}.{code}()", Pack((SIZE,) * kind.ndim))
-        if name == "ndim" and isinstance(kind, (Array, Pointer)):
+        if name == "ndim" and isinstance(kind, (Array, Pointer, Iterator)):
             return Const(kind.ndim if isinstance(kind, Array) else 1)
         if kind == DIM3 and name in ("x", "y", "z"):
             return Value(f"{owner.place or owner.code}.{name}", UINT32)

@@ -24,10 +24,12 @@ from cupyx.jit._kinds import (
     Array,
     Const,
     Item,
+    Iterator,
     Kind,
     Pack,
     Pointer,
     Scalar,
+    Storage,
     Value,
     cast,
     element,
@@ -112,7 +114,7 @@ def indexed(array: Item, index: Item, mode: str) -> Value:
         IndexError: the array has fewer dimensions, or the index is a negative constant.
     """
     kind = array.kind if isinstance(array, Value) else None
-    if not isinstance(array, Value) or not isinstance(kind, (Array, Pointer)):
+    if not isinstance(array, Value) or not isinstance(kind, (Array, Pointer, Iterator)):
         raise TypeError(f"{kind or getattr(array, 'obj', array)} is not subscriptable")
     ndim = kind.ndim if isinstance(kind, Array) else 1
     if isinstance(kind, Array):
@@ -131,11 +133,11 @@ def indexed(array: Item, index: Item, mode: str) -> Value:
     if len(kinds) > ndim:
         raise IndexError(f"an index of {len(kinds)} dimensions, and the array has {ndim}")
     single = isinstance(at.kind, Scalar)
-    if isinstance(kind, Pointer):
+    if not isinstance(kind, Array):
         if not kinds:
             return array
-        return element(f"{array.code}[{at.code if single else f'gpjit::get<0>({at.code})'}]",
-                       kind.element)  # fmt: skip
+        code = f"{array.code}[{at.code if single else f'gpjit::get<0>({at.code})'}]"
+        return element(code, kind.element) if kind.is_stored else Value(code, kind.element)
     if len(kinds) == ndim:
         begin = f"{at.kind.c}::of("
         if not single and at.code.startswith(begin):  # the items stand there one by one
@@ -318,7 +320,7 @@ class Shared(Builtin):
         dtype, size, alignment = [
             _constant(given.get(key, Const(None)), key) for key in ("dtype", "size", "alignment")
         ]
-        kind = Scalar(np.dtype(dtype))
+        kind = dtype if isinstance(dtype, Storage) else Scalar(np.dtype(dtype))
         for name, number in (("size", size), ("alignment", alignment)):
             if number is None:
                 continue
@@ -331,7 +333,7 @@ class Shared(Builtin):
             name, length = "shared_dynamic", ""
             words = f"extern __shared__ {aligned} unsigned char {name}[];"
         else:
-            name, length = unit.fresh("shared_"), str(int(size) * kind.dtype.itemsize)
+            name, length = unit.fresh("shared_"), f"{int(size)} * sizeof({kind.stored})"
             words = f"__shared__ {aligned} unsigned char {name}[{length}];"
         unit.declare(words)
         return Value(f"reinterpret_cast<{kind.stored} *>({name})", Pointer(kind))
@@ -365,6 +367,26 @@ class Atomic(Builtin):
             values = [f"static_cast<{kind.stored}>({each})" for each in values]
         code = f"{self._called}(&{target.place}, {', '.join(values)})"
         return Value(element(code, kind).code, kind)
+
+
+class Edge(Builtin):
+    """`begin` and `end` of an array with one dimension: iterators for `thrust`."""
+
+    def __init__(self, name: str, array: Value) -> None:
+        self.name = name
+        self._array = array
+
+    def call(self, unit: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        """Return the iterator."""
+        del unit
+        bound(self.name, "", args, kwargs)
+        kind = self._array.kind
+        if not isinstance(kind, Array) or kind.ndim != 1:
+            raise NotImplementedError(
+                f"{self.name}() is for arrays with one dimension, and this is an {kind}: take one "
+                "row, as x[i]"
+            )
+        return Value(f"gpjit::rows::{self.name}({self._array.code})", Iterator(kind.element))
 
 
 class Grid(Builtin):

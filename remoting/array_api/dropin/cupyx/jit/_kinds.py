@@ -96,7 +96,8 @@ class Array(Kind):
 class Pointer(Kind):
     """Memory that the threads of a block share, as an array of one dimension."""
 
-    element: Scalar
+    element: Scalar | Storage
+    is_stored = True
 
     def __str__(self) -> str:
         return f"shared memory of {self.element}"
@@ -105,6 +106,45 @@ class Pointer(Kind):
     def c(self) -> str:
         """The type of a variable in C++."""
         return f"{self.element.stored} *"
+
+
+@dataclass(frozen=True)
+class Iterator(Kind):
+    """A place among elements in a row: of an array, or of numbers that are computed."""
+
+    element: Scalar
+    form: str = "Each"
+
+    def __str__(self) -> str:
+        return f"iterator of {self.element}" if self.is_stored else f"{self.form} iterator"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the elements can be assigned to."""
+        return self.form == "Each"
+
+    @property
+    def c(self) -> str:
+        """The type of a variable in C++."""
+        named = self.element.stored if self.is_stored else self.element.c
+        return f"gpjit::rows::{self.form}<{named}>"
+
+
+@dataclass(frozen=True)
+class Storage(Kind):
+    """Shared memory that an algorithm of CUB needs."""
+
+    owner: str
+
+    def __str__(self) -> str:
+        return f"TempStorage of {self.owner}"
+
+    @property
+    def c(self) -> str:
+        """The type of a variable in C++."""
+        return f"{self.owner}::TempStorage"
+
+    stored = c
 
 
 @dataclass(frozen=True)
@@ -179,7 +219,7 @@ class Translated:
     is_device: bool
 
 
-def element(place: str, kind: Scalar) -> Value:
+def element(place: str, kind: Scalar | Storage) -> Value:
     """Return the value of an element of memory."""
     wide = kind.stored != kind.c
     return Value(f"static_cast<{kind.c}>({place})" if wide else place, kind, place)

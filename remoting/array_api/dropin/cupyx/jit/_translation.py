@@ -29,7 +29,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from cupyx.jit import _prelude
+from cupyx.jit import _algorithms, _prelude
 from cupyx.jit._expressions import TYPES, Expressions, Names
 from cupyx.jit._functions import Steps
 from cupyx.jit._kinds import (
@@ -212,7 +212,11 @@ class Unit:
         head += _prelude.COMPLEX if "thrust::" in code else ""
         head += _prelude.GROUPS if self.cooperative else ""
         head += f"#define GPJIT_COOPERATIVE {int(self.cooperative)}\n"
-        return f"{head}{_prelude.TEXT}\n{code}"
+        tail = ""
+        if "gpjit::rows::" in code:
+            tail += (_algorithms.HALF if "__half" in code else "") + _algorithms.ALGORITHMS
+        tail += _algorithms.REDUCTIONS if "gpjit::cub::" in code else ""
+        return f"{head}{_prelude.TEXT}{tail}\n{code}"
 
 
 def _c_name(prefix: str, name: str) -> str:
