@@ -20,20 +20,20 @@ ALGORITHMS = r"""
 namespace gpjit {
 namespace rows {
 // Elements of an array from one on; two iterators of an array differ by their places.
-template <class T> struct Each {
+template <class T> struct Strided {
   T *data;
   Int stride, at;
   __device__ T &operator[](Int i) const {
     return *reinterpret_cast<T *>(reinterpret_cast<char *>(data) + (at + i) * stride);
   }
-  __device__ Each operator+(Int by) const { return Each{data, stride, at + by}; }
-  __device__ Each operator-(Int by) const { return Each{data, stride, at - by}; }
-  __device__ Int operator-(const Each &other) const { return at - other.at; }
+  __device__ Strided operator+(Int by) const { return Strided{data, stride, at + by}; }
+  __device__ Strided operator-(Int by) const { return Strided{data, stride, at - by}; }
+  __device__ Int operator-(const Strided &other) const { return at - other.at; }
 };
-template <class T> __device__ Each<T> begin(const View<T, 1> &array) {
-  return Each<T>{array.data, array.strides[0], 0};
+template <class T> __device__ Strided<T> begin(const View<T, 1> &array) {
+  return Strided<T>{array.data, array.strides[0], 0};
 }
-template <class T> __device__ Each<T> end(const View<T, 1> &array) {
+template <class T> __device__ Strided<T> end(const View<T, 1> &array) {
   return begin(array) + array.shape[0];
 }
 template <class T> struct Constant {
@@ -56,13 +56,13 @@ template <class T> __device__ T plain(const T &value) { return value; }
 template <class T, class V> __device__ void put(T &to, const V &value) {
   to = static_cast<T>(value);
 }
-template <class R> using Of = decltype(plain(R{}[0]));
+template <class R> using Element = decltype(plain(R{}[0]));
 template <class R> __device__ void exchange(R row, Int i, Int j) {
   auto held = row[i];
   row[i] = row[j];
   row[j] = held;
 }
-// Stands for the values where an algorithm has keys alone.
+// Stands for the values where an algorithm has only keys.
 struct Nothing {
   __device__ int operator[](Int) const { return 0; }
   __device__ Nothing operator+(Int) const { return *this; }
@@ -81,7 +81,7 @@ template <class A, class R> __device__ R copy(A first, A last, R result) {
 template <class A, class V> __device__ void fill(A first, A last, V value) {
   for (Int i = 0, n = last - first; i < n; i++) put(first[i], value);
 }
-template <class A, class T = Of<A>> __device__ void sequence(
+template <class A, class T = Element<A>> __device__ void sequence(
     A first, A last, T init = T(0), T step = T(1)) {
   for (Int i = 0, n = last - first; i < n; i++) put(first[i], T(init + T(i) * step));
 }
@@ -146,16 +146,16 @@ template <class A, class V> __device__ int count(A first, A last, V value) {
   for (Int i = 0, n = last - first; i < n; i++) made += plain(first[i]) == value;
   return made;
 }
-template <class A, class B> __device__ Int like(A first, A last, B other) {
+template <class A, class B> __device__ Int common_prefix(A first, A last, B other) {
   Int i = 0, n = last - first;
   while (i < n && plain(first[i]) == plain(other[i])) i++;
   return i;
 }
 template <class A, class B> __device__ bool equal(A first, A last, B other) {
-  return like(first, last, other) == last - first;
+  return common_prefix(first, last, other) == last - first;
 }
 template <class A, class B> __device__ Pack<A, B> mismatch(A first, A last, B other) {
-  Int i = like(first, last, other);
+  Int i = common_prefix(first, last, other);
   return Pack<A, B>::of(first + i, other + i);
 }
 template <class A> __device__ A is_sorted_until(A first, A last) {
@@ -190,19 +190,20 @@ template <class A, class V> __device__ bool binary_search(A first, A last, V val
   Int n = last - first, at = bound(first, n, value, false);
   return at < n && !before(value, plain(first[at]));
 }
-template <class A, class V, class R> __device__ R lower_bound(
-    A first, A last, V values, V end, R result) {
+template <class A, class V, class R> __device__ R bounds(
+    A first, A last, V values, V end, R result, bool behind) {
   Int n = end - values;
   for (Int i = 0; i < n; i++)
-    put(result[i], bound(first, last - first, plain(values[i]), false));
+    put(result[i], bound(first, last - first, plain(values[i]), behind));
   return result + n;
+}
+template <class A, class V, class R> __device__ R lower_bound(
+    A first, A last, V values, V end, R result) {
+  return bounds(first, last, values, end, result, false);
 }
 template <class A, class V, class R> __device__ R upper_bound(
     A first, A last, V values, V end, R result) {
-  Int n = end - values;
-  for (Int i = 0; i < n; i++)
-    put(result[i], bound(first, last - first, plain(values[i]), true));
-  return result + n;
+  return bounds(first, last, values, end, result, true);
 }
 template <class A, class V, class R> __device__ R binary_search(
     A first, A last, V values, V end, R result) {
@@ -212,7 +213,7 @@ template <class A, class V, class R> __device__ R binary_search(
 }
 
 // --- sums ---
-template <class A, class T = Of<A>> __device__ T reduce(A first, A last, T init = T(0)) {
+template <class A, class T = Element<A>> __device__ T reduce(A first, A last, T init = T(0)) {
   for (Int i = 0, n = last - first; i < n; i++) init = T(init + static_cast<T>(plain(first[i])));
   return init;
 }
@@ -224,10 +225,10 @@ template <class A, class B, class T> __device__ T inner_product(
 }
 template <class A, class R> __device__ R adjacent_difference(A first, A last, R result) {
   Int n = last - first;
-  Of<A> old{};
+  Element<A> old{};
   for (Int i = 0; i < n; i++) {
-    Of<A> value = plain(first[i]);
-    put(result[i], i ? Of<A>(value - old) : value);
+    Element<A> value = plain(first[i]);
+    put(result[i], i ? Element<A>(value - old) : value);
     old = value;
   }
   return result + n;
@@ -246,27 +247,27 @@ template <class K, class A, class R, class T> __device__ R scan(
   return result + n;
 }
 template <class A, class R> __device__ R inclusive_scan(A first, A last, R result) {
-  return scan(Nothing{}, last - first, first, result, Of<A>(0), true);
+  return scan(Nothing{}, last - first, first, result, Element<A>(0), true);
 }
-template <class A, class R, class T = Of<A>> __device__ R exclusive_scan(
+template <class A, class R, class T = Element<A>> __device__ R exclusive_scan(
     A first, A last, R result, T init = T(0)) {
   return scan(Nothing{}, last - first, first, result, init, false);
 }
 template <class K, class A, class R> __device__ R inclusive_scan_by_key(
     K first, K last, A values, R result) {
-  return scan(first, last - first, values, result, Of<A>(0), true);
+  return scan(first, last - first, values, result, Element<A>(0), true);
 }
-template <class K, class A, class R, class T = Of<A>> __device__ R exclusive_scan_by_key(
+template <class K, class A, class R, class T = Element<A>> __device__ R exclusive_scan_by_key(
     K first, K last, A values, R result, T init = T(0)) {
   return scan(first, last - first, values, result, init, false);
 }
 template <class K, class A, class L, class R> __device__ Pack<L, R> reduce_by_key(
     K first, K last, A values, L keys, R result) {
   Int n = last - first, made = 0;
-  Of<A> sum{};
+  Element<A> sum{};
   for (Int i = 0; i < n; i++) {
     bool same = i && plain(first[i]) == plain(first[i - 1]);
-    sum = same ? Of<A>(sum + plain(values[i])) : Of<A>(plain(values[i]));
+    sum = same ? Element<A>(sum + plain(values[i])) : Element<A>(plain(values[i]));
     if (!same) put(keys[made++], plain(first[i]));
     put(result[made - 1], sum);
   }
@@ -292,7 +293,7 @@ template <class K, class V> __device__ Pack<K, V> unique_by_key(K first, K last,
 // --- sets: sorted rows, in which an element can be there several times ---
 // Of an element in both rows that of the first is taken.
 template <bool LEFT, bool RIGHT, bool BOTH, class K, class L, class V, class W, class R, class S>
-__device__ Int merged(K a, K a_end, L b, L b_end, V va, W vb, R keys, S values) {
+__device__ Int set_operation(K a, K a_end, L b, L b_end, V va, W vb, R keys, S values) {
   Int i = 0, j = 0, n = a_end - a, m = b_end - b, made = 0;
   while (i < n || j < m) {
     bool left = i < n && (j >= m || before(plain(a[i]), plain(b[j])));
@@ -311,16 +312,16 @@ __device__ Int merged(K a, K a_end, L b, L b_end, V va, W vb, R keys, S values) 
   }
   return made;
 }
-#define GPJIT_SET(name, left, right, both)                                                     \
-  template <class K, class L, class R> __device__ R name(K a, K a_end, L b, L b_end, R keys) { \
-    Nothing none;                                                                              \
-    return keys + merged<left, right, both>(a, a_end, b, b_end, none, none, keys, none);       \
-  }                                                                                            \
-  template <class K, class L, class V, class W, class R, class S>                              \
-  __device__ Pack<R, S> name##_by_key(                                                         \
-      K a, K a_end, L b, L b_end, V va, W vb, R keys, S values) {                              \
-    Int made = merged<left, right, both>(a, a_end, b, b_end, va, vb, keys, values);            \
-    return Pack<R, S>::of(keys + made, values + made);                                         \
+#define GPJIT_SET(name, left, right, both)                                                      \
+  template <class K, class L, class R> __device__ R name(K a, K a_end, L b, L b_end, R keys) {  \
+    Nothing none;                                                                               \
+    return keys + set_operation<left, right, both>(a, a_end, b, b_end, none, none, keys, none); \
+  }                                                                                             \
+  template <class K, class L, class V, class W, class R, class S>                               \
+  __device__ Pack<R, S> name##_by_key(                                                          \
+      K a, K a_end, L b, L b_end, V va, W vb, R keys, S values) {                               \
+    Int made = set_operation<left, right, both>(a, a_end, b, b_end, va, vb, keys, values);      \
+    return Pack<R, S>::of(keys + made, values + made);                                          \
   }
 GPJIT_SET(set_difference, true, false, false)
 GPJIT_SET(set_intersection, false, false, true)
@@ -333,7 +334,7 @@ set_intersection_by_key(K a, K a_end, L b, L b_end, V va, R keys, S values) {
 
 // --- sorts: stable and in place, for a thread has no memory to spare ---
 // Lets the parts [a, b) and [b, c) change places: each is turned round, and then both.
-template <class K, class V> __device__ void turned(K keys, V values, Int a, Int b, Int c) {
+template <class K, class V> __device__ void rotate(K keys, V values, Int a, Int b, Int c) {
   for (int part = 0; part < 3; part++) {
     Int low = part == 1 ? b : a, high = (part == 0 ? b : c) - 1;
     for (; low < high; low++, high--) {
@@ -354,7 +355,7 @@ template <class K, class V> __device__ void merge(K keys, V values, Int first, I
     Int a = waiting[count][0], b = waiting[count][1], c = waiting[count][2];
     if (a >= b || b >= c) continue;
     if (c - a == 2) {
-      if (before(plain(keys[b]), plain(keys[a]))) turned(keys, values, a, b, c);
+      if (before(plain(keys[b]), plain(keys[a]))) rotate(keys, values, a, b, c);
       continue;
     }
     Int middle = a + (c - a) / 2, sum = middle + b;
@@ -365,7 +366,7 @@ template <class K, class V> __device__ void merge(K keys, V values, Int first, I
       else low = at + 1;
     }
     Int end = sum - low;
-    turned(keys, values, low, b, end);
+    rotate(keys, values, low, b, end);
     // The smaller half first, so that the list holds one for each halving at most.
     bool left = middle - a > c - middle;
     for (int turn = 0; turn < 2; turn++) {
@@ -415,7 +416,7 @@ struct Min {
 };
 
 // The value of the thread `by` lanes above, of any type: threads exchange words of 32 bits.
-template <class T> __device__ T from_above(unsigned int mask, const T &value, unsigned int by) {
+template <class T> __device__ T shuffle_down(unsigned int mask, const T &value, unsigned int by) {
   const int count = (sizeof(T) + 3) / 4;
   unsigned int words[count] = {};
   memcpy(words, &value, sizeof(T));
@@ -425,10 +426,10 @@ template <class T> __device__ T from_above(unsigned int mask, const T &value, un
   return made;
 }
 // Neighbours first, as CUB adds them: so the rounding is CUB's. The first lane has the result.
-template <class T, class F> __device__ T of_warp(T value, int lane, int lanes, F f) {
+template <class T, class F> __device__ T warp_reduce(T value, int lane, int lanes, F f) {
   unsigned int mask = lanes < 32 ? (1u << lanes) - 1 : 0xffffffffu;
   for (int by = 1; by < 32; by *= 2) {
-    T other = from_above(mask, value, by);
+    T other = shuffle_down(mask, value, by);
     if (lane + by < lanes) value = f(value, other);
   }
   return value;
@@ -438,7 +439,7 @@ template <class T> struct WarpReduce {
   __device__ explicit WarpReduce(TempStorage &) {}
   template <class F> __device__ T Reduce(T value, F f) const {
     int rank = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-    return of_warp(value, rank & 31, 32, f);
+    return warp_reduce(value, rank & 31, 32, f);
   }
   __device__ T Sum(T value) const { return Reduce(value, cub::Sum{}); }
 };
@@ -448,7 +449,7 @@ template <class T, int N> struct BlockReduce {
   __device__ explicit BlockReduce(TempStorage &given) : storage(given) {}
   template <class F> __device__ T Reduce(T value, F f) const {
     int rank = threadIdx.x, begin = rank & ~31;
-    value = of_warp(value, rank - begin, N - begin < 32 ? N - begin : 32, f);
+    value = warp_reduce(value, rank - begin, N - begin < 32 ? N - begin : 32, f);
     if (rank == begin) storage.warps[rank / 32] = value;
     __syncthreads();
     if (rank == 0)

@@ -113,7 +113,7 @@ class Iterator(Kind):
     """A place among elements in a row: of an array, or of numbers that are computed."""
 
     element: Scalar
-    form: str = "Each"
+    form: str = "Strided"
 
     def __str__(self) -> str:
         return f"iterator of {self.element}" if self.is_stored else f"{self.form} iterator"
@@ -121,7 +121,7 @@ class Iterator(Kind):
     @property
     def is_stored(self) -> bool:
         """Whether the elements can be assigned to."""
-        return self.form == "Each"
+        return self.form == "Strided"
 
     @property
     def c(self) -> str:

@@ -1,7 +1,7 @@
 """Thrust in a kernel: algorithms of the thread that calls them, on arrays and shared memory.
 
 Ranges are `x.begin()` and `x.end()` of an array with one dimension, or addresses of shared memory.
-`seq` and `device` mean the same in a kernel. The names and what they take are CuPy's.
+`seq` and `device` mean the same in a kernel. Names and parameters are CuPy's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _KEYS_OUT = ">keys_result >values_result | comp! : keys_result values_result"
 # Parameters behind the policy, and the result behind a colon. `a` is an iterator, `>a` one whose
 # elements are assigned to, `a=b` one of b's type, `a~b` one with elements of b's type, `a.b` a
 # number of the type of b's elements, `a*` any number, `a*b` one of b's type; `a!` must be left out.
-# Those behind the bar are optional. A result has a parameter's type; a sum
-# has that of `init`, or of the elements.
+# Those behind the bar are optional. A result has a parameter's type; a sum has that of `init`, or
+# of the elements.
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "adjacent_difference": ("first last=first >result~first | binary_op! : result",),
     "binary_search": (f"{_FIND} : bool", f"{_FIND_EACH} : result"),
