@@ -398,9 +398,8 @@ class RaftNode:
         peers = self._contacts.to_connect(everyone=everyone)
         more = self._promises.to_tell()
         more += [each for each in (self._puller.source,) if each and each not in peers]
-        if not more and not self._puller.anew:
-            return peers
-        return tuple(sorted({*peers, *more} - self._puller.anew))
+        anew = self._puller.anew | self._promises.anew
+        return tuple(sorted({*peers, *more} - anew)) if more or anew else peers
 
     def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""

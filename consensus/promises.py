@@ -12,6 +12,7 @@ receiver compares that with what it remembers::
     a term below the highest one heard from it       an older copy           refused
     in that term, an index below an acknowledged one an older copy           refused
     the start before the last one heard, again       the last one is a clone clone refused, this not
+    a start below one that is on probation           the latter is a clone   clone refused, this not
     a start that was found to be a clone             a clone                 refused
     "repairing"                                      its disk lost something told what it promised
     a server that ``gpupool recover`` left behind    another pool            refused
@@ -26,7 +27,8 @@ the clone. A start that takes the place of a connection that had not ended is th
 to for ``PROBATION_S``, within which the original dials again. Each further connection that it takes
 from a living one begins that time anew: the original may have dialled, with a hello that waits for
 its disk. A start is remembered once it is believed. One that ends before has said nothing that
-counts here, and may have been a clone's: the original is not held to it (seed 110036).
+counts here, and may have been a clone's: the original is not held to it (seed 110036). A connection
+that was not listened to is made anew when its server is believed, as messages are missing in it.
 
 **Repair.** A server whose superblock says that synced batches are missing (``floor``) neither votes
 nor campaigns. It takes entries from the leader, and what it acknowledges it holds. It serves again
@@ -90,6 +92,10 @@ class Promises:
         self._unproven: dict[ServerId, Start] = {}  # on probation, and not remembered yet
         self._speaks: dict[ServerId, Start] = {}  # by the present connection
         self._repairing: set[ServerId] = set()
+        self._unheard: set[ServerId] = set()
+        self.anew: set[ServerId] = set()
+        """Peers whose connection is to be made anew: it carries all messages in order or none,
+        and those that came during probation are missing."""
         self._saved_at = float("-inf")
         self._urgent = False
         self._committed = (0, 0) if self.repairing else self._memory.committed
@@ -150,6 +156,8 @@ class Promises:
         """Note when a connection ended."""
         self._ended_at[peer] = self._context.now
         self._speaks.pop(peer, None)
+        self._unheard.discard(peer)
+        self.anew.discard(peer)
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -158,6 +166,7 @@ class Promises:
         if peer in self._refused or peer in self._memory.fenced:
             return False
         if not self._is_believed(peer):
+            self._unheard.add(peer)
             return False
         return not (self.repairing and message["type"] in _ELECTION)
 
@@ -185,8 +194,9 @@ class Promises:
         if peer in self._memory.fenced:
             self._refuse(peer, self._memory.why_fenced, start.boot)
             return
-        if start == known.start and peer in self._unproven:
-            known = self._lives_twice(peer, replace(known, clone=self._unproven[peer]))
+        newest = self._unproven.get(peer)
+        if newest and (start == known.start or known.start.boot < start.boot < newest.boot):
+            known = self._lives_twice(peer, replace(known, clone=newest))
         elif start == known.former != Start():
             known = replace(known, start=known.former, former=Start(), clone=known.start)
             known = self._lives_twice(peer, known)
@@ -235,6 +245,7 @@ class Promises:
 
     def _end_probation(self) -> None:
         """Remember the starts that are believed by now, and have not ended."""
+        self.anew.update(filter(self._is_believed, self._unheard))
         for peer, start in list(self._unproven.items()):
             if self._is_believed(peer) and self._speaks.get(peer) == start:
                 known = self._memory.of(peer)

@@ -325,9 +325,16 @@ class Replication(Elections):
         return self._SyncObj__raftMatchIndex.get(self._peer(peer), 0)
 
     def is_followed_by(self, peer: ServerId) -> bool:
-        """Tell whether a voter has accepted entries or a probe by its present connection."""
-        progress = self._progress.get(self._peer(peer))
-        return progress is not None and progress.mode is Mode.REPLICATE
+        """Tell whether a voter accepted entries or a probe by its present connection, and answers.
+
+        One that went silent may have forgotten its promises since (seed 10162442).
+        """
+        node = self._peer(peer)
+        progress = self._progress.get(node)
+        if progress is None or progress.mode is not Mode.REPLICATE:
+            return False
+        answered_at = self._SyncObj__lastResponseTime.get(node, -NEVER)
+        return self._active.now - answered_at < self._settings.leader_fallback_s
 
     @property
     def matched_index(self) -> int:

@@ -17,6 +17,9 @@ class LeaseCauses:
     def __init__(self) -> None:
         self.granted_at: dict[LeaseId, float] = {}
         """When the first server applied the grant."""
+        self.claimed_at: dict[RequestId, float] = {}
+        """When a client first claimed GPUs for a request. Its commit may come much later, after an
+        outage (seed 10162932)."""
         self.released: set[LeaseId] = set()
         """Leases that their client has begun to give back."""
         self.cancelled: set[RequestId] = set()
@@ -25,6 +28,10 @@ class LeaseCauses:
         """Leases that an operator has ordered to end."""
         self._lost_at: dict[tuple[str, str], float] = {}
         self._session_at: dict[tuple[LeaseId, str], float] = {}
+
+    def claimed(self, request: RequestId, at: float) -> None:
+        """Take note that a client sends a claim."""
+        self.claimed_at.setdefault(request, at)
 
     def connection_lost(self, client: str, server: str, at: float) -> None:
         """Take note that a server has lost its connection with a client, or closed it."""

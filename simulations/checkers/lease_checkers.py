@@ -5,6 +5,7 @@ lease with the command that made it and with the facts in ``LeaseCauses``.
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from gpupool.pool.model.commands import (
     CancelRequest,
@@ -138,7 +139,7 @@ class LeasesEndRightly:
                 elif not by and lease.id not in causes.released:
                     why = self._objection(reason, lease, after, machines, now)
             case CancelRequest(request=request, user=user) if request == lease.request:
-                since = causes.granted_at[lease.id] - IN_FLIGHT_S
+                since = causes.claimed_at.get(request, inf)
                 if user and request not in causes.cancelled:
                     why = f"{user} did not cancel its request"
                 elif not user and not causes.lost_since(lease.client, servers, since):
@@ -202,7 +203,8 @@ class LeasesEndRightly:
             attached = not causes.unattached_at(lease.id, lease.client, servers)
             return "its client is connected with all its servers" if attached else ""
         if reason in (CLIENT_GONE, NOBODY_WAITS):
-            since = granted_at - (IN_FLIGHT_S if reason == NOBODY_WAITS else 0.0)
+            claimed_at = causes.claimed_at.get(lease.request, inf)
+            since = claimed_at if reason == NOBODY_WAITS else granted_at
             lost = causes.lost_since(lease.client, servers, since)
             return "" if lost else "no server of it lost its client"
         return "no rule gives this reason"

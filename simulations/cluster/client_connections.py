@@ -140,6 +140,8 @@ class ClientConnections:
         """Send a call; ``done`` gets the answer, or the error in its place, exactly once."""
         if isinstance(message, m.Claim):
             self._environment.requests[message.request.id] = message.request
+            now = self._process.scheduler.now
+            self._environment.checkers.causes.claimed(message.request.id, now)
         elif isinstance(message, m.Release):
             self._environment.checkers.causes.released.add(message.lease)
         elif isinstance(message, m.Cancel):

@@ -300,6 +300,77 @@ def test_a_clone_that_dials_again_is_still_not_heard() -> None:
     assert pair.refusals() == ["its state directory is a copy of one that is in use"]
 
 
+def test_a_copy_of_a_start_that_is_on_probation_is_found() -> None:
+    """Seed 10165991: neither was remembered yet, and each took the other's connection, for ever."""
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)  # It was without power, and its former connection had not ended.
+    pair.lone.tick(1.5)
+    pair.hello(6, 66)  # The copy.
+    assert not pair.refusals()
+    pair.lone.tick(0.1)
+    pair.hello(5, 55)
+    pair.hello(6, 66)
+    assert pair.refusals() == ["its state directory is a copy of one that is in use"]
+    pair.hello(5, 55, pause_s=0.1)
+    assert not pair.refusals()
+    pair.lone.tick(3.0)
+    assert pair.votes()
+
+
+def test_a_connection_that_was_not_listened_to_is_made_anew() -> None:
+    """Messages are missing in it, and answers would be taken for answers to earlier ones."""
+    pair, b, c = Pair(), ServerId("b"), ServerId("c")
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)
+    assert not pair.votes()
+    pair.lone.tick(2.0)
+    assert pair.node.peers() == (b, c)
+    pair.lone.tick(1.0)
+    assert pair.node.peers() == (c,)
+    pair.node.disconnected(b, pair.lone.now)
+    assert pair.node.peers() == (b, c)
+    pair.hello(5, 55, pause_s=0.1)
+    assert pair.votes()
+    assert pair.node.peers() == (b, c)
+
+
+def test_a_leader_is_in_touch_with_a_voter_whose_former_connection_had_not_ended() -> None:
+    """Its answers were counted as answers to messages of two seconds before, for ever."""
+    world = started()
+    leader, other = world.leader(), world.followers()[0]
+    assert leader is not None
+    process = world.servers[other].process
+    assert process is not None
+    process.kill()  # Without power: nobody hears of it.
+    world.servers[other].process = world.servers[other].driver = None
+    world.servers[other].disk.lose_power()
+    world.boot(other)
+    world.run(4.0)
+    term = world.node(leader).core.term
+    world.crash(world.followers()[1])
+    world.run(4.0)
+    assert world.leader() == leader
+    assert world.node(leader).core.term == term
+
+
+def test_no_voter_leaves_while_one_that_stays_is_silent() -> None:
+    """Seed 10162442: it had lost the end of its journal when it was heard again."""
+    world = started()
+    leader = world.leader()
+    assert leader is not None
+    stays, leaves = world.followers()
+    world.pause(stays, 3.0)
+    world.run(1.0)
+    world.node(leader).reconcile_voters((leader, stays))
+    world.run(1.0)
+    assert leaves in world.node(leader).core.voters
+    world.run(2.0)
+    assert leaves not in world.node(leader).core.voters
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("pause_s", [0.5, 4.0])
 def test_an_original_is_not_held_to_a_copy_that_ended_before_it_was_believed(
