@@ -1,4 +1,4 @@
-"""Names of the functions of ``cupyx.scipy`` that a client may call, by sub-package.
+"""Names of the functions of ``cupyx`` that a client may call, by sub-package.
 
 Each is one operation: the worker's own CuPy, or SciPy on an emulated device, runs it whole. They
 are functions of arrays, numbers and text; those that take a function or return an object with
@@ -69,7 +69,13 @@ canberra cdist chebyshev cityblock correlation cosine distance_matrix euclidean 
 jensenshannon kl_divergence minkowski pdist russellrao sqeuclidean
 """
 
+_OWN_SIGNAL = """
+ca_cfar channelize_poly complex_cepstrum convolve1d2o convolve1d3o firfilter firfilter2 firfilter_zi
+freq_shift inverse_complex_cepstrum minimum_phase mvdr pulse_compression pulse_doppler real_cepstrum
+"""
+
 EXTENSIONS: dict[str, tuple[str, ...]] = {
+    "signal": tuple(_OWN_SIGNAL.split()),
     "scipy.ndimage": tuple(_NDIMAGE.split()),
     "scipy.signal": tuple(_SIGNAL.split()),
     "scipy.signal.windows": tuple(_WINDOWS.split()),

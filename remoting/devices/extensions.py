@@ -1,4 +1,4 @@
-"""Functions of ``cupyx.scipy`` as operations, which are imported at the first call."""
+"""Functions of ``cupyx`` as operations, which are imported at the first call."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.conventions.extension_conventions import CONVENTIONS, REAL
 from gpupool.remoting.devices.extension_names import EXTENSIONS
 from gpupool.remoting.devices.geometry.distances import distances
+from gpupool.remoting.devices.signals import emulated_signals
 
 Operation = Callable[..., Any]
 
@@ -197,6 +198,7 @@ _ADAPTERS = {
     **CONVENTIONS,
     "scipy.linalg.solve_triangular": _triangular,
     **{f"scipy.spatial.distance.{name}": _instead(made) for name, made in distances().items()},
+    **{f"signal.{name}": _instead(made) for name, made in emulated_signals.operations().items()},
 }
 
 

@@ -16,6 +16,8 @@ DECIDED = "decided otherwise"
 MISSING = "not yet: missing"
 RESULT = "not yet: wrong result"
 ERROR = "not yet: other errors"
+OWN = "own/"
+"""Before folders of `cupyx` itself, for `cupyx.scipy` has some of the same names."""
 REASONS = (INTERNALS, COMPILER, EMULATION, DECIDED, MISSING, RESULT, ERROR)
 
 # What a failure's message says about its reason; the first match counts.
@@ -46,6 +48,9 @@ PLACES: tuple[tuple[str, str], ...] = (
     (r"jit_tests/test_raw\.py::TestRaw::test_atomic_cas", EMULATION),
     # SciPy interpolates no complex numbers that way, and takes a minute for that spline.
     (r"test_rgi\.py::.*(test_complex\[pchip|test_nonscalar_values_2\[.*quintic\])", EMULATION),
+    # A range does nothing here, whether a profiler is there or not.
+    (r"TestTimeRangeNVTXUnavailable", DECIDED),
+    (r"profiler_tests/test_(benchmark|profile)\.py", INTERNALS),
     # They look into files of compiled kernels, which the worker keeps.
     (r"core_tests/test_raw\.py::Test(CachePayload|RawNameExpressionCache)", INTERNALS),
     # Equal to the last bit with a function of NumPy, which the C library is not.
@@ -126,6 +131,7 @@ class Outcome:
         parts = self.test.split("/")
         at = 2 if parts[1] == "scipy_tests" else 1
         before = "cupyx/" if parts[0] == "cupyx_tests" else ""
+        before += OWN if before and parts[1] not in ("scipy_tests", "jit_tests") else ""
         return before + parts[at].split("::")[0].removesuffix("_tests")
 
     @property
@@ -139,7 +145,8 @@ def place_of(folder: str) -> str:
     head, _, rest = folder.partition("/")
     if head != "cupyx":
         return f"cupy_tests/{folder}"
-    return f"cupyx_tests/{rest if rest.startswith('jit') else f'scipy_tests/{rest}'}"
+    own = rest.startswith((OWN, "jit_tests"))
+    return f"cupyx_tests/{rest.removeprefix(OWN) if own else f'scipy_tests/{rest}'}"
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -85,6 +85,7 @@ def test_folders_that_run_are_taken_out_of_the_list() -> None:
 def test_folders_of_one_name_are_counted_apart() -> None:
     names = [
         so.Outcome(place + "/test_fft.py::t", "passed").folder
-        for place in map(so.place_of, ("fft_tests", "cupyx/fft_tests"))
+        for place in map(so.place_of, ("fft_tests", "cupyx/fft_tests", "cupyx/own/fft_tests"))
     ]
-    assert names == ["fft", "cupyx/fft"]
+    assert names == ["fft", "cupyx/fft", "cupyx/own/fft"]
+    assert so.place_of("cupyx/jit_tests") == "cupyx_tests/jit_tests"

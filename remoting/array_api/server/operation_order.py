@@ -9,6 +9,7 @@ _LATER = (
     ("peer.arrive", "peer.depart", "peer.prepare"),
     ("door.linalg_errors", "signal.decimate"),
     ("cuda.array.", "cuda.graph.", "cuda.surface.", "cuda.texture.", *_CAPTURES.split()),
+    ("cupyx.signal.",),
 )
 
 

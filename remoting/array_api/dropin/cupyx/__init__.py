@@ -117,7 +117,7 @@ def errstate(**kwargs: Any) -> Generator[None]:
         _set(before)
 
 
-_LATER = ("jit", "scipy")
+_LATER = ("jit", "linalg", "scipy", "signal")
 __getattr__ = _absent.lookup(__name__, *_LATER)
 
 

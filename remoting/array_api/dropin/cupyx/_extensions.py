@@ -1,4 +1,4 @@
-"""Functions of `cupyx.scipy` that the worker's own CuPy runs whole: one call crosses.
+"""Functions of `cupyx` that the worker's own CuPy runs whole: one call crosses.
 
 Their names are in the table of the worker too; a test compares the two.
 """
@@ -24,6 +24,7 @@ _SEVERAL = ("return_sign", "return_indices", "return_distances", "retstep")
 _SEVERAL_FROM = {
     "cupyx.scipy.ndimage.distance_transform_edt": (3, ()),
     "cupyx.scipy.ndimage.iterate_structure": (2, ("origin",)),
+    "cupyx.signal.firfilter": (3, ("zi",)),
 }
 """By function, the place of the first argument of that kind, and its own keywords of that kind."""
 

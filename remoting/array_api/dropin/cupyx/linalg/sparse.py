@@ -1,0 +1,36 @@
+"""Sparse linear systems of `cupyx.linalg`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cupy._door import absent as _absent
+
+
+def lschol(A: Any, b: Any) -> Any:
+    """Return the solution of ``A x = b`` for a sparse, symmetric, positive-definite matrix.
+
+    CuPy factors by Cholesky; this is the general solver, which gives the same numbers.
+
+    Args:
+        A: real matrix of (N, N), sparse or dense.
+        b: N numbers.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    from cupyx.scipy import sparse
+    from cupyx.scipy.sparse import linalg
+
+    matrix = A if sparse.issparse(A) and A.format == "csr" else sparse.csr_matrix(A)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise np.linalg.LinAlgError(f"a square matrix is needed, and the shape is {matrix.shape}")
+    if b.ndim != 1 or len(b) != matrix.shape[0]:
+        raise ValueError("b must be 1-d array whose size is same as A")
+    if matrix.dtype.char not in "fd":
+        matrix = matrix.astype(np.promote_types(matrix.dtype, "f"))
+    return linalg.spsolve(matrix, b).astype(np.float64)
+
+
+__getattr__ = _absent.lookup(__name__)
