@@ -302,6 +302,9 @@ class AdminService:
         )
 
         def then(result: Result) -> m.Message:
+            if result.kind == RefusalKind.CONFLICT:
+                hint = 'choose another --name, or first "gpupool leave NAME" if that one is gone'
+                raise UsageError("the pool refuses this server", why=result.why, hint=hint)
             if not result.ok:
                 raise AuthenticationError("the pool refuses this server", why=result.why)
             server = context.state.servers.get(server_id)

@@ -1,6 +1,7 @@
 """Operators of the pool: they create it, admit servers, and revoke, drain, end and replace."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -257,10 +258,13 @@ class Joiner:
         caller = Caller(
             self.process, environment.network, hello=credentials.hello(machine), targets=targets
         )
+        self._caller = caller
         name = f"{machine}-{server[:4]}"
-        order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
-        self._ask = partial(caller.call, order, self._answered)
+        self._order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
         self._ask()
+
+    def _ask(self) -> None:
+        self._caller.call(self._order, self._answered)
 
     def _answered(self, answer: m.Message, at: float) -> None:
         del at
@@ -273,6 +277,10 @@ class Joiner:
             self._environment.trace.note(self._machine, "not-joined", f"{answer}")
             if isinstance(answer, m.Refused) and answer.code == "busy":
                 self.process.after(JOIN_AGAIN_S, self._ask)  # as its hint says (seed 9067)
+            elif isinstance(answer, m.Refused) and "named" in answer.why:
+                # Its former self has that name (seed 10168658).
+                self._order = replace(self._order, name=f"{self._machine}-{self._order.server}")
+                self._ask()
 
 
 def describe(order: m.Call) -> str:

@@ -187,6 +187,25 @@ def test_a_machine_that_was_refused_twice_joins_again_once() -> None:
     assert again == ["s2", "s1"]
 
 
+def test_a_machine_joins_again_though_its_new_name_is_the_one_of_its_former_self(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 10168658: both ids began with the same four digits, of which the name is made."""
+    cluster = Cluster(Options(seed=1, servers=3, clients=1))
+    cluster.create()
+    while not cluster.complete:
+        cluster.scheduler.run_until(cluster.scheduler.now + 0.1)
+    former = cluster.environment.machines["s2"].server
+    cluster.end_process(cluster.servers["s2"])
+    alike = bytes.fromhex(former[:4]) + bytes(4)
+    monkeypatch.setattr(cluster.random, "randbytes", lambda _size: alike)
+    cluster.rejoin("s2")
+    cluster.scheduler.run_until(cluster.scheduler.now + 5.0)
+    assert cluster.converged
+    names = [each.name for each in cluster.environment.checkers.logs.state.servers.values()]
+    assert f"s2-{alike.hex()}" in names
+
+
 def test_a_server_grants_nothing_while_a_slow_clock_makes_its_leader_seem_late() -> None:
     options = Options(seed=1, servers=3, clients=6, gpus=1, hold_s=8.0, think_s=0.3, heal_s=9.0)
     cluster = Cluster(options)
