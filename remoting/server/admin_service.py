@@ -302,7 +302,8 @@ class AdminService:
         )
 
         def then(result: Result) -> m.Message:
-            if result.kind == RefusalKind.CONFLICT:
+            known = context.state.server_named(message.name)
+            if result.kind == RefusalKind.CONFLICT and known is not None and known.id != server_id:
                 hint = 'choose another --name, or first "gpupool leave NAME" if that one is gone'
                 raise UsageError("the pool refuses this server", why=result.why, hint=hint)
             if not result.ok:

@@ -36,7 +36,7 @@ from tests.remoting.control.control_kit import (
     until,
 )
 
-from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
@@ -456,7 +456,7 @@ async def test_a_server_token_lets_one_server_in(tmp_path: Path) -> None:
             await join(token, 4)
         with pytest.raises(AuthenticationError, match="has server 000000000003 already"):
             await join(lab.token("thief", TokenKind.SERVER), 3)
-        with pytest.raises(AuthenticationError, match="a server named gpu-3 already"):
+        with pytest.raises(UsageError, match="a server named gpu-3 already"):
             await join(lab.token("twin", TokenKind.SERVER), 5, "gpu-3")
         with pytest.raises(DeniedError, match="takes a server token"):
             await join(lab.text("ada", TokenKind.USER), 6)
