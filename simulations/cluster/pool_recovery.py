@@ -12,6 +12,7 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.server_process import ServerProcess
 from gpupool.simulations.kernel.ca_files import trust_each_other
+from gpupool.simulations.kernel.machines import Machine
 
 TOLD_S = 8.0
 """A server that was left behind and can be reached is told so within this."""
@@ -80,21 +81,23 @@ class Recovery:
         write nothing (seed 1166): a real server tells it once more when it dials, as all that were
         removed.
         """
-        environment = self._cluster.environment
-        members = environment.checkers.logs.state.servers
-        ghost = environment.machines.get(self._ghost)
+        ghost = self._cluster.environment.machines.get(self._ghost)
         if ghost is None or ghost.server != self._former:
             return
-        others = [each for each in environment.machines.values() if each.server in members]
-        trusted = any(trust_each_other(ghost.authorities, each.authorities) for each in others)
-        if not trusted or not self._is_to_be_told(ghost.server):
+        if not any(map(partial(self._tells, ghost), self._cluster.servers.values())):
             self._cluster.rejoin(ghost.name)
 
-    def _is_to_be_told(self, former: ServerId) -> bool:
-        """Return whether a server dials this one to tell it that it was left behind."""
-        logs = [process.replicated_log for process in self._cluster.servers.values()]
-        fenced = [each.node.storage.memory.fenced for each in logs if each is not None]
-        return any(each.get(former) is False for each in fenced)
+    def _tells(self, ghost: Machine, process: ServerProcess) -> bool:
+        """Return whether a server dials the one that was left behind, and a link can come up.
+
+        Another one that trusts its CA is of no help: it tells nobody (seed 10170201).
+        """
+        replicated_log = process.replicated_log
+        if replicated_log is None:
+            return False
+        machine = self._cluster.environment.machines[process.machine]
+        is_to_tell = replicated_log.node.storage.memory.fenced.get(ghost.server) is False
+        return is_to_tell and trust_each_other(ghost.authorities, machine.authorities)
 
     def _voters(self) -> list[str]:
         found: list[str] = []

@@ -336,6 +336,13 @@ def test_a_server_that_was_left_behind_with_a_broken_disk_joins_again() -> None:
     assert run(options_of("swarm", 10_102_400)).failure is None
 
 
+def test_a_server_that_was_left_behind_joins_again_if_it_trusts_the_one_that_tells_no_more() -> (
+    None
+):
+    """Seed 10170201: another server, which tells it nothing, had not dropped the old CA yet."""
+    assert run(options_of("swarm", 10_170_201)).failure is None
+
+
 @pytest.mark.parametrize("voter", ["s1", "s1-copy"])
 def test_a_copy_is_held_to_its_original_and_not_to_a_copy_before_it(voter: str) -> None:
     """Seed 720809: the first copy of s1 voted in term 3, and was ended; s1 itself did not vote."""

@@ -1,29 +1,14 @@
-"""Stands for CuPy in a worker: its runtime only notes which devices were made current."""
+"""Stands for CuPy in a worker that touches no GPU."""
 
 import os
 from pathlib import Path
-from typing import ClassVar
 
-CACHE = Path(os.environ["CUPY_CACHE_DIR"])
-CACHE.mkdir(exist_ok=True)  # at import, as CuPy does
+from cupy_backends.cuda.api import runtime as _runtime
 
-
-class runtime:
-    """``cupy.cuda.runtime``."""
-
-    current: ClassVar[list[int]] = []
-
-    @staticmethod
-    def setDevice(ordinal: int) -> None:
-        runtime.current.append(ordinal)
-        (CACHE / "kernel.cubin").write_bytes(b"compiled")
-
-    @staticmethod
-    def free(pointer: int) -> None:
-        assert pointer == 0
+Path(os.environ["CUPY_CACHE_DIR"]).mkdir(exist_ok=True)  # at import, as CuPy does
 
 
 class cuda:
     """``cupy.cuda``."""
 
-    runtime = runtime
+    runtime = _runtime

@@ -1,0 +1,1 @@
+"""Stands for CuPy's bindings of the driver, of which these workers use nothing."""
