@@ -1,6 +1,6 @@
 """A host's keeper, as the host calls it: in this process, or in another one (``privileges``)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import trio
@@ -22,9 +22,9 @@ class Keeper(Protocol):
         ...
 
     async def start(
-        self, number: int, control: int, errors: int
+        self, number: int, control: int, errors: int, doors: Collection[str] = ()
     ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker; return what it is, and its pidfd."""
+        """Start a worker for some doors, or all; return what it is, and its pidfd."""
         ...
 
     def kill(self, number: int) -> None:
@@ -99,10 +99,10 @@ class OwnKeeper:
         return await self._on_thread(lambda: self.keeper.open(cuda=cuda, nodes=nodes))
 
     async def start(
-        self, number: int, control: int, errors: int
+        self, number: int, control: int, errors: int, doors: Collection[str] = ()
     ) -> tuple[keeper_messages.Started, int]:
         """Start a worker, on the thread that lives as long as this host."""
-        return self.keeper.start(number, control, errors)
+        return self.keeper.start(number, control, errors, doors)
 
     def kill(self, number: int) -> None:
         """Kill a worker, if it lives."""

@@ -133,7 +133,7 @@ class SessionOpener:
             except BudgetError as error:
                 raise GpupoolError("no session can be opened", why=str(error)) from error
             self._check_context_room(lease.id, gpus)
-            worker = await self._worker_pool.claim()
+            worker = await self._worker_pool.claim(door)
             try:
                 here = partitions[0].server
                 worker.peers = frozenset(servers_of(lease, here)) - {here}

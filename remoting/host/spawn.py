@@ -56,6 +56,7 @@ class KeptWorker:
     line: socket.socket
     directory: Path
     start_time: int
+    doors: frozenset[str] = frozenset()  # that it may serve; all if none is named
     holds: tuple[str, ...] = ()  # what confines it
     ready: bool = False
     assigned: bool = False
@@ -65,6 +66,10 @@ class KeptWorker:
     saved_on: Mapping[str, str] = field(default_factory=dict[str, str])
     spilled: SpilledMemory | None = None  # what it has on a disk while it is suspended
     user_name: str = ""  # whose lease it is, once it may have that user's kernels
+
+    def serves(self, doors: Mapping[str, str]) -> dict[str, str]:
+        """Return those of the server's doors that it may serve, with their functions."""
+        return {name: path for name, path in doors.items() if name in self.doors or not self.doors}
 
     @property
     def uid(self) -> int:
@@ -237,7 +242,9 @@ def device_groups() -> tuple[int, ...]:
     return tuple(sorted(groups))
 
 
-def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
+def clean_environment(
+    inherited: Mapping[str, str], directory: Path, blas_threads: int = BLAS_THREAD_COUNT_MAX
+) -> dict[str, str]:
     """Return a worker's environment: a few inherited variables, and caches of its own.
 
     Compiled kernels are code. A cache that workers of different users share would let one run
@@ -247,7 +254,7 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
     if "PYTHONPATH" in kept:  # Workers start in another directory.
         parts = kept["PYTHONPATH"].split(os.pathsep)
         kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in parts if part)
-    threads = str(min(BLAS_THREAD_COUNT_MAX, os.cpu_count() or 1))
+    threads = str(min(blas_threads, os.cpu_count() or 1))
     private = {
         "HOME": str(directory),
         "TMPDIR": str(directory),
@@ -273,7 +280,11 @@ def image_directory(directory: Path) -> Path:
 
 
 def start_process(
-    control: int, keeper: int, errors: int, directory: Path
+    control: int,
+    keeper: int,
+    errors: int,
+    directory: Path,
+    blas_threads: int = BLAS_THREAD_COUNT_MAX,
 ) -> subprocess.Popen[bytes]:
     """Start a worker process that inherits its two sockets; returns at once.
 
@@ -285,6 +296,7 @@ def start_process(
         keeper: descriptor of its socket to its keeper, likewise.
         errors: descriptor of a pipe that takes the worker's stderr.
         directory: the worker's private directory.
+        blas_threads: of NumPy, at most.
     """
     return subprocess.Popen(
         [
@@ -295,7 +307,7 @@ def start_process(
         stdout=subprocess.DEVNULL,
         stderr=errors,
         cwd="/",
-        env=clean_environment(os.environ, directory),
+        env=clean_environment(os.environ, directory, blas_threads),
         pass_fds=(control, keeper),
         close_fds=True,
         start_new_session=True,

@@ -113,6 +113,7 @@ class WorkerHandle:
     control: socket.socket  # non-blocking
     errors: int  # read end of the pipe that is the worker's stderr
     directory: Path
+    doors: frozenset[str] = frozenset()  # that it may serve
     state: WorkerState = WorkerState.STARTING
     claimed: bool = False  # for a session, though it may not be assigned yet
     said_ready: trio.Event = field(default_factory=trio.Event)

@@ -41,9 +41,11 @@ from gpupool.remoting.protocol import keeper_messages, worker_messages
 
 Log = Callable[[str], None]
 
+CUDA_DOOR = "cuda"
+
 DOORS = {
     "arrays": "gpupool.remoting.array_api.server.serve:serve",
-    "cuda": "gpupool.remoting.driver_api.executor.serve:serve",
+    CUDA_DOOR: "gpupool.remoting.driver_api.executor.serve:serve",
 }
 """Name of each door, and the function that serves it inside the worker."""
 
@@ -136,13 +138,16 @@ class WorkerKeeper:
         expose = tuple(str(path) for path in isolation.expose) if isolation.own_uid else ()
         return keeper_messages.Opened(isolation.own_uid, isolation.reason, expose, killed)
 
-    def start(self, number: int, control: int, errors: int) -> tuple[keeper_messages.Started, int]:
+    def start(
+        self, number: int, control: int, errors: int, doors: Collection[str] = ()
+    ) -> tuple[keeper_messages.Started, int]:
         """Start a worker; return what it is, and its pidfd, which is the caller's.
 
         Args:
             number: of the worker, never used before.
             control: descriptor of its end of the control socket; stays the caller's.
             errors: descriptor of a pipe that takes its stderr, likewise.
+            doors: that it may serve; all if none is named.
 
         Raises:
             GpupoolError: when there are too many.
@@ -158,14 +163,18 @@ class WorkerKeeper:
             line, theirs = socket.socketpair()
             undo.callback(line.close)
             with theirs:
-                process = spawn.start_process(control, theirs.fileno(), errors, directory)
+                pipes = (control, theirs.fileno(), errors)
+                # The CUDA door has no use for the threads by which NumPy multiplies matrices.
+                threads = 1 if set(doors) == {CUDA_DOOR} else spawn.BLAS_THREAD_COUNT_MAX
+                process = spawn.start_process(*pipes, directory, threads)
             undo.callback(_end, process)
             # Opened before anything could reap the process; readable once it has ended.
             pidfd = os.pidfd_open(process.pid)
             undo.pop_all()
         start_time = orphan_reaper.start_time_of(process.pid) or 0
         with self._lock:
-            self.workers[number] = KeptWorker(number, process, line, directory, start_time)
+            worker = KeptWorker(number, process, line, directory, start_time, frozenset(doors))
+            self.workers[number] = worker
         return keeper_messages.Started(process.pid, start_time, str(directory)), pidfd
 
     def kill(self, number: int) -> None:
@@ -431,7 +440,7 @@ class WorkerKeeper:
             directory=str(worker.directory),
             readable=tuple(str(path.resolve()) for path in spawn.installation_paths()),
             expose=tuple(str(path) for path in self._isolation.expose) if own else (),
-            doors=dict(self._settings.doors),
+            doors=worker.serves(self._settings.doors),
         )
 
     def _take_user(self, worker: KeptWorker, lease: LeaseId, *, across: bool) -> None:

@@ -60,7 +60,7 @@ from gpupool.remoting.host.worker_handle import (
     serve_budget,
     wait_exit,
 )
-from gpupool.remoting.host.worker_keeper import DOORS
+from gpupool.remoting.host.worker_keeper import CUDA_DOOR, DOORS
 from gpupool.remoting.protocol import worker_messages
 
 Log = Callable[[str], None]
@@ -84,6 +84,15 @@ class WorkerPoolSettings:
     worker_count_max: int = 256
     doors: frozenset[str] = frozenset(DOORS)
     confinement: Confinement = field(default_factory=Confinement)
+
+    def kinds(self) -> tuple[frozenset[str], ...]:
+        """Return the kinds of workers, by the doors that they may serve, the leanest first.
+
+        With real GPUs one kind serves the CUDA door alone. It does not import CuPy, which maps
+        CUDA's libraries: they take 180 MB, and the CUDA door's programs bring their own.
+        """
+        lean = self.doors & {CUDA_DOOR}
+        return (lean, self.doors) if self.cuda and lean and lean != self.doors else (self.doors,)
 
 
 class WorkerPool:
@@ -121,7 +130,8 @@ class WorkerPool:
         self._reap = reap
         self._log = log
         self._number = 0
-        self._starting = 0  # workers that are in the making
+        self._kinds = settings.kinds()
+        self._starting = Counter[frozenset[str]]()  # workers that are in the making
         self._nursery: trio.Nursery | None = None
         self.also_holds: tuple[str, ...] = ()  # for all workers, by what this process does
         self._changed = trio.Event()
@@ -166,19 +176,28 @@ class WorkerPool:
         living = Counter(w.lease for w in self.workers.values() if w.lease is not None)
         return dict.fromkeys(known, 0) | dict(living)
 
-    async def claim(self) -> WorkerHandle:
+    async def claim(self, door: str = "") -> WorkerHandle:
         """Return a warm worker for one session: a spare if there is one, else a new one.
+
+        Args:
+            door: that it is to serve; without one it must be able to serve all.
 
         Raises:
             GpupoolError: when none can be had.
         """
+        kind = next((each for each in self._kinds if door in each), self._kinds[-1])
         order = {WorkerState.WARM: 0, WorkerState.STARTING: 1}
         idle = [
             worker
             for worker in self.workers.values()
-            if not worker.claimed and worker.state in order and not worker.exited.is_set()
+            if worker.doors >= kind
+            and not _lacks_more(worker, kind)
+            and not worker.claimed
+            and worker.state in order
+            and not worker.exited.is_set()
         ]
-        worker = min(idle, key=lambda w: order[w.state]) if idle else await self._start()
+        idle.sort(key=lambda worker: (order[worker.state], len(worker.doors)))
+        worker = idle[0] if idle else await self._start(kind)
         worker.claimed = True
         self._wake()
         try:
@@ -188,11 +207,14 @@ class WorkerPool:
             raise
         if worker.exited.is_set():  # Nobody would take it out of the budget again.
             raise WorkerFailedError("no worker can be started", why=worker.exit_reason())
+        if _lacks_more(worker, kind):
+            self.give_back(worker)
+            return await self.claim(door)
         return worker
 
     def give_back(self, worker: WorkerHandle) -> None:
         """Keep a claimed worker that knows of no lease for another session, if it is needed."""
-        if self._spare_count() < self._settings.warm_workers:
+        if self._spare_count(worker.doors) < self._settings.warm_workers:
             worker.claimed = False
         else:
             worker.kill("no session needs it", failed=False)
@@ -261,11 +283,16 @@ class WorkerPool:
         backoff_s = WARM_BACKOFF_S
         while True:
             changed = self._changed
-            if self._spare_count() >= self._settings.warm_workers:
+            lacking = (
+                kind
+                for kind in self._kinds
+                if self._spare_count(kind) < self._settings.warm_workers
+            )
+            if (kind := next(lacking, None)) is None:
                 await changed.wait()
                 continue
             try:
-                worker = await self._start()
+                worker = await self._start(kind)
                 await self.until(worker, worker.ready)
             except GpupoolError as error:
                 self._log(f"no spare worker: {error}; trying again in {backoff_s:.1f} s")
@@ -274,15 +301,16 @@ class WorkerPool:
             else:
                 backoff_s = WARM_BACKOFF_S
 
-    def _spare_count(self) -> int:
+    def _spare_count(self, kind: frozenset[str]) -> int:
         idle = (WorkerState.STARTING, WorkerState.WARM)
-        made = sum(not w.claimed and w.state in idle for w in self.workers.values())
-        return made + self._starting
+        alike = (worker for worker in self.workers.values() if worker.doors == kind)
+        made = sum(not worker.claimed and worker.state in idle for worker in alike)
+        return made + self._starting[kind]
 
     # --- the life of one worker -----------------------------------------------------------------
 
-    async def _start(self) -> WorkerHandle:
-        if len(self.workers) + self._starting >= self._settings.worker_count_max:
+    async def _start(self, kind: frozenset[str]) -> WorkerHandle:
+        if len(self.workers) + self._starting.total() >= self._settings.worker_count_max:
             raise WorkerFailedError(
                 "no worker can be started",
                 why=f"this server has {self._settings.worker_count_max} workers, its maximum",
@@ -290,15 +318,15 @@ class WorkerPool:
         nursery = self._nursery
         if nursery is None:
             raise WorkerFailedError("no worker can be started", why="the server is not running")
-        self._starting += 1
+        self._starting[kind] += 1
         began = trio.current_time()
         try:
-            worker = await self._spawn()
+            worker = await self._spawn(kind)
         except OSError as error:
             self._measures.count("worker_start_failures")
             raise WorkerFailedError("no worker can be started", why=str(error)) from error
         finally:
-            self._starting -= 1
+            self._starting[kind] -= 1
         worker.spawned_at = began
         self.workers[worker.number] = worker
         if self._nursery is not nursery:  # The pool has begun to stop meanwhile.
@@ -308,7 +336,7 @@ class WorkerPool:
         nursery.start_soon(self._mind, worker)
         return worker
 
-    async def _spawn(self) -> WorkerHandle:
+    async def _spawn(self, kind: frozenset[str]) -> WorkerHandle:
         """Start a process; a failure closes everything that was opened for it."""
         self._number += 1
         number = self._number
@@ -319,7 +347,9 @@ class WorkerPool:
             errors, their_errors = os.pipe()
             undo.callback(os.close, errors)
             try:
-                started, pidfd = await self._keeper.start(number, theirs.fileno(), their_errors)
+                started, pidfd = await self._keeper.start(
+                    number, theirs.fileno(), their_errors, kind
+                )
             finally:
                 theirs.close()
                 os.close(their_errors)
@@ -335,6 +365,7 @@ class WorkerPool:
             control=control,
             errors=errors,
             directory=Path(started.directory),
+            doors=kind,
         )
 
     async def _mind(self, worker: WorkerHandle) -> None:
@@ -432,3 +463,8 @@ class WorkerPool:
         if text not in self._said:
             self._said.add(text)
             self._log(text)
+
+
+def _lacks_more(worker: WorkerHandle, kind: frozenset[str]) -> bool:
+    """Say whether a worker for more doors lacks what a leaner one may not need, such as CuPy."""
+    return bool(worker.cuda_problem) and worker.doors != kind

@@ -93,7 +93,7 @@ class KeeperServer:
         if isinstance(request, keeper_messages.KillWorker):
             self._keeper.kill(request.worker)
         elif isinstance(request, keeper_messages.StartWorker):
-            self._answer(call, lambda: self._start(request.worker, descriptors))
+            self._answer(call, lambda: self._start(request, descriptors))
         elif isinstance(request, keeper_messages.ReapWorker):
             self._answer(
                 call, lambda: (keeper_messages.Reaped(self._keeper.reap(request.worker)), -1)
@@ -134,11 +134,14 @@ class KeeperServer:
             for each in passed:
                 os.close(each)
 
-    def _start(self, number: int, descriptors: Sequence[int]) -> tuple[keeper_messages.Answer, int]:
+    def _start(
+        self, request: keeper_messages.StartWorker, descriptors: Sequence[int]
+    ) -> tuple[keeper_messages.Answer, int]:
         kinds = [stat.S_IFMT(os.fstat(each).st_mode) for each in descriptors]
         if kinds != [stat.S_IFSOCK, stat.S_IFIFO]:
             raise GpupoolError("no worker can be started", why="it has no socket and pipe")
-        return self._keeper.start(number, *descriptors)
+        control, errors = descriptors
+        return self._keeper.start(request.worker, control, errors, request.doors)
 
     def _try_slow(self, request: keeper_messages.Request, file: int) -> keeper_messages.Answer:
         """Carry a call out; a bug gets an answer too, because the server waits whatever comes."""

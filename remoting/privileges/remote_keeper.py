@@ -4,7 +4,7 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -67,10 +67,10 @@ class RemoteKeeper:
         return await self._ask(keeper_messages.Open(cuda, plain), keeper_messages.Opened)
 
     async def start(
-        self, number: int, control: int, errors: int
+        self, number: int, control: int, errors: int, doors: Collection[str] = ()
     ) -> tuple[keeper_messages.Started, int]:
-        """Start a worker; return what it is, and its pidfd."""
-        request = keeper_messages.StartWorker(number)
+        """Start a worker for some doors, or all; return what it is, and its pidfd."""
+        request = keeper_messages.StartWorker(number, tuple(sorted(doors)))
         waiting = await self._call(request, (control, errors))
         started = _answer(waiting, keeper_messages.Started)
         if not waiting.descriptors:  # which the kernel drops where there is no room for it

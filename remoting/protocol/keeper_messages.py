@@ -37,6 +37,7 @@ class StartWorker:
     """Start a worker; its ends of the control socket and of the pipe for errors come with it."""
 
     worker: int  # a number that was never used
+    doors: tuple[str, ...] = ()  # that it may serve; all of the server's if none is named
 
 
 @dataclass(frozen=True, slots=True)

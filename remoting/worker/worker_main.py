@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
+from gpupool.remoting.devices.cuda_objects import cupy_bindings
 from gpupool.remoting.protocol import handshake, worker_messages
 from gpupool.remoting.transport.data_connection import read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
@@ -57,10 +58,13 @@ PRELOADED = (
 
 PRELOADED_DEVICES = ("gpupool.remoting.devices.base", "gpupool.remoting.devices.emulated")
 
-PRELOADED_CUDA = (
+PRELOADED_CUDA = (*cupy_bindings.MODULES, "cuda.bindings.driver")
+
+PRELOADED_CUPY = (
     *("cupy", "cupyx", "cupyx.scipy.sparse", "cupyx.scipy.special", "cupyx.scipy.fft"),
-    *("gpupool.remoting.devices.cuda", "cuda.bindings.driver"),
+    "gpupool.remoting.devices.cuda",
 )
+"""By workers that may serve the array door: CuPy maps 180 MB of CUDA's libraries."""
 
 EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3
 
@@ -126,14 +130,15 @@ def _prepare(
 def _preload(start: worker_messages.Start) -> str:
     """Import what sessions need, without touching a GPU; return why CUDA cannot be used."""
     doors = [path.partition(":")[0] for path in start.doors.values()]
-    wanted = (*PRELOADED, *PRELOADED_DEVICES, *doors, *(PRELOADED_CUDA if start.cuda else ()))
+    cuda = (*PRELOADED_CUDA, *(PRELOADED_CUPY if "arrays" in start.doors else ()))
+    wanted = (*PRELOADED, *PRELOADED_DEVICES, *doors, *(cuda if start.cuda else ()))
     cuda_problem = ""
     for name in wanted:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - CuPy raises all kinds on a broken installation
             # Only a session that needs it may fail for it, and it will say so.
-            if name == "cupy":
+            if name.partition(".")[0] in ("cupy", "cupy_backends"):
                 cuda_problem = f"CuPy cannot be imported on this server: {error}"
                 break
             sys.stderr.write(f"not preloaded: {name}: {error}\n")
@@ -258,7 +263,7 @@ class Worker:
                     "gpupool.remoting.driver_api.executor.memory.address_slices"
                 )
                 slices.confine(self._assign.place, self._assign.servers)
-            runtime: Any = importlib.import_module("cupy").cuda.runtime
+            runtime, _ = cupy_bindings.load()
             for ordinal in reversed(ordinals):  # ends on the first device, the current one
                 runtime.setDevice(ordinal)
                 runtime.free(0)

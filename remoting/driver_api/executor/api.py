@@ -4,6 +4,8 @@ import ctypes
 import importlib
 from typing import Any
 
+from gpupool.remoting.devices.cuda_objects import cupy_bindings
+
 UNKNOWN = 999
 OUT_OF_MEMORY = 2
 INVALID_VALUE = 1
@@ -41,19 +43,16 @@ class Api:
 
     def __init__(self) -> None:
         # Imported by name: neither is there on machines without GPUs.
-        cuda: Any = importlib.import_module("cupy").cuda
         self.cu: Any = importlib.import_module("cuda.bindings.driver")
-        self.runtime: Any = cuda.runtime
-        self.driver: Any = cuda.driver
+        self.runtime, self.driver = cupy_bindings.load()
         # Making one costs 30 us, changing its numbers 2.
         self._configs: dict[bytes, Any] = {}
         self.launch = self.driver.launchKernel
         self.copy = self.runtime.memcpyAsync
         self.record = self.runtime.eventRecord
-        self.pinned = cuda.alloc_pinned_memory
         self.errors: tuple[type[Exception], ...] = (
-            cuda.runtime.CUDARuntimeError,
-            cuda.driver.CUDADriverError,
+            self.runtime.CUDARuntimeError,
+            self.driver.CUDADriverError,
             CudaError,
         )
 

@@ -69,6 +69,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
     )
 
     from gpupool.remoting.devices.base import Budget, DeviceSpec
+    from gpupool.remoting.devices.cuda_objects import cupy_bindings
     from gpupool.remoting.driver_api.executor import contexts, line_tls
     from gpupool.remoting.driver_api.executor.memory import address_slices
     from gpupool.remoting.driver_api.executor.modules import launcher
@@ -93,7 +94,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
         address_slices.confine(arguments.place, arguments.servers)
     # As the real worker does while it is warm.
     importlib.import_module("cuda.bindings.driver")
-    runtime = importlib.import_module("cupy").cuda.runtime
+    runtime, _driver = cupy_bindings.load()
     for ordinal in reversed(range(arguments.devices)):
         runtime.setDevice(ordinal)
         runtime.free(0)

@@ -1,6 +1,6 @@
 """Memory of the worker in place of the client's in graphs: when it may be another's."""
 
-import mmap
+import ctypes
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +22,10 @@ class FakeApi:
     def __init__(self) -> None:
         self.made = 0
         self.running: set[int] = set()
-        self.runtime = SimpleNamespace(eventCreateWithFlags=self._create, eventDestroy=id)
+        self._pinned: list[Any] = []
+        self.runtime = SimpleNamespace(
+            eventCreateWithFlags=self._create, eventDestroy=id, hostAlloc=self._allocate
+        )
 
     def _create(self, _flags: int) -> int:
         self.made += 1
@@ -34,12 +37,9 @@ class FakeApi:
     def done(self, event: int) -> bool:
         return event not in self.running
 
-    def pinned(self, size: int) -> Any:
-        return _Pinned(-1, size)
-
-
-class _Pinned(mmap.mmap):
-    ptr = 0
+    def _allocate(self, size: int, _flags: int) -> int:
+        self._pinned.append((ctypes.c_uint8 * size)())
+        return ctypes.addressof(self._pinned[-1])
 
 
 class Replies:

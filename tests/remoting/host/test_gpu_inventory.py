@@ -25,6 +25,8 @@ from gpupool.remoting.devices.slow_readings import SlowReadings
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
 from gpupool.remoting.host.limits import HostLimits
+from gpupool.remoting.host.spawn import kernel_directory
+from gpupool.remoting.host.worker_handle import WorkerState
 
 GPU0, GPU1 = GpuId("GPU-0"), GpuId("GPU-1")
 MIB = 1 << 20
@@ -249,6 +251,24 @@ class TestWorkersOnGpus:
         assert await client.reserve(2 * GIB - 300 * MIB)
         assert "ordinal=0" in (await client.ask(b"d")).decode()
         assert kit.host.readings()[gpu].memory_foreign == 0
+
+    async def test_a_worker_waits_for_the_cuda_door_without_cupy_and_one_for_all_doors(
+        self, make_host: MakeHost
+    ) -> None:
+        """CuPy maps CUDA's libraries, of which the CUDA door's programs bring their own."""
+        doors = {"cuda": "echo_door:serve", "arrays": "echo_door:serve"}
+        inventory = Inventory.discover(SERVER, FakeNvml())
+        kit = await make_host(inventory, warm_workers=1, doors=doors)
+        workers = kit.host.worker_pool.workers
+        await until(lambda: [w.state for w in workers.values()] == [WorkerState.WARM] * 2)
+        lean, full = workers.values()
+        assert (lean.doors, full.doors) == ({"cuda"}, {"cuda", "arrays"})
+        caches = [kernel_directory(each.directory) for each in (lean, full)]
+        assert [each.exists() for each in caches] == [False, True], "made when CuPy is imported"
+        assert kit.worker_of(await kit.open(kit.lease(1), door="cuda")) is lean
+        assert kit.worker_of(await kit.open(kit.lease(2), door="arrays")) is full
+
+        assert kit.host.worker_pool.workers[lean.number].doors == {"cuda"}
 
     @pytest.mark.long
     async def test_overhead_that_nvml_does_not_tell_stays_as_assumed(

@@ -1,10 +1,10 @@
 """Pinned memory in which bytes rest between the socket and a device."""
 
+import ctypes
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from gpupool.remoting.driver_api.executor.api import (
     DEVICE_TO_HOST,
@@ -56,16 +56,32 @@ class Room:
             self._taken -= size
 
 
+class PinnedMemory:
+    """Blocks of pinned memory. To free one waits for the device, so they are used again."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+
+    def take(self, size: int) -> "ctypes.Array[ctypes.c_uint8]":
+        """Return a block of exactly ``size`` bytes, whose end gives it back."""
+        free = self._free[size]
+        address: int = free.pop() if free else self._api.runtime.hostAlloc(size, 0)
+        block = (ctypes.c_uint8 * size).from_address(address)
+        weakref.finalize(block, free.append, address)
+        return block
+
+
 class Buffer:
     """Pinned memory and the event that says when a copy with it is over."""
 
     __slots__ = ("__weakref__", "address", "event", "size", "view")
 
-    def __init__(self, api: Api, size: int) -> None:
-        memory: Any = api.pinned(size)
-        self.address: int = memory.ptr
+    def __init__(self, api: Api, pinned: "PinnedMemory", size: int) -> None:
+        memory = pinned.take(size)
+        self.address = ctypes.addressof(memory)
         self.size = size
-        self.view = memoryview(memory).cast("B")[:size]
+        self.view = memoryview(memory).cast("B")
         self.event: int = api.runtime.eventCreateWithFlags(EVENT_DISABLE_TIMING)
 
 
@@ -110,6 +126,7 @@ class Staging:
         self._free: defaultdict[tuple[int, int], list[Buffer]] = defaultdict(list)
         self._kept = 0
         self._room = Room()
+        self._pinned = PinnedMemory(api)
 
     def upload(self, device: int) -> Buffer:
         """Return the next buffer for an upload, waiting until its last copy is over."""
@@ -123,7 +140,7 @@ class Staging:
             if self._api.done(buffer.event):
                 return buffer
         # Behind the one that is busy, which stays the next but one.
-        ring.insert(at, Buffer(self._api, RING_SIZE))
+        ring.insert(at, Buffer(self._api, self._pinned, RING_SIZE))
         return ring[at]
 
     def take(self, device: int, size: int) -> Buffer | None:
@@ -143,7 +160,7 @@ class Staging:
         whole = _rounded(size)
         self._room.take(whole)
         try:
-            made = Buffer(self._api, whole)
+            made = Buffer(self._api, self._pinned, whole)
         except BaseException:
             self._room.give(whole)
             raise
