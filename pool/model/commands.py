@@ -194,6 +194,7 @@ class EndLease:
     reason: str
     by: str = ""
     operator: bool = False
+    away: bool = field(default=False, metadata=OPTIONAL)  # for as long as it is suspended alone
 
 
 @dataclass(frozen=True, slots=True)

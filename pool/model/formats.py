@@ -33,6 +33,10 @@ REFUSES_OLDER_SINCE = 7
 KEYS_SINCE = 10
 """The version of a pool from which on its table knows which servers have the CA's keys."""
 
+AWAY_ENDS_SINCE = 10
+"""The version of a pool from which on a lease that was suspended for too long, and came back before
+the command that ends it for that, goes on."""
+
 BEFORE_VERSIONS = 5
 """Of a server whose program does not say: it links to its own version alone."""
 

@@ -294,6 +294,8 @@ def end_lease(state: PoolState, command: EndLease) -> Step:
     if command.lease not in state.leases:
         return state, Result(ok=True)  # freed already: as ended as can be
     lease = state.leases[command.lease]
+    if command.away and not lease.is_away:
+        return state, Result(ok=True)  # resumed by an entry that came before (seed 10194823)
     foreign = bool(command.by) and command.by != lease.user
     if foreign and not command.operator:
         # The server that was asked may not have known the lease, and so not whose it is.

@@ -12,7 +12,7 @@ from math import inf
 from random import Random
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.client.negotiation_actions import (
@@ -141,6 +141,11 @@ class ClientProcess(Process):
     def user(self) -> str:
         """Return whose client this is."""
         return self._credentials().user
+
+    @property
+    def token(self) -> TokenId:
+        """The token that it says to servers."""
+        return self._credentials().token
 
     @property
     def waits_for(self) -> Request | None:

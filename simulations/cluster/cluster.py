@@ -294,8 +294,8 @@ class Cluster:
         name = process.machine
         self.trace.note(name, "stopped", reason)
         self.clones.died(process, reason)
-        rotten = name in self.rotten and "cannot be written" not in reason
-        if rotten or "may not take part" in reason:
+        passes = "cannot be written" in reason or "cannot be reserved" in reason
+        if (name in self.rotten and not passes) or "may not take part" in reason:
             self.end_process(process)
             self.rejoin(name)
             return

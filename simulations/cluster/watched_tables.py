@@ -63,7 +63,7 @@ class WatchedMachine(PoolMachine):
         acts = self.state.acts
         at = int(draw * len(acts))
         self._flipped = acts[at]
-        text = f"{acts[at].text}?"
+        text = f"{acts[at].text}?{self._server}"  # No two flips are the same (seed 10192857).
         acts = (*acts[:at], replace(acts[at], text=text), *acts[at + 1 :])
         self.state = with_changes(self.state, acts=acts)
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pool.policy_kit import GIB, ONE, A, B, Pool
+from tests.pool.policy_kit import GIB, ONE, A, B, Pool, upgraded
 from tests.properties import examples
 
 from gpupool.pool.model import commands as c
@@ -352,6 +352,28 @@ def test_a_lease_suspended_for_too_long_ends_with_a_reason() -> None:
     why = "it was suspended for 4h, the longest time (policy v1, line 5: [class.night] "
     assert end == c.EndLease(lease, why + "max_suspended)")
     assert pool.state.leases[lease].end_reason.startswith("it was suspended for 4h")
+
+
+def test_a_lease_that_was_resumed_before_the_end_for_a_too_long_suspension_goes_on() -> None:
+    """Seed 10194823: the resumption was in the log, and not committed when the end was proposed."""
+    pool = small(gpu_count=1)
+    upgraded(pool.machine)
+    lease, request = pool.grant("ada"), pool.request()
+    pool.wait("boss", request)
+    pool.lead()
+    pool.confirm(lease)
+    assert pool.do(pool.claim("boss", request)).ok
+    pool.later(4 * 60 * MINUTE_MS)
+    before = pool.state
+    [end] = pool.lead()
+    assert isinstance(end, c.EndLease)
+    assert end.away
+    assert not pool.state.leases[lease].held
+    pool.machine.state = before
+    pool.end(next(each for each in before.leases if each != lease))
+    assert pool.do(c.ResumeLease(lease)).ok
+    assert pool.do(end).ok
+    assert pool.state.leases[lease].held
 
 
 NIGHT = """

@@ -436,3 +436,16 @@ def test_a_bit_that_flipped_is_a_fault_until_it_is_found() -> None:
 def test_no_bit_flips_where_the_flipped_table_alone_is_a_majority() -> None:
     """One voter was left after a recovery, and a server that joined differed from it."""
     assert run(options_of("swarm", 10_033_006)).failure is None
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(10_192_857, id="two servers whose bits flipped are no majority"),
+        pytest.param(10_194_559, id="a full disk is not taken for one that forgot"),
+        pytest.param(10_180_715, id="a join outlasts a recovery by a server whose clock was wrong"),
+    ],
+)
+def test_worlds_that_were_wrong(seed: int) -> None:
+    """No bug of the pool each: the first table of docs/simulation-results.md has them."""
+    assert run(options_of("swarm", seed)).failure is None
