@@ -15,6 +15,7 @@ next commit. Committed entries are safe to take from anyone at any time.
     entries that do not fit     pulls from the next one in order after ``pull_wait_s``
     no answer in time           pulls from the next one in order
     no help for ``lost_s``      takes every server of the pool for a source, not voters only
+    no voter is connected       takes every server that is
     "you have no vote"          pulls from the sender, though this server takes itself for a voter
     a voter in repair hears     pulls, since it may have lost its vote: it never campaigns, so
     no leader                   nobody tells it
@@ -251,10 +252,12 @@ class Puller:
         self.pull(sources[place % len(sources)])
 
     def _sources(self) -> list[ServerId]:
-        candidates = set(self._context.core.voters)
-        if self.is_lost:
-            candidates.update(self._context.servers)
-        connected = [peer for peer in candidates if peer in self._context.frames]
+        context = self._context
+        candidates = {*context.core.voters, *(context.servers if self.is_lost else ())}
+        connected = candidates & context.frames.connected()
+        if not connected and not context.core.votes:
+            # Of the voters of an old log none may be left, while those of today are here.
+            connected = context.frames.connected()
         return sorted(connected, key=partial(source_weight, self._context.server_id))
 
 

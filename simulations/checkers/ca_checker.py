@@ -35,14 +35,22 @@ class CaHolds:
 
     def applied(self, state: PoolState, machines: Iterable[Machine], now: float) -> None:
         """Look after a command was applied for the first time anywhere."""
-        keys = {each.server: each.authorities.keys for each in machines}
-        for key in set[bytes]().union(*keys.values()) - self._given.keys():
-            self._given[key] = self._see(_holders(keys, key), now)
+        keys = self.look(machines, now)
         voters = state.voters()
         self._since = {voter: self._since.get(voter, now) for voter in voters}
         before, self._authorities = self._authorities, state.authorities
         if len(state.authorities) > len(before):
             self._judge(state.authorities[-1], keys, frozenset(voters))
+
+    def look(self, machines: Iterable[Machine], now: float) -> dict[ServerId, set[bytes]]:
+        """Return which keys each server has, and take note of new ones.
+
+        Called before machines are wiped, too, which lose theirs (seed 10211491).
+        """
+        keys = {each.server: each.authorities.keys for each in machines}
+        for key in set[bytes]().union(*keys.values()) - self._given.keys():
+            self._given[key] = self._see(_holders(keys, key), now)
+        return keys
 
     def _see(self, holders: frozenset[ServerId], now: float) -> _Given:
         """Look at a new key, by the voters of the table before the command of this moment."""
@@ -57,7 +65,9 @@ class CaHolds:
         self, key: bytes, keys: dict[ServerId, set[bytes]], voters: frozenset[ServerId]
     ) -> None:
         given = self._given.get(key, _Given(voters, frozenset()))
-        have = (_holders(keys, key) | (given.holders - voters)) & given.voters
+        # Of a machine that was wiped the table may not know yet that its server is gone.
+        gone = given.holders - (voters & keys.keys())
+        have = (_holders(keys, key) | gone) & given.voters
         if 2 * len(have) <= len(given.voters):
             text = f"{len(have)} of {len(given.voters)} voters have the key of {key!r}"
             self._failures.fail("ca-holds", text)

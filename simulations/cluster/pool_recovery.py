@@ -53,6 +53,8 @@ class Recovery:
             return  # a server makes room for its log when it starts (seed 620080)
         self._done = True
         environment.trace.note("nemesis", "recover", "all servers stop")
+        now, machines = cluster.scheduler.now, environment.machines.values()
+        environment.checkers.authorities.look(machines, now)
         for process in list(cluster.servers.values()):
             cluster.end_process(process)
         known: list[tuple[int, int, str]] = []

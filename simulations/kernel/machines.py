@@ -49,7 +49,8 @@ class Worker:
     counted: bool = False  # by its server, once it is ready or to die; its memory counts at once
     dying: bool = False
     away: bool = False  # suspended: it occupies nothing
-    ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    gone: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Called once it is really gone, by those that have killed it."""
 
 
 class Machine:
@@ -199,21 +200,22 @@ class Machine:
         """Kill a worker; ``gone`` is called once it is really gone, which takes a while."""
         delay_s = self._random.expovariate(1.0) * self.kill_s if not worker.dying else self.kill_s
         worker.dying = True
-        end = partial(self._remove, worker, [gone] if gone is not None else [])
-        worker.ends.append(end)
-        self._scheduler.after(delay_s, end)
+        if gone is not None:
+            worker.gone.append(gone)
+        self._scheduler.after(delay_s, partial(self._remove, worker))
 
     def hurry(self) -> None:
         """Let workers that are dying be gone as soon as those that are killed from now on."""
         for worker in self.workers:
-            for end in worker.ends:
-                self._scheduler.after(self.kill_s, end)
+            if worker.dying:
+                self._scheduler.after(self.kill_s, partial(self._remove, worker))
 
     def lose_workers(self) -> None:
         """Let every worker be gone at once, as when the power fails."""
         self.workers.clear()
 
-    def _remove(self, worker: Worker, gone: list[Callable[[], None]]) -> None:
+    def _remove(self, worker: Worker) -> None:
+        """Let a worker be gone, for all that have killed it (seed 10213174)."""
         if worker in self.workers:
             self.workers.remove(worker)
             if worker.rested_since is not None:
@@ -221,8 +223,8 @@ class Machine:
             self.rests_before[worker.lease] = worker.rested
             self._trace.note(self.name, "worker", f"of lease {worker.lease} is gone")
             self._workers_changed(self)
-        while gone:
-            gone.pop()()
+        while worker.gone:
+            worker.gone.pop(0)()
 
 
 class SimulatedHost:

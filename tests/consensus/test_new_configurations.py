@@ -67,6 +67,18 @@ def test_a_newcomer_stays_with_its_source_through_configurations_of_long_ago() -
         assert source in lone.node.peers(), "it hangs up on the only one that helps"
 
 
+def test_a_server_whose_voters_have_all_left_pulls_from_those_that_are_there() -> None:
+    """Seed 10211808: it crashed in the midst of an old log, and asked nobody for ``lost_s``."""
+    lone = Lone(("x", "y"), peers=("b", "c"))
+    asked: list[str] = []
+    for _ in range(20):
+        sent = lone.tick(0.2)
+        asked += [peer for peer, message in sent if message["type"] == "pull"]
+    assert set(asked) == {"b", "c"}
+    voter = Lone(("x", "y", "me"), peers=("b", "c"))
+    assert not [m for _ in range(20) for _, m in voter.tick(0.2) if m["type"] == "pull"]
+
+
 def test_a_server_that_lost_its_vote_while_it_was_away_follows_at_once() -> None:
     """Seed 700044: each piece of the log cost it an election timeout of its own."""
     lone = Lone(("me", "b", "c"))
