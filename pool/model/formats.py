@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 from gpupool.pool.errors import GpupoolError
 
-VERSION = 10
+VERSION = 11
 """Of this program. It grows by one with a release that changes any of the above."""
 
 REFUSES_OLDER_SINCE = 7
@@ -33,7 +33,7 @@ REFUSES_OLDER_SINCE = 7
 KEYS_SINCE = 10
 """The version of a pool from which on its table knows which servers have the CA's keys."""
 
-AWAY_ENDS_SINCE = 10
+AWAY_ENDS_SINCE = 11
 """The version of a pool from which on a lease that was suspended for too long, and came back before
 the command that ends it for that, goes on."""
 

@@ -671,6 +671,8 @@ def everything() -> dict[str, bytes]:
     found["server-up with accounts"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
     up = dataclasses.replace(up, formats=10, has_keys=True)
     found["server-up with keys"] = closed_cbor.encode(wrap(up, at_ms=START_MS, ttl_ms=1000))
+    end = commands.EndLease(LeaseId(9), "it was suspended for 4h, the longest time", away=True)
+    found["end-lease while away"] = closed_cbor.encode(wrap(end, at_ms=START_MS, ttl_ms=1000))
     rotate = commands.RotateCa(b"the first CA", b"the second CA", "root", (A, B))
     found["rotate-ca with keepers"] = closed_cbor.encode(wrap(rotate, at_ms=START_MS, ttl_ms=1000))
     for name, result in results().items():
