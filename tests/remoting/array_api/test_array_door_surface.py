@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib
 from typing import Any
 
 import door_calls
@@ -39,6 +40,7 @@ ELSEWHERE = frozenset(
         "clear_memo",
         "fuse",
         "show_config",
+        "DataSource",
         "in1d",
         "msort",
         "row_stack",
@@ -381,3 +383,14 @@ def test_versions_and_errors_of_cudas_parts(cp: Any) -> None:
     assert error.get_message() == "log"
     with pytest.raises(AttributeError, match="lacks it"):
         cp.cuda.compiler.compile_using_nvrtc  # noqa: B018
+
+
+def test_what_runs_a_program_is_told(cp: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    info = str(importlib.import_module("cupyx").get_runtime_info())
+    cp.show_config()
+    assert capsys.readouterr().out == info
+    rows = dict(line.split(":", 1) for line in info.splitlines())
+    found = {name.strip(): value.strip() for name, value in rows.items()}
+    assert found["NumPy Version"] == np.__version__
+    assert found["Device 0 Name"]
+    assert cp.DataSource is np.lib.npyio.DataSource

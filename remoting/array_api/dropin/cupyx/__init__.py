@@ -57,6 +57,14 @@ def zeros_like_pinned(
     return np.zeros(a.shape if shape is None else shape, dtype or a.dtype)
 
 
+def get_runtime_info(*, full: bool = True) -> Any:
+    """Return versions and devices, as a text or to be printed."""
+    del full
+    from cupy._core.host import RuntimeInfo
+
+    return RuntimeInfo()
+
+
 class DeviceSynchronized(RuntimeError):
     """A synchronisation happened where it is not allowed."""
 

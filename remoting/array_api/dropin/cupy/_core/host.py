@@ -1,6 +1,8 @@
 """Functions that need no device: helpers, and the table of all such functions."""
 
 import functools
+import platform
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,18 +52,31 @@ def fuse(*args: Any, **kwargs: Any) -> Any:
     return lambda function: function
 
 
+class RuntimeInfo:
+    """Versions on this machine, and the devices of the session; ``str`` has a line for each."""
+
+    def __init__(self) -> None:
+        from cupy._door import pool
+
+        self._lines = [
+            ("OS", platform.platform()),
+            ("Python Version", platform.python_version()),
+            ("gpupool drop-in", pool.VERSION),
+            ("NumPy Version", np.__version__),
+        ]
+        for index, session in enumerate(pool.devices()):
+            name = session.devices[index - session.first_device]["name"]
+            self._lines.append((f"Device {index} Name", name))
+
+    def __str__(self) -> str:
+        return "".join(f"{name:<28}: {value}\n" for name, value in self._lines)
+
+    __repr__ = __str__
+
+
 def show_config(*, _full: bool = False) -> None:
     """Print the servers and devices of the session."""
-    import sys
-
-    from cupy._door import pool
-
-    lines = [f"{'gpupool drop-in':<28}: {pool.VERSION}", f"{'NumPy Version':<28}: {np.__version__}"]
-    lines += [
-        f"{f'Device {index} Name':<28}: {session.devices[index - session.first_device]['name']}"
-        for index, session in enumerate(pool.devices())
-    ]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(str(RuntimeInfo()))
 
 
 HOST: dict[str, Any] = {
@@ -76,4 +91,5 @@ HOST: dict[str, Any] = {
     "format_float_scientific": np.format_float_scientific,
     "s_": np.s_,
     "index_exp": np.index_exp,
+    "DataSource": np.lib.npyio.DataSource,
 }
