@@ -300,7 +300,8 @@ class TestWorkersOnGpus:
     ) -> None:
         """A reading from before a free, less the books from after it, was taken for overhead."""
         kit, nvml = await self.host(make_host, sample_interval_s=0.01)
-        _, worker = await kit.connect(kit.lease(memory=2 * GIB))
+        client, worker = await kit.connect(kit.lease(memory=2 * GIB))
+        assert await client.usage() == self.used, "its contexts are measured before the door opens"
         gpu, told, budget = kit.host.gpus()[0].id, nvml.processes, kit.host.budget
         assert told is not None
         reads = 0
