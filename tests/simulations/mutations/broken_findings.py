@@ -14,7 +14,6 @@ from tests.simulations.mutations.patching import patched
 
 from gpupool.consensus.core.freshness import LeaderClock
 from gpupool.consensus.followers import Puller
-from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.promises import Promises
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
@@ -43,20 +42,6 @@ def _as_then(broken: Broken) -> Generator[None]:
 
 def _finding(name: str, checker: str, rule: str, broken: Broken) -> Mutation:
     return Mutation(name, checker, rule, partial(_as_then, broken), tune=_as_drawn)
-
-
-@contextmanager
-def late_frame_counts() -> Generator[None]:
-    """Let a late frame of a former connection use up the one look at a server's hello."""
-    read = PeerFrames.read
-
-    def broken(self: Any, peer: ServerId, frame: bytes) -> Any:
-        message = read(self, peer, frame)
-        self._fresh.discard(peer)
-        return message
-
-    with patched(PeerFrames, "read", broken):
-        yield
 
 
 @contextmanager
@@ -151,12 +136,6 @@ def never_doubts() -> Generator[None]:
 
 FINDINGS = (
     _finding(
-        "late-frame-counts",
-        "dead-clients-leave",
-        "a late frame of a former connection uses up the one look at a server's hello",
-        late_frame_counts,
-    ),
-    _finding(
         "one-snapshot-at-a-time",
         "converges",
         "a server keeps the pieces of one snapshot, whoever sends them",
@@ -186,13 +165,6 @@ FINDINGS = (
         "revoked-unserved",
         "an answer is to the last pull, though its link may have kept one to an earlier pull",
         answers_the_last_pull,
-        tune=_as_drawn,
-    ),
-    Mutation(
-        "repair-ends-by-an-index",
-        "converges",
-        "a repair waits for an entry of the newest term that others remember, and there is none",
-        repair_ends_by_an_index,
         tune=_as_drawn,
     ),
 )
