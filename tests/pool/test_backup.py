@@ -19,7 +19,14 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.policy import Policy, PolicyVersion, Rule
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import ACT_COUNT_MAX, Act, PoolState, Token, TokenKind
+from gpupool.pool.model.state import (
+    ACT_COUNT_MAX,
+    SERVER_COUNT_MAX,
+    Act,
+    PoolState,
+    Token,
+    TokenKind,
+)
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
 from gpupool.pool.transitions.backup import (
     BYTES,
@@ -269,6 +276,18 @@ def forged(body: bytes) -> bytes:
     return f"gpupool-backup 1 {sha256(body).hexdigest()}\n".encode() + body
 
 
+def token_of(**changes: Any) -> dict[str, Any]:
+    """Return the JSON of a token with some fields changed."""
+    token: dict[str, Any] = own_fields()["tokens"][0]
+    return token | changes
+
+
+def labels_of(servers: int, count: int) -> list[Any]:
+    """Return the JSON of so many labels of each of so many servers."""
+    labels = [[f"label-{number}", "1"] for number in range(count)]
+    return [[f"server-{number}", labels] for number in range(servers)]
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -277,6 +296,11 @@ def forged(body: bytes) -> bytes:
         ({"pool": "\ud800"}, "makes no sense"),
         ({"tokens": own_fields()["tokens"] * 2}, "its tokens"),
         ({"labels": [["a", [["no label", "x" * 99]]]]}, "cannot be a label"),
+        ({"tokens": [token_of(user="")]}, "token "),
+        ({"tokens": [token_of(secret_hash={"$bytes": "00" * 31})]}, "token "),
+        ({"tokens": [token_of(kind="server")]}, "token "),
+        ({"labels": labels_of(SERVER_COUNT_MAX + 1, 0)}, "its labels"),
+        ({"labels": labels_of(1, LABEL_COUNT_MAX + 1)}, "its labels"),
         ({"policies": [POLICY_VERSION]}, "do not end with the one in force"),
         ({"acts": own_fields()["acts"] * 200}, "its history"),
     ],
@@ -284,6 +308,13 @@ def forged(body: bytes) -> bytes:
 def test_what_types_and_limits_do_not_allow_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(BackupError, match=why):
         from_file(forged(json.dumps(own_fields() | changes).encode()))
+
+
+@pytest.mark.parametrize(("servers", "count"), [(SERVER_COUNT_MAX, 0), (1, LABEL_COUNT_MAX)])
+def test_as_many_labels_as_the_table_can_hold_are_taken(servers: int, count: int) -> None:
+    fields = own_fields() | {"labels": labels_of(servers, count)}
+    backup = from_file(forged(json.dumps(fields).encode()))
+    assert [len(labels) for labels in backup.labels.values()] == [count] * servers
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"{}", b"not json", b"\xff", b"[]", b"1"])

@@ -195,3 +195,30 @@ def test_each_event_is_told_once_however_many_are_kept() -> None:
     assert len(told) == EVENT_COUNT_MAX + 5
     assert tuple(told[-EVENT_COUNT_MAX:]) == table.state.events
     assert told[0] not in known
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [("new fan", "the GPU is no longer present"), (None, "no such GPU on that server")],
+)
+def test_no_server_drains_a_gpu_that_is_absent(reason: str | None, why: str) -> None:
+    """Whether the table has an order for it still, as of a drain, or none as of an undrain."""
+    table = Table()
+    table.drain(3, "old fan")
+    table.drain(3, reason)
+    table.up(2, 3)
+    known = table.state
+    refused = table.auto(3, known.now + 1)
+    assert (refused.kind, refused.why) == ("never", why)
+    assert table.state.servers == known.servers
+
+
+@pytest.mark.parametrize("reason", [None, "", "thermal", "a auto: thermal"])
+def test_the_reason_of_a_sign_says_that_no_person_ordered_it(reason: str | None) -> None:
+    table = Table()
+    refused = table.do(c.DrainGpu(A, GpuId("GPU-1"), reason, "a", sign="thermal"))
+    assert (refused.kind, refused.why) == (
+        "invalid",
+        'an automatic drain has a reason with "auto: "',
+    )
+    assert table.reasons()[1] == ""

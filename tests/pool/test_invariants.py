@@ -13,10 +13,12 @@ from gpupool.pool.invariants import VIOLATION_COUNT_MAX, InvariantSampler, check
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server
+from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -147,3 +149,65 @@ def test_records_whose_numbers_have_a_gap_are_found() -> None:
     for records in (state.records[::-1], (*state.records[:2], state.records[1])):
         wrong = replace(state, records=records)
         assert violations(wrong) == ["the numbers of the records of leases have a gap"]
+
+
+@pytest.mark.parametrize(("index", "ms"), [(1, 0), (0, 1), (1, 1), (0, 0)])
+def test_a_suspension_or_relocation_of_after_the_tables_time_is_found(index: int, ms: int) -> None:
+    """By its number or by its time; what was ordered just now is right."""
+    state = leased()
+    number, since = state.index + index, Milliseconds(state.now + ms)
+    suspended = Suspension(SuspensionState.SUSPENDING, number, "ada", "", since)
+    found = violations(with_lease(state, suspension=suspended))
+    assert any("suspended after the table's time" in each for each in found) is bool(index or ms)
+    there = (SERVERS[0], SERVERS[1], "ada", since, Milliseconds(0))
+    goes = Relocation(RelocationState.LEAVING, number, *there)
+    found = violations(with_lease(state, relocation=goes))
+    late = "goes to another server after the table's time"
+    assert any(late in each for each in found) is bool(index or ms)
+
+
+def test_a_suspension_that_all_servers_have_confirmed_is_found() -> None:
+    state = leased()
+    [first, *_] = state.leases.values()
+    for confirmed in ((), tuple(first.parts)):
+        suspended = Suspension(
+            SuspensionState.RESUMING, 1, "ada", "", Milliseconds(0), confirmed=confirmed
+        )
+        found = violations(with_lease(state, suspension=suspended))
+        assert any("resuming, and confirmed by all" in each for each in found) is bool(confirmed)
+
+
+def test_a_history_that_does_not_say_since_when_a_lease_is_away_is_found() -> None:
+    state = leased()
+    wrong = "known as away, or its history not"
+    for since in (0, 1):
+        history = SuspensionHistory(away_since=Milliseconds(since))
+        found = violations(with_lease(state, history=history))
+        assert any(wrong in each for each in found) is bool(since)
+        suspended = Suspension(SuspensionState.SUSPENDED, 1, "ada", "", Milliseconds(0))
+        found = violations(with_lease(state, history=history, suspension=suspended))
+        assert any(wrong in each for each in found) is not bool(since)
+
+
+@pytest.mark.parametrize(("parts", "is_suspended"), [(2, False), (1, False), (2, True)])
+def test_a_lease_that_goes_is_on_both_servers_and_not_suspended(
+    parts: int, is_suspended: bool
+) -> None:
+    state = leased()
+    there = (SERVERS[0], SERVERS[1], "ada", Milliseconds(0), Milliseconds(0))
+    goes = Relocation(RelocationState.LEAVING, 1, *there)
+    suspended = Suspension(SuspensionState.SUSPENDING, 1, "ada", "", Milliseconds(0))
+    held = dict.fromkeys(SERVERS[:parts], PartStatus.HELD)
+    suspension = suspended if is_suspended else None
+    found = violations(with_lease(state, relocation=goes, parts=held, suspension=suspension))
+    wrong = any("and is elsewhere or suspended" in each for each in found)
+    assert wrong is (parts < 2 or is_suspended)
+
+
+@pytest.mark.parametrize("field", ["granted_at", "ended_at"])
+def test_a_lease_that_was_granted_or_ended_after_the_tables_time_is_found(field: str) -> None:
+    state = leased()
+    for ms in (0, 1):
+        found = violations(with_lease(state, **{field: Milliseconds(state.now + ms)}))
+        wrong = any("granted or ended after the table's time" in each for each in found)
+        assert wrong is bool(ms)
