@@ -8,7 +8,7 @@ from tests.pool.policy_kit import A, B, Pool
 from gpupool.pool.errors import NotNowError
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.formats import VERSION, OutdatedError, can_link
+from gpupool.pool.model.formats import SINCE, VERSION, OutdatedError, can_link, objection
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
@@ -177,3 +177,29 @@ def test_servers_link_to_those_that_can_read_what_the_pool_says(
     other: int, agreed: int, links: bool
 ) -> None:
     assert can_link(other, agreed) is links
+
+
+RELEASED = {
+    "set-silence": 7,
+    "note-backup": 7,
+    "suspend-lease": 7,
+    "confirm-suspended": 7,
+    "refuse-suspension": 7,
+    "resume-lease": 7,
+    "confirm-resumed": 7,
+    "move-lease": 7,
+    "forget-user": 7,
+    "relocate-lease": 9,
+    "confirm-relocated": 9,
+    "refuse-relocation": 9,
+}
+"""Servers of these versions are in use, so that no number here may ever change."""
+
+
+@pytest.mark.parametrize("command", RELEASED)
+def test_a_command_is_for_pools_of_the_version_with_which_it_came(command: str) -> None:
+    assert command in SINCE
+    since = RELEASED[command]
+    assert objection(command, since) == ""
+    why = f"it needs version {since} on all servers, and the oldest has {since - 1}"
+    assert objection(command, since - 1) == why

@@ -3,6 +3,8 @@
 import pytest
 
 from gpupool.pool.measures import RESULTS, Measures
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.state import LeaseRecord
 from gpupool.pool.telemetry import HISTOGRAMS
 
 
@@ -48,3 +50,40 @@ def test_histograms_are_those_that_have_values_and_counters_grow() -> None:
     assert all(
         list(bounds) == sorted(bounds) and len(bounds) == 14 for bounds in HISTOGRAMS.values()
     )
+
+
+def test_the_end_of_a_lease_counts_how_long_it_waited_and_ran_in_seconds() -> None:
+    record = LeaseRecord(
+        number=1,
+        lease=LeaseId(1),
+        server=ServerId("a" * 12),
+        server_name="a",
+        user="ada",
+        user_class="",
+        department="",
+        client="",
+        program="",
+        gpus=(),
+        requested_at=Milliseconds(5_000),
+        granted_at=Milliseconds(47_500),
+        ended_at=Milliseconds(9_000_000),
+        freed_at=Milliseconds(10_047_750),
+        reason="",
+        idle_timeout_ms=0,
+    )
+    measures = Measures()
+    measures.ended(record)
+    sums = {name: found.sum for name, found in measures.histograms().items()}
+    assert sums == {"lease_wait_seconds": 42.5, "lease_duration_seconds": 10_000.25}
+
+
+def test_the_first_bound_of_each_histogram() -> None:
+    assert {name: bounds[0] for name, bounds in HISTOGRAMS.items()} == {
+        "lease_wait_seconds": 0.01,
+        "lease_duration_seconds": 1.0,
+        "grant_duration_seconds": 0.0005,
+        "session_rtt_seconds": 0.00002,
+        "worker_start_seconds": 0.005,
+        "raft_commit_duration_seconds": 0.0005,
+        "raft_fsync_duration_seconds": 0.0001,
+    }

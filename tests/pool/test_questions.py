@@ -2,9 +2,15 @@
 
 import pytest
 
-from gpupool.pool.history_query import CapacitySum, HistoryQuery
+from gpupool.pool.history_query import CapacitySum, HistoryPage, HistoryQuery
 from gpupool.pool.model.ids import LeaseId, Milliseconds
-from gpupool.pool.record_query import GroupSum, RecordQuery, samples_of
+from gpupool.pool.record_query import (
+    GroupSum,
+    RecordPage,
+    RecordQuery,
+    records_of_nobody,
+    samples_of,
+)
 from gpupool.pool.telemetry import HISTOGRAMS
 
 
@@ -36,3 +42,22 @@ def test_sums_of_leases_add_every_figure() -> None:
     one = GroupSum("ada", 1, str(2**70), "300", 4000, 50)
     two = GroupSum("bob", 2, "1", "200", 2000, 70)
     assert one.plus(two) == GroupSum("ada", 3, str(2**70 + 1), "500", 6000, 70)
+
+
+def test_a_sum_of_nothing_is_nothing_and_changes_no_other() -> None:
+    nothing = GroupSum("", 0, "0", "0", 0, 0)
+    assert RecordPage().whole == nothing
+    assert GroupSum("").plus(GroupSum("")) == nothing
+    one = GroupSum("ada", 1, "20", "300", 4000, 50)
+    assert one.plus(GroupSum("")) == one
+
+
+async def test_a_server_without_an_observer_says_that_it_keeps_nothing() -> None:
+    history = await records_of_nobody(HistoryQuery("pool"))
+    assert isinstance(history, HistoryPage)
+    assert (history.oldest, history.after, history.step_s, history.lost) == (0, 0, 0, 0)
+    assert (history.more, history.series, history.problem) == (False, (), "it keeps no history")
+    records = await records_of_nobody(RecordQuery())
+    assert isinstance(records, RecordPage)
+    assert (records.upto, records.newest, records.more) == (0, 0, False)
+    assert (records.records, records.problem) == ((), "it keeps no accounts")

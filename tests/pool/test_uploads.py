@@ -1,13 +1,21 @@
 """Documents in parts."""
 
+import pytest
+
+from gpupool.pool.model.commands import StagePart
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import PoolState, Staged
 from gpupool.pool.transitions.uploads import (
+    PART_COUNT_MAX,
     PART_SIZE_MAX,
     STAGED_LAPSE_MS,
+    UPLOAD_COUNT_MAX,
     lapse_staged,
     parts_of,
+    stage_part,
 )
+
+UPLOAD = bytes(16)
 
 
 def test_a_document_is_its_parts_and_nothing_is_one_part() -> None:
@@ -22,3 +30,43 @@ def test_an_upload_that_was_given_up_goes_though_another_goes_on() -> None:
     assert set(lapse_staged(state).staged) == {b"new"}
     earlier = PoolState(now=Milliseconds(STAGED_LAPSE_MS), staged=staged)
     assert set(lapse_staged(earlier).staged) == {b"old", b"new"}
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (StagePart(bytes(15), 0, b""), "malformed part of an upload"),
+        (StagePart(bytes(17), 0, b""), "malformed part of an upload"),
+        (StagePart(UPLOAD, -1, b""), "malformed part of an upload"),
+        (StagePart(UPLOAD, PART_COUNT_MAX, b""), "malformed part of an upload"),
+        (StagePart(UPLOAD, 0, bytes(PART_SIZE_MAX + 1)), "a part has at most 12288 bytes"),
+    ],
+)
+def test_a_part_that_breaks_a_bound_is_refused_and_not_kept(part: StagePart, why: str) -> None:
+    before = PoolState()
+    state, result = stage_part(before, part)
+    assert state is before
+    assert (result.ok, result.kind, result.why) == (False, "invalid", why)
+
+
+def test_a_part_at_its_bounds_is_kept() -> None:
+    for number in (0, PART_COUNT_MAX - 1):
+        data = bytes(PART_SIZE_MAX)
+        state, result = stage_part(PoolState(), StagePart(UPLOAD, number, data))
+        assert result.ok
+        assert state.staged == {UPLOAD: Staged({number: data}, state.now)}
+
+
+def test_so_many_uploads_are_kept_at_a_time_and_those_go_on() -> None:
+    state = PoolState()
+    for number in range(UPLOAD_COUNT_MAX):
+        state, result = stage_part(state, StagePart(bytes([number]) * 16, 0, b"x"))
+        assert result.ok
+    full = state
+    state, result = stage_part(full, StagePart(b"z" * 16, 0, b"x"))
+    assert state is full
+    assert (result.ok, result.kind) == (False, "busy")
+    assert result.why == "other large documents are being sent; try again in a minute"
+    state, result = stage_part(full, StagePart(bytes(16), 1, b"y"))
+    assert result.ok
+    assert state.staged[bytes(16)].parts == {0: b"x", 1: b"y"}
