@@ -23,6 +23,7 @@ from gpupool.pool.model.state import (
     PoolState,
     RecordedGpu,
     Request,
+    with_changes,
 )
 from gpupool.pool.transitions.accounts import records_since
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -170,6 +171,27 @@ def test_a_record_says_who_had_what_and_when() -> None:
     )
     assert of_b.gpus[0].model
     assert (of_a.number, of_a.freed_at) == (2, of_b.freed_at + 1)
+
+
+@pytest.mark.parametrize(("times", "shares"), [(1, [2, 2]), (2, [1, 3])])
+def test_the_shares_of_a_part_add_up_to_what_the_grant_counted(
+    times: int, shares: list[int]
+) -> None:
+    """Although its GPUs were said to be larger since."""
+    pool = Pool()
+    lease = pool.grant("ada", 2, 0.5)
+    [(key, units)] = pool.state.leases[lease].units.items()
+    assert units == UNIT
+    server = pool.state.servers[key]
+    gpus = {
+        gpu.id: with_changes(gpu, memory_total=gpu.memory_total * times)
+        for gpu in server.gpus.values()
+    }
+    servers = pool.state.servers.set(key, with_changes(server, gpus=gpus))
+    pool.machine.state = with_changes(pool.state, servers=servers)
+    pool.end(lease)
+    [record] = pool.state.records
+    assert [gpu.units * 4 // UNIT for gpu in record.gpus] == shares
 
 
 def test_a_server_that_restarts_frees_what_it_had_with_a_record() -> None:

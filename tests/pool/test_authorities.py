@@ -8,9 +8,10 @@ from tests.pool.pool_strategies import SERVERS, founding
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode, encode
-from gpupool.pool.model.ids import Incarnation
+from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import PoolState
+from gpupool.pool.model.state import PoolState, with_changes
 from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, not_moved
 from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -117,6 +118,26 @@ def test_by_force_the_servers_that_are_left_behind_are_named(table: Table) -> No
     assert done.ok
     assert done.why == "b, c must join anew (gpupool rejoin)"
     assert table.state.acts[-1].text == "although b, c used it"
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(7, ""), (8, ""), (9, " and 1 more"), (20, " and 12 more")]
+)
+def test_of_many_servers_that_are_left_behind_eight_are_named(
+    table: Table, count: int, more: str
+) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    server = table.state.servers[SERVERS[0]]
+    many = (
+        with_changes(server, id=ServerId(f"{number:012}"), name=f"s{number}", voter=False, gpus={})
+        for number in range(count)
+    )
+    servers = PersistentMap((each.id, each) for each in many)
+    table.machine.state = with_changes(table.state, servers=servers)
+    names = ", ".join(f"s{number}" for number in range(min(8, count))) + more
+    why = f"certificates of the older CA are still used by {names}"
+    assert table.do(retired(A)).why == why
+    assert table.do(retired(A, force=True)).why == f"{names} must join anew (gpupool rejoin)"
 
 
 def test_a_server_reports_a_ca_that_is_trusted_and_of_its_present_process(table: Table) -> None:

@@ -205,6 +205,25 @@ def test_a_lease_that_changes_meanwhile_is_moved_before(monkeypatch: pytest.Monk
     assert unmoved(pool.state) == 1
 
 
+@pytest.mark.parametrize(("number", "ahead"), [(4, 0), (5, 0), (6, 1)])
+def test_leases_that_were_moved_ahead_are_known_until_their_turn_has_come(
+    monkeypatch: pytest.MonkeyPatch, number: int, ahead: int
+) -> None:
+    """Three are looked at in each step: the second step is over with the last of the first six."""
+    pool = pool_of_accident(monkeypatch)
+    monkeypatch.setattr(clock_setting, "LOOKED_AT_ONCE_MAX", 3)
+    order = c.SetClock(Milliseconds(TO_MS), 0, "root")
+    assert pool.do(order).ok
+    pool.now_ms = TO_MS + 10
+    lease = list(pool.state.leases)[number]
+    assert pool.do(c.EndLease(lease, "over")).ok
+    for known in ((lease,), (lease,) * ahead):
+        assert pool.state.moving is not None
+        assert pool.state.moving.ahead == known
+        assert pool.do(order).ok
+    assert (pool.state.moving, unmoved(pool.state)) == (None, 0)
+
+
 def test_the_time_is_not_set_again_before_all_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of_accident(monkeypatch)
     order = c.SetClock(Milliseconds(TO_MS), 0, "root")

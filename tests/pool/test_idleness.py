@@ -7,8 +7,9 @@ from tests.pool.pool_strategies import SERVERS, TOKENS, founding
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.commands import wrap
-from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
-from gpupool.pool.model.state import Partition, PoolState, Request
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.state import Partition, PartStatus, PoolState, Request
+from gpupool.pool.model.suspension import Suspension, SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.policy.lease_ends import (
     duration,
@@ -134,3 +135,28 @@ def test_words() -> None:
 def test_the_notice_is_short(timeout_s: float) -> None:
     assert 0 < notice_s(timeout_s) <= 60
     assert notice_s(timeout_s) == pytest.approx(min(60, timeout_s / 10))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suspension": Suspension(SuspensionState.SUSPENDED, 1, "", "", Milliseconds(0))},
+        {"end_reason": "over"},
+        {"idle_timeout_s": 0.0},
+        {"parts": {B: PartStatus.HELD}},
+        {"idle_on": (A,), "parts": dict.fromkeys((A, B), PartStatus.HELD)},
+    ],
+)
+def test_a_lease_that_does_not_end_keeps_none_behind_it_from_ending(
+    changes: dict[str, object],
+) -> None:
+    """Such as a suspended one: what its program does not use, others do."""
+    machine = machine_with_lease((A,), TIMEOUT_S)
+    lease = machine.state.leases[only_lease(machine)]
+    passed = replace(lease, **changes)  # pyright: ignore[reportArgumentType]
+    behind = replace(lease, id=LeaseId(lease.id + 1))
+    table = LeaseTable({passed.id: passed, behind.id: behind})
+    idle_s = dict.fromkeys((LeaseId(999), passed.id, behind.id), TIMEOUT_S)
+    plan = idle_plan(replace(machine.state, leases=table), A, ONE, idle_s, idle_s)
+    assert plan.nearly == {behind.id}
+    assert plan.propose == (c.EndLease(behind.id, idle_reason(TIMEOUT_S)),)

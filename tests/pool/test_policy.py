@@ -10,7 +10,8 @@ from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
 from gpupool.pool.model.state import STARVED_AFTER_MS, RequestId, TokenId, Waiting
 from gpupool.pool.model.tables import WaitingTable
-from gpupool.pool.policy.policy_calendar import phase, to_utc
+from gpupool.pool.policy.admission import time_text
+from gpupool.pool.policy.policy_calendar import UTC, phase, to_utc
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.scheduling import fairness
@@ -214,6 +215,40 @@ def test_more_than_any_window_allows_is_denied() -> None:
     assert pool.refusal("ada", pool.request(3)).kind == "denied"
 
 
+def test_it_is_allowed_from_when_a_window_lifts_every_limit_that_is_too_low() -> None:
+    pool = Pool(
+        "[defaults]\nmax_gpus = 1\nmax_memory = '80GiB'\n"
+        "[[window]]\nfrom = '08:00'\nto = '09:00'\n[window.defaults]\nmax_gpus = 4\n"
+    )
+    assert pool.refusal("ada", pool.request(2)).kind == "denied"
+    pool.put(
+        "[defaults]\nmax_gpus = 1\nmax_memory = '80GiB'\n"
+        "[[window]]\nfrom = '08:00'\nto = '12:00'\n[window.defaults]\nmax_gpus = 4\n"
+        "[[window]]\nfrom = '10:00'\nto = '12:00'\n[window.defaults]\nmax_memory = '320GiB'\n"
+    )
+    refusal = pool.refusal("ada", pool.request(2))
+    assert refusal.kind == "busy"
+    assert refusal.why.endswith("allowed from Mon 10:00 (UTC) on")
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "Mon 00:00"),
+        (59_999, "Mon 00:00"),
+        (60_000, "Mon 00:01"),
+        (3_599_999, "Mon 00:59"),
+        (3_600_000, "Mon 01:00"),
+        (86_399_999, "Mon 23:59"),
+        (86_400_000, "Tue 00:00"),
+        (7 * 86_400_000 - 1, "Sun 23:59"),
+        (7 * 86_400_000, "Mon 00:00"),
+    ],
+)
+def test_a_time_is_told_by_the_minute_that_has_begun(ms: int, text: str) -> None:
+    assert time_text(UTC, MONDAY_MS + ms) == f"{text} (UTC)"
+
+
 def test_a_window_that_closes_gives_notice_and_grace_to_what_it_allowed() -> None:
     pool = Pool(NIGHT)
     pool.go_to("2026-11-23 23:00")
@@ -256,6 +291,25 @@ def test_a_window_that_takes_away_gives_notice_when_it_opens() -> None:
     assert {pool.state.leases[each].partitions[0].server for each in (old, fine)} == {A, B}
     wrong = old if pool.state.leases[old].partitions[0].server == A else fine
     assert plan_leader(pool.state, {}, at("2026-11-23 08:00"), A) == (c.GiveNotice(wrong),)
+
+
+@pytest.mark.parametrize(("early_ms", "has_notice"), [(1, True), (0, False)])
+def test_what_was_granted_once_a_window_was_open_is_not_ended_for_its_opening(
+    early_ms: int, has_notice: bool
+) -> None:
+    """So its rules may be made stricter meanwhile, and what runs by then stays."""
+    text = (
+        "[defaults]\nmax_gpus = 4\n[[window]]\nfrom = '08:00'\nto = '18:00'\nleases = 'end'\n"
+        "grace = '5m'\n[window.defaults]\nmax_gpus = 3\n"
+    )
+    pool = Pool(text)
+    pool.now_ms = at("2026-11-23 08:00") - early_ms
+    lease = pool.grant("ada", 3)
+    pool.go_to("2026-11-23 09:00")
+    assert plan_leader(pool.state, {}, pool.now_ms, A) == ()
+    pool.put(text.replace("max_gpus = 3", "max_gpus = 2"))
+    notices = (c.GiveNotice(lease),) if has_notice else ()
+    assert plan_leader(pool.state, {}, pool.now_ms, A) == notices
 
 
 def test_a_server_that_gets_other_labels_changes_what_an_open_window_allows() -> None:

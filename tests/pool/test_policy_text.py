@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.pool.policy_kit import parse
 from tests.properties import examples
 
-from gpupool.pool.model.policy import NO_LIMIT, Membership, Policy, Rule, Span
+from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.policy import NO_LIMIT, Membership, Policy, Rule, Span, Window
 from gpupool.pool.policy.policy_document import PolicyTextError
 from gpupool.pool.policy.prices import PRICE_COUNT_MAX
 from gpupool.pool.policy.toml_lines import key_lines
@@ -142,6 +143,8 @@ MISTAKES = {
     WINDOW + "from='1:00'\nto='2:00'": "line 1: the window has no rules",
     WINDOW + "from='1:00'\nto='2:00'\ndays=['mon',\n'foo']" + RULE: "line 5: 'foo' is no day",
     WINDOW + "from='1:00'\nto='2:00'\ndays=['monday', 'monkey']" + RULE: "'monkey' is no day: ",
+    WINDOW + "from='1:00'\nto='2:00'\ncolour='red'" + RULE: "line 4: unknown key 'colour' in [[win",
+    RESERVED + "from='1:00'\nto='2:00'\ncount=1\ncolour=1": "line 7: unknown key 'colour' in [[res",
     WINDOW + "from='1:00'\nto='2:00'\nleases='end'" + RULE: "line 4: leases = ",
     WINDOW + "from='1:00'\nto='2:00'\ngrace='5m'" + RULE: "line 4: grace is for",
     WINDOW + "from='1:00'\nto='2:00'\nleases='suspend'\ngrace='5m'" + RULE: "line 5: grace is",
@@ -295,3 +298,13 @@ def test_an_hour_has_sixty_minutes_and_a_minute_sixty_seconds() -> None:
     for wrong in ("0:60", "0:00:60"):
         with pytest.raises(PolicyTextError, match="is no time of day"):
             parse(WINDOW + f"from='{wrong}'\nto='2:00'" + RULE)
+
+
+def test_a_window_of_before_leases_could_be_suspended_suspends_none() -> None:
+    """Only a window that does has it written, so that older servers read all others."""
+    for leases, suspends in (("keep", False), ("suspend", True)):
+        [window] = parse(WINDOW + f"from='1:00'\nto='2:00'\nleases='{leases}'" + RULE).windows
+        plain = encode(window)
+        assert isinstance(plain, dict)
+        assert ("suspends_leases" in plain) is suspends
+        assert decode(Window, plain).suspends_leases is suspends

@@ -195,6 +195,20 @@ def test_a_reading_says_in_seconds_how_far_the_table_is_ahead() -> None:
     assert world.clock.reading().table_ahead_s == pytest.approx(2.5, abs=0.1)
 
 
+def test_a_reading_says_in_seconds_how_far_each_clock_is_ahead() -> None:
+    world = World(errors_s={B: 1000.0, C: -2000.0})
+    world.run(5)
+    clocks = world.clock.reading().clocks
+    assert {server: known.ahead_s for server, known in clocks.items()} == {
+        A: 0.0,
+        B: 1000.0,
+        C: -2000.0,
+    }
+    assert [clocks[each].error_s for each in (A, B, C)] == [0.0, 0.001, 0.001]
+    world = World(errors_s={A: 3000.0})
+    assert world.clock.reading().clocks[A].ahead_s == 3000.0
+
+
 def test_two_of_three_clocks_do_when_they_agree_that_it_is_so_late() -> None:
     world = World(errors_s={A: 400 * 86_400.0}, silent={C})
     world.run(20)
