@@ -8,7 +8,15 @@ from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding, server_up
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import wrap
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId
+from gpupool.pool.model.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import (
     Filter,
@@ -19,6 +27,7 @@ from gpupool.pool.model.state import (
     Request,
     Server,
     ServerStatus,
+    TokenKind,
 )
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import STOPPING, is_drained_by_stop, plan_host, plan_leader
@@ -454,3 +463,43 @@ def test_what_could_be_had_is_what_the_best_server_has() -> None:
         assert table.apply(c.ServerUp(server, Incarnation(2), "x:1", "1", "", "", gpus)).ok
     refusal = table.refusal(wanted(1, 2, memory=16 * GIB))
     assert refusal.why.endswith("of that size (b); 2 GPUs could have 10.0 GiB each")
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_too_many_of_any_size_could_have_no_memory_each(across: bool) -> None:
+    table = Table()
+    refusal = table.refusal(wanted(1, 99, memory=16 * GIB, across=across))
+    assert refusal.kind == "never"
+    assert refusal.why.startswith("all servers together" if across else "the most on one server")
+    assert "each" not in refusal.why
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_server_without_room_offers_nothing(across: bool) -> None:
+    """For a request over several servers, one GPU of it would be enough."""
+    table = Table()
+    [server, *_] = SERVERS
+    count = len(table.state.servers[server].gpus)
+    asked = wanted(100, 3, memory=GIB, across=across)
+    for number, gpu in enumerate(table.state.servers[server].gpus.values()):
+        answer = make_offer(table.state, table.state.servers[server], asked)
+        assert isinstance(answer, Offer) is (across or number == 0)
+        request = wanted(number + 1, memory=gpu.capacity)
+        part = Partition(server, gpu.id, gpu.capacity)
+        assert table.apply(table.claim(request, (part,))).ok
+    assert table.refusal(asked).why == f"0 of {count} GPUs have room (0 idle)"
+
+
+@pytest.mark.parametrize(
+    ("user", "token"), [("ada", "no-such"), ("ada", "bob" * 4), ("ada", "late"), ("ada", "gone")]
+)
+def test_nobody_waits_without_a_good_token_of_their_own(user: str, token: str) -> None:
+    table = Table()
+    for name, valid_ms in (("late", 1), ("gone", 60_000)):
+        expires = Milliseconds(table.now_ms + valid_ms)
+        order = c.CreateToken(TokenId(name), TokenKind.USER, "ada", bytes(32), expires, "root")
+        assert table.apply(order).ok
+    assert table.apply(c.RevokeToken(TokenId("gone"), "root"), after_ms=2).ok
+    refused = table.apply(c.Wait(wanted(1, 1, 0.5), user, TokenId(token), "busy"))
+    assert (refused.kind, refused.why) == ("denied", "unknown, expired or revoked token")
+    assert not table.state.waiting

@@ -181,3 +181,15 @@ def test_not_every_lease_of_a_large_pool_is_compared() -> None:
     others = [line for line in lines if "others come first" in line]
     assert len(others) == SPARED_MAX - COMPARED_MAX
     assert lines[-1] == "nor would 1 more lease of lower priority"
+
+
+def test_a_lease_that_helps_only_beside_others_is_not_needed() -> None:
+    """What it would give back is missing on no GPU that these others would not clear alone."""
+    pool = small(CLASSES)
+    chosen = pool.hold_for("ada", (0, 60))
+    needless, _ = pool.hold_for("bob", (1, 10)), pool.hold_for("cy", (1, 60))
+    _, lines = explain(pool.state, "boss", pool.request(memory=40 * GIB))
+    assert f"lease {chosen:04x} of ada would be suspended for it" in lines[-3]
+    assert lines[-2].endswith(
+        f"lease {needless:04x} of bob would not: the request does not need its memory"
+    )

@@ -5,12 +5,12 @@ from tests.pool.policy_kit import GIB, ONE, A, B
 from tests.pool.test_preemption import POLICY, Preempting, small
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.ids import GpuId, TokenId
+from gpupool.pool.model.ids import GpuId, LeaseId, TokenId
 from gpupool.pool.model.state import Partition
 from gpupool.pool.scheduling.fairness import going_first
 from gpupool.pool.scheduling.offers import NoOffer
-from gpupool.pool.scheduling.preemption import EXACT_MAX, preemptions
-from gpupool.pool.scheduling.preemption_times import suspendable_in_ms
+from gpupool.pool.scheduling.preemption import EXACT_MAX, Rules, preemptions
+from gpupool.pool.scheduling.preemption_times import entry_of, suspendable_in_ms
 
 
 def test_a_lease_that_clears_all_gpus_is_enough() -> None:
@@ -98,3 +98,22 @@ def test_a_refusal_tells_of_what_is_suspended_for_that_request_only() -> None:
         [answer] = [each for each in pool.ask("boss", asked) if each.server == A]
         assert isinstance(answer, NoOffer)
         assert ("; a lease of ada is being suspended for it" in answer.why) is is_told
+
+
+def test_what_is_suspended_already_gives_way_for_nobody_else() -> None:
+    pool = small()
+    lease, ended = pool.grant("ada"), pool.grant("ada")
+
+    def objection(to: LeaseId = lease) -> str:
+        rules = Rules(pool.state)
+        return rules.objection(pool.state.leases[to], entry_of(rules, "boss", pool.request()))
+
+    assert objection() == ""
+    assert pool.do(c.SuspendLease(lease, "to make room", "ada")).ok
+    assert objection() == "it is suspending already"
+    pool.confirm(lease)
+    assert objection() == "it is suspended already"
+    assert pool.do(c.ResumeLease(lease, "ada")).ok
+    assert objection() == "it is resuming already"
+    assert pool.do(c.EndLease(ended, "over")).ok
+    assert objection(ended) == "it ends"

@@ -262,3 +262,27 @@ def test_of_servers_as_wide_the_load_decides_which_gives_more(
     offers = [offer("idle", *two, load=0.2), offer("full", *two, load=0.8)]
     [choice] = rank(offers, wanted(3, placement, across=True))
     assert [gpu.split("-")[0] for gpu in gpus_of(choice)].count(first) == 2
+
+
+def test_a_report_without_a_choice_says_why_there_is_none() -> None:
+    refusal = NoOffer(ServerId("d"), "gpu-d", "busy", "0 of 4 GPUs have room (0 idle)")
+    offers = [offer("c", card(0, 40, 80))]
+    assert explain((), offers, [refusal], wanted(2)) == (
+        "gpu-c: has room on 1 of the 2 GPUs, not needed",
+        "gpu-d: busy: 0 of 4 GPUs have room (0 idle)",
+    )
+    assert explain((), (), (), wanted(2)) == ()
+
+
+@pytest.mark.parametrize(("placement", "fuller_first"), [(PACK, True), (Placement.SPREAD, False)])
+def test_loads_that_differ_by_less_than_a_thousandth_decide_nothing(
+    placement: Placement, fuller_first: bool
+) -> None:
+    """Then the nearer server does; here that is the one which the load speaks against."""
+    for difference, decides in ((0.004, True), (0.0004, False)):
+        full = offer("full", card(0, 40, 40), load=0.5 + difference)
+        idle = offer("idle", card(0, 40, 40), load=0.5)
+        far, near = ("full", "idle") if fuller_first else ("idle", "full")
+        latency_s = {ServerId(far): 0.02, ServerId(near): 0.001}
+        choices = rank([full, idle], wanted(1, placement), latency_s)
+        assert servers_of(choices) == ([far, near] if decides else [near, far])

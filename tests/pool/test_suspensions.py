@@ -268,6 +268,14 @@ def test_a_server_is_told_and_says_what_its_host_has_done() -> None:
     assert pool.plan(None, workers=0).propose == [said], "it had no worker there"
 
 
+@pytest.mark.parametrize("phase", list(P))
+def test_a_host_that_suspends_what_the_table_holds_is_told_to_go_on(phase: P) -> None:
+    """As after a suspension that the table has given up, or that is over."""
+    pool = Pool()
+    goes_on = [(pool.id, 7)] if phase in (P.SUSPENDING, P.SUSPENDED) else []
+    assert pool.plan(HostSuspension(7, phase)) == SuspensionPlan([], goes_on, [], [])
+
+
 def test_the_clock_can_be_set_back_over_a_suspension() -> None:
     pool = Pool()
     pool.suspended()
