@@ -112,6 +112,15 @@ def test_a_view_says_who_has_the_keys() -> None:
     assert "If it is lost for good, gpupool ca rotate makes another CA" in warning
 
 
+def test_during_an_exchange_no_other_ca_is_made_for_a_key_that_is_lost() -> None:
+    pool = pool_where(a_has=True, b_has=False)
+    assert pool.do(c.RotateCa(OLD, NEW, "root", (A, B))).ok
+    (warning,) = key_warnings(pool)
+    assert warning == (
+        f"{ONE_KEY}s of both CAs, a: the other voters ask for it as soon as they reach that server"
+    )
+
+
 def test_a_pool_without_the_key_says_how_servers_can_join_again() -> None:
     """Only a join failed, and said nothing of what to do."""
     pool = pool_where(a_has=False, b_has=False)

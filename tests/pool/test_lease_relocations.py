@@ -419,6 +419,22 @@ def test_a_view_shows_where_it_goes_and_where_it_is() -> None:
     assert look()[0] == "held", "the old server has nothing of it that counts"
 
 
+@pytest.mark.parametrize(("server", "stayed"), [(C, True), (D, False)])
+def test_a_view_shows_no_freed_part_of_a_server_that_a_lease_never_reached(
+    server: ServerId, stayed: bool
+) -> None:
+    """Nothing is recorded of memory that was kept there for it."""
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    assert pool.do(c.EndLease(lease, "over")).ok
+    assert pool.do(pool.freed(lease, server)).ok
+    health = RaftHealth(Role.LEADER, C, 1, 1, 1, (C,), (), 0.0, {}, 0)
+    [shown] = build_view(pool.state, health, C, pool.now_ms).leases
+    assert shown.freed == ((server,) if stayed else ())
+    assert [each.server for each in pool.state.records] == list(shown.freed)
+
+
 # --- any order ------------------------------------------------------------------------------------
 
 STEPS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), st.integers(0, 2)), max_size=30)

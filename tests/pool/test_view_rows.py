@@ -1,5 +1,8 @@
 """What a view says of itself: its rows, ages, and how far the exchange of a CA is."""
 
+from dataclasses import replace
+
+import pytest
 from tests.pool.policy_kit import A, B, Pool
 
 from gpupool.pool.model import commands as c
@@ -11,6 +14,10 @@ from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view_building import NAME_COUNT_MAX, ViewSource, build_view
 
 HEALTH = RaftHealth(Role.LEADER, A, 1, 1, 1, (A, B), (B,), 0.0, {}, 0)
+OUT_OF_TOUCH = (
+    "this server is not in touch with a majority of the voters: nothing is granted here, and what "
+    "it shows may be old"
+)
 
 
 def test_the_rows_of_a_view_are_those_of_all_its_lists() -> None:
@@ -73,3 +80,33 @@ def test_servers_without_a_certificate_of_the_new_ca_are_named() -> None:
 def test_once_all_have_one_the_exchange_can_be_ended() -> None:
     [said] = exchange_of(3, 3)
     assert said.endswith("gpupool ca retire ends the exchange")
+
+
+@pytest.mark.parametrize(
+    ("leader", "age_s", "contact"),
+    [
+        (A, 0.0, None),
+        (None, 0.0, " (last contact 0 s ago)"),
+        (None, 12.4, " (last contact 12 s ago)"),
+        (A, 12.6, " (last contact 13 s ago)"),
+        (None, float("inf"), ""),
+    ],
+)
+def test_a_server_without_a_majority_says_since_when(
+    leader: ServerId | None, age_s: float, contact: str | None
+) -> None:
+    """Before the first leader there has been none; that is no number of seconds."""
+    state = Pool().state
+    health = replace(HEALTH, leader=leader, majority_age_s=age_s)
+    said = [each for each in build_view(state, health, A, 0).warnings if "in touch" in each]
+    assert said == ([] if contact is None else [f"{OUT_OF_TOUCH}{contact}"])
+
+
+def test_servers_whose_table_differs_are_named_whether_they_are_known_or_not() -> None:
+    gone = ServerId("e" * 12)
+    health = replace(HEALTH, diverged=(B, gone))
+    said = [each for each in build_view(Pool().state, health, A, 0).warnings if "differs" in each]
+    assert [each.split(" differs ")[0] for each in said] == [
+        "the table of server b",
+        f"the table of server {gone}",
+    ]

@@ -363,3 +363,9 @@ def test_who_told_of_no_majority_tells_that_it_is_over_though_another_one_sends(
     assert [(a.rule, bool(a.ended_ms)) for m in messages for a in m.alerts] == [
         ("NoMajority", True)
     ]
+
+
+@pytest.mark.parametrize(("count", "told"), [(99, 99), (100, 100), (101, 100), (250, 100)])
+def test_a_message_has_a_hundred_alerts_at_most(count: int, told: int) -> None:
+    [message] = settled().run(120, *(bad(f"gpu-{number}") for number in range(count)))
+    assert [each.subject for each in message.alerts] == [f"gpu-{n}" for n in range(told)]
