@@ -21,6 +21,7 @@ from gpupool.consensus.storage import store as storage_module
 from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import (
     JOURNAL,
+    PLACEHOLDER,
     Entry,
     Journal,
     decode_entries,
@@ -186,6 +187,26 @@ def test_a_command_cannot_pass_for_a_batch() -> None:
     journal.sync()
     disk.flip(JOURNAL, whole + 5)
     assert Journal.open(disk).last_index == 31
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_journal_that_says_to_remove_its_base_is_damaged(first: int) -> None:
+    disk = new_disk()
+    journal = Journal.create(disk)
+    journal.entries[0] = (PLACEHOLDER, first - 1, 0)  # What no journal is in this state.
+    journal.truncate(first)
+    journal.sync()
+    with pytest.raises(StorageError, match=r"damaged at byte \d+") as caught:
+        Journal.open(disk)
+    assert "the base would be removed" in caught.value.why
+
+
+def test_a_journal_may_say_to_remove_all_but_its_base() -> None:
+    disk = new_disk()
+    journal = filled(disk)
+    journal.truncate(2)
+    journal.sync()
+    assert Journal.open(disk).entries == [(PLACEHOLDER, 1, 0)]
 
 
 def test_a_newer_format_is_named() -> None:

@@ -615,6 +615,22 @@ def test_the_repair_goes_on_after_another_crash() -> None:
     world.settle()
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_no_start_is_counted_twice_though_its_batch_is_lost(kept: int) -> None:
+    """Its peers would take the next one for an old copy of the directory."""
+    disk = SimulatedDisk(Random(1))
+    journal = Storage(disk, create=True).journal
+    for boot in (1, 2, 3):
+        assert journal.begin() == boot
+        journal.append(b"\x00x", boot + 1, 1)
+        journal.sync()
+    data = disk.read(JOURNAL)
+    disk.put(JOURNAL, data[: batch_ends(data)[kept]])
+    storage = Storage(disk, create=False)
+    assert storage.superblock.floor == Floor(0, 4)
+    assert storage.journal.begin() == 4
+
+
 def test_what_no_superblock_knows_is_torn_as_before(caplog: pytest.LogCaptureFixture) -> None:
     world, victim, ends = with_entries()
     disk = world.servers[victim].disk

@@ -1,12 +1,19 @@
 """What a log takes from another server, and what a repair learns of it."""
 
+from random import Random
+
 import pytest
 from lone_node import Lone, entry
 
 from gpupool.consensus.core.progress import Mode, Progress
-from gpupool.consensus.core.raft_log import SafetyError
+from gpupool.consensus.core.raft_log import RaftLog, SafetyError, Stored
+from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX
+from gpupool.consensus.storage.journal import Journal
+from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.superblock import Floor
+from gpupool.pool.model.ids import ServerId
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 
 @pytest.mark.parametrize("indexes", [(4,), (3, 5), (3, 3), (4, 3)])
@@ -64,3 +71,74 @@ def test_the_bytes_on_the_way_are_counted_exactly_from_the_start_and_anew() -> N
         assert not progress.has_room()
         progress.become(mode)
         assert progress.has_room()
+
+
+def log_behind(base: int, last: int) -> RaftLog:
+    """Return a log whose entries of term 1 are in a snapshot up to ``base``."""
+    journal = Journal.create(SimulatedDisk(Random(1)))
+    for index in range(2, last + 1):
+        journal.append(*entry("x", index, 1))
+    journal.rewrite(base, 1, keep=True)
+    return RaftLog(journal, Configuration(base, ()))
+
+
+@pytest.mark.parametrize("term", [1, 9])
+@pytest.mark.parametrize("last", [3, 4, 5])
+def test_entries_that_are_all_in_a_snapshot_are_there_already(last: int, term: int) -> None:
+    log = log_behind(5, 6)
+    before = list(log.journal.entries)
+    sent = [entry("x", index, term) for index in range(4, last + 1)]
+    assert log.store(3, 1, sent, commit_index=5) == Stored(5)
+    assert log.journal.entries == before
+
+
+@pytest.mark.parametrize("last", [6, 7, 8])
+@pytest.mark.parametrize("previous", [2, 3, 4, 5])
+def test_of_entries_that_begin_in_a_snapshot_those_behind_it_are_stored(
+    previous: int, last: int
+) -> None:
+    """As far as the snapshot reaches, every leader's log has the same."""
+    log = log_behind(5, 6)
+    sent = [entry("x", index, 1) for index in range(previous + 1, last + 1)]
+    assert log.store(previous, 1, sent, commit_index=5) == Stored(last)
+    assert log.journal.last_index == last
+
+
+@pytest.mark.parametrize(
+    ("previous", "answer"), [(4, Stored(7)), (5, Stored(None, 6)), (6, Stored(None, 6))]
+)
+def test_a_log_of_another_term_is_not_met_from_the_end_of_the_snapshot_on(
+    previous: int, answer: Stored
+) -> None:
+    log = log_behind(5, 6)
+    sent = [entry("x", index, 1) for index in range(previous + 1, 8)]
+    assert log.store(previous, 8, sent, commit_index=5) == answer
+
+
+@pytest.mark.parametrize("commit", [1, 4, 8])
+def test_a_snapshot_commits_nothing_that_is_behind_it(commit: int) -> None:
+    """The entries that stay behind it may still give way to others."""
+    names = tuple(ServerId(name) for name in ("me", "b", "c"))
+    lone = Lone(names, entries=[entry("x", index, 1) for index in range(3, 13)])
+    core = lone.node.core
+    core.commit_to(commit)
+    lone.node.storage.install(Snapshot(8, 1, names, []))
+    core.installed(8, names)
+    assert (core.commit_index, core.applied_index) == (8, 8)
+    assert lone.journal.last_index == 12
+    lone.append(8, 1, [entry("y", 9, 5)], commit=8)
+    assert lone.log()[-1] == entry("y", 9, 5)
+
+
+def test_a_leader_begins_anew_at_its_end_with_a_voter_that_has_lost_entries() -> None:
+    lone = Lone()
+    term = lone.win("b", "c")
+    last = lone.journal.last_index
+    for peer in ("b", "c"):
+        lone.acknowledge(peer, last)
+    assert lone.node.core.match_index(ServerId("b")) == last
+    start = {"boot": 5, "incarnation": 0, "term": term, "last_index": 2, "repairing": True}
+    sent = lone.take("b", "hello", **start) + lone.tick(1.0)
+    assert lone.node.core.match_index(ServerId("b")) == 0
+    asked = [m["prevLogIdx"] for peer, m in sent if (peer, m["type"]) == ("b", "append_entries")]
+    assert set(asked) == {last}
