@@ -158,3 +158,24 @@ def test_a_voter_passes_on_what_followers_say_and_nothing_of_voters() -> None:
     passed = told(say(lone, "d", "c", "of a follower"))
     assert passed == [(peer, "c", "of a follower") for peer in ("b", "c", "d")]
     assert told(say(lone, "d", "c", "")) == [(peer, "c", "") for peer in ("b", "c", "d")]
+
+
+def test_hearsay_that_is_over_leaves_no_trace_in_what_is_told_later() -> None:
+    """A refusal is repeated as long after it was told as if nothing had ever been heard."""
+    times: list[list[float]] = []
+    for hears in (False, True):
+        lone = Lone(("me", "b", "c"))
+        if hears:
+            say(lone, "c", "b", "an old copy")
+            say(lone, "c", "b", "")
+        for _ in range(3):
+            assert not told(lone.tick(TELL_EVERY_S / 2))
+        hello(lone, "b", 5)
+        began = lone.now
+        assert told(hello(lone, "b", 4))
+        times.append([])
+        for _ in range(40):
+            if told(lone.tick(TELL_EVERY_S / 8)):
+                times[-1].append(lone.now - began)
+    assert times[0]
+    assert times[0] == times[1]

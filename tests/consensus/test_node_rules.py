@@ -10,6 +10,7 @@ from raft_world import Faults, World
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.core.raft_log import SafetyError
+from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.protocol import closed_cbor, membership
 from gpupool.consensus.protocol.membership import Configuration, Configurations
 from gpupool.consensus.protocol.raft_messages import (
@@ -217,6 +218,17 @@ def test_too_many_commands_are_refused() -> None:
     assert len(refused) == 5
 
 
+def test_commands_that_are_decided_make_room_for_others() -> None:
+    lone = Lone()
+    for _ in range(3):
+        for number in range(QUEUE_COMMANDS_MAX + 1):
+            lone.propose(number)
+        lone.tick()
+        assert len(lone.outcomes) == QUEUE_COMMANDS_MAX + 1, "no leader is known"
+        assert sum("waiting already" in str(outcome) for outcome in lone.outcomes) == 1
+        lone.outcomes.clear()
+
+
 def test_a_leader_without_answers_stops_appending() -> None:
     lone = Lone()
     lone.win("b")
@@ -333,6 +345,23 @@ def test_a_server_without_a_vote_never_campaigns_and_pulls_in_turn() -> None:
     assert asked[:4] in (["b", "c", "b", "c"], ["c", "b", "c", "b"])
     assert lone.node.core.elections == 0
     assert lone.node.health(lone.now).role is Role.LEARNER
+
+
+def test_another_source_is_asked_when_the_one_that_was_hangs_up_and_not_before() -> None:
+    lone = Lone((), peers=("b", "c"))
+    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    pulls: list[str] = []
+    while not pulls:
+        pulls = [peer for peer, message in lone.tick(0.02) if message["type"] == "pull"]
+    [source] = pulls
+    other = "c" if source == "b" else "b"
+    for hangs_up, asked in ((other, []), (source, [other])):
+        lone.node.disconnected(ServerId(hangs_up), lone.now)
+        sent = lone.tick()
+        assert [peer for peer, message in sent if message["type"] == "pull"] == asked
+        if hangs_up == other:
+            lone.node.connected(ServerId(other), lone.now)
+            lone.tick()
 
 
 def test_a_removed_server_says_so_once_it_has_no_vote() -> None:
@@ -586,6 +615,19 @@ def test_a_stopgap_goes_on_when_its_successor_does_not_lead() -> None:
     world.settle()
 
 
+@pytest.mark.parametrize("other", ["b", "c"])
+def test_a_stopgap_hands_over_to_no_other_stopgap(other: str) -> None:
+    lone = Lone()
+    lone.win("b", "c")
+    for peer in ("b", "c"):
+        lone.acknowledge(peer, lone.journal.last_index)
+    names = [ServerId(name) for name in ("me", "b", "c")]
+    stopgaps = [name for name in names if name != other]
+    lone.node.reconcile_voters(names, stopgaps=stopgaps)
+    asked = [peer for peer, message in lone.tick() if message["type"] == "timeout_now"]
+    assert asked == [other]
+
+
 NAMES = [ServerId(name) for name in "abcdefghij"]
 
 
@@ -746,6 +788,21 @@ def test_old_and_repeated_frames_are_dropped() -> None:
     for bad in (b"", b"\x01" * 17, b"\x02" + frames[0][1:]):
         with pytest.raises(RemoteProtocolError):
             reader.body(bad)
+
+
+def test_frames_of_a_later_start_are_read_however_many_connections_the_former_one_had() -> None:
+    one, other = ServerId("one"), ServerId("other")
+    reader = PeerFrames(1)
+    for boot, connections in ((1, 3), (2, 1), (3, 2)):
+        writer = PeerFrames(boot)
+        for _ in range(connections):
+            reader.connect(one)
+            writer.connect(other)
+            for number in range(2):
+                writer.send(other, {"type": "alive", "applied_index": number})
+                [(_, frame)] = writer.take()
+                assert reader.read(one, frame) == {"type": "alive", "applied_index": number}
+                assert reader.read(one, frame) is None
 
 
 def test_two_leaders_of_one_term_are_not_believed() -> None:

@@ -153,8 +153,13 @@ def test_what_stands_for_pickle_in_the_library_cannot_run_anything(
 def test_no_tag_is_decoded(tag: int) -> None:
     head = b"\xda" + tag.to_bytes(4, "big")
     for content in (b"\x01", b"\x41a", b"\x61a", b"\x80", b"\xa0", b"\x82\x01\x02"):
-        with pytest.raises(RemoteProtocolError):
-            closed_cbor.decode(head + content)
+        for decode in (closed_cbor.decode, closed_cbor.decode_unchecked):
+            with pytest.raises(RemoteProtocolError) as refused:
+                decode(head + content)
+            cause: BaseException | None = refused.value
+            while cause is not None and "carries a tag" not in str(cause):
+                cause = cause.__cause__
+            assert cause is not None, "it was refused for another reason, after it was decoded"
 
 
 # --- the guard against another version of the library ----------------------------------------

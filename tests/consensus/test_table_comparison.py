@@ -188,3 +188,14 @@ def test_error_of_one_server_says_which_entry_and_why() -> None:
     assert error.why == "MemoryError: no room"
     assert ApplyError(7, MemoryError()).why == "MemoryError"
     assert "nothing is lost" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("whole", "why"),
+    [
+        (False, "of the entries of the log up to 7, they have applied one in another way"),
+        (True, "after entry 7 of the log, rows of it were not the same as theirs"),
+    ],
+)
+def test_a_server_that_differs_says_whether_a_result_or_a_row_does(whole: bool, why: str) -> None:
+    assert DivergedError(7, whole=whole).why == why
