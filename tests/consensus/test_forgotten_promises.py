@@ -631,6 +631,20 @@ def test_no_start_is_counted_twice_though_its_batch_is_lost(kept: int) -> None:
     assert storage.journal.begin() == 4
 
 
+@pytest.mark.parametrize("term", [3, 4])
+def test_a_vote_whose_batch_is_lost_is_not_given_to_another(term: int) -> None:
+    disk = SimulatedDisk(Random(1))
+    journal = Storage(disk, create=True).journal
+    journal.set_vote(3, None)
+    journal.sync()
+    whole = len(disk.read(JOURNAL))
+    journal.set_vote(term, "b")
+    journal.sync()
+    disk.put(JOURNAL, disk.read(JOURNAL)[:whole])
+    again = Storage(disk, create=False).journal
+    assert (again.term, again.vote) == (term, "b")
+
+
 def test_what_no_superblock_knows_is_torn_as_before(caplog: pytest.LogCaptureFixture) -> None:
     world, victim, ends = with_entries()
     disk = world.servers[victim].disk

@@ -7,12 +7,15 @@ from lone_node import Lone, entry
 
 from gpupool.consensus.core.progress import Mode, Progress
 from gpupool.consensus.core.raft_log import RaftLog, SafetyError, Stored
-from gpupool.consensus.protocol.membership import Configuration
+from gpupool.consensus.protocol.membership import Configuration, encode_voters
 from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX
 from gpupool.consensus.storage.journal import Journal
 from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.consensus.storage.superblock import Floor
+from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Unknown
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 
@@ -115,6 +118,23 @@ def test_a_log_of_another_term_is_not_met_from_the_end_of_the_snapshot_on(
     assert log.store(previous, 8, sent, commit_index=5) == answer
 
 
+@pytest.mark.parametrize("previous", [7, 9])
+def test_a_log_that_is_shorter_asks_for_what_is_behind_its_end(previous: int) -> None:
+    sent = [entry("x", previous + 1, 1)]
+    assert log_behind(5, 6).store(previous, 1, sent, commit_index=5) == Stored(None, 7)
+
+
+def test_voters_that_make_no_sense_are_refused_before_any_entry_is_stored() -> None:
+    log = log_behind(5, 6)
+    before = list(log.journal.entries)
+    good = (MEMBERSHIP_TYPE + encode_voters([ServerId("b")]), 7, 1)
+    for bad in (MEMBERSHIP_TYPE, MEMBERSHIP_TYPE + b"\x01"):
+        with pytest.raises(RemoteProtocolError):
+            log.store(6, 1, [good, (bad, 8, 1)], commit_index=5)
+        assert log.journal.entries == before
+    assert log.store(6, 1, [good], commit_index=5) == Stored(7, reconfigured=True)
+
+
 @pytest.mark.parametrize("commit", [1, 4, 8])
 def test_a_snapshot_commits_nothing_that_is_behind_it(commit: int) -> None:
     """The entries that stay behind it may still give way to others."""
@@ -128,6 +148,23 @@ def test_a_snapshot_commits_nothing_that_is_behind_it(commit: int) -> None:
     assert lone.journal.last_index == 12
     lone.append(8, 1, [entry("y", 9, 5)], commit=8)
     assert lone.log()[-1] == entry("y", 9, 5)
+
+
+@pytest.mark.parametrize("covered", [0, 1, 2])
+def test_whose_place_in_the_log_a_snapshot_covers_is_told_so_and_nobody_else(covered: int) -> None:
+    names = tuple(ServerId(name) for name in ("me", "b", "c"))
+    lone = Lone(names)
+    term = lone.win("b")
+    before = lone.journal.last_index
+    for number in range(2):
+        lone.propose(number)
+    lone.tick()
+    assert lone.journal.last_index == before + 2
+    lone.node.storage.install(Snapshot(before + covered, term, names, []))
+    lone.node.core.installed(before + covered, names)
+    lone.tick()
+    why = "a snapshot covers the command's place in the log"
+    assert lone.outcomes == [Unknown(why)] * covered
 
 
 def test_a_leader_begins_anew_at_its_end_with_a_voter_that_has_lost_entries() -> None:

@@ -264,6 +264,16 @@ def test_of_servers_as_wide_the_load_decides_which_gives_more(
     assert [gpu.split("-")[0] for gpu in gpus_of(choice)].count(first) == 2
 
 
+def test_a_report_counts_the_gpus_that_each_of_several_servers_gives() -> None:
+    offers = [offer("a", card(0, 40, 40), card(1, 40, 40)), offer("b", card(0, 40, 40))]
+    request = wanted(3, across=True)
+    report = explain(rank(offers, request), offers, (), request)
+    assert [line.partition(": 0.0 GiB")[0] for line in report] == [
+        "gpu-a: chosen for 2 of 3 GPUs",
+        "gpu-b: chosen for 1 of 3 GPUs",
+    ]
+
+
 def test_a_report_without_a_choice_says_why_there_is_none() -> None:
     refusal = NoOffer(ServerId("d"), "gpu-d", "busy", "0 of 4 GPUs have room (0 idle)")
     offers = [offer("c", card(0, 40, 80))]

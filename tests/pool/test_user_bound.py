@@ -38,3 +38,23 @@ def test_one_user_cannot_take_the_whole_waiting_line(monkeypatch: pytest.MonkeyP
     assert (refused.kind, refused.why) == ("busy", "2 requests of ada wait already")
     assert waits("ada", first).ok  # it is renewed
     assert waits("bob", third).ok
+
+
+def test_a_full_waiting_line_takes_nobody_else_and_renews_who_is_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "WAITING_COUNT_MAX", 2)
+    pool = Pool()
+
+    def waits(user: str, request: Request) -> Result:
+        return pool.do(commands.Wait(request, user, TokenId(user), "busy"))
+
+    first, second, third = (pool.request() for _ in range(3))
+    assert waits("ada", first).ok
+    assert waits("bob", second).ok
+    refused = waits("cy", third)
+    assert (refused.kind, refused.why) == ("busy", "too many requests wait already")
+    assert waits("ada", first).ok
+    foreign = waits("ada", second)
+    assert (foreign.kind, foreign.why) == ("denied", "this request is another user's")
+    assert [entry.user for entry in pool.state.waiting.values()] == ["ada", "bob"]
