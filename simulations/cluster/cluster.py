@@ -330,20 +330,15 @@ class Cluster:
         """Start a machine's server after ``down_s``, unless its restart is due already."""
         if name not in self._restarts:
             self._restarts.add(name)
-            self.scheduler.after(down_s, partial(self._restart, name))
-
-    def start_again(self, name: str) -> None:
-        """Start a machine's server, unless it runs."""
-        self._restart(name)
+            self.scheduler.after(down_s, partial(self.start_again, name))
 
     def restart_down_servers(self) -> None:
         """Start every server that is down, at once."""
         for name in list(self.servers):
-            if not self.servers[name].alive:
-                self._restarts.add(name)
-                self._restart(name)
+            self.start_again(name)
 
-    def _restart(self, name: str) -> None:
+    def start_again(self, name: str) -> None:
+        """Start a machine's server, unless it runs."""
         self._restarts.discard(name)
         machine = self.environment.machines[name]
         process = self.servers.get(name)
@@ -407,10 +402,10 @@ class Cluster:
         """Remove a server for good; its machine joins again as another server.
 
         One at a time: an operator waits until the server has no vote before its disk is wiped.
-        None while the disk of another one rots: of three servers one would be left (seed 10041486).
+        None while the disk or table of another is damaged: of three one would be left (10041486).
         """
         under_way = self._replacing or self._rejoining or "rot" in self.rotten.values()
-        if name not in self.servers or len(self.servers) < 3 or under_way:
+        if name not in self.servers or len(self.servers) < 3 or under_way or self.has_flipped:
             return
         self._replacing = name
         server = self.environment.machines[name].server
@@ -468,6 +463,11 @@ class Cluster:
         self._join(name)
 
     # --- the state of the pool --------------------------------------------------------------------
+
+    @property
+    def has_flipped(self) -> bool:
+        """Return whether a bit has flipped in the table of a living server."""
+        return any(each.alive and each.table.is_flipped for each in self.servers.values())
 
     @property
     def replacing(self) -> bool:

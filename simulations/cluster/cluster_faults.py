@@ -219,11 +219,13 @@ class ClusterFaults:
         """Let a bit of a server's table flip in memory, if tables are hashed, and no other has.
 
         With two such servers of three, nobody could say which table is the right one. Nor could
-        they with fewer than three voters: a flipped one that is alone is the majority.
+        they with fewer than three voters: a flipped one that is alone is the majority. So none
+        flips while a server is on its way out, either (seed 10233183).
         """
-        processes, process = self._cluster.servers, self._cluster.servers.get(server)
-        flipped = any(each.alive and each.table.is_flipped for each in processes.values())
-        if process is None or not process.alive or flipped or not self._cluster.options.hash_s:
+        cluster, process = self._cluster, self._cluster.servers.get(server)
+        if process is None or not process.alive or not cluster.options.hash_s:
+            return
+        if cluster.replacing or cluster.has_flipped:
             return
         state = process.table.state
         if state.acts and len(state.voters()) > 2:
