@@ -38,14 +38,15 @@ only one thread runs Python at a time. Others put events into the inbox and wake
        ^                                                                                        |
        +----------------------------------------------------------------------------------------+
 
-A frame that has come alone does not wait for the loop's turn, which costs as much as a small step.
-While ``run`` is waiting, and a sync takes no other thread, ``received`` goes around once by itself;
-``run`` raises its errors. Frames that have come together wake the loop: one sync does for all.
+A frame or a command that comes alone does not wait for the loop's turn, which costs as much as a
+step. While ``run`` is waiting, and a sync takes no other thread, ``received`` and ``submit`` go
+around once by themselves; ``run`` raises their errors. Those that come together wake the loop: one
+sync does for all. A command is alone if neither it nor the last one met another without outcome.
 
     stepping      all events of the inbox in order, then ``node.step`` once
     syncing       a leader's entries leave; then the journal, here or on another thread; nothing
                   else calls ``step`` meanwhile
-    letting out   peers to connect to, frames, then outcomes: nobody learns of a vote, an
+    letting out   peers to connect to, outcomes, then frames: nobody learns of a vote, an
                   acknowledgement or an outcome earlier
 
 Calls that do not wait for the loop: ``submit``, ``propose`` and ``barrier`` queue at once and
@@ -61,7 +62,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -93,13 +94,12 @@ from gpupool.pool.ports import (
 
 BARRIER_PAUSE_S = 0.05
 """Pause before another barrier: an election takes several times as long."""
-
 HAND_OVER_POLL_S = 0.02
 """How often ``hand_over`` looks whether another server leads."""
-
 GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
 
+STOPPED = NotCommitted("this server is stopping", Refusal.STOPPED)
 Callback = Callable[[Outcome], None]
 
 _log = logging.getLogger(__name__)
@@ -131,11 +131,13 @@ class RaftDriver:
         self._wake = trio.Event()
         self._peers: tuple[ServerId, ...] | None = None
         self._barrier: _SharedBarrier | None = None
+        self._outcomes: deque[tuple[Callback, Outcome]] = deque()
         self._stopped = False
         self._waits_until: float | None = None  # while ``run`` waits; else None
         self._is_half_done = False  # a step that is to be synced on another thread
         self._failure: Exception | None = None  # of a step outside of ``run``
         self._submitted: dict[_Submitted, None] = {}
+        self._is_alone = True  # the newest of them had no other beside it
         self._sync_place = SyncPlace()
         self._measures = measures or Measures()
         self._work = WorkThread(self._put, lambda w, now: self._node.work_done(w, now), after_work)
@@ -170,14 +172,15 @@ class RaftDriver:
         ``Unknown`` after ``timeout_s`` (seconds) and twice ``GRACE_S`` at worst. It must not raise.
         """
         if self._stopped:
-            stopping = NotCommitted("this server is stopping", Refusal.STOPPED)
-            trio.lowlevel.current_trio_token().run_sync_soon(callback, stopping)
+            trio.lowlevel.current_trio_token().run_sync_soon(callback, STOPPED)
             return
         began = self._clock.monotonic()
         submitted = _Submitted(self, callback, began, began + timeout_s + GRACE_S)
         self._submitted[submitted] = None
         self._node.propose(command, timeout_s, submitted.resolve, began)
-        self._wake.set()
+        was_alone, self._is_alone = self._is_alone, len(self._submitted) == 1
+        if not (was_alone and self._is_alone and self._step_at_once(keep=True)):
+            self._wake.set()
 
     def decided(self, submitted: "_Submitted", outcome: Outcome) -> None:
         """Hand out the outcome of what was submitted, unless it was given up before."""
@@ -277,8 +280,7 @@ class RaftDriver:
                 self._node.hand_over(self._clock.monotonic())
                 self._wake.set()
                 await trio.sleep(HAND_OVER_POLL_S)
-            return True
-        return False
+        return not self._node.leads
 
     @property
     def node(self) -> RaftNode:
@@ -330,8 +332,8 @@ class RaftDriver:
         finally:
             self._waits_until = None
 
-    def _step_at_once(self) -> bool:
-        """Step in the caller's task; False when the loop is at it, or has to wait for the disk."""
+    def _step_at_once(self, *, keep: bool = False) -> bool:
+        """Step in the caller's task; False when something is left for the loop to do."""
         until = self._waits_until
         if until is None or self._wake.is_set() or not self._sync_place.is_inline:
             return False
@@ -342,12 +344,12 @@ class RaftDriver:
                 self._is_half_done = True
                 return False
             self._sync_inline()
-            self._end_step()
+            self._end_step(keep=keep)
         except Exception as error:  # noqa: BLE001 - ``run`` raises it
             self._failure = error
             return False
         self._waits_until = until
-        return not self._inbox and self._node.next_step_at() >= until
+        return not self._inbox and not self._outcomes and self._node.next_step_at() >= until
 
     async def _step(self) -> None:
         """Handle all that arrived, sync once, and let frames and results out, in this order."""
@@ -360,26 +362,25 @@ class RaftDriver:
         self._end_step()
 
     def _begin_step(self) -> None:
-        """Handle all that arrived.
-
-        The followers' disks work at the same time as the leader's: its entries leave now.
-        """
+        """Handle all that arrived."""
         now = self._clock.monotonic()
         for _ in range(len(self._inbox)):
             self._inbox.popleft()(now)
         self._inbox_bytes = 0
         self._node.step(now)
-        self._send(self._node.early())
+        self._send(self._node.early())  # The followers' disks work beside the leader's.
 
-    def _end_step(self) -> None:
-        """Let out what the sync has made true."""
+    def _end_step(self, *, keep: bool = False) -> None:
+        """Let out what the sync has made true; with ``keep`` the loop hands out the outcomes."""
         ready = self._node.ready()
         if (peers := self._node.peers()) != self._peers:
             self._peers = peers
             self._links.set_peers(peers)
-        self._send(ready.frames)
-        for callback, outcome in ready.resolved:
+        self._outcomes += ready.resolved
+        while self._outcomes and not keep:
+            callback, outcome = self._outcomes.popleft()
             callback(outcome)
+        self._send(ready.frames)  # A leader's say what is committed: its own client comes first.
 
     def _send(self, frames: list[tuple[ServerId, bytes]]) -> None:
         for peer, frame in frames:
@@ -435,7 +436,7 @@ class RaftDriver:
 
     def _submit_barrier(self, timeout_s: float, callback: Callback) -> None:
         if self._stopped:
-            callback(NotCommitted("this server is stopping", Refusal.STOPPED))
+            callback(STOPPED)
             return
         self._node.barrier(timeout_s, callback, self._clock.monotonic())
         self._wake.set()
@@ -477,24 +478,22 @@ class _Submitted:
         self.driver.decided(self, outcome)
 
 
+@dataclass(eq=False, slots=True)
 class _Waiter:
     """One outcome on its way to one task."""
 
-    __slots__ = ("event", "outcome")
-
-    def __init__(self) -> None:
-        self.event = trio.Event()
-        self.outcome: Outcome | None = None
+    event: trio.Event = field(default_factory=trio.Event)
+    outcome: Outcome | None = None
 
     def resolve(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self.event.set()
 
 
+@dataclass(eq=False, slots=True)
 class _SharedBarrier:
     """One barrier entry and those who wait for it."""
 
-    def __init__(self) -> None:
-        self.leader_task = False
-        self.passed = False
-        self.done = trio.Event()
+    leader_task: bool = False
+    passed: bool = False
+    done: trio.Event = field(default_factory=trio.Event)

@@ -107,6 +107,40 @@ async def test_each_submitted_command_gets_its_outcome_later(
     driver.close()
 
 
+async def test_a_command_alone_is_written_in_its_call_and_those_that_come_together_share_a_sync(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    del autojump_clock
+    driver, outcomes, writes = make(tmp_path), list[Outcome](), 0
+    inside: Any = driver
+    sync, journal = driver.node.sync, driver.node.storage.journal
+
+    def counted() -> None:
+        nonlocal writes
+        writes += journal.dirty
+        sync()
+
+    async def burst(count: int) -> tuple[int, int]:
+        """Submit so many; return how often was written within the calls, and after them."""
+        before = writes
+        for number in range(count):
+            driver.submit(f"c{number}", 5.0, outcomes.append)
+        within = writes - before
+        await trio.sleep(0.01)
+        return within, writes - before - within
+
+    async with running(driver):
+        inside.node.sync = counted
+        await trio.sleep(0.01)
+        assert await burst(1) == (1, 0)
+        assert await burst(3) == (1, 1), "the first of them came alone"
+        assert await burst(3) == (0, 1)
+        assert await burst(1) == (0, 1)
+        assert await burst(1) == (1, 0)
+        assert [isinstance(each, Committed) for each in outcomes] == [True] * 9
+    driver.close()
+
+
 async def test_a_server_that_has_stopped_refuses_later_too(
     tmp_path: Path, autojump_clock: object
 ) -> None:
