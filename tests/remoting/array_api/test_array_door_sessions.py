@@ -314,6 +314,20 @@ def test_threads_have_devices_of_their_own(cp: Any) -> None:
     assert seen == [0, 1]
 
 
+def test_a_loop_takes_the_memory_of_two_large_arrays_or_of_a_batch_of_small_ones(cp: Any) -> None:
+    pool = cp.get_default_memory_pool()
+    pool.free_all_blocks()
+    used, before = pool.used_bytes(), pool.total_bytes()
+    for _ in range(20):
+        cp.zeros(1 << 20, cp.uint8)
+    assert pool.total_bytes() - before <= 2 << 20
+    pool.free_all_blocks()
+    for _ in range(1000):
+        cp.zeros(1 << 10, cp.uint8)
+    assert pool.total_bytes() - before <= 130 << 10
+    assert pool.used_bytes() == used
+
+
 def test_memory_comes_back_when_arrays_are_dropped(cp: Any) -> None:
     pool = cp.get_default_memory_pool()
     before = pool.used_bytes()

@@ -93,7 +93,7 @@ def getitem(a: Any, index: Any) -> Any:
         if not -length <= index < length:
             raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
         return make.send_view(a, plan, _INT(index), _frame(1))
-    key = _key(a._meta, index if kind is tuple else (index,))
+    key = _key(a._known or a._meta, index if kind is tuple else (index,))
     if key is None and a._meta.dtype.fields is not None and _is_names(index):
         return _fields(a, index)
     if key is not None:

@@ -23,7 +23,13 @@ from cupy._door.transport.connection import Connection
 from cupy._door.transport.flusher import Flusher
 from cupy._door.transport.sender import BATCH_CALLS, Sender
 
-_FREE = wire.FREE_RECORD.pack
+_local = state.local
+
+PROMPT_MIN = 1 << 16
+"""Bytes of a result from which arrays that were dropped before it are freed before it.
+
+Other calls leave them to the end of their batch, so that a batch has up to 4 MiB more in use.
+"""
 
 
 class Hooks(NamedTuple):
@@ -151,15 +157,9 @@ class CallQueue:
         with self.lock:
             if self._connection.failure is not None:
                 raise self._connection.failure
-            garbage = self._garbage
-            if garbage:
-                # In the place where the program dropped it, so that no more memory is in use
-                # there than here. To free it twice would be harmless.
-                sender.parts.append(_FREE(wire.FREE, garbage[0]))
-                del garbage[0]
-                if garbage:
-                    sender.sweep()
-            context = state.local.context
+            if plan.allocates >= PROMPT_MIN and self._garbage:
+                sender.sweep()
+            context = _local.context
             if context is not self._context:
                 self._switch(context, plan.name)
             epoch, prefix = plan.wire

@@ -17,9 +17,9 @@ from __future__ import annotations
 import _thread
 import contextlib
 import gc
+import itertools
 import struct
 import threading
-from collections import deque
 from typing import Any
 
 from cupy._door import wire
@@ -33,7 +33,9 @@ BATCH_CALLS = 64
 POLL_S = 0.05
 #: Bytes from which a frame that TLS encrypts is worth a thread of its own.
 ASIDE_MIN = 1 << 20
+SWEEP_MAX = 1024
 _FREE = wire.FREE_RECORD.pack
+_FREES = itertools.repeat(wire.FREE)
 
 
 class Sender:
@@ -46,7 +48,7 @@ class Sender:
         self.calls = 0
         self.size = 0
         #: Handles that the program dropped; destructors append to it without a lock.
-        self.garbage: deque[int] = deque()
+        self.garbage: list[int] = []
         #: The number of the latest call or question; the worker counts the same.
         self.sequence = 0
         #: Calls were sent, and no answer has covered them yet.
@@ -78,20 +80,20 @@ class Sender:
     # --- the batch ------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Queue a record for each handle that the program dropped."""
-        garbage = self.garbage
-        for _ in range(len(garbage)):
-            self.parts.append(_FREE(wire.FREE, garbage[0]))
-            del garbage[0]
-            self.size += wire.FREE_RECORD.size
-            if self.size >= wire.MAX_BATCH:
-                self.flush()
+        """Queue records for the handles that the program dropped, at most a batch of them."""
+        handles = self.garbage[:SWEEP_MAX]
+        # They leave the list last: to free a handle twice is harmless, and to forget one is not.
+        self.parts.append(b"".join(map(_FREE, _FREES, handles)))
+        self.size += wire.FREE_RECORD.size * len(handles)
+        del self.garbage[: len(handles)]
 
     def flush(self) -> None:
         """Send the queued records."""
         with self.lock:
             if self._sending or not self.parts:
                 return
+            if self.garbage:
+                self.sweep()
             body = b"".join(self.parts)
             self.transmit(wire.CALLS, body, self.calls, None, queued=len(self.parts))
         self.listen()
@@ -116,9 +118,8 @@ class Sender:
             if self._sending:
                 self._receiver.collect_requested = True
                 return
-            handles: list[int] = []
-            while self.garbage and len(handles) < wire.MAX_BODY // 8:
-                handles.append(self.garbage.popleft())
+            handles = self.garbage[: wire.MAX_BODY // 8]
+            del self.garbage[: len(handles)]
             body = struct.pack(f"<{len(handles)}Q", *handles)
             # Calls queued here may still use what is freed, so they go first.
             self.flush()
