@@ -1,10 +1,12 @@
 """The file operations of consensus, behind a Protocol that the simulator replaces."""
 
+import contextlib
 import errno
 import fcntl
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -81,18 +83,29 @@ class storage_errors:
         ) from error
 
 
+AHEAD_BYTES = 1 << 20
+
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    descriptor: int
+    end: int
+    room: int  # what is allocated, zeros behind the end
 
 
 class FileDisk:
     """A real directory, locked against a second process. Blocking; takes well under 1 ms a call.
 
-    The files are private to the user (mode 0600), for they hold the whole table.
+    The files are private to the user (mode 0600), for they hold the whole table. One that is
+    appended to is longer than its content by up to ``AHEAD_BYTES`` zeros: where its size changes,
+    a sync waits for the file system's own journal too. ``close`` cuts them off.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[str, int] = {}
+        self._files: dict[str, _OpenFile] = {}
         with storage_errors(f"the directory {directory} cannot be used"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -108,9 +121,11 @@ class FileDisk:
 
     def close(self) -> None:
         """Close every file and let the lock go; harmless when repeated."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
+        for name, file in list(self._files.items()):
+            if file.room > file.end:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.descriptor, file.end)
+            self._forget(name)
         if self._directory_fd >= 0:
             os.close(self._directory_fd)
             self._directory_fd = -1
@@ -120,35 +135,31 @@ class FileDisk:
         return sorted(os.listdir(self._directory_fd))
 
     def read(self, name: str) -> bytes:
-        """Return a file's whole content."""
-        return (self._directory / name).read_bytes()
+        """Return a file's whole content; of an earlier process's, zeros may follow it."""
+        data = (self._directory / name).read_bytes()
+        return data[: self._files[name].end] if name in self._files else data
 
     def append(self, name: str, data: bytes) -> None:
         """Write all of ``data`` at the end, however often the kernel takes only a part."""
-        descriptor = self._open(name)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        file = self._open(name)
+        if file.end + len(data) > file.room:
+            _allocate(file, len(data) + AHEAD_BYTES)
+        self._write_on(file, data)
 
     def write(self, name: str, data: bytes) -> None:
         """Create or replace a file."""
         self._forget(name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         os.close(os.open(name, flags, 0o600, dir_fd=self._directory_fd))
-        self.append(name, data)
+        self._write_on(self._open(name), data)
 
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
-        """Replace bytes by one write, through a descriptor that does not append."""
-        key = f"{name} in place"
-        descriptor = self._files.get(key)
-        if descriptor is None:
-            flags = os.O_WRONLY | os.O_CLOEXEC
-            descriptor = self._files[key] = os.open(name, flags, dir_fd=self._directory_fd)
-        os.pwrite(descriptor, data, offset)
+        """Replace bytes by one write."""
+        os.pwrite(self._open(name).descriptor, data, offset)
 
     def sync(self, name: str) -> None:
         """Make the content durable; ``fdatasync`` also writes the size, which is all we need."""
-        _sync_data(self._open(name))
+        _sync_data(self._open(name).descriptor)
 
     def rename(self, old: str, new: str) -> None:
         """Rename; an open descriptor goes with its file."""
@@ -178,15 +189,31 @@ class FileDisk:
         finally:
             os.close(descriptor)
 
-    def _open(self, name: str) -> int:
-        descriptor = self._files.get(name)
-        if descriptor is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            descriptor = os.open(name, flags, dir_fd=self._directory_fd)
-            self._files[name] = descriptor
-        return descriptor
+    def _open(self, name: str) -> _OpenFile:
+        file = self._files.get(name)
+        if file is None:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._directory_fd)
+            size = os.fstat(descriptor).st_size
+            file = self._files[name] = _OpenFile(descriptor, size, size)
+        return file
+
+    def _write_on(self, file: _OpenFile, data: bytes) -> None:
+        view, end = memoryview(data), file.end
+        while view:
+            count = os.pwrite(file.descriptor, view, end)
+            view, end = view[count:], end + count
+        file.end, file.room = end, max(end, file.room)
 
     def _forget(self, name: str) -> None:
-        descriptor = self._files.pop(name, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        file = self._files.pop(name, None)
+        if file is not None:
+            os.close(file.descriptor)
+
+
+def _allocate(file: _OpenFile, size: int) -> None:
+    """Make room behind the end; where that cannot be, each write makes its own."""
+    if sys.platform == "darwin":
+        return
+    with contextlib.suppress(OSError):
+        os.posix_fallocate(file.descriptor, file.end, size)
+        file.room = file.end + size

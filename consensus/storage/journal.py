@@ -23,8 +23,9 @@ A batch is ``magic u32 | length u32 | sequence u64 | payload crc32 u32 | header 
 the header's checksum seeded by the batch's offset, so that no payload can pass for a batch. Its
 payload is a run of records, each ``kind u8`` and the fields that ``_Record`` lists. All integers
 are little-endian. The first batch of a file starts with the base: index and term of the entry up
-to which everything lives in a snapshot. Dropping a prefix writes a new file beside the old one
-and renames it, so that a crash leaves the one or the other.
+to which everything lives in a snapshot. Zeros may follow the last one: room for more (``disk.py``).
+Dropping a prefix writes a new file beside the old one and renames it, so that a crash leaves the
+one or the other.
 """
 
 import logging
@@ -297,11 +298,11 @@ class Journal:
     # --- recovery ----------------------------------------------------------------------------
 
     def _recover(self, data: bytes) -> None:
-        offset = _check_file_header(data)
-        while offset < len(data):
+        offset, end = _check_file_header(data), len(data.rstrip(b"\0"))
+        while offset < end:
             payload = _unpack_batch(data, offset, self._sequence)
             if payload is None:
-                self._check_torn(data, offset)
+                self._check_torn(data, offset, end)
                 break
             if self._sequence == 0:
                 self._name = zlib.crc32(payload)
@@ -312,12 +313,12 @@ class Journal:
             raise _damaged(offset, "its first batch is missing")
         self._check_lost(offset)
 
-    def _check_torn(self, data: bytes, offset: int) -> None:
+    def _check_torn(self, data: bytes, offset: int, end: int) -> None:
         """Tell a batch that a crash tore from one that is damaged."""
         header = _unpack_batch_header(data, offset)
         later = _find_batch(data, offset + 1, self._sequence)
         if later is not None or (
-            header is not None and len(data) > offset + _BATCH_HEADER.size + header[0]
+            header is not None and end > offset + _BATCH_HEADER.size + header[0]
         ):
             raise _damaged(offset, "more was written behind a batch that is broken")
         if self._sequence == 0:
@@ -327,7 +328,7 @@ class Journal:
         _log.warning(
             "the journal's last %d bytes were torn by a crash, and were never acknowledged: "
             "cut off at byte %d",
-            len(data) - offset,
+            end - offset,
             offset,
         )
 

@@ -1,7 +1,5 @@
 """Journal and snapshots: what is read back, what is refused, and what a crash may leave."""
 
-import errno
-import os
 import random
 import zlib
 from contextlib import suppress
@@ -18,7 +16,6 @@ from tests.properties import examples
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.recovery import Survivor, recover, replay
 from gpupool.consensus.storage import store as storage_module
-from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import (
     JOURNAL,
     PLACEHOLDER,
@@ -543,33 +540,3 @@ def test_recovery_that_is_cut_short_is_whole_or_nothing(operation: int, kept: fl
 
 def voters(*names: str) -> bytes:
     return encode_voters([ServerId(name) for name in names])
-
-
-def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FileDisk(tmp_path)
-    disk.write("file", b"")
-    real = os.write
-
-    def write_a_little(fd: int, data: bytes) -> int:
-        return real(fd, bytes(data)[:3])
-
-    monkeypatch.setattr(os, "write", write_a_little)
-    disk.append("file", b"0123456789")
-    assert disk.read("file") == b"0123456789"
-    disk.close()
-
-
-def test_a_full_real_disk_is_a_storage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = open_storage(tmp_path, create=True)
-
-    def refuse(_fd: int, _data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", refuse)
-    storage.journal.set_vote(3, "b")
-    with pytest.raises(StorageError, match="No space left on device"):
-        storage.journal.sync()
-    assert not (tmp_path / storage_module.DIRECTORY / "reserve").exists()
-    storage.close()
