@@ -6,9 +6,12 @@ long, or that look only at other processes, are not in it.
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import coverage
@@ -69,13 +72,16 @@ class CoverageMap:
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the changed lines, the quickest first.
 
-        What only importing runs, such as a constant, is tested by all that use the module.
+        What only importing runs, such as a constant, is tested by all that use the module; if no
+        test runs a line of it, by all that use the modules which import it.
         """
-        found = self._that_run(mutant)
-        if not found - {"", SWARM} and "" in found:
-            lines = self.lines.get(mutant.path, {})
-            found = {test for tests in lines.values() for test in tests}
-        return sorted(found - {"", SWARM}, key=lambda test: (self.seconds.get(test, 0.0), test))
+        run = self._that_run(mutant)
+        found, used = run - {"", SWARM}, self._that_use(mutant.path)
+        if not used:
+            found = {test for path in importers(mutant.path) for test in self._that_use(path)}
+        elif not found and "" in run:
+            found = used
+        return sorted(found, key=lambda test: (self.seconds.get(test, 0.0), test))
 
     def in_swarm(self, mutant: Mutant) -> bool:
         """Say whether recorded seeds of the swarm run the changed lines, or import them.
@@ -87,6 +93,10 @@ class CoverageMap:
         found = self._that_run(mutant)
         return SWARM in found or ("" in found and not found - {""})
 
+    def _that_use(self, path: str) -> set[str]:
+        lines = self.lines.get(path, {})
+        return {test for tests in lines.values() for test in tests} - {"", SWARM}
+
     def _that_run(self, mutant: Mutant) -> set[str]:
         """Return what runs the changed lines.
 
@@ -97,6 +107,19 @@ class CoverageMap:
         found = {t for line in range(first, last + 1) for t in lines.get(line, ())}
         behind = min((line for line in lines if line > last), default=0)
         return found or set(lines.get(behind, ()))
+
+
+@cache
+def importers(path: str) -> tuple[str, ...]:
+    """Return the modules of ``pool`` and ``consensus`` that import the one at ``path``."""
+    name = ".".join(("gpupool", *Path(path).with_suffix("").parts))
+    pattern = re.compile(rf"^(from|import) {re.escape(name)}\b", re.MULTILINE)
+    return tuple(
+        str(each.relative_to(ROOT))
+        for folder in ("pool", "consensus")
+        for each in sorted((ROOT / folder).rglob("*.py"))
+        if pattern.search(each.read_text(encoding="utf-8"))
+    )
 
 
 def load() -> CoverageMap:

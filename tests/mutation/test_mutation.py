@@ -10,7 +10,7 @@ import pytest
 from tests.mutation import __main__ as command
 from tests.mutation import trial
 from tests.mutation.attempt import Verdict
-from tests.mutation.coverage_map import SWARM, CoverageMap
+from tests.mutation.coverage_map import SWARM, CoverageMap, importers
 from tests.mutation.operators import ROOT, Mutant, mutants_of, mutated
 from tests.mutation.reasons import load_reasons
 
@@ -123,6 +123,16 @@ def test_a_line_without_code_of_its_own_is_tested_with_the_next(
     known = CoverageMap({}, {loop.path: lines})
     assert known.tests(loop) == ["test_m"]
     assert known.in_swarm(loop)
+
+
+def test_a_constant_is_tested_where_its_module_is_used_or_where_that_is_imported() -> None:
+    settings = "consensus/protocol/raft_settings.py"
+    [constant, *_] = mutants_of(ROOT / settings)
+    assert "consensus/driver.py" in importers(settings)
+    lines = {"consensus/driver.py": {5: ["test_d", SWARM, ""]}, "pool/errors.py": {1: ["test_e"]}}
+    assert CoverageMap({}, lines).tests(constant) == ["test_d"]
+    lines[settings] = {constant.line: [""], 90: ["test_s"]}
+    assert CoverageMap({}, lines).tests(constant) == ["test_s"]
 
 
 @pytest.mark.slow
