@@ -67,6 +67,8 @@ def attempt(
 
 
 def _found(result: trial.Result, by: Verdict) -> tuple[Verdict, str] | None:
+    if "missing" in result:
+        raise LookupError(f"there is no test {result['missing']}: record the map anew")
     if ended := result.get("ended"):
         return (Verdict.BY_TIME if ended == "time" else Verdict.BY_END), ended
     return (by, result["caught"]) if result["caught"] else None

@@ -193,4 +193,4 @@ for name in ("test_shallow_json.py", "test_that_is_not_there.py"):
     clean, missing = done.stdout.splitlines()
     assert "'caught': ''" in clean
     assert "'passed': 0" not in clean
-    assert "pytest's status 4" in missing
+    assert "'missing': 'tests/pool/test_that_is_not_there.py'" in missing
