@@ -97,6 +97,7 @@ def main() -> int:
         driver = ["--driver", options.driver] if options.driver else []
         failed = door_alone(folder, driver)
         place = folder / "pool"
+        both = dict(os.environ) | {"CUDA_VISIBLE_DEVICES": "0,1"}
         pool = RealPool(place, "--gpus", "0", encryption=options.encryption, remote=True)
         try:
             pool.join("second", "--gpus", "1")
@@ -112,7 +113,7 @@ def main() -> int:
                 command = [sys.executable, str(path)]
                 if path.suffix == ".cu":
                     command = [str(compile_program(path, folder, False))]
-                native = run(command, limit, place / f"{stem}-native.log", dict(os.environ))
+                native = run(command, limit, place / f"{stem}-native.log", both)
                 remote = pool.run(command, *ACROSS, limit=limit, name=stem)
                 lines, good = report(program, native, remote)
                 print("\n".join(lines), flush=True)

@@ -119,7 +119,7 @@ def run(command: list[str], limit: float, folder: Path, name: str) -> Outcome:
     return Outcome(code, time.monotonic() - start, results, text)
 
 
-def agrees(native: str, remote: str) -> bool:
+def agrees(native: str, remote: str, tolerance: float = RELATIVE_TOLERANCE) -> bool:
     """Say whether two values are the same, or numbers that are close."""
     if native == remote:
         return True
@@ -127,7 +127,7 @@ def agrees(native: str, remote: str) -> bool:
         pairs = list(zip(map(float, native.split()), map(float, remote.split()), strict=True))
     except ValueError:
         return False
-    return all(abs(a - b) <= RELATIVE_TOLERANCE * max(abs(a), abs(b), 1e-6) for a, b in pairs)
+    return all(abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-6) for a, b in pairs)
 
 
 def compare(name: str, native: Outcome, remote: Outcome) -> bool:

@@ -137,8 +137,8 @@ def train(kind: str, short: bool) -> None:
         losses.append(loss.detach())
     torch.cuda.synchronize()
     rate = (count - 5) / (time.perf_counter() - started)
-    # Native runs differ from one another in the fourth decimal.
-    say("RESULT losses", *(f"{loss.item():.2f}" for loss in losses[:: count // 4]))
+    # Native runs differ from one another in the fourth decimal; the check allows for that.
+    say("RESULT losses", *(f"{loss.item():.4f}" for loss in losses[:: count // 4]))
     say("FIGURE", f"{kind} of {LAYERS} layers", f"{rate:.3f}", "steps/s")
 
 
