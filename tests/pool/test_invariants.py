@@ -13,11 +13,11 @@ from gpupool.pool.invariants import VIOLATION_COUNT_MAX, InvariantSampler, check
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
-from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.ids import GpuId, Milliseconds, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server
+from gpupool.pool.model.state import Gpu, GpuOrder, Lease, PartStatus, PoolState, Server
 from gpupool.pool.model.suspension import Suspension, SuspensionHistory, SuspensionState
 from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.ports import RaftHealth, Role
@@ -211,3 +211,80 @@ def test_a_lease_that_was_granted_or_ended_after_the_tables_time_is_found(field:
         found = violations(with_lease(state, **{field: Milliseconds(state.now + ms)}))
         wrong = any("granted or ended after the table's time" in each for each in found)
         assert wrong is bool(ms)
+
+
+@pytest.mark.parametrize(
+    ("authorities", "sound"),
+    [
+        ((), True),
+        ((b"a",), True),
+        ((b"a", b"b"), True),
+        ((b"a", b"b", b"c"), False),
+        ((b"a", b"a"), False),
+        ((b"a", b""), False),
+        ((b"",), False),
+    ],
+)
+def test_two_cas_are_trusted_at_most_and_they_differ(
+    authorities: tuple[bytes, ...], sound: bool
+) -> None:
+    found = violations(replace(leased(), authorities=authorities))
+    count = len(authorities)
+    wrong = f"{count} CAs are trusted, of which some are alike or empty"
+    assert found == ([] if sound else [wrong])
+
+
+@pytest.mark.parametrize(("count", "found"), [(7, []), (8, ["8 voters"])])
+def test_seven_servers_may_vote(count: int, found: list[str]) -> None:
+    voters = {
+        ServerId(f"{number}"): Server(ServerId(f"{number}"), f"s{number}", "x:1", True)
+        for number in range(count)
+    }
+    assert violations(PoolState(servers=PersistentMap(voters))) == found
+
+
+def test_records_that_are_not_counted_are_found() -> None:
+    pool = BookedPool()
+    pool.end(pool.grant("ada"))
+    for count, kept in ((2, 1), (0, 1)):
+        wrong = [f"{count} records of leases, of which {kept} are kept"]
+        assert violations(replace(pool.state, record_count=count)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("drained", "ordered", "sound"),
+    [
+        ("", None, True),
+        ("", "", True),
+        ("hot", "hot", True),
+        ("hot", None, False),
+        ("", "hot", False),
+        ("hot", "cold", False),
+    ],
+)
+def test_a_gpu_is_drained_as_the_latest_order_says(
+    drained: str, ordered: str | None, sound: bool
+) -> None:
+    state = with_gpu(leased(), drain_reason=drained)
+    if ordered is not None:
+        orders = {CARDS[0]: GpuOrder(ordered, Milliseconds(1))}
+        state = with_server(state, replace(state.servers[SERVERS[0]], gpu_orders=orders))
+    found = violations(state)
+    assert len(found) == (not sound)
+    assert all(f"{CARDS[0]}: drained as {drained!r}, ordered as" in each for each in found)
+
+
+def test_a_server_remembers_the_first_five_violations() -> None:
+    """And the command with which a check begins checks no row yet."""
+    reported: list[str] = []
+    gpus = [Gpu(GpuId(f"GPU-{number}"), number, "X", 8, memory_granted=1) for number in range(9)]
+    server = Server(SERVERS[0], "a", "a:1", True, gpus={each.id: each for each in gpus})
+    state = PoolState(index=70, servers=PersistentMap({server.id: server}))
+    sampler = InvariantSampler(reported.append)
+    sampler.applied(state)
+    assert (sampler.found, reported) == ((), [])
+    sampler.applied(state)
+    assert sampler.found == tuple(
+        f"GPU-{number}: books say 1, leases hold 0 (table of index 70)" for number in range(5)
+    )
+    assert reported == [sampler.found[0]]

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from tests.pool.policy_kit import ONE, A, upgraded
+from tests.pool.policy_kit import ONE, A, B, upgraded
 from tests.pool.test_lease_moves import Moving, gpu, gpu_drained, part_of_a_card, taken
 
 from gpupool.pool.errors import DeniedError, GpupoolError, NotNowError, UsageError
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.formats import VERSION
-from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.formats import SINCE, VERSION
+from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.relocation import Relocation, RelocationState
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.refused_orders import check_known_to_all, places_text, refusal_of
 from gpupool.pool.view_building import moved_last
 
@@ -151,11 +153,77 @@ def test_a_pool_with_an_older_server_says_which() -> None:
     check_known_to_all(older, c.EndLease(lease, "done", "ada"))
 
 
-def test_many_gpus_are_not_all_named() -> None:
+@pytest.mark.parametrize(
+    ("formats", "refused"), [(SINCE["move-lease"], False), (SINCE["move-lease"] - 1, True)]
+)
+def test_a_server_knows_an_order_from_the_version_on_with_which_it_came(
+    formats: int, refused: bool
+) -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    known = {each: replace(of, formats=formats) for each, of in pool.state.servers.items()}
+    state = replace(pool.state, servers=known)
+    check_known_to_all(state, c.EndLease(lease, "done", "ada"))
+    if not refused:
+        check_known_to_all(state, c.MoveLease(lease, A, "ada"))
+        return
+    with pytest.raises(NotNowError) as found:
+        check_known_to_all(state, c.MoveLease(lease, A, "ada"))
+    assert found.value.why == "a, b have an older gpupool"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "GPU 0 of a"),
+        (4, "GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 3 of a"),
+        (5, "GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 3 of a and 1 more"),
+        (6, "GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 3 of a and 2 more"),
+    ],
+)
+def test_many_gpus_are_not_all_named(count: int, text: str) -> None:
     pool = Moving(gpu_count=8)
-    lease = pool.hold(*((gpu(each), 40) for each in range(6)))
-    text = "GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 3 of a and 2 more"
+    lease = pool.hold(*((gpu(each), 40) for each in range(count)))
     assert places_text(pool.state, pool.lease(lease)) == text
+
+
+def test_gpus_that_the_table_does_not_have_are_named_by_their_ids() -> None:
+    pool = Moving()
+    lease = pool.lease(pool.hold((gpu(0), 40), (gpu(1, B), 40)))
+    b = pool.state.servers[B]
+    state = replace(pool.state, servers={B: replace(b, gpus={})})
+    assert places_text(state, lease) == f"GPU {gpu(0)} of {A}, GPU {gpu(1, B)} of b"
+
+
+def test_what_a_lease_has_left_is_not_named_among_its_gpus() -> None:
+    pool = Moving()
+    lease = pool.lease(pool.hold((gpu(0), 40), (gpu(1, B), 40)))
+    since, until = pool.state.now, Milliseconds(0)
+    for state, text in (
+        (RelocationState.GONE, "GPU 1 of b"),
+        (RelocationState.LEAVING, "GPU 0 of a, GPU 1 of b"),
+    ):
+        goes = Relocation(state, 1, A, B, "ada", since, until)
+        assert places_text(pool.state, replace(lease, relocation=goes)) == text
+
+
+@pytest.mark.parametrize("kind", [RefusalKind.NEVER, RefusalKind.INVALID, RefusalKind.BUSY])
+def test_the_gpus_are_shown_to_who_would_move_a_lease_alone(kind: RefusalKind) -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    orders: tuple[tuple[Order | c.RelocateLease, str], ...] = (
+        (c.MoveLease(lease, A, "ada"), GPUS),
+        (c.RelocateLease(lease, B, "ada"), GPUS),
+        (c.SuspendLease(lease, "", "ada"), ""),
+        (c.ResumeLease(lease, "ada"), ""),
+    )
+    for order, hint in orders:
+        result = Result(False, kind.value, "why")
+        error = refusal_of(order, pool.lease(lease), result, pool.state)
+        assert (type(error), error.hint) == (
+            NotNowError if kind is RefusalKind.BUSY else UsageError,
+            hint,
+        )
 
 
 def test_the_latest_attempt_is_known_by_the_events() -> None:
