@@ -1,0 +1,353 @@
+"""What a view shows of servers, leases, events and CAs, and what its fields are when not said."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.pool.policy_kit import GIB, ONE, A, B
+from tests.pool.test_lease_moves import Moving, gpu
+from tests.pool.test_view_rows import HEALTH
+
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.formats import KEYS_SINCE
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.relocation import Relocation, RelocationState
+from gpupool.pool.model.state import Event, Partition, PoolState, Server, with_changes
+from gpupool.pool.policy.giving_way import DRIVER_TOO_OLD
+from gpupool.pool.ports import RefusedBy, Role
+from gpupool.pool.transitions.authorities import fingerprint_of
+from gpupool.pool.view import (
+    ALARM,
+    LeaseView,
+    PoolView,
+    ServerView,
+    SilenceView,
+    Stay,
+    has_quorum,
+    visible,
+)
+from gpupool.pool.view_building import NAME_COUNT_MAX, build_view, moved_last, server_state
+
+NEVER = Milliseconds(0)
+LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+def view_of(state: PoolState) -> PoolView:
+    return build_view(state, HEALTH, A, state.now)
+
+
+def lease_of(pool: Moving) -> LeaseView:
+    [lease] = view_of(pool.state).leases
+    return lease
+
+
+def with_gpu(state: PoolState, **changes: Any) -> PoolState:
+    """Have the first GPU of the first server be another one."""
+    server = state.servers[A]
+    changed = replace(server.gpus[gpu(0)], **changes)
+    return with_server(state, gpus={**server.gpus, changed.id: changed})
+
+
+def with_server(state: PoolState, server: ServerId = A, **changes: Any) -> PoolState:
+    changed = with_changes(state.servers[server], **changes)
+    return with_changes(state, servers=state.servers.set(server, changed))
+
+
+# --- fields ---------------------------------------------------------------------------------------
+
+
+def test_what_a_server_does_not_say_of_a_lease_is_nothing() -> None:
+    lease = LeaseView(LeaseId(7), "0007", "eve", "", "", "held", "", (), Milliseconds(1), 9.0)
+    assert (lease.requested_at, lease.ends_at, lease.kept_bytes) == (0, 0, 0)
+    assert (lease.waits_to_resume, lease.is_away) == (False, False)
+    assert Stay(A, Milliseconds(1)).until == 0
+
+
+def test_what_a_server_does_not_say_of_itself_is_not_known() -> None:
+    texts = ("x:1", "idle", "", False, False, False, ONE, "1", "", "", dict[str, str](), ())
+    server = ServerView(A, "a", *texts, 0, Milliseconds(1))
+    assert (server.link_speed, server.silent_since, server.formats) == (0, 0, 0)
+    assert (server.rdma, server.has_keys) == (False, None)
+
+
+def test_a_suspended_lease_has_no_memory() -> None:
+    parts = tuple(Partition(A, gpu(number), GIB) for number in range(2))
+    lease = LeaseView(LeaseId(7), "0007", "eve", "", "", "held", "", parts, Milliseconds(1), 9.0)
+    assert lease.memory == 2 * GIB
+    assert replace(lease, is_away=True).memory == 0
+
+
+@pytest.mark.parametrize(("age_s", "quorum"), [(0.0, True), (1.999, True), (2.0, False)])
+def test_a_majority_counts_for_two_seconds(age_s: float, quorum: bool) -> None:
+    assert has_quorum(replace(HEALTH, majority_age_s=age_s)) is quorum
+    assert not has_quorum(replace(HEALTH, majority_age_s=age_s, leader=None))
+
+
+def test_a_silence_covers_its_check_and_of_it_what_it_names() -> None:
+    silence = SilenceView("disk", "a", "sda", Milliseconds(9), "why", "root", Milliseconds(1))
+    assert silence.covers("disk", "a", "sda")
+    assert not silence.covers("link", "a", "sda")
+    assert not silence.covers("disk", "b", "sda")
+    assert not silence.covers("disk", "a", "sdb")
+    assert replace(silence, server="").covers("disk", "b", "sda")
+    assert replace(silence, subject="").covers("disk", "a", "sdb")
+
+
+def test_what_moves_a_cursor_is_not_shown() -> None:
+    assert visible("a\x1b[2Jb\n") == f"a{LOST}[2Jb{LOST}"
+    assert visible("plain") == "plain"
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gib", "state"), [(0, "idle"), (1, "mix"), (76, "mix"), (77, "full"), (80, "full")]
+)
+def test_a_server_is_full_when_less_than_a_twentieth_is_free(gib: int, state: str) -> None:
+    pool = Moving(gpu_count=1)
+    if gib:
+        pool.hold((gpu(0), gib))
+    assert server_state(pool.state.servers[A]) == state
+
+
+def test_one_gpu_that_has_room_keeps_a_server_from_being_full() -> None:
+    pool = Moving(gpu_count=2)
+    pool.hold((gpu(0), 80))
+    assert server_state(pool.state.servers[A]) == "mix"
+    pool.hold((gpu(1), 80))
+    assert server_state(pool.state.servers[A]) == "full"
+
+
+def test_a_server_that_is_drained_or_away_says_why() -> None:
+    pool = Moving(gpu_count=1)
+    pool.hold((gpu(0), 40))
+    assert pool.do(c.DrainServer(A, "new \x1bfan", "root")).ok
+    assert pool.do(c.ServerContact(B, ONE, reachable=False)).ok
+    a, b = view_of(pool.state).servers
+    assert (a.state, a.reason, a.silent_since) == ("drain", f"new {LOST}fan", 0)
+    assert (b.state, b.reason) == ("down", "no contact for more than 10 s")
+    assert b.silent_since == pool.state.now
+    assert (a.leader, b.leader) == (True, False)
+    assert (a.lease_count, b.lease_count) == (1, 0)
+    assert [each.memory_free // GIB for each in (*a.gpus, *b.gpus)] == [40, 0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "clash", "shown"),
+    [("", "", ""), ("Xid 79", "", "Xid 79"), ("", "of b", "of b"), ("Xid 79", "of b", "Xid 79")],
+)
+def test_a_gpu_shows_its_fault_or_that_another_server_offers_it(
+    fault: str, clash: str, shown: str
+) -> None:
+    state = with_gpu(Moving().state, fault=fault, clash=clash)
+    first, second, *_ = view_of(state).servers[0].gpus
+    assert (first.fault, second.fault) == (shown, "")
+
+
+def test_gpus_are_shown_by_their_numbers_with_what_they_are() -> None:
+    pool = Moving(gpu_count=3)
+    state = with_gpu(pool.state, index=7, parent=gpu(1), drain_reason="h\not")
+    *_, last = view_of(state).servers[0].gpus
+    assert [each.index for each in view_of(state).servers[0].gpus] == [1, 2, 7]
+    assert (last.id, last.mig, last.drain) == (gpu(0), True, f"h{LOST}ot")
+    assert [each.mig for each in view_of(state).servers[0].gpus] == [False, False, True]
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_suspended_lease_shows_what_is_kept_of_it() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    shown = lease_of(pool)
+    assert (shown.state, shown.kept_bytes, shown.waits_to_resume) == ("held", 0, False)
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    pool.let_go(lease)
+    pool.hold((gpu(0), 60), user="bob")
+    assert pool.do(c.ResumeLease(lease, "ada")).ok
+    shown, _ = view_of(pool.state).leases
+    assert (shown.state, shown.kept_bytes, shown.waits_to_resume) == ("suspended", GIB, True)
+
+
+def test_only_of_a_lease_that_is_held_it_is_said_that_it_cannot_be_suspended() -> None:
+    pool = Moving(emulated=False)
+    lease = pool.hold((gpu(0), 40))
+    pool.machine.state = with_server(pool.state, driver_version="470.1")
+    assert (lease_of(pool).state, lease_of(pool).not_suspendable) == ("held", DRIVER_TOO_OLD)
+    assert pool.do(c.EndLease(lease, "done", "ada")).ok
+    shown = lease_of(pool)
+    assert (shown.state, shown.reason, shown.not_suspendable) == ("ending", "done", "")
+
+
+def test_a_lease_that_never_went_elsewhere_has_no_stays() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    assert (lease_of(pool).stays, lease_of(pool).left) == ((), ())
+    since = Milliseconds(pool.state.now)
+    found = replace(pool.lease(lease), here_since=since)
+    state = replace(pool.state, leases=pool.state.leases | {lease: found})
+    [shown] = view_of(state).leases
+    assert shown.stays == (Stay(A, since),)
+
+
+@pytest.mark.parametrize(
+    ("way", "state", "left"),
+    [(RelocationState.LEAVING, "moving", []), (RelocationState.GONE, "held", [A])],
+)
+def test_a_lease_shows_what_the_server_that_it_left_has_yet_to_free(
+    way: RelocationState, state: str, left: list[ServerId]
+) -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40), (gpu(0, B), 40))
+    goes = Relocation(way, 1, A, B, "ada", pool.state.now, NEVER)
+    found = replace(pool.lease(lease), relocation=goes)
+    table = replace(pool.state, leases=pool.state.leases | {lease: found})
+    [shown] = view_of(table).leases
+    assert (shown.state, [part.server for part in shown.left]) == (state, left)
+    assert [part.server for part in shown.partitions] == ([B] if left else [A, B])
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def shown_events(*kinds: str) -> list[str]:
+    """Return the kinds of events of one lease, as people read them."""
+    events = tuple(Event(Milliseconds(1), kind, "0001", "x") for kind in kinds)
+    return [each.kind for each in view_of(PoolState(events=events)).events]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shown"),
+    [
+        (["lease-granted", "not-suspended"], ["lease-granted", "not-suspended"]),
+        (["suspending", "not-suspended"], ["suspending", "not-suspended"]),
+        (["moving", "not-suspended"], ["moving", "not-moved"]),
+        (["moving", "moved", "not-suspended"], ["moving", "moved", "not-moved"]),
+        (["moving", "suspending", "not-suspended"], ["moving", "suspending", "not-suspended"]),
+        (["suspending", "moving", "not-suspended"], ["suspending", "moving", "not-moved"]),
+    ],
+)
+def test_a_move_ends_when_a_server_cannot_suspend_the_lease(
+    kinds: list[str], shown: list[str]
+) -> None:
+    assert shown_events(*kinds) == shown
+
+
+def test_the_end_of_one_move_is_no_end_of_another() -> None:
+    events = tuple(
+        Event(Milliseconds(1), kind, lease, "x")
+        for kind, lease in (("moving", "0001"), ("not-suspended", "0002"))
+    )
+    shown = view_of(PoolState(events=events)).events
+    assert [each.kind for each in shown] == ["moving", "not-suspended"]
+    assert moved_last(events) == {"0001"}
+
+
+@pytest.mark.parametrize(("subject", "text"), [("a", "x\n"), ("a\x1b", "x"), ("a\x1b", "x\n")])
+def test_no_text_of_an_event_moves_a_cursor(subject: str, text: str) -> None:
+    event = Event(Milliseconds(1), "joined", subject, text)
+    [shown] = view_of(PoolState(events=(event,))).events
+    assert (shown.subject, shown.text) == (visible(subject), visible(text))
+    assert (shown.subject + shown.text).isprintable()
+
+
+# --- warnings -------------------------------------------------------------------------------------
+
+
+def test_the_cas_that_are_trusted_are_shown_with_the_servers_of_each() -> None:
+    old, new = b"old CA", b"new CA"
+    state = with_server(Moving().state, A, issuer=fingerprint_of(new))
+    state = with_server(state, B, issuer=fingerprint_of(old))
+
+    def shown(*authorities: bytes) -> list[tuple[str, bool, tuple[str, ...]]]:
+        table = with_changes(state, authorities=authorities)
+        return [(each.sha256, each.signs, each.servers) for each in view_of(table).authorities]
+
+    of_old, of_new = fingerprint_of(old).hex(), fingerprint_of(new).hex()
+    assert shown() == []
+    assert shown(new) == [(of_new, True, ("a",))]
+    assert shown(old) == [(of_old, True, ("b",))]
+    assert shown(old, new) == [(of_old, False, ("b",)), (of_new, True, ("a",))]
+
+
+def test_who_says_that_a_voter_does_not_count_is_named_if_it_is_known() -> None:
+    gone = ServerId("e" * 12)
+    state = Moving().state
+    for teller, name in ((A, "a"), (gone, gone)):
+        health = replace(HEALTH, refused_by={B: RefusedBy(teller, "it is old")})
+        alarms = [w for w in build_view(state, health, A, 0).warnings if w.startswith(ALARM)]
+        says = f"b does not count as a voter: server {name} says: it is old"
+        assert alarms == [ALARM + says]
+
+
+def upgraded_to(*formats: int) -> PoolState:
+    """Return a pool of servers that know these versions of the formats."""
+    state = Moving().state
+    known = state.servers[A]
+    servers: list[Server] = []
+    for number, version in enumerate(formats):
+        server = ServerId(f"{number:012}")
+        servers.append(with_changes(known, id=server, name=f"s{number}", formats=version))
+    return with_changes(state, servers=PersistentMap((each.id, each) for each in servers))
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 2])
+def test_servers_that_are_not_upgraded_are_named_up_to_a_number(more: int) -> None:
+    count = NAME_COUNT_MAX + more
+    state = upgraded_to(*[KEYS_SINCE - 1] * count, KEYS_SINCE)
+    [said] = [each for each in view_of(state).warnings if "not upgraded" in each]
+    names = ", ".join(f"s{n} (formats {KEYS_SINCE - 1})" for n in range(min(count, NAME_COUNT_MAX)))
+    rest = f" and {more} more" if more > 0 else ""
+    newest = f"the newest have formats {KEYS_SINCE}"
+    assert said == f"these servers are not upgraded yet: {names}{rest}; {newest}"
+
+
+@pytest.mark.parametrize(("formats", "warned"), [(KEYS_SINCE - 1, False), (KEYS_SINCE, True)])
+def test_a_pool_knows_its_keys_from_one_version_on(formats: int, warned: bool) -> None:
+    state = upgraded_to(formats, formats)
+    warnings = [each for each in view_of(state).warnings if "has the key" in each]
+    assert bool(warnings) is warned
+    shown = {each.has_keys for each in view_of(state).servers}
+    assert shown == ({False} if warned else {None})
+
+
+@pytest.mark.parametrize(
+    ("authorities", "what"),
+    [((), " of the pool's CA"), ((b"a",), " of the pool's CA"), ((b"a", b"b"), "s of both CAs")],
+)
+def test_the_keys_of_two_cas_are_asked_for_while_both_are_trusted(
+    authorities: tuple[bytes, ...], what: str
+) -> None:
+    state = with_changes(upgraded_to(KEYS_SINCE, KEYS_SINCE), authorities=authorities)
+    assert any(each.startswith(f"no server has the key{what}") for each in view_of(state).warnings)
+    first, *_ = state.servers
+    state = with_server(state, first, has_keys=True)
+    only = f"only one server has the key{what}, s0: "
+    assert any(each.startswith(only) for each in view_of(state).warnings)
+
+
+def test_what_is_wrong_with_this_server_itself_is_said() -> None:
+    state = Moving().state
+    removed = replace(HEALTH, role=Role.REMOVED)
+    text = "this server was removed from the pool"
+    assert text in build_view(state, removed, A, 0).warnings
+    assert text not in view_of(state).warnings
+    found = build_view(state, HEALTH, A, 0, ["a gap"]).warnings
+    assert found[0] == "the pool's table is wrong, which is a bug of gpupool: a gap"
+
+
+def test_requests_are_shown_in_the_order_in_which_they_wait() -> None:
+    pool = Moving()
+    for user in ("ada", "bob"):
+        pool.now_ms += 1000
+        assert pool.do(c.Wait(pool.request(9), user, TokenId(user), "b\nusy")).ok
+    shown = view_of(pool.state).waiting
+    assert [(each.user, each.reason) for each in shown] == [
+        ("ada", f"b{LOST}usy"),
+        ("bob", f"b{LOST}usy"),
+    ]
+    assert [each.id for each in view_of(pool.state).servers[0].gpus] == [
+        GpuId(f"{A}-{number}") for number in range(4)
+    ]
