@@ -24,10 +24,17 @@ from gpupool.pool.view import (
     ServerView,
     SilenceView,
     Stay,
+    WaitingView,
     has_quorum,
     visible,
 )
-from gpupool.pool.view_building import NAME_COUNT_MAX, build_view, moved_last, server_state
+from gpupool.pool.view_building import (
+    NAME_COUNT_MAX,
+    build_view,
+    moved_last,
+    raft_view,
+    server_state,
+)
 
 NEVER = Milliseconds(0)
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -62,6 +69,16 @@ def test_what_a_server_does_not_say_of_a_lease_is_nothing() -> None:
     assert (lease.requested_at, lease.ends_at, lease.kept_bytes) == (0, 0, 0)
     assert (lease.waits_to_resume, lease.is_away) == (False, False)
     assert Stay(A, Milliseconds(1)).until == 0
+    waits = WaitingView("00", "eve", "", "", 1, 1.0, 0, 9.0, "busy")
+    assert (waits.across, waits.priority, waits.filters, waits.servers) == (False, 0, (), ())
+
+
+def test_what_a_server_does_not_say_of_the_pool_is_nothing() -> None:
+    raft = raft_view(PoolState(), HEALTH)
+    rows: tuple[tuple[()], ...] = ((), (), (), ())
+    view = PoolView(1, "lab", "cluster", A, Milliseconds(1), "tls", raft, *rows)
+    assert (view.policy_version, view.record_count, view.clock) == (0, 0, None)
+    assert (view.warnings, view.authorities, view.silences) == ((), (), ())
 
 
 def test_what_a_server_does_not_say_of_itself_is_not_known() -> None:
@@ -336,6 +353,7 @@ def test_what_is_wrong_with_this_server_itself_is_said() -> None:
     assert text not in view_of(state).warnings
     found = build_view(state, HEALTH, A, 0, ["a gap"]).warnings
     assert found[0] == "the pool's table is wrong, which is a bug of gpupool: a gap"
+    assert view_of(state).schema == 1
 
 
 def test_requests_are_shown_in_the_order_in_which_they_wait() -> None:
