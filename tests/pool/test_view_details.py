@@ -13,12 +13,20 @@ from gpupool.pool.model.formats import KEYS_SINCE
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.relocation import Relocation, RelocationState
-from gpupool.pool.model.state import Event, Partition, PoolState, Server, with_changes
+from gpupool.pool.model.state import (
+    Event,
+    Partition,
+    PoolState,
+    Server,
+    ServerStatus,
+    with_changes,
+)
 from gpupool.pool.policy.giving_way import DRIVER_TOO_OLD
 from gpupool.pool.ports import RefusedBy, Role
 from gpupool.pool.transitions.authorities import fingerprint_of
 from gpupool.pool.view import (
     ALARM,
+    ClockView,
     LeaseView,
     PoolView,
     ServerView,
@@ -30,10 +38,12 @@ from gpupool.pool.view import (
 )
 from gpupool.pool.view_building import (
     NAME_COUNT_MAX,
+    ViewSource,
     build_view,
     moved_last,
     raft_view,
     server_state,
+    view_in_rows,
 )
 
 NEVER = Milliseconds(0)
@@ -172,6 +182,66 @@ def test_gpus_are_shown_by_their_numbers_with_what_they_are() -> None:
     assert [each.mig for each in view_of(state).servers[0].gpus] == [False, False, True]
 
 
+def test_a_server_is_new_until_it_comes_up_and_drained_when_all_its_gpus_are() -> None:
+    state = Moving(gpu_count=2).state
+    word = server_state(state.servers[A])
+    assert word == "idle"
+    state = with_gpu(state, drain_reason="hot")
+    assert server_state(state.servers[A]) == "idle", "one of two"
+    known = state.servers[A]
+    gpus = {key: replace(each, drain_reason="hot") for key, each in known.gpus.items()}
+    assert server_state(with_changes(known, gpus=gpus)) == "drain"
+    assert server_state(with_changes(known, gpus={})) == "idle", "it has none"
+    assert server_state(with_changes(known, status=ServerStatus.JOINED)) == "new"
+    drained = with_changes(known, status=ServerStatus.JOINED, drain_reason="fan")
+    assert server_state(drained) == "drain"
+    assert server_state(with_changes(drained, status=ServerStatus.UNREACHABLE)) == "down"
+
+
+@pytest.mark.parametrize(("more", "state"), [(0, "mix"), (1, "full")])
+def test_a_twentieth_that_is_free_is_counted_to_the_byte(more: int, state: str) -> None:
+    pool = Moving(gpu_count=1)
+    pool.hold((gpu(0), 40))
+    table = with_gpu(pool.state, memory_foreign=36 * GIB + more)
+    assert server_state(table.servers[A]) == state
+
+
+@pytest.mark.parametrize(
+    ("status", "formats"),
+    [(ServerStatus.JOINED, 0), (ServerStatus.UP, 9), (ServerStatus.UNREACHABLE, 9)],
+)
+def test_a_server_has_no_version_before_it_was_up(status: ServerStatus, formats: int) -> None:
+    state = with_server(Moving().state, status=status, formats=9)
+    server, _ = view_of(state).servers
+    assert server.formats == formats
+    is_away = status is ServerStatus.UNREACHABLE
+    assert server.gpus[0].memory_free == (0 if is_away else 80 * GIB)
+
+
+def test_a_gpu_that_another_server_shows_as_well_has_the_leases_of_its_own_server() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40), (gpu(1, B), 40))
+    a, b = pool.state.servers[A], pool.state.servers[B]
+    shared = replace(b.gpus[gpu(1, B)], index=9, clash="of b", memory_granted=0)
+    state = with_server(pool.state, gpus={**a.gpus, shared.id: shared})
+    server, other = view_of(state).servers
+    assert [each.leases for each in server.gpus] == [(lease,), (), (), (), ()]
+    assert [each.leases for each in other.gpus] == [(), (lease,), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("leader", "name"), [(None, ""), (A, "a"), (B, "b"), (ServerId("e" * 12), "")]
+)
+def test_the_leader_is_shown_by_its_name_once_it_is_known(
+    leader: ServerId | None, name: str
+) -> None:
+    health = replace(HEALTH, leader=leader, term=3, commit_index=5, applied_index=4, elections=2)
+    shown = raft_view(Moving().state, health)
+    assert (shown.role, shown.leader, shown.quorum) == ("leader", name, leader is not None)
+    assert (shown.term, shown.commit_index, shown.applied_index) == (3, 5, 4)
+    assert (shown.voters, shown.connected, shown.elections) == ((A, B), (B,), 2)
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 
@@ -260,6 +330,24 @@ def test_the_end_of_one_move_is_no_end_of_another() -> None:
     shown = view_of(PoolState(events=events)).events
     assert [each.kind for each in shown] == ["moving", "not-suspended"]
     assert moved_last(events) == {"0001"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "moved"),
+    [
+        (["moving", "not-suspended", "lease-granted"], True),
+        (["moved"], True),
+        (["not-moved"], True),
+        (["suspending", "moved"], True),
+        (["moved", "suspending"], False),
+        (["suspending", "not-suspended"], False),
+    ],
+)
+def test_the_latest_attempt_was_to_move_it_unless_it_was_to_suspend_it(
+    kinds: list[str], moved: bool
+) -> None:
+    events = [Event(Milliseconds(1), kind, "0001", "x") for kind in kinds]
+    assert moved_last(events) == ({"0001"} if moved else set())
 
 
 @pytest.mark.parametrize(("subject", "text"), [("a", "x\n"), ("a\x1b", "x"), ("a\x1b", "x\n")])
@@ -354,6 +442,26 @@ def test_what_is_wrong_with_this_server_itself_is_said() -> None:
     found = build_view(state, HEALTH, A, 0, ["a gap"]).warnings
     assert found[0] == "the pool's table is wrong, which is a bug of gpupool: a gap"
     assert view_of(state).schema == 1
+
+
+def test_warnings_end_with_what_is_wrong_with_the_time_and_with_what_the_server_adds() -> None:
+    state = Moving().state
+    clock = ClockView(NEVER, NEVER, NEVER, "held", 0.0, (), ("the time is held",))
+    source = ViewSource(state, HEALTH, A, state.now, clock=clock, warnings=("its own",))
+    view, _ = view_in_rows(source)
+    assert view.warnings[-2:] == ("the time is held", "its own")
+    assert view.clock is clock
+    assert build_view(state, HEALTH, A, state.now, clock=clock).warnings[-1] == "the time is held"
+
+
+def test_what_is_silenced_is_shown_until_it_is_over() -> None:
+    pool = Moving()
+    until = Milliseconds(pool.now_ms + 60_000)
+    assert pool.do(c.SetSilence("disk", "a", "s\nda", "new\n disk", until, "root")).ok
+    [shown] = view_of(pool.state).silences
+    texts = (f"s{LOST}da", until, f"new{LOST} disk", "root", pool.state.now)
+    assert shown == SilenceView("disk", "a", *texts)
+    assert build_view(pool.state, HEALTH, A, until).silences == ()
 
 
 def test_requests_are_shown_in_the_order_in_which_they_wait() -> None:
