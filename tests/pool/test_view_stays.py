@@ -1,14 +1,21 @@
-"""Where a view shows that a lease has been and is."""
+"""Where a view shows that a lease has been and is, and of whom it warns."""
 
-from tests.pool.policy_kit import GIB, ONE
+from dataclasses import replace
+
+import pytest
+from tests.pool.policy_kit import GIB, ONE, A
+from tests.pool.test_lease_moves import Moving
+from tests.pool.test_lease_moves import gpu as gpu_of
 from tests.pool.test_lease_relocations import C, D, Going, gpu
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.state import ServerStatus
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.view import LeaseView, Stay
 from gpupool.pool.view_building import build_view
 
+LOST = "\N{REPLACEMENT CHARACTER}"
 HEALTH = RaftHealth(Role.LEADER, C, 1, 1, 1, (C,), (), 0.0, {}, 0)
 
 
@@ -85,3 +92,46 @@ def test_the_server_that_a_lease_has_left_makes_it_not_unreachable() -> None:
     assert [part.server for part in shown(pool, lease).partitions] == [D]
     assert pool.do(c.ServerContact(D, ONE, reachable=False)).ok
     assert shown(pool, lease).state == "unreachable"
+
+
+def test_why_the_latest_attempt_failed_is_said_of_what_it_was_for() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu_of(0), 40))
+
+    def said() -> tuple[str, str]:
+        [view] = build_view(pool.state, HEALTH, A, pool.now_ms).leases
+        return view.not_suspended, view.not_moved
+
+    def refused(why: str) -> None:
+        number = pool.order_number(lease)
+        assert pool.do(c.RefuseSuspension(lease, A, ONE, number, why)).ok
+        pool.go_on(lease)
+
+    assert said() == ("", "")
+    assert pool.move(lease, gpu_of(1)).ok
+    refused("no\x1b memory")
+    assert said() == (f"no{LOST} memory", f"no{LOST} memory")
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    refused("no room")
+    assert said() == ("no room", "")
+
+
+@pytest.mark.parametrize(
+    ("status", "leaves", "named"),
+    [
+        (ServerStatus.UP, False, True),
+        (ServerStatus.UNREACHABLE, False, True),
+        (ServerStatus.JOINED, False, False),
+        (ServerStatus.UP, True, False),
+    ],
+)
+def test_only_of_members_that_were_up_it_is_said_that_they_are_not_upgraded(
+    status: ServerStatus, leaves: bool, named: bool
+) -> None:
+    pool = Going()
+    old = replace(pool.state.servers[D], formats=8, status=status)
+    removed = dict.fromkeys([D] if leaves else [], Milliseconds(1))
+    state = replace(pool.state, servers=pool.state.servers | {D: old}, removed=removed)
+    warnings = build_view(state, HEALTH, C, pool.now_ms).warnings
+    said = "these servers are not upgraded yet: d (formats 8); the newest have formats 9"
+    assert [each for each in warnings if "not upgraded" in each] == ([said] if named else [])
