@@ -219,6 +219,16 @@ def test_an_order_sets_a_time_within_five_seconds_of_the_clocks(sign: int) -> No
     assert asked(5001, era=0) is None, "it does nothing"
 
 
+@pytest.mark.parametrize("at_ms", [START_MS, START_MS + 20_000])
+def test_a_stamp_that_is_not_after_the_tables_time_moves_nothing(at_ms: int) -> None:
+    """The time begins to run slowly when it is asked for, and not with such a stamp."""
+    world = World()
+    world.stamp(START_MS + 20_000)
+    assert refusal(world, at_ms) is None
+    world.now += 2.0
+    assert world.clock.now_ms() == START_MS + 20_000
+
+
 def test_what_is_no_command_is_the_tables_to_refuse() -> None:
     world = World()
     plains: list[Plain] = [None, [], "text", 7, {}, {"t": "late"}, {"k": "set-clock", "c": 7}]
