@@ -26,6 +26,8 @@ from gpupool.pool.policy.toml_limits import KEY_PART_COUNT_MAX, NESTING_MAX, sha
         ('# fine\n"x"' + ' . "a"' * 8 + " = 1\n", 2, "a key has at most 8 parts"),
         ('x = """one"""""\n' + "a." * 9 + "a = 1\n", 2, "a key has at most 8 parts"),
         ("x = '''one'''''\n" + "a." * 9 + "a = 1\n", 2, "a key has at most 8 parts"),
+        ('x = """one""""\n' + "a." * 9 + "a = 1\n", 2, "a key has at most 8 parts"),
+        ("x = '''one''''\n" + "a." * 9 + "a = 1\n", 2, "a key has at most 8 parts"),
         ('x = [""""""]\n' + "a." * 9 + "a = 1\n", 2, "a key has at most 8 parts"),
         ("\n\nx = " + "[" * 100_000, 3, "arrays and tables nest at most 8 deep"),
         ("x = " + "{a = " * 9 + "1" + "}" * 9, 1, "arrays and tables nest at most 8 deep"),
@@ -55,6 +57,35 @@ def test_a_shape_that_costs_too_much(text: str, line: int, why: str) -> None:
 )
 def test_dots_and_brackets_that_are_no_structure(text: str) -> None:
     assert shape_problem(text) is None
+
+
+@pytest.mark.parametrize("before", ["", "[", "]", "{", "}", "=", ",", "a.a\n", "a#b.b\n", "'a.b'"])
+def test_dots_are_counted_from_where_a_key_can_begin(before: str) -> None:
+    assert shape_problem(before + "a" + ".a" * (8 - 1)) is None
+    line = before.count("\n") + 1
+    text = before + "a" + ".a" * 8
+    assert shape_problem(text) == (line, "a key has at most 8 parts")
+
+
+@pytest.mark.parametrize("before", ["", "]", "}}", "[]", "[[]]", "{}", "[{}]\n", "'['", "# [\n"])
+def test_brackets_are_counted_by_how_many_are_open(before: str) -> None:
+    assert shape_problem(before + "[{" * 4) is None
+    line = before.count("\n") + 1
+    too_deep = (line, "arrays and tables nest at most 8 deep")
+    assert shape_problem(before + "[{" * 4 + "[") == too_deep
+    assert shape_problem(before + "{[" * 4 + "{") == too_deep
+
+
+@pytest.mark.parametrize("opening", ['"', "'", '"""', "'''"])
+def test_what_stands_behind_a_string_without_an_end_is_not_looked_at(opening: str) -> None:
+    assert shape_problem(f"x = {opening}" + "[" * 9) is None
+
+
+@pytest.mark.parametrize("backslashes", range(5))
+@pytest.mark.parametrize("quote", ['"', '"""'])
+def test_an_odd_number_of_backslashes_keeps_a_string_open(quote: str, backslashes: int) -> None:
+    text = f"x = {quote}a{chr(92) * backslashes}{quote}" + "[" * 9
+    assert (shape_problem(text) is None) is (backslashes % 2 == 1)
 
 
 def _parts(value: object) -> int:
