@@ -97,6 +97,18 @@ def test_a_mistake_is_told_in_300_characters_at_most() -> None:
     assert len(text) == 300
 
 
+def test_a_mistake_of_syntax_at_the_end_of_a_document_is_told_in_200_characters() -> None:
+    [(line, text)] = problems(f"[{'k' * 300}]\n[{'k' * 300}")
+    assert (line, text) == (0, f"Cannot declare ('{'k' * 183}")
+    assert len(text) == 200
+
+
+def test_a_policy_has_64_prices_at_most_the_currency_included() -> None:
+    prices = "[prices]\ncurrency = 'EUR'\n" + "".join(f"m{n} = 1\n" for n in range(63))
+    parse(prices)
+    assert problems(f"{prices}m = 1\n") == [(1, "it has more than 64 prices")]
+
+
 def test_one_mistake_is_told_once() -> None:
     text = "class is a table: write it as [class]"
     assert problems("class = 3\n") == [(1, text)]
@@ -241,6 +253,18 @@ def test_a_user_may_be_put_in_one_class_twice_and_in_no_second_one() -> None:
     assert parse(text.format("x")).members == (Membership("ada", "x", 2),)
     why = "user ada is in class x (line 2) already; each has one class"
     assert problems(text.format("y")) == [(5, why)]
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [("class.x", "users"), ("user.ada", "class"), ("defaults", "class"), ("pool", "gpus")],
+)
+def test_a_window_changes_nobodys_class(table: str, key: str) -> None:
+    text = f"[class.x]\n[[window]]\n{SPAN}[window.{table}]\nmax_gpus = 1\n{key} = 'x'\n"
+    [(line, found)] = problems(text)
+    where = f"[window.{table}]"
+    assert line == 7
+    assert found.startswith(f"unknown key '{key}' in {where}; ")
 
 
 @pytest.mark.parametrize("name", ["n", "n" * 64])
