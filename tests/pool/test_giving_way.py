@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from tests.pool.policy_kit import A, Pool
+from tests.pool.policy_kit import A, B, Pool
 from tests.pool.test_preemption import MINUTE_MS, Preempting, small
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.policy import Window
+from gpupool.pool.model.relocation import Relocation, RelocationState
 from gpupool.pool.model.state import Lease, Partition
 from gpupool.pool.model.suspension import (
     DRIVER_TOO_OLD,
@@ -354,6 +355,14 @@ def test_what_is_not_there_does_not_hide_what_cannot_be_suspended() -> None:
     ):
         state = replace(pool.state, servers=pool.state.servers.set(A, found))
         assert never_suspendable(state, replace(plain, partitions=partitions)) == why
+
+
+def test_a_lease_that_goes_to_another_server_is_not_suspended() -> None:
+    pool, plain = plain_lease()
+    assert not_suspendable(pool.state, plain) == ""
+    way = Relocation(RelocationState.LEAVING, 1, A, B, "root", ms(0), ms(0))
+    why = "it is being moved to another server"
+    assert not_suspendable(pool.state, replace(plain, relocation=way)) == why
 
 
 def test_a_lease_of_which_a_server_or_a_gpu_is_gone_is_not_reachable() -> None:

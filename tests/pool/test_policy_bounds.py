@@ -298,7 +298,7 @@ def test_names_that_are_too_short_or_too_long_are_refused(target: str, name: str
 def test_what_is_of_the_wrong_kind_says_what_it_should_be(
     text: str, problem: tuple[int, str]
 ) -> None:
-    assert problem in problems(text)
+    assert problems(text) == [problem]
 
 
 def test_a_problem_of_the_whole_document_has_no_line() -> None:
