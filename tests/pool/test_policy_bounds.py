@@ -255,6 +255,20 @@ def test_a_user_may_be_put_in_one_class_twice_and_in_no_second_one() -> None:
     assert problems(text.format("y")) == [(5, why)]
 
 
+@pytest.mark.parametrize("length", [1, 64])
+def test_a_name_that_is_referred_to_has_64_characters_at_most(length: int) -> None:
+    name = "n" * length
+    window = f"[[window]]\nname = '{name}'\n{SPAN}[window.pool]\nmax_leases=1\n"
+    kept = f"[[reservation]]\nclass = '{name}'\nname = '{name}'\ncount = 1\n{SPAN}"
+    members = f"[class.{name}]\n[user.ada]\nclass = '{name}'\n"
+    policy = parse(members + window + kept)
+    assert policy.members == (Membership("ada", name, 3),)
+    assert [each.name for each in policy.windows] == [name]
+    assert [(each.name, each.group) for each in policy.reservations] == [(name, name)]
+    too_long = window.replace(name + "'", "n" * 65 + "'")
+    assert problems(too_long) == [(2, "name is a name of at most 64 characters")]
+
+
 @pytest.mark.parametrize(
     ("table", "key"),
     [("class.x", "users"), ("user.ada", "class"), ("defaults", "class"), ("pool", "gpus")],
