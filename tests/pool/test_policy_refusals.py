@@ -9,6 +9,7 @@ from gpupool.pool.model.policy import UNIT, Rule, Usage
 from gpupool.pool.model.state import Request, RequestId
 from gpupool.pool.policy.admission import (
     Admission,
+    May,
     amount,
     duration_text,
     least_need,
@@ -241,6 +242,32 @@ def test_both_rules_of_places_are_named_when_nothing_fits() -> None:
     a, b = pool.state.servers[A], pool.state.servers[B]
     may = admission.usable("ada")
     assert [may(each, next(iter(each.gpus.values()))) for each in (a, b)] == [False, False]
+
+
+def test_what_fits_is_judged_by_the_rules_of_each_moment() -> None:
+    pool = Pool(
+        "[user.ada]\ngpus = 'L4'\n" + window("09:00", "UTC", "[window.user.ada]\ngpus='*A*'")
+    )
+    found = {each.name: (each, next(iter(each.gpus.values()))) for each in (
+        replace(pool.state.servers[A], name="h200"),
+        replace(pool.state.servers[B], name="a100"),
+        replace(pool.state.servers[B], name="l4", gpus={
+            name: replace(gpu, name="L4") for name, gpu in pool.state.servers[B].gpus.items()
+        }),
+    )}  # fmt: skip
+    admission = Admission(pool.state)
+
+    def names(may: May) -> str:
+        return " ".join(name for name, place in found.items() if may(*place))
+
+    assert admission.fit_refusal("ada", lambda may: may(*found["l4"]), names) is None
+    later = admission.fit_refusal("ada", lambda may: names(may) == "h200 a100", names)
+    never = admission.fit_refusal("ada", lambda may: names(may) == "h200", names)
+    assert later is not None
+    assert never is not None
+    why = "ada may use GPUs L4 (policy v1, line 2: [user.ada] gpus); l4"
+    assert (later.kind, later.why) == ("busy", f"{why}; allowed from Mon 09:00 (UTC) on")
+    assert (never.kind, never.why) == ("denied", why)
 
 
 # --- the least that a request counts as -----------------------------------------------------------
