@@ -245,16 +245,11 @@ def test_both_rules_of_places_are_named_when_nothing_fits() -> None:
 
 
 def test_what_fits_is_judged_by_the_rules_of_each_moment() -> None:
-    pool = Pool(
-        "[user.ada]\ngpus = 'L4'\n" + window("09:00", "UTC", "[window.user.ada]\ngpus='*A*'")
-    )
-    found = {each.name: (each, next(iter(each.gpus.values()))) for each in (
-        replace(pool.state.servers[A], name="h200"),
-        replace(pool.state.servers[B], name="a100"),
-        replace(pool.state.servers[B], name="l4", gpus={
-            name: replace(gpu, name="L4") for name, gpu in pool.state.servers[B].gpus.items()
-        }),
-    )}  # fmt: skip
+    opens = window("09:00", "UTC", "[window.user.ada]\ngpus = '*NVIDIA*'")
+    pool = Pool(f"[user.ada]\ngpus = 'L4'\n{opens}")
+    a, b = pool.state.servers[A], pool.state.servers[B]
+    h200, a100 = next(iter(a.gpus.values())), next(iter(b.gpus.values()))
+    found = {"h200": (a, h200), "a100": (b, a100), "l4": (b, replace(a100, name="L4"))}
     admission = Admission(pool.state)
 
     def names(may: May) -> str:
