@@ -76,7 +76,7 @@ def test_brackets_are_counted_by_how_many_are_open(before: str) -> None:
     assert shape_problem(before + "{[" * 4 + "{") == too_deep
 
 
-@pytest.mark.parametrize("opening", ['"', "'", '"""', "'''"])
+@pytest.mark.parametrize("opening", ['"', "'", '"""', "'''", '"""a"""' + '"' * 3])
 def test_what_stands_behind_a_string_without_an_end_is_not_looked_at(opening: str) -> None:
     assert shape_problem(f"x = {opening}" + "[" * 9) is None
 

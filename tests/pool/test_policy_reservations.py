@@ -102,6 +102,13 @@ def test_of_the_places_of_its_class_those_that_others_use_least_come_first() -> 
     assert kept(opened(pool)) == ["a1"]
 
 
+def test_of_places_that_others_use_alike_the_first_by_number_is_kept() -> None:
+    pool = Pool(CLASSES + reservation(1))
+    for number in (3, 1, 2):
+        pool.hold((gpu(number), 10), user="cy")
+    assert kept(opened(pool)) == ["a1"]
+
+
 def test_what_members_have_on_one_gpu_counts_together() -> None:
     pool = Pool(CLASSES + reservation(1))
     pool.hold((gpu(1), 30), user="cy")
