@@ -7,6 +7,7 @@ from tests.pool.policy_kit import GIB, Pool
 from tests.pool.test_preemption import MINUTE_MS, small
 
 from gpupool.pool.model import commands as c
+from gpupool.pool.model.state import PoolState
 from gpupool.pool.scheduling.policy_explain import COMPARED_MAX, SPARED_MAX, explain
 
 POLICY = """
@@ -64,6 +65,72 @@ def test_a_user_without_limits_is_told_what_it_holds() -> None:
     )
     kind, lines = explain(pool.state, "bob", pool.request())
     assert (kind, lines[-1]) == ("", "allowed: it would be granted now")
+
+
+def test_a_pool_without_a_server_is_busy() -> None:
+    state, request = PoolState(), Pool().request()
+    assert explain(state, "ada", request) == (
+        "busy",
+        ("the pool has no policy: nothing is limited", "busy: the pool has no server"),
+    )
+
+
+ALL_TERMS = """
+[class.staff]
+users = ["ada"]
+gpus = ["*H200*", "*A100*"]
+servers = ["rack=1", "rack=2"]
+priority = 3
+weight = 2.5
+idle_timeout = "30m"
+max_lease_time = "8h"
+data_encryption = "off"
+max_gpus = 3
+[pool]
+max_memory = "1TiB"
+[[window]]
+name = "morning"
+from = "06:00"
+to = "12:00"
+[window.defaults]
+max_leases = 4
+[[window]]
+name = "evening"
+from = "18:00"
+to = "20:00"
+[window.defaults]
+max_leases = 5
+"""
+
+
+def test_every_term_that_a_policy_can_give_is_told() -> None:
+    pool = Pool(ALL_TERMS)
+    pool.grant("ada", 2, 0.5)
+    terms = (
+        "may use GPUs *H200*, *A100* (policy v1, line 4: [class.staff] gpus)",
+        "may use servers with rack=1, rack=2 (policy v1, line 5: [class.staff] servers)",
+        "priority 3",
+        "shares of computing time weigh 2.5 (policy v1, line 7: [class.staff] weight)",
+        "a lease ends when unused for 30m",
+        "a lease lasts 8h at most (policy v1, line 9: [class.staff] max_lease_time)",
+        "data encryption: off",
+    )
+    limits = (
+        "class staff: 1 of 3 GPUs held (policy v1, line 11: [class.staff] max_gpus)",
+        "all users: 80 of 1024 GiB held (policy v1, line 13: [pool] max_memory)",
+    )
+    _, (who, *lines) = explain(pool.state, "ada", None)
+    assert who == "ada is in class staff"
+    assert lines == [*limits, *terms]
+    pool.go_to("2026-11-23T06:00:00")
+    _, (_, *lines) = explain(pool.state, "ada", None)
+    until = 'window "morning" is open until Mon 12:00 (UTC)'
+    leases = '{} of 4 leases held (policy v1, line 19: [defaults] max_leases, in window "morning")'
+    mine = f"ada: {leases.format(1)}"
+    assert sorted(lines) == sorted([mine, *limits, *terms, until])
+    assert lines[-1] == until
+    theirs = (limits[1], f"bob: {leases.format(0)}", until)
+    assert explain(pool.state, "bob", None)[1] == ("bob is in no class", *theirs)
 
 
 # --- preemption -----------------------------------------------------------------------------------
@@ -193,3 +260,53 @@ def test_a_lease_that_helps_only_beside_others_is_not_needed() -> None:
     assert lines[-2].endswith(
         f"lease {needless:04x} of bob would not: the request does not need its memory"
     )
+
+
+def test_of_leases_that_would_do_as_well_the_one_with_the_lower_number_is_taken() -> None:
+    pool = small(CLASSES)
+    first, second = pool.hold_for("ada", (0, 60)), pool.hold_for("ada", (1, 60))
+    _, lines = explain(pool.state, "boss", pool.request(fraction=1))
+    assert lines[-2].startswith(f"lease {first:04x} of ada would be suspended for it: ")
+    assert lines[-1] == (
+        f"lease {second:04x} of ada would not: "
+        "it would do as well, and lower numbers are taken first"
+    )
+
+
+def test_a_lease_that_would_not_suffice_is_told_so() -> None:
+    pool = small(CLASSES)
+    pool.hold_for("boss", (0, 80))
+    lease = pool.hold_for("ada", (1, 80))
+    _, lines = explain(pool.state, "boss", pool.request(2))
+    assert lines[-2:] == (
+        f"lease {lease:04x} of ada would not: that would not suffice",
+        "priority 10 or more protects 1 of the leases",
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "told"), [(-1, ""), (0, ""), (1, "1 more lease"), (2, "2 more leases")]
+)
+def test_the_leases_beyond_those_that_are_named_are_counted(more: int, told: str) -> None:
+    count = 1 + SPARED_MAX + more
+    pool = small(CLASSES, gpu_count=count)
+    for gpu in range(count):
+        pool.hold_for("ada", (gpu, 80 - gpu))
+    _, lines = explain(pool.state, "boss", pool.request(fraction=1))
+    spared = [line for line in lines if " would not: " in line]
+    assert len(spared) == min(count - 1, SPARED_MAX)
+    assert [line for line in lines if line.startswith("nor would ")] == (
+        [f"nor would {told} of lower priority"] if told else []
+    )
+
+
+def test_leases_that_are_over_are_neither_spared_nor_protected() -> None:
+    pool = small(CLASSES, gpu_count=3)
+    lease = pool.hold_for("ada", (0, 80))
+    ended = [pool.hold_for("bob", (1, 80)), pool.hold_for("boss", (2, 80))]
+    held = explain(pool.state, "boss", pool.request())[1]
+    assert any(line.startswith("priority 10 or more protects 1 of") for line in held)
+    for each in ended:
+        assert pool.do(c.EndLease(each, "over")).ok
+    _, lines = explain(pool.state, "boss", pool.request(3))
+    assert lines[-1].startswith(f"lease {lease:04x} of ada would be suspended for it: 80 GiB")

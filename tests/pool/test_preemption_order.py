@@ -9,7 +9,7 @@ from tests.pool.test_preemption import MINUTE_MS, POLICY, Preempting, small
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, TokenId
 from gpupool.pool.model.policy import UNIT
-from gpupool.pool.model.state import Partition, PoolState, Request
+from gpupool.pool.model.state import Partition, PartStatus, PoolState, Request
 from gpupool.pool.scheduling.preemption import (
     Rules,
     choose,
@@ -202,6 +202,77 @@ def test_a_lease_that_is_resuming_counts_as_running_again() -> None:
 def test_a_class_of_which_nothing_runs_has_nothing_to_spare() -> None:
     pool = small(GUARANTEED.format("1"))
     assert Rules(pool.state).spare("night") == -UNIT
+
+
+@pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
+def test_a_class_keeps_its_guarantee_to_the_unit(more: int, kept: bool) -> None:
+    pool = small(GUARANTEED.format("0.5"))
+    leases = [pool.hold_for("ada", (0, 40)), pool.hold_for("bob", (1, 40))]
+    rules = Rules(pool.state)
+    assert rules.spare("night") == UNIT // 2
+    first, second = (pool.state.leases[each] for each in leases)
+    half = replace(first, units={A: UNIT // 4, B: UNIT // 4 + more})
+    assert rules.keep_guarantees([half]) is kept
+    parts = [replace(each, units={A: UNIT // 4}) for each in (first, second)]
+    parts[1] = replace(parts[1], units={A: UNIT // 4 + more})
+    assert rules.keep_guarantees(parts) is kept
+
+
+@pytest.mark.parametrize(
+    ("change", "policy", "why"),
+    [
+        ({}, POLICY, ""),
+        ({}, POLICY.replace("preemptible = true", "preemptible = true\npriority = 9"), ""),
+        (
+            {},
+            POLICY.replace("preemptible = true", "preemptible = true\npriority = 10"),
+            "its priority 10 is not lower than 10",
+        ),
+        (
+            {},
+            POLICY.replace("preemptible = true", "preemptible = true\npriority = 11"),
+            "its priority 11 is not lower than 10",
+        ),
+        (
+            {},
+            POLICY.replace("preemptible = true", "preemptible = false"),
+            "neither it nor its class is preemptible "
+            "(policy v1, line 4: [class.night] preemptible)",
+        ),
+        (
+            {},
+            POLICY.replace("preemptible = true\n", ""),
+            "neither it nor its class is preemptible",
+        ),
+        ({"preemptible": True}, POLICY.replace("preemptible = true", "preemptible = false"), ""),
+        ({"preemptible": True}, POLICY.replace("preemptible = true\n", ""), ""),
+        ({"end_reason": "over"}, POLICY, "it ends"),
+        ({"parts": {A: PartStatus.ENDING}}, POLICY, "it ends"),
+        ({"parts": {A: PartStatus.HELD, B: PartStatus.FREED}}, POLICY, "it ends"),
+        (
+            {},
+            GUARANTEED.format("0.501"),
+            "class night keeps 0.501 GPUs (policy v1, line 5: [class.night] guarantee)",
+        ),
+        ({}, GUARANTEED.format("0.5"), ""),
+    ],
+)
+def test_why_a_lease_may_not_be_suspended(change: dict[str, object], policy: str, why: str) -> None:
+    pool = small(policy)
+    lease, _ = pool.hold_for("ada", (0, 40)), pool.hold_for("bob", (1, 40))
+    rules = Rules(pool.state)
+    entry = entry_of(rules, "boss", pool.request())
+    known = replace(pool.state.leases[lease], **change)  # pyright: ignore[reportArgumentType]
+    assert rules.objection(known, entry) == why
+
+
+def test_a_lease_of_a_server_that_nobody_reaches_is_not_suspended() -> None:
+    pool = small(gpu_count=1)
+    lease = pool.grant("ada")
+    assert pool.do(c.ServerContact(A, ONE, reachable=False)).ok
+    rules = Rules(pool.state)
+    entry = entry_of(rules, "boss", pool.request())
+    assert rules.objection(pool.state.leases[lease], entry) == "server a is not reachable"
 
 
 # --- the servers ----------------------------------------------------------------------------------

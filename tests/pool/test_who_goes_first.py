@@ -8,12 +8,15 @@ from tests.pool.test_preemption import Preempting, small
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import PartStatus, PoolState, Request, Waiting
 from gpupool.pool.scheduling.fairness import (
+    ReservedGpus,
     going_first,
     kept_from,
     nearest,
     needed_by,
+    reserved_for_others,
     with_memory_to_come,
 )
 
@@ -227,3 +230,126 @@ def test_a_gpu_that_grants_nothing_and_a_server_that_does_not_are_not_kept() -> 
     assert kept_for(pool, pool.request()) == {(B, gpu(0, B))}
     assert pool.do(c.DrainServer(B, "new fan", "root")).ok
     assert kept_for(pool, pool.request()) == set()
+
+
+@pytest.mark.parametrize(("on_a", "on_b", "kept"), [(80, 40, A), (40, 80, A), (39, 40, B)])
+def test_a_gpu_with_more_free_than_is_needed_is_as_ready_as_one_with_just_that(
+    on_a: int, on_b: int, kept: str
+) -> None:
+    pool = Pool(gpu_count=1)
+    for server, gib in ((A, on_a), (B, on_b)):
+        if gib < 80:
+            pool.hold((gpu(0, server), 80 - gib))
+    assert kept_for(pool, pool.request(memory=40 * GIB)) == {(kept, gpu(0, kept))}
+
+
+def test_of_servers_that_are_as_near_the_first_by_id_is_taken_in_whatever_order_they_came() -> None:
+    pool = Pool()
+    servers = pool.state.servers
+    turned = PersistentMap((server, servers[server]) for server in (B, A))
+    assert list(turned) == [B, A]
+    pool.machine.state = replace(pool.state, servers=turned)
+    assert {server for server, _ in kept_for(pool, pool.request(3))} == {A}
+
+
+# --- several that go first ------------------------------------------------------------------------
+
+
+def starve(pool: Preempting, user: str, request: Request) -> Waiting:
+    """Let a request wait for as long as makes it go first."""
+    pool.wait(user, request)
+    for _ in range(pool.state.starved_after_ms // 10_000):
+        pool.later(10_000)
+        pool.wait(user, request)
+    return pool.state.waiting[request.id]
+
+
+def test_a_starved_request_and_a_suspended_lease_both_keep_their_gpus() -> None:
+    pool = small(gpu_count=3)
+    lease = pool.hold_for("ada", (0, 60))
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    pool.confirm(lease)
+    pool.hold_for("bob", (0, 60))
+    pool.hold_for("bob", (1, 60))
+    pool.hold_for("bob", (2, 70))
+    assert pool.do(c.ResumeLease(lease, "ada")).ok
+    pool.later(1)
+    entry = starve(pool, "dee", pool.request(memory=40 * GIB))
+    pool.later(1)
+    pool.wait("dee", entry.request)
+    own = pool.state.leases[lease].request
+    first, second = going_first(pool.state)
+    assert (first.entry.request.id, first.gpus) == (own, {(A, gpu(0))})
+    assert (second.entry.request.id, second.gpus) == (entry.request.id, {(A, gpu(1))})
+    assert reserved_for_others(pool.state, NOBODY, "cy") is None, "of a higher priority"
+    kept = reserved_for_others(pool.state, NOBODY, "dee")
+    assert kept == ReservedGpus(first.entry, frozenset({(A, gpu(0)), (A, gpu(1))}))
+    assert reserved_for_others(pool.state, entry.request.id, "dee") == first
+    assert reserved_for_others(pool.state, own, "ada") is None
+
+
+def test_a_starved_request_keeps_nothing_from_itself_and_all_from_those_behind() -> None:
+    pool = small(gpu_count=1)
+    pool.hold_for("bob", (0, 60))
+    entry = starve(pool, "ada", pool.request())
+    assert reserved_for_others(pool.state, entry.request.id, "ada") is None
+    for user in ("ada", "bob", "dee"):
+        kept = reserved_for_others(pool.state, NOBODY, user)
+        assert kept == ReservedGpus(entry, frozenset({(A, gpu(0))}))
+    assert reserved_for_others(pool.state, NOBODY, "boss") is None
+
+
+def test_memory_of_leases_that_end_counts_only_for_whom_leases_are_suspended() -> None:
+    """Whether there are suspended leases or not, a starved request keeps the same GPUs."""
+    pool = small(gpu_count=3)
+    ends = pool.hold_for("ada", (0, 80))
+    pool.hold_for("ada", (1, 40))
+    other = pool.hold_for("ada", (2, 80))
+    entry = starve(pool, "dee", pool.request())
+    assert pool.do(c.EndLease(ends, "over")).ok
+    [found] = going_first(pool.state)
+    assert found == ReservedGpus(entry, frozenset({(A, gpu(1))}))
+    assert pool.do(c.SuspendLease(other, "", "ada")).ok
+    assert pool.state.leases.suspended()
+    assert going_first(pool.state) == (found,)
+
+
+def test_whom_suspended_leases_do_not_suffice_keeps_nothing_unless_it_is_starved() -> None:
+    pool = small(gpu_count=3)
+    for n in range(3):
+        pool.hold_for("ada", (n, 80))
+    two, one = pool.request(2), pool.request()
+    pool.wait("boss", two)
+    pool.wait("cy", one)
+    assert len(pool.lead()) == 3
+    assert [each.entry.request for each in going_first(pool.state)] == [two, one]
+    away = {each.id: each.suspension for each in pool.state.leases.suspended().values()}
+    lease, number = next(
+        (lease, found.number)
+        for lease, found in away.items()
+        if found is not None and found.for_request == two.id
+    )
+    assert pool.do(c.RefuseSuspension(lease, A, ONE, number, "no memory left")).ok
+    [found] = going_first(pool.state)
+    assert (found.entry.request, len(found.gpus)) == (one, 1)
+    soon = replace(pool.state, starved_after_ms=0)
+    assert [each.entry.request for each in going_first(soon)] == [two, one]
+
+
+def test_a_request_is_ready_when_all_of_its_gpus_are() -> None:
+    pool = small(gpu_count=2)
+    servers = pool.state.servers
+    both = {(A, gpu(0)), (A, gpu(1))}
+    entry = entry_for(pool, 60, 2)
+    assert nearest(pool.state, entry, frozenset(), servers) == (both, True)
+    pool.hold_for("ada", (0, 40))
+    assert nearest(pool.state, entry, frozenset(), pool.state.servers) == (both, False)
+
+
+def test_what_others_hold_beside_memory_that_comes_back_stays_held() -> None:
+    pool = small(gpu_count=1)
+    ends = pool.hold_for("ada", (0, 40))
+    pool.hold_for("bob", (0, 30))
+    assert pool.do(c.EndLease(ends, "over")).ok
+    soon = with_memory_to_come(pool.state, entry_for(pool, 80))
+    assert soon[A].gpus[gpu(0)].memory_free == 50 * GIB
