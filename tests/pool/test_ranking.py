@@ -296,3 +296,117 @@ def test_loads_that_differ_by_less_than_a_thousandth_decide_nothing(
         latency_s = {ServerId(far): 0.02, ServerId(near): 0.001}
         choices = rank([full, idle], wanted(1, placement), latency_s)
         assert servers_of(choices) == ([far, near] if decides else [near, far])
+
+
+# --- latencies ------------------------------------------------------------------------------------
+
+NEAR = Placement.NEAR
+
+
+@pytest.mark.parametrize("known_s", [0.0, 0.0001, 0.0005])
+@pytest.mark.parametrize("wide_is_known", [False, True])
+def test_a_server_of_unknown_latency_is_as_near_as_one_that_answers_at_once(
+    known_s: float, wide_is_known: bool
+) -> None:
+    """Then the wider one is first."""
+    wide = offer("wide", card(0, 40, 40), card(1, 40, 40))
+    thin = offer("a", card(0, 40, 40))
+    latency_s = {ServerId("wide" if wide_is_known else "a"): known_s}
+    together = choose([thin, wide], wanted(3, NEAR, across=True), latency_s)
+    assert gpus_of(together) == ["wide-0", "wide-1", "a-0"]
+
+
+@pytest.mark.parametrize("known_s", [0.0, 0.0001, 0.0005])
+@pytest.mark.parametrize("known", ["a", "b"])
+def test_between_servers_that_are_as_near_what_is_left_over_decides(
+    known_s: float, known: str
+) -> None:
+    offers = [offer("a", card(0, 40, 80)), offer("b", card(0, 40, 60))]
+    assert servers_of(rank(offers, wanted(1, NEAR), {ServerId(known): known_s})) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("wide_ms", "thin_ms", "first"),
+    [
+        (2.499, 1.501, "wide"),  # both are 2 ms
+        (1.501, 2.499, "wide"),
+        (2.501, 1.501, "a"),
+        (1.499, 1.501, "wide"),
+        (1.501, 1.499, "a"),
+    ],
+)
+def test_latencies_count_in_whole_milliseconds(wide_ms: float, thin_ms: float, first: str) -> None:
+    wide = offer("wide", card(0, 40, 40), card(1, 40, 40))
+    thin = offer("a", card(0, 40, 40))
+    latency_s = {ServerId("wide"): wide_ms / 1000, ServerId("a"): thin_ms / 1000}
+    together = choose([thin, wide], wanted(3, NEAR, across=True), latency_s)
+    assert together is not None
+    assert together.offers[0].server == first
+    alone = [replace(wide, gpus=wide.gpus[:1]), offer("a", card(0, 40, 80))]
+    assert servers_of(rank(alone, wanted(1, NEAR), latency_s))[0] == first
+
+
+@pytest.mark.parametrize("placement", [PACK, Placement.SPREAD])
+def test_of_servers_as_wide_and_as_full_the_nearer_one_gives_more(placement: Placement) -> None:
+    two = (card(0, 40, 40), card(1, 40, 40))
+    offers = [offer("a", *two, load=0.5), offer("b", *two, load=0.5)]
+    for near in ("a", "b"):
+        latency_s = {ServerId(each): 0.001 if each == near else 0.002 for each in ("a", "b")}
+        choice = choose(offers, wanted(3, placement, across=True), latency_s)
+        assert [gpu.split("-")[0] for gpu in gpus_of(choice)].count(near) == 2
+    choice = choose(offers, wanted(3, placement, across=True))
+    assert gpus_of(choice) == ["a-0", "a-1", "b-0"], "then it goes by the id"
+
+
+def test_a_server_without_such_gpus_is_none_of_several() -> None:
+    offers = [
+        offer("a", card(0, 10, 10)),
+        offer("b", card(0, 40, 40)),
+        offer("c", card(0, 40, 40)),
+    ]
+    latency_s = {ServerId("a"): 0.001, ServerId("b"): 0.002, ServerId("c"): 0.003}
+    for placement in Placement:
+        choice = choose(offers, wanted(2, placement, across=True), latency_s)
+        assert choice is not None
+        assert [each.server for each in choice.offers] == ["b", "c"]
+        assert set(choice.incarnations) == {"b", "c"}
+
+
+# --- remainders and mixtures ----------------------------------------------------------------------
+
+MIB = GIB >> 10
+
+
+@pytest.mark.parametrize(
+    ("rest_mib", "is_sliver"),
+    [
+        (0, False),
+        (1280 - 1, False),
+        (1280, True),  # a sixty-fourth of 80 GiB
+        (5120 - 1, True),
+        (5120, False),  # a sixteenth
+    ],
+)
+def test_a_remainder_is_useless_between_two_parts_of_a_gpu(rest_mib: int, is_sliver: bool) -> None:
+    found = replace(card(0, 40, 40), memory_free=40 * GIB + rest_mib * MIB)
+    choice = choose([offer("a", found)], wanted())
+    assert choice is not None
+    assert (choice.sliver_count, choice.left_over) == (int(is_sliver), rest_mib * MIB)
+
+
+@pytest.mark.parametrize(("small", "wasted"), [(95, 0), (94, 6), (96, 0), (100, 0)])
+def test_gpus_that_differ_by_a_twentieth_or_less_are_no_mixture(small: int, wasted: int) -> None:
+    choice = choose([offer("a", card(0, 100, 100), card(1, small, small))], wanted(2))
+    assert choice is not None
+    assert choice.wasted == wasted * GIB
+    assert choice.partitions[0].memory == small * GIB
+
+
+def test_spread_takes_the_emptiest_gpus_of_a_server_and_pack_the_fullest() -> None:
+    frees = (60, 80, 40, 70)
+    offered = offer("a", *(card(n, 40, free) for n, free in enumerate(frees)))
+    assert gpus_of(choose([offered], wanted(2, Placement.SPREAD))) == ["a-1", "a-3"]
+    assert gpus_of(choose([offered], wanted(2))) == ["a-0", "a-2"]
+    equal = offer("a", *(card(n, 40, 40) for n in range(3)))
+    for placement in Placement:
+        assert gpus_of(choose([equal], wanted(2, placement))) == ["a-0", "a-1"]
