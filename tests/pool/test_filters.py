@@ -13,14 +13,21 @@ from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.sizes import exact_size_text, parse_size
 from gpupool.pool.model.state import Filter, Gpu, Operator, Server
 from gpupool.pool.scheduling.filters import (
+    FILTER_COUNT_MAX,
     KEYS,
     LABELS,
+    TEXT_LENGTH_MAX,
+    VALUE_COUNT_MAX,
+    VALUE_LENGTH_MAX,
+    ascii_lower,
     check_filters,
     filter_text,
     first_mismatch,
     glob_matches,
+    label_refusal,
     matches,
     parse_filter,
+    short_model,
     well_formed,
 )
 
@@ -268,3 +275,206 @@ def test_sizes_are_exact(size: int) -> None:
 )
 def test_units_of_1000_and_of_1024(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+# --- what no person writes ------------------------------------------------------------------------
+
+
+def test_filters_are_well_formed_when_each_of_them_is() -> None:
+    good = parse_filter("gpu.memory >= 40GiB")
+    bad = Filter("gpu.memory", Operator.AT_LEAST, ("4e10",))
+    assert well_formed([])
+    assert well_formed([good, parse_filter("rdma = yes")])
+    for some in ([bad], [good, bad], [bad, good], [good, good, bad]):
+        assert not well_formed(some)
+        with pytest.raises(ValueError, match="at most 4096 bytes"):
+            check_filters(some)
+
+
+@pytest.mark.parametrize(
+    ("key", "operator", "values"),
+    [
+        ("gpu.memory", Operator.EQUAL, ("*",)),
+        ("gpu.memory", Operator.EQUAL, (f"{141 * GIB // 10}?",)),
+        ("gpu.memory", Operator.AT_LEAST, ("1e3",)),
+        ("gpu.memory", Operator.AT_LEAST, ("-1",)),
+        ("link.speed", Operator.EQUAL, ("25*",)),
+        ("link.speed", Operator.LESS, ("many",)),
+        ("gpu.name", Operator.EQUAL, ()),
+        ("gpu.name", Operator.DIFFERENT, ()),
+        ("gpu.age", Operator.EQUAL, ("*",)),
+        ("gpu.age", Operator.DIFFERENT, ("1",)),
+        ("server.labels.", Operator.DIFFERENT, ("1",)),
+    ],
+)
+def test_a_malformed_filter_matches_nothing(
+    key: str, operator: Operator, values: tuple[str, ...]
+) -> None:
+    wanted = Filter(key, operator, values)
+    assert not well_formed([wanted])
+    assert not matches(wanted, SERVER, GPU)
+    assert first_mismatch([parse_filter("rdma = yes"), wanted], SERVER, GPU) is wanted
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, False)])
+def test_all_filters_together_have_a_bounded_number_of_bytes(extra: int, fits: bool) -> None:
+    """A letter that is no ASCII has two of them."""
+    text = "\u00e9" * 60
+    names = Filter("gpu.name", Operator.EQUAL, (text,) * 32)
+    ids = Filter("gpu.uuid", Operator.EQUAL, (text, "x" * (120 + extra)))
+    wanted = [names, ids]
+    texts = [text for each in wanted for text in (each.key, *each.values)]
+    assert len("".join(texts).encode()) == TEXT_LENGTH_MAX + extra
+    assert well_formed(wanted) is fits
+
+
+@pytest.mark.parametrize(
+    ("count", "fits"), [(FILTER_COUNT_MAX, True), (FILTER_COUNT_MAX + 1, False)]
+)
+def test_a_request_has_so_many_filters_and_no_more(count: int, fits: bool) -> None:
+    some = [parse_filter(f"gpu.name = {n}") for n in range(count)]
+    assert well_formed(some) is fits
+    if fits:
+        check_filters(some)
+    else:
+        with pytest.raises(ValueError, match="at most 16 filters"):
+            check_filters(some)
+
+
+def test_a_list_has_so_many_values_of_so_many_characters() -> None:
+    values = [str(n).rjust(VALUE_LENGTH_MAX, "x") for n in range(VALUE_COUNT_MAX)]
+    assert parse_filter(f"gpu.name = {','.join(values)}").values == tuple(values)
+    with pytest.raises(ValueError, match="a list has at most 32 values"):
+        parse_filter(f"gpu.name = {','.join([*values, 'x'])}")
+    with pytest.raises(ValueError, match="1 to 128 printable"):
+        parse_filter(f"gpu.name = {values[0]}x")
+    with pytest.raises(ValueError, match="lacks its value"):
+        parse_filter("gpu.name =   ")
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("gpu.memory>=40GiB", "gpu.memory >= 40GiB"),
+        ("  gpu.memory   ==  40 GiB  ", "gpu.memory = 40GiB"),
+        ("gpu.memory < 1", None),
+        ("gpu.memory != 1GiB , 2GiB", "gpu.memory != 1GiB,2GiB"),
+        ("link.speed = 25", "link.speed = 25"),
+        ("link.speed = 25M", "link.speed = 25"),
+        ("link.speed = 25g", "link.speed = 25000"),
+        ("link.speed = 2Tbit/s", "link.speed = 2000000"),
+        ("link.speed = 2bit", "link.speed = 2"),
+        ("link.speed = 25Gb", None),
+        ("rdma = TRUE", "rdma = yes"),
+        ("rdma = 1", "rdma = yes"),
+        ("rdma = 0", "rdma = no"),
+        ("rdma = False", "rdma = no"),
+        ("driver.version = 550.*", "driver.version = 550.*"),
+        ("driver.version = ?", "driver.version = ?"),
+        ("driver.version >= 550.*", None),
+        ("driver.version = 1.2.3.4.5.6.7.8", "driver.version = 1.2.3.4.5.6.7.8"),
+        ("driver.version = 1.2.3.4.5.6.7.8.9", None),
+        ("server.labels.a/b = any text", "server.labels.a/b = any text"),
+        ("server.labels.a >= 3.1", "server.labels.a >= 3.1"),
+        ("server.labels.-a = 3", None),
+        ("server.addr = gpu-*", "server.addr = gpu-*"),
+        ("server.addr = 10.0.0.1/8", "server.addr = 10.0.0.1/8"),
+        ("server.addr = 10.0.0.0/33", None),
+        ("server.addr >= fd00::1", "server.addr >= fd00::1"),
+        ("server.addr >= 10.0.0.0/8", None),
+    ],
+)
+def test_values_have_one_normal_form(text: str, normal: str | None) -> None:
+    if normal is None:
+        with pytest.raises(ValueError, match=r"."):
+            parse_filter(text)
+    else:
+        assert filter_text(parse_filter(text)) == normal
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("server.labels", "server.labels needs the name of a label, as server.labels.rack"),
+        ("server.label", "server.labels needs the name of a label, as server.labels.rack"),
+        ("server.labels.", "server.labels needs the name of a label, as server.labels.rack"),
+        ("GPU.Memory", "there is no key 'GPU.Memory'; did you mean gpu.memory?"),
+        ("server.labels.-", "there is no key 'server.labels.-'; did you mean server.labels.NAME?"),
+        (
+            "z" * 99,
+            f"there is no key {'z' * 60!r}; the keys are {', '.join(KEYS)}, server.labels.NAME",
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_what_could_be_meant(key: str, why: str) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
+        parse_filter(f"{key} = 1")
+    assert str(raised.value) == why
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ({}, ""),
+        ({"a": ""}, ""),
+        ({"a" * 63: "b" * 63, "x/y.z-1": "a b:c"}, ""),
+        (
+            {"a" * 64: ""},
+            f"{'a' * 64!r} cannot be a label's name: letters, digits and ._/- , 63 at most",
+        ),
+        (
+            {"fine": "", "not fine" * 20: ""},
+            f"{'not fine' * 10!r} cannot be a label's name: letters, digits and ._/- , 63 at most",
+        ),
+        ({"a": "b" * 64}, f"{'b' * 64!r} cannot be a label's value: 63 simple characters at most"),
+        (
+            {"a": "," * 90},
+            f"{',' * 80!r} cannot be a label's value: 63 simple characters at most",
+        ),
+    ],
+)
+def test_what_can_be_a_label(labels: dict[str, str], why: str) -> None:
+    assert label_refusal(labels) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA Tesla V100", "V100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("H200 NVIDIA ", "H200 NVIDIA "),
+        ("NVIDIA ", "GPU"),
+        ("", "GPU"),
+    ],
+)
+def test_a_model_is_named_without_its_vendor(name: str, model: str) -> None:
+    assert short_model(name) == model
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("12", "12.0", True),
+        ("12.0.0", "12", True),
+        ("0", "0.0", True),
+        ("12.0.1", "12", False),
+        ("12.10", "12.1", False),
+    ],
+)
+def test_zeros_at_the_end_of_a_version_do_not_count(one: str, other: str, equal: bool) -> None:
+    server = replace(SERVER, cuda_version=one)
+    for sign, expected in (("=", equal), ("!=", not equal), (">", not equal), ("<=", equal)):
+        wanted = parse_filter(f"cuda.version {sign} {other}")
+        assert matches(wanted, server, GPU) is expected, sign
+
+
+def test_only_ascii_letters_are_the_same_in_either_case() -> None:
+    assert ascii_lower("Ab\u00c4") == "ab\u00c4"
+    gpu = replace(GPU, name="Gr\u00dcn")
+    assert matches(parse_filter("gpu.name = gR\u00dcN"), SERVER, gpu)
+    assert not matches(parse_filter("gpu.name = gr\u00fcn"), SERVER, gpu)
