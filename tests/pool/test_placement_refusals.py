@@ -16,10 +16,15 @@ from gpupool.pool.scheduling.refusal_text import never_reason
 MIB = 1 << 20
 
 
-def with_gpus(pool: Pool, server: ServerId, *gpus: tuple[str, int]) -> Pool:
-    """Have a server have these GPUs, each a model and its bytes, instead of its own."""
+def with_gpus(
+    pool: Pool, server: ServerId, *gpus: tuple[str, int], parts: tuple[int, ...] = ()
+) -> Pool:
+    """Have a server have these GPUs, each a model and its bytes; ``parts`` are of one card."""
+    card = GpuId(f"{server}+card")
     found = {
-        GpuId(f"{server}+{n}"): Gpu(GpuId(f"{server}+{n}"), n, name, size)
+        GpuId(f"{server}+{n}"): Gpu(
+            GpuId(f"{server}+{n}"), n, name, size, parent=card if n in parts else None
+        )
         for n, (name, size) in enumerate(gpus)
     }
     servers = pool.state.servers
