@@ -199,6 +199,27 @@ def test_what_is_kept_for_one_who_goes_first_is_left_alone(user: str, kept: bool
     why = ("busy", "GPU 1 of a is kept for dee, who goes first")
     assert (refused(found) if found is not None else None) == (why if kept else None)
     assert kept_refusal(state, state.leases[lease], ()) is None
+    elsewhere = GpuMove(B, gpu(0, B), gpu(1, B))
+    assert kept_refusal(state, state.leases[lease], [elsewhere]) is None
+    both = kept_refusal(state, state.leases[lease], [elsewhere, *moves((0, 1))])
+    assert both == found
+
+
+def test_a_suspended_lease_need_not_leave_its_own_gpus_to_itself() -> None:
+    pool = Moving(gpu_count=2)
+    away = pool.hold((gpu(0), 60), (gpu(1), 60), user="ada")
+    assert pool.do(c.SuspendLease(away, "", "ada")).ok
+    pool.let_go(away)
+    pool.hold((gpu(0), 60), user="bob")
+    assert pool.do(c.ResumeLease(away, "ada")).ok
+    state = replace(pool.state, starved_after_ms=0)
+    swap = moves((0, 1), (1, 0))
+    assert kept_refusal(state, state.leases[away], swap) is None
+    other = pool.hold((gpu(1), 20), user="cy")
+    state = replace(pool.state, starved_after_ms=0)
+    found = kept_refusal(state, state.leases[other], moves((1, 0)))
+    why = "GPU 0 of a is kept for ada, who goes first"
+    assert refused(found) == ("busy", why)
 
 
 # --- to another server ----------------------------------------------------------------------------

@@ -278,10 +278,35 @@ def test_a_lease_that_would_not_suffice_is_told_so() -> None:
     pool.hold_for("boss", (0, 80))
     lease = pool.hold_for("ada", (1, 80))
     _, lines = explain(pool.state, "boss", pool.request(2))
+    assert lines[-3].startswith("busy: ")
     assert lines[-2:] == (
         f"lease {lease:04x} of ada would not: that would not suffice",
         "priority 10 or more protects 1 of the leases",
     )
+
+
+def test_a_lease_that_a_rule_protects_is_told_by_which() -> None:
+    pool = small(CLASSES.replace("priority = 5\npreemptible = true", "priority = 5"))
+    chosen = pool.hold_for("ada", (0, 80))
+    protected = pool.hold_for("cy", (1, 80))
+    _, lines = explain(pool.state, "boss", pool.request())
+    assert lines[-2:] == (
+        f"lease {chosen:04x} of ada would be suspended for it: 80 GiB, priority 0, "
+        "runs for 0s, never suspended",
+        f"lease {protected:04x} of cy would not: neither it nor its class is preemptible",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"), [("'none'", ()), ("'8h'", ("a lease lasts 8h at most",))]
+)
+def test_a_user_whose_leases_never_end_is_told_of_no_longest_time(
+    rule: str, told: tuple[str, ...]
+) -> None:
+    text = f"[defaults]\nmax_lease_time = '4h'\n[class.x]\nusers = ['ada']\nmax_lease_time = {rule}"
+    pool = Pool(text)
+    _, lines = explain(pool.state, "ada", None)
+    assert tuple(line.partition(" (")[0] for line in lines[2:]) == told
 
 
 @pytest.mark.parametrize(

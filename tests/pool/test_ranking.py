@@ -298,6 +298,31 @@ def test_loads_that_differ_by_less_than_a_thousandth_decide_nothing(
         assert servers_of(choices) == ([far, near] if decides else [near, far])
 
 
+def test_a_report_tells_what_is_left_on_the_chosen_gpus_and_first_what_is_wasted() -> None:
+    gpus = (card(0, 12, 14, whole=24), card(1, 40, 50), card(2, 12, 99, whole=24))
+    wide = offer("a", *gpus, load=0.25)
+    [choice] = rank([wide], wanted(2))
+    assert gpus_of(choice) == ["a-0", "a-2"], "of one size"
+    thin = replace(wide, gpus=wide.gpus[:2])
+    [choice] = rank([thin], wanted(2))
+    assert explain([choice], (), (), wanted(2), {ServerId("a"): 0.0}) == (
+        "gpu-a: chosen: 28.0 GiB less than asked, as GPUs differ, 40.0 GiB left over, "
+        "25% of the server granted, answered in 0.0 ms",
+    )
+    [choice] = rank([offer("b", card(0, 40, 40), card(1, 40, 80))], wanted())
+    assert explain([choice], (), (), wanted()) == (
+        "gpu-b: chosen: 0.0 GiB left over, 0% of the server granted",
+    )
+
+
+def test_the_first_of_several_servers_is_asked_to_grant_it() -> None:
+    offers = [offer("a", card(0, 40, 40)), offer("b", card(0, 40, 40), card(1, 40, 40))]
+    [choice] = rank(offers, wanted(3, across=True))
+    assert [each.server for each in choice.offers] == ["b", "a"]
+    assert choice.server == "b"
+    assert gpus_of(choice) == ["b-0", "b-1", "a-0"]
+
+
 # --- latencies ------------------------------------------------------------------------------------
 
 NEAR = Placement.NEAR
