@@ -1,7 +1,7 @@
 """How GPUs are cleared for a request where leases are many, and which GPUs it then has."""
 
 import pytest
-from tests.pool.policy_kit import GIB, A, B
+from tests.pool.policy_kit import GIB, ONE, A, B
 from tests.pool.test_placement_refusals import with_gpus
 from tests.pool.test_preemption import POLICY, Preempting, small
 from tests.pool.test_preemption_order import (
@@ -13,6 +13,7 @@ from tests.pool.test_preemption_order import (
     hold_on,
 )
 
+from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.preemption import preemptions
@@ -153,6 +154,43 @@ def test_a_gpu_that_is_ready_has_nothing_missing_whatever_is_free_on_it() -> Non
     request = wait_for(pool, 50, 2)
     [found] = preemptions(pool.state)
     assert (found.entry.request, found.leases) == (request, (lease,))
+
+
+def strangers(pool: Preempting, index: int, size: int) -> None:
+    """Have processes that are not the pool's use so many bytes of a GPU."""
+    reading = {GpuId(f"{A}-{index}"): c.GpuReading(size, "")}
+    assert pool.do(c.ReportGpus(A, ONE, reading)).ok
+
+
+@pytest.mark.parametrize(("foreign", "gives_way"), [(0, True), (1, False)])
+def test_nothing_is_suspended_where_a_byte_would_be_missing_then(
+    foreign: int, gives_way: bool
+) -> None:
+    pool = small()
+    lease = pool.hold_for("ada", (0, 40))
+    pool.hold_for("boss", (0, 20))
+    pool.hold_for("boss", (1, 80))
+    strangers(pool, 0, foreign)
+    wait_for(pool, 60)
+    assert chosen(pool.state) == [(lease,)] * gives_way
+
+
+@pytest.mark.parametrize(("foreign", "gives_way"), [(0, ()), (1, (0,))])
+def test_a_lease_gives_way_where_a_byte_is_missing(foreign: int, gives_way: tuple[int]) -> None:
+    pool = small(gpu_count=1)
+    leases = [pool.hold_for("ada", (0, 40))]
+    strangers(pool, 0, foreign)
+    wait_for(pool, 40)
+    assert chosen(pool.state) == [tuple(leases[n] for n in gives_way)]
+
+
+def test_a_gpu_on_which_a_byte_would_be_missing_is_none_of_those_kept() -> None:
+    pool = small(gpu_count=3)
+    pool.hold_for("ada", (0, 40), (1, 40))
+    pool.hold_for("boss", (0, 20), (1, 20))
+    strangers(pool, 0, 1)
+    wait_for(pool, 60, 2)
+    assert gpus_for(pool) == {1, 2}
 
 
 # --- the GPUs that it has then --------------------------------------------------------------------

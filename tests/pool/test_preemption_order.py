@@ -403,7 +403,11 @@ def test_a_choice_with_a_lease_that_it_does_not_need_is_none(
     assert with_one(needless) is None
 
 
-def test_a_lease_that_may_not_give_way_is_part_of_no_choice() -> None:
+@pytest.mark.parametrize("most", [10, 0])
+def test_a_lease_that_may_not_give_way_is_part_of_no_choice(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LEASES_MAX, most)
     pool = small()
     pool.hold_for("ada", (0, 80))
     protected = pool.hold_for("cy", (1, 80))
