@@ -316,6 +316,13 @@ def test_a_malformed_filter_matches_nothing(
     assert first_mismatch([parse_filter("rdma = yes"), wanted], SERVER, GPU) is wanted
 
 
+def test_a_malformed_filter_is_shown_as_it_is() -> None:
+    for values in (("many",), ("1e3",), ("",), (str(GIB), "many")):
+        wanted = Filter("gpu.memory", Operator.AT_LEAST, values)
+        shown = ",".join("1GiB" if value == str(GIB) else value for value in values)
+        assert filter_text(wanted) == f"gpu.memory >= {shown}"
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
