@@ -485,3 +485,11 @@ def test_only_ascii_letters_are_the_same_in_either_case() -> None:
     gpu = replace(GPU, name="Gr\u00dcn")
     assert matches(parse_filter("gpu.name = gR\u00dcN"), SERVER, gpu)
     assert not matches(parse_filter("gpu.name = gr\u00fcn"), SERVER, gpu)
+
+
+@pytest.mark.parametrize("key", ["driver.version", "cuda.version", "gpu.compute_capability"])
+def test_what_is_unknown_matches_no_pattern_and_no_rdma_is_said_with_no(key: str) -> None:
+    assert not matches(parse_filter(f"{key} = *"), UNKNOWN, EMULATED)
+    assert matches(parse_filter(f"{key} = *"), SERVER, GPU)
+    for word, expected in (("no", True), ("yes", False)):
+        assert matches(parse_filter(f"rdma = {word}"), UNKNOWN, EMULATED) is expected
