@@ -240,3 +240,30 @@ def test_servers_that_grant_nothing_have_no_room_together() -> None:
     assert not room()
     assert pool.do(c.DrainServer(A, None, "root")).ok
     assert room()
+
+
+def test_servers_without_gpus_have_none_for_anybody() -> None:
+    pool = with_gpus(Pool(), A)
+    request = pool.request(5)
+    assert never_reason(pool.state, request) == "the largest server, b, has 4 GPUs"
+    assert never_reason(pool.state, replace(request, servers=("a",))) == "these servers have none"
+    with_gpus(pool, B)
+    assert never_reason(pool.state, request) == "no server of the pool has any GPU"
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, "; with --across there are 8"), (9, "")])
+def test_several_servers_are_named_where_they_have_enough(count: int, more: str) -> None:
+    pool = Pool()
+    expected = f"the largest server, a, has 4 GPUs{more}"
+    assert never_reason(pool.state, pool.request(count)) == expected
+
+
+@pytest.mark.parametrize("count", [7, 8, 9])
+def test_eight_of_the_known_values_are_told(count: int) -> None:
+    pool = with_gpus(Pool(), A, *((f"M{n}", 80 * GIB) for n in range(count)))
+    with_gpus(pool, B)
+    request = replace(pool.request(), filters=(parse_filter("gpu.name = X"),))
+    told = ", ".join(f"M{n}" for n in range(min(count, 8))) + (", ..." if count > 8 else "")
+    assert never_reason(pool.state, request) == (
+        f"no GPU of the pool has gpu.name = X; known values: {told}"
+    )
