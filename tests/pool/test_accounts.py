@@ -14,18 +14,29 @@ from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode, encode
 from gpupool.pool.model.commands import unwrap, wrap
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
 from gpupool.pool.model.policy import UNIT
 from gpupool.pool.model.state import (
     RECORD_COUNT_MAX,
+    Lease,
     LeaseRecord,
     Partition,
+    PartStatus,
     PoolState,
     RecordedGpu,
     Request,
     with_changes,
 )
-from gpupool.pool.transitions.accounts import records_since
+from gpupool.pool.model.suspension import SuspensionHistory
+from gpupool.pool.transitions.accounts import begin_accounts, record_part, records_since
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.checkers.accounts_checker import AccountsClose, byte_ms
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
@@ -262,3 +273,77 @@ def test_an_unknown_request_of_the_accident_is_not_after_its_grant() -> None:
     (record,) = machine.state.records
     assert record.requested_at <= record.granted_at <= record.ended_at <= record.freed_at
     assert record.freed_at - record.granted_at == 40
+
+
+def lease_of(*parts: Partition, **changes: object) -> Lease:
+    """Return a lease that was granted at 250, with nothing else that matters."""
+    lease = Lease(
+        id=LeaseId(7),
+        request=RequestId(bytes(16)),
+        user="ada",
+        token=TokenId("ada"),
+        partitions=parts,
+        parts=dict.fromkeys((part.server for part in parts), PartStatus.HELD),
+        ticket_hash=bytes(32),
+        granted_at=Milliseconds(250),
+        end_reason="over",
+        ended_at=Milliseconds(900),
+    )
+    return with_changes(lease, **changes)
+
+
+def record_at_once(lease: Lease, server: ServerId = A) -> LeaseRecord:
+    """Return the record of a part that is freed in a table which has nothing but accounts."""
+    table = PoolState(now=Milliseconds(1000), accounts_since=Milliseconds(1))
+    state = record_part(table, lease, server)
+    assert state.record_count == 1
+    [made] = state.records
+    return made
+
+
+@pytest.mark.parametrize(("now", "since"), [(0, 1), (1, 1), (2, 2), (5000, 5000)])
+def test_accounts_begin_once_and_never_at_0(now: int, since: int) -> None:
+    state = begin_accounts(PoolState(now=Milliseconds(now)))
+    assert state.accounts_since == since
+    later = with_changes(state, now=Milliseconds(9000))
+    assert begin_accounts(later) is later
+
+
+def test_a_part_on_what_the_table_does_not_know_is_recorded_without_names() -> None:
+    one, two = (Partition(A, GpuId(f"{A}-{number}"), GIB) for number in (1, 2))
+    made = record_at_once(lease_of(one, two, units={A: 100}))
+    assert made.server_name == ""
+    assert made.gpus == (RecordedGpu(one.gpu, "", GIB, 0), RecordedGpu(two.gpu, "", GIB, 100))
+    assert (made.ended_at, made.freed_at, made.reason) == (900, 1000, "over")
+
+
+def test_a_part_that_the_grant_did_not_count_is_recorded_with_no_share() -> None:
+    made = record_at_once(lease_of(Partition(A, GpuId("x"), GIB)))
+    assert [gpu.units for gpu in made.gpus] == [0]
+
+
+@pytest.mark.parametrize(
+    ("away", "counted"),
+    [
+        ((100, 249), ()),
+        ((100, 250), ()),
+        ((100, 251), ((250, 251),)),
+        ((250, 300), ((250, 300),)),
+        ((260, 300), ((260, 300),)),
+    ],
+)
+def test_of_the_times_away_those_since_the_stay_began_are_recorded(
+    away: tuple[int, int], counted: tuple[tuple[int, int], ...]
+) -> None:
+    span = (Milliseconds(away[0]), Milliseconds(away[1]))
+    history = SuspensionHistory(away=(span,), away_ms=span[1] - span[0])
+    made = record_at_once(lease_of(Partition(A, GpuId("x"), GIB), history=history))
+    assert made.away == counted
+
+
+@pytest.mark.parametrize(("number", "seen"), [(-1, 3), (0, 3), (4, 3), (5, 2), (7, 0), (9, 0)])
+def test_records_since_a_number_are_those_that_the_table_still_has(number: int, seen: int) -> None:
+    made = record_at_once(lease_of(Partition(A, GpuId("x"), GIB)))
+    kept = tuple(dataclasses.replace(made, number=each) for each in (5, 6, 7))
+    state = PoolState(records=kept, record_count=7)
+    assert records_since(state, number) == kept[3 - seen :]

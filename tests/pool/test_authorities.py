@@ -12,7 +12,12 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, with_changes
-from gpupool.pool.transitions.authorities import fingerprint_of, moves_on, not_moved
+from gpupool.pool.transitions.authorities import (
+    fingerprint_of,
+    moves_on,
+    not_moved,
+    report_issuer,
+)
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 A, B, C = b"ca 1", b"ca 2", b"ca 3"
@@ -158,3 +163,24 @@ def test_a_table_that_a_server_has_left_behind_moves_nothing() -> None:
     for at, trusted in enumerate(path):
         assert [moves_on(trusted, table) for table in path] == [n > at for n in range(len(path))]
         assert not moves_on(trusted, ())
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4097])
+def test_a_ca_has_at_most_4096_bytes(size: int) -> None:
+    for old, new in ((b"o" * size, B), (A, b"n" * size)):
+        table = Table()
+        done = table.do(c.RotateCa(old, new, "root"))
+        if size <= 4096:
+            assert (done.ok, table.state.authorities) == (True, (old, new))
+        else:
+            assert (done.kind, done.why) == ("invalid", "a CA has at most 4096 bytes")
+            assert table.state.authorities == ()
+
+
+def test_what_a_server_reports_again_changes_nothing(table: Table) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    table.report(B)
+    before = table.state
+    state, done = report_issuer(before, c.ReportIssuer(SERVERS[0], ONE, fingerprint_of(B)))
+    assert done.ok
+    assert state is before

@@ -12,6 +12,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import EVENT_COUNT_MAX, Event, Gpu, PoolState, Request
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
+from gpupool.pool.transitions.gpu_drains import automatic_max
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view_building import server_state
 
@@ -222,3 +223,19 @@ def test_the_reason_of_a_sign_says_that_no_person_ordered_it(reason: str | None)
         'an automatic drain has a reason with "auto: "',
     )
     assert table.reasons()[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(0, 1), (1, 1), (9, 1), (18, 1), (19, 1), (20, 2), (29, 2), (30, 3)]
+)
+def test_a_tenth_of_the_gpus_or_one_may_be_drained_automatically(count: int, most: int) -> None:
+    assert automatic_max(Table(count).state) == most
+
+
+def test_what_another_server_offers_is_no_gpu_of_which_a_tenth_may_be_drained() -> None:
+    table = Table(20)
+    server = table.state.servers[A]
+    first = replace(next(iter(server.gpus.values())), clash="already offered by server b")
+    changed = replace(server, gpus=server.gpus | {first.id: first})
+    state = replace(table.state, servers=table.state.servers.set(A, changed))
+    assert automatic_max(state) == 1

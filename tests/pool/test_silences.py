@@ -1,5 +1,7 @@
 """Silences: an end and a reason, a person's last word, and none that goes on for ever."""
 
+from dataclasses import replace
+
 import pytest
 from tests.pool.test_gpu_drains import Table
 
@@ -8,7 +10,8 @@ from gpupool.pool.model.formats import objection
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.silences import SILENCE_COUNT_MAX, SILENCE_MAX_MS
-from gpupool.pool.transitions.silencing import silences_now
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.silencing import set_silence, silences_now
 
 HOUR_MS = 3_600_000
 
@@ -133,3 +136,67 @@ def test_a_silence_is_over_at_its_end_and_not_after_it() -> None:
     assert table.state.now + 1000 == table.state.silences[0].until
     assert silence(table, None).why == "nothing of it is silenced"
     assert table.state.silences[0].until == table.state.now
+
+
+def order(**changes: object) -> c.SetSilence:
+    """Return an order that is taken at 1000, with some of it changed."""
+    known = c.SetSilence("disk", "a", "free", "why", Milliseconds(61_000), "root", b"1" * 16)
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+NAMES = "a silence is of a check or a rule, and at most of one server"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"check": "x" * 64}, ""),
+        ({"check": "x" * 65}, NAMES),
+        ({"check": ""}, NAMES),
+        ({"server": "x" * 64}, ""),
+        ({"server": "x" * 65}, NAMES),
+        ({"server": ""}, ""),
+        ({"subject": "x" * 200}, ""),
+        ({"subject": "x" * 201}, "no finding has a subject of that length"),
+        ({"subject": ""}, ""),
+        ({"reason": ""}, "a silence needs a reason"),
+        ({"reason": " \n"}, "a silence needs a reason"),
+        ({"until": 999}, "a silence ends within 90 days"),
+        ({"until": 1000}, "a silence ends within 90 days"),
+        ({"until": 1001}, ""),
+        ({"until": 1000 + 90 * 86_400_000}, ""),
+        ({"until": 1001 + 90 * 86_400_000}, "a silence ends within 90 days"),
+    ],
+)
+def test_each_part_of_an_order_has_bounds(changes: dict[str, object], why: str) -> None:
+    before = PoolState(now=Milliseconds(1000))
+    state, result = set_silence(before, order(**changes))
+    assert (result.ok, result.why) == (not why, why)
+    if why:
+        assert result.kind == "invalid"
+        assert state is before
+    else:
+        assert len(state.silences) == 1
+
+
+@pytest.mark.parametrize(
+    ("length_ms", "minutes"), [(1, 1), (59_999, 1), (60_000, 1), (60_001, 2), (120_000, 2)]
+)
+def test_the_minutes_of_a_silence_are_rounded_up(length_ms: int, minutes: int) -> None:
+    state = PoolState(now=Milliseconds(1000))
+    state, _ = set_silence(state, order(until=Milliseconds(1000 + length_ms)))
+    assert state.acts[-1].text == f"for {minutes} min: why"
+    event = state.events[-1]
+    assert (event.kind, event.subject) == ("silenced", "a/disk/free")
+    assert event.text == f"for {minutes} min: why (by root)"
+    state, _ = set_silence(state, order(reason=None, order=b"2" * 16))
+    assert (state.acts[-1].kind, state.acts[-1].text) == ("unsilenced", "")
+    assert state.events[-1].text == "(by root)"
+
+
+def test_a_silence_remembers_its_latest_four_orders() -> None:
+    state = PoolState(now=Milliseconds(1000))
+    for number in range(6):
+        state, _ = set_silence(state, order(order=bytes([number]) * 16))
+    [known] = state.silences
+    assert known.orders == tuple(bytes([number]) * 16 for number in (2, 3, 4, 5))

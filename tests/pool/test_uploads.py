@@ -1,15 +1,19 @@
 """Documents in parts."""
 
+from hashlib import sha256
+
 import pytest
 
 from gpupool.pool.model.commands import StagePart
 from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, Staged
 from gpupool.pool.transitions.uploads import (
     PART_COUNT_MAX,
     PART_SIZE_MAX,
     STAGED_LAPSE_MS,
     UPLOAD_COUNT_MAX,
+    assemble,
     lapse_staged,
     parts_of,
     stage_part,
@@ -70,3 +74,58 @@ def test_so_many_uploads_are_kept_at_a_time_and_those_go_on() -> None:
     state, result = stage_part(full, StagePart(bytes(16), 1, b"y"))
     assert result.ok
     assert state.staged[bytes(16)].parts == {0: b"x", 1: b"y"}
+
+
+MISSING = "some of its parts are missing; send it again"
+OTHER = "its parts do not have the SHA-256 that was announced"
+
+
+@pytest.mark.parametrize(
+    ("count", "digest", "kind", "why"),
+    [
+        (2, sha256(b"xy").digest(), "", ""),
+        (2, sha256(b"yx").digest(), "invalid", OTHER),
+        (2, b"", "invalid", OTHER),
+        (1, sha256(b"x").digest(), "conflict", MISSING),
+        (3, sha256(b"xy").digest(), "conflict", MISSING),
+        (0, sha256(b"").digest(), "conflict", MISSING),
+    ],
+)
+def test_an_upload_is_whole_or_refused_and_forgotten_either_way(
+    count: int, digest: bytes, kind: str, why: str
+) -> None:
+    staged = {
+        UPLOAD: Staged({1: b"y", 0: b"x"}, Milliseconds(0)),
+        b"o": Staged({}, Milliseconds(0)),
+    }
+    state, found = assemble(PoolState(staged=staged), UPLOAD, count, digest)
+    assert state.staged.keys() == {b"o"}
+    if why:
+        assert isinstance(found, Result)
+        assert (found.ok, found.kind, found.why) == (False, kind, why)
+    else:
+        assert found == b"xy"
+
+
+@pytest.mark.parametrize(("count", "whole"), [(PART_COUNT_MAX, True), (PART_COUNT_MAX + 1, False)])
+def test_an_upload_has_at_most_so_many_parts(count: int, whole: bool) -> None:
+    staged = {UPLOAD: Staged(dict.fromkeys(range(count), b"x"), Milliseconds(0))}
+    digest = sha256(b"x" * count).digest()
+    _, found = assemble(PoolState(staged=staged), UPLOAD, count, digest)
+    assert (found == b"x" * count) == whole
+
+
+def test_an_empty_upload_has_no_parts() -> None:
+    staged = {UPLOAD: Staged({}, Milliseconds(0))}
+    _, found = assemble(PoolState(staged=staged), UPLOAD, 0, sha256(b"").digest())
+    assert isinstance(found, Result)
+    assert found.why == MISSING
+
+
+def test_an_upload_that_is_not_there_is_sent_again() -> None:
+    before = PoolState()
+    state, found = assemble(before, UPLOAD, 1, sha256(b"x").digest())
+    assert state is before
+    assert isinstance(found, Result)
+    why = "its parts are not there any more; send it again"
+    assert (found.ok, found.kind, found.why) == (False, "conflict", why)
