@@ -1,7 +1,7 @@
 """An operator sets the table's time: what an accident with clocks has made, and what it has not."""
 
 import pytest
-from tests.pool.policy_kit import MONDAY_MS, A, B, Pool, upgraded
+from tests.pool.policy_kit import MONDAY_MS, ONE, A, B, Pool, upgraded
 from tests.pool.test_apply_properties import founded
 from tests.pool.test_apply_walks import Walker
 
@@ -12,6 +12,7 @@ from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState, Token, TokenKind, with_changes
+from gpupool.pool.model.suspension import SuspendRefusal
 from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.transitions import batches, clock_setting
 from gpupool.pool.transitions.batches import goes_on
@@ -332,3 +333,120 @@ def test_requests_that_waited_before_the_accident_keep_their_places() -> None:
     pool.do(c.Tick())
     assert pool.do(c.SetClock(Milliseconds(since[2] + 1000), 0, "root")).ok
     assert [pool.state.waiting[request.id].since for request in requests] == since
+
+
+def test_a_request_of_the_accident_overtakes_none_that_waited_before() -> None:
+    """Its age would have it before the other, which began to wait earlier."""
+    pool = MendedPool()
+    first, second = pool.request(9), pool.request(9)
+    pool.now_ms += 10_000
+    assert pool.do(c.Wait(first, "ada", TokenId("ada"), "busy")).ok
+    since = pool.now_ms
+    pool.now_ms += 1000
+    assert pool.do(c.Wait(second, "ada", TokenId("ada"), "busy")).ok
+    pool.now_ms += 9000
+    pool.do(c.Tick())
+    assert pool.do(c.SetClock(Milliseconds(since + 500), 0, "root")).ok
+    waiting = pool.state.waiting
+    assert (waiting[first.id].since, waiting[second.id].since) == (since, since)
+    assert waiting[first.id].renewed == since
+    assert waiting[second.id].renewed == since + 500 - 9000
+
+
+def test_a_request_of_the_accident_keeps_its_age_where_none_waited_before() -> None:
+    pool = MendedPool()
+    request = pool.request(9)
+    pool.now_ms += 10_000
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    pool.now_ms += 9000
+    pool.do(c.Tick())
+    assert pool.do(c.SetClock(Milliseconds(MONDAY_MS + 500), 0, "root")).ok
+    assert pool.state.waiting[request.id].since == MONDAY_MS + 500 - 9000
+
+
+@pytest.mark.parametrize(
+    ("shift_ms", "text"),
+    [
+        (-60_000, "by 60.0 s back"),
+        (-1500, "by 1.5 s back"),
+        (0, "by 0.0 s ahead"),
+        (60_000, "by 60.0 s ahead"),
+    ],
+)
+def test_the_act_says_how_far_the_time_was_set_and_where(shift_ms: int, text: str) -> None:
+    pool = MendedPool()
+    before = pool.now_ms
+    assert pool.do(c.SetClock(Milliseconds(before + shift_ms), 0, "root")).ok
+    act, event = pool.state.acts[-1], pool.state.events[-1]
+    said = f"{text}, from {before} to {before + shift_ms} ms"
+    assert (act.kind, act.subject, act.text) == ("clock-set", "lab", said)
+    assert (event.kind, event.subject, event.text) == ("clock-set", "lab", f"time set {said}")
+
+
+@pytest.mark.parametrize(("to", "ok"), [(-1, False), (0, False), (1, True), (2, True)])
+def test_the_time_can_be_set_to_what_is_more_than_0(to: int, ok: bool) -> None:
+    before = PoolState(now=Milliseconds(5))
+    state, result = clock_setting.set_clock(before, c.SetClock(Milliseconds(to), 0, "root"))
+    assert (result.ok, state.now, state.era) == ((True, to, 1) if ok else (False, 5, 0))
+
+
+def test_the_time_that_it_is_leaves_no_lease_to_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of_accident(monkeypatch)
+    monkeypatch.setattr(clock_setting, "LOOKED_AT_ONCE_MAX", 3)
+    before = pool.state
+    assert pool.do(c.SetClock(Milliseconds(pool.now_ms), 0, "root")).ok
+    assert (pool.state.moving, pool.state.era) == (None, 1)
+    assert pool.state.leases is before.leases
+
+
+def test_servers_of_before_the_accident_keep_their_rows() -> None:
+    pool = MendedPool()
+    pool.now_ms += 60_000
+    pool.do(c.Tick())
+    before = pool.state.servers
+    assert pool.do(c.SetClock(Milliseconds(MONDAY_MS + 1000), 0, "root")).ok
+    assert pool.state.servers is before
+    pool.now_ms = MONDAY_MS + 1000
+    assert pool.do(c.SetClock(Milliseconds(MONDAY_MS - 1000), 1, "root")).ok
+    for server in pool.state.servers.values():
+        assert server.joined_at == server.changed_at == MONDAY_MS - 2000
+
+
+def test_silences_of_before_the_accident_keep_their_end_and_others_their_length() -> None:
+    pool = MendedPool()
+
+    def silence(check: str, length_ms: int) -> None:
+        until = Milliseconds(pool.now_ms + length_ms)
+        assert pool.do(c.SetSilence(check, "", "", "why", until, "root", b"")).ok
+
+    silence("before", DAY_MS)
+    pool.now_ms += 3_600_000
+    silence("within", DAY_MS)
+    before, within = pool.state.silences
+    assert pool.do(c.SetClock(Milliseconds(MONDAY_MS + 1000), 0, "root")).ok
+    kept, moved = pool.state.silences
+    assert kept == before
+    assert (moved.check, moved.reason) == (within.check, within.reason)
+    assert (moved.at, moved.until) == (MONDAY_MS + 1000, MONDAY_MS + 1000 + DAY_MS)
+
+
+@pytest.mark.parametrize("lately", [True, False])
+def test_a_suspension_that_was_refused_stays_known_as_long_ago(lately: bool) -> None:
+    pool = MendedPool()
+    upgraded(pool.machine)
+    lease = pool.grant("ada")
+    (server,) = pool.state.leases[lease].parts
+    pool.now_ms += 3_600_000
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    suspension = pool.state.leases[lease].suspension
+    assert suspension is not None
+    assert pool.do(c.RefuseSuspension(lease, server, ONE, suspension.number, "no memory")).ok
+    refused_at = pool.now_ms
+    pool.now_ms += 3000
+    pool.do(c.Tick())
+    to = MONDAY_MS + 1000 if lately else refused_at + 1000
+    assert pool.do(c.SetClock(Milliseconds(to), 0, "root")).ok
+    history = pool.state.leases[lease].history
+    assert history is not None
+    expected = to - 3000 if lately else refused_at
+    assert history.refusal == SuspendRefusal("no memory", Milliseconds(expected))
