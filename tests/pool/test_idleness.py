@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.pool.pool_strategies import SERVERS, TOKENS, founding
+from tests.pool.test_lease_relocations import C, D, Going, gpu
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.commands import wrap
@@ -160,3 +161,19 @@ def test_a_lease_that_does_not_end_keeps_none_behind_it_from_ending(
     plan = idle_plan(replace(machine.state, leases=table), A, ONE, idle_s, idle_s)
     assert plan.nearly == {behind.id}
     assert plan.propose == (c.EndLease(behind.id, idle_reason(TIMEOUT_S)),)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_server_that_a_lease_is_not_on_any_more_says_nothing_of_its_use(stays: bool) -> None:
+    pool = Going()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.go(lease).ok
+    assert pool.refuse(lease).ok if stays else pool.confirm(lease).ok
+    for server in (C, D):
+        assert pool.do(c.NoteIdle(lease, server, ONE, True)).ok
+    assert pool.lease(lease).idle_on == (C, D)
+    kept, left = (C, D) if stays else (D, C)
+    assert pool.do(pool.freed(lease, left)).ok
+    found = pool.lease(lease)
+    assert (found.idle_on, list(found.parts), list(found.units)) == ((kept,), [kept], [kept])
+    assert [part.server for part in found.partitions] == [kept]

@@ -1,0 +1,249 @@
+"""What keeps a lease from being suspended, from going on, and from going back to its old GPUs."""
+
+from dataclasses import replace
+
+import pytest
+from tests.pool.policy_kit import GIB, ONE, A, upgraded
+from tests.pool.test_lease_moves import Moving, gpu
+
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Lease, PoolState, with_changes
+from gpupool.pool.model.suspension import SuspensionHistory, SuspensionState
+from gpupool.pool.transitions.lease_suspensions import (
+    order_refusal,
+    resume_refusal,
+    way_back_refusal,
+    with_order,
+)
+
+S = SuspensionState
+
+
+def arriving(*, upgrade: bool = False) -> tuple[Moving, LeaseId]:
+    """Return a pool with a lease of 40 GiB that was moved from GPU 0 to 1, and is not there yet."""
+    pool = Moving()
+    if upgrade:
+        upgraded(pool.machine)
+    lease = pool.hold((gpu(0), 40))
+    assert pool.move(lease, gpu(1)).ok
+    pool.let_go(lease)
+    return pool, lease
+
+
+def stranded(pool: Moving, lease: LeaseId, reason: str = "no memory") -> Result:
+    number = pool.order_number(lease)
+    return pool.do(c.RefuseSuspension(lease, A, ONE, number, reason))
+
+
+def without_gpus(state: PoolState, server: ServerId = A) -> PoolState:
+    row = with_changes(state.servers[server], gpus={})
+    return with_changes(state, servers=state.servers.set(server, row))
+
+
+def without_server(state: PoolState, server: ServerId = A) -> PoolState:
+    return with_changes(state, servers=state.servers.without(server))
+
+
+# --- suspending -----------------------------------------------------------------------------------
+
+
+def test_a_lease_is_suspended_for_a_request_only_while_that_waits() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    request = pool.request(9)
+    order = c.SuspendLease(lease, "to make room", for_request=request.id)
+    before = pool.state
+    refused = pool.do(order)
+    assert refused == Result(False, "conflict", "the request waits no more")
+    assert pool.state.leases is before.leases
+    assert pool.do(c.Wait(request, "bob", TokenId("bob"), "busy")).ok
+    assert pool.do(order).ok
+    suspension = pool.lease(lease).suspension
+    assert suspension is not None
+    assert (suspension.for_request, suspension.by) == (request.id, "")
+    assert pool.state.events[-1].text == "by the pool: to make room"
+
+
+@pytest.mark.parametrize("length", [0, 199, 200, 201])
+def test_why_a_lease_is_suspended_is_cut_at_200_characters(length: int) -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.SuspendLease(lease, "x" * length, "ada")).ok
+    suspension = pool.lease(lease).suspension
+    assert suspension is not None
+    assert suspension.why == "x" * min(200, length)
+    said = suspension.why or "no reason given"
+    assert pool.state.events[-1].text == f"by ada: {said}"
+    assert pool.state.acts[-1].text == f"lease of ada: {said}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("", "its server could not"), ("no memory", "no memory"), ("x" * 201, "x" * 200)],
+)
+def test_why_a_lease_was_not_suspended_is_known(reason: str, said: str) -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    assert stranded(pool, lease, reason).ok
+    event, history = pool.state.events[-1], pool.lease(lease).history
+    assert (event.kind, event.text) == ("not-suspended", said)
+    assert history is not None
+    assert history.refusal is not None
+    assert (history.refusal.reason, history.refusal.at) == (said, pool.state.now)
+
+
+def test_memory_that_a_server_says_it_takes_adds_up_and_is_never_less_than_none() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    number = pool.order_number(lease)
+    assert pool.do(c.ConfirmSuspended(lease, A, ONE, number, -5)).ok
+    suspension = pool.lease(lease).suspension
+    assert suspension is not None
+    assert (suspension.bytes, suspension.state) == (0, S.SUSPENDED)
+    said = "its workers have let go; it takes 0 MiB of its servers' memory"
+    assert pool.state.events[-1].text == said
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+def test_an_order_is_of_its_user_or_an_operator_and_well_formed() -> None:
+    pool = Moving()
+    lease = pool.lease(pool.hold((gpu(0), 40)))
+    name = f"{lease.id:04x}"
+    order = c.SuspendLease(lease.id, "", "ada")
+
+    def refusal(of: Lease | None, **changes: object) -> Result | None:
+        return order_refusal(of, replace(order, **changes))  # type: ignore[arg-type]
+
+    assert refusal(lease) is None
+    assert refusal(None) == Result(False, "never", f"the pool has no lease {name}")
+    foreign = Result(False, "denied", f"lease {name} belongs to ada")
+    assert refusal(lease, by="bob") == foreign
+    assert refusal(lease, by="bob", operator=True) is None
+    assert refusal(lease, by="") is None
+    over = with_changes(lease, end_reason="done")
+    assert refusal(over) == Result(False, "closed", f"lease {name} has ended: done")
+    for length in (1, 15, 17):
+        malformed = Result(False, "invalid", "malformed number of an order")
+        assert refusal(lease, order=bytes(length)) == malformed
+    assert refusal(lease, order=bytes(16)) is None
+    known = with_changes(lease, history=SuspensionHistory(orders=(bytes(16),)))
+    assert refusal(known, order=bytes(16)) == Result(True, lease=lease.id)
+    assert refusal(known, order=b"x" * 16) is None
+    assert refusal(known) is None
+
+
+def test_a_lease_remembers_its_latest_eight_orders() -> None:
+    orders = [bytes([number]) * 16 for number in range(10)]
+    history = SuspensionHistory()
+    for order in orders:
+        history = with_order(history, order)
+    assert history.orders == tuple(orders[2:])
+    assert with_order(history, b"") is history
+
+
+# --- going back -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("", "its server could not"), ("no memory", "no memory"), ("x" * 201, "x" * 200)],
+)
+@pytest.mark.parametrize("taken", [False, True])
+def test_why_a_lease_was_not_moved_is_known(reason: str, said: str, taken: bool) -> None:
+    pool, lease = arriving(upgrade=True)
+    if taken:
+        pool.hold((gpu(0), 41), user="bob")
+    assert stranded(pool, lease, reason).ok
+    event, history = pool.state.events[-1], pool.lease(lease).history
+    assert history is not None
+    assert history.refusal is not None
+    assert (history.refusal.reason, history.refusal.at) == (said, pool.state.now)
+    more = "; it goes on when there is room: GPU 0 of a is taken by now" if taken else ""
+    assert (event.kind, event.text) == ("not-moved", said + more)
+    assert pool.phase(lease) is (S.SUSPENDED if taken else S.RESUMING)
+    assert (history.away_since > 0) == taken
+
+
+@pytest.mark.parametrize(("gib", "why"), [(40, ""), (41, "GPU 0 of a is taken by now")])
+def test_the_way_back_is_free_while_the_old_gpu_has_as_much(gib: int, why: str) -> None:
+    pool, lease = arriving()
+    pool.hold((gpu(0), gib), user="bob")
+    result = stranded(pool, lease)
+    assert (result.ok, result.kind, result.why) == (not why, "busy" if why else "", why)
+    assert pool.gpus(lease) == ([gpu(1)] if why else [gpu(0)])
+
+
+@pytest.mark.parametrize(("reserved", "free"), [(40, True), (41, False)])
+def test_what_the_driver_keeps_of_the_old_gpu_is_not_free(reserved: int, free: bool) -> None:
+    pool, lease = arriving()
+    server = pool.state.servers[A]
+    old = with_changes(server.gpus[gpu(0)], memory_reserved=reserved * GIB)
+    row = with_changes(server, gpus=server.gpus | {old.id: old})
+    state = with_changes(pool.state, servers=pool.state.servers.set(A, row))
+    assert (way_back_refusal(state, pool.lease(lease)) is None) == free
+
+
+def test_there_is_no_way_back_to_what_the_pool_has_no_more() -> None:
+    pool, lease = arriving()
+    gone = Result(False, "busy", "one of its old GPUs is not in the pool now")
+    for state in (without_gpus(pool.state), without_server(pool.state)):
+        assert way_back_refusal(state, pool.lease(lease)) == gone
+    pool.go_on(lease)
+    arrived = Result(False, "conflict", "it is not being moved")
+    assert way_back_refusal(pool.state, pool.lease(lease)) == arrived
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+def test_a_lease_does_not_go_on_with_what_the_pool_has_no_more() -> None:
+    pool = Moving()
+    lease = pool.lease(pool.hold((gpu(0), 40)))
+    gone = Result(False, "busy", "one of its GPUs is not in the pool now")
+    assert resume_refusal(without_gpus(pool.state), lease) == gone
+    assert resume_refusal(without_server(pool.state), lease) == gone
+    assert pool.do(c.DrainGpu(A, gpu(0), "hot", "root")).ok
+    hot = Result(False, "busy", "GPU 0 of a grants nothing now: hot")
+    assert resume_refusal(pool.state, lease) == hot
+
+
+def test_a_lease_that_goes_on_is_not_one_more() -> None:
+    pool = Moving("[defaults]\nmax_leases = 1\n")
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    pool.let_go(lease)
+    assert pool.phase(lease) is S.SUSPENDED
+    assert pool.do(c.ResumeLease(lease, "ada")) == Result(True, lease=lease)
+    assert pool.phase(lease) is S.RESUMING
+
+
+def test_a_lease_that_goes_on_counts_its_memory_against_limits() -> None:
+    pool = Moving('[defaults]\nmax_memory = "60G"\n')
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    pool.let_go(lease)
+    pool.hold((gpu(1), 30))
+    result = pool.do(c.ResumeLease(lease, "ada"))
+    assert result.ok
+    assert result.why.startswith("it goes on when there is room: ada may hold 60 GiB")
+    assert pool.phase(lease) is S.SUSPENDED
+
+
+def test_nobody_resumes_what_is_not_suspended_and_the_pool_only_what_it_is_asked_to() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    done = Result(True, why="it is not suspended", lease=lease)
+    assert pool.do(c.ResumeLease(lease, "ada")) == done
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    pool.let_go(lease)
+    refused = pool.do(c.ResumeLease(lease, ""))
+    assert refused == Result(False, "conflict", "nobody wants it to go on")
+    assert pool.do(c.ResumeLease(lease, "ada")).ok
+    again = Result(True, why="it is being resumed already", lease=lease)
+    assert pool.do(c.ResumeLease(lease, "ada")) == again
