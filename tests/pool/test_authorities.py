@@ -184,3 +184,30 @@ def test_what_a_server_reports_again_changes_nothing(table: Table) -> None:
     state, done = report_issuer(before, c.ReportIssuer(SERVERS[0], ONE, fingerprint_of(B)))
     assert done.ok
     assert state is before
+
+
+def test_an_older_ca_that_nobody_needs_is_dropped_without_more_words(table: Table) -> None:
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    act, event = table.state.acts[-1], table.state.events[-1]
+    old, new = (sha256(each).hexdigest()[:16] for each in (A, B))
+    assert (act.subject, act.text) == (new, f"beside {old}")
+    assert (event.kind, event.text) == ("ca-rotated", f"CA {new} signs now (by root)")
+    table.report(B, B, B)
+    for force in (False, True):
+        done = table.do(retired(A, force=force))
+        assert done.ok
+        assert done.why == ("this CA is not trusted" if force else "")
+    act, event = table.state.acts[-1], table.state.events[-1]
+    assert (act.kind, act.subject, act.text) == ("ca-retired", old, "")
+    assert (event.kind, event.text) == ("ca-retired", f"CA {old} is trusted no more (by root)")
+
+
+def test_each_refusal_of_an_exchange_says_why(table: Table) -> None:
+    assert table.do(retired(A)).why == "this CA is not trusted"
+    assert table.do(c.RotateCa(A, B, "root")).ok
+    assert table.do(c.RotateCa(A, B, "root")).why == "the CA was exchanged already"
+    assert table.do(retired(C)).why == "the pool does not know this CA"
+    assert table.do(retired(B)).why == "this CA signs; the older one can be dropped"
+    assert table.do(retired(A, force=True)).ok
+    assert table.do(retired(B)).why == "this CA is the only one"
+    assert table.do(c.RotateCa(A, C, "root")).why == "the CA was exchanged meanwhile"

@@ -12,7 +12,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import EVENT_COUNT_MAX, Event, Gpu, PoolState, Request
 from gpupool.pool.scheduling.offers import NoOffer
 from gpupool.pool.scheduling.placement import make_offer
-from gpupool.pool.transitions.gpu_drains import automatic_max
+from gpupool.pool.transitions.gpu_drains import automatic_count, automatic_max
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view_building import server_state
 
@@ -239,3 +239,75 @@ def test_what_another_server_offers_is_no_gpu_of_which_a_tenth_may_be_drained() 
     changed = replace(server, gpus=server.gpus | {first.id: first})
     state = replace(table.state, servers=table.state.servers.set(A, changed))
     assert automatic_max(state) == 1
+
+
+def test_an_order_about_one_gpu_is_an_act_and_an_event() -> None:
+    table = Table()
+    assert table.drain(2, "x" * 201) == Result(True)
+    act, event = table.state.acts[-1], table.state.events[-1]
+    assert (act.kind, act.by, act.subject, act.text) == ("drained", "root", "a/2", "x" * 201)
+    said = ("drained", "a/2", "x" * 200 + " (by root)")
+    assert (event.kind, event.subject, event.text) == said
+    order = table.state.servers[A].gpu_orders[GpuId("GPU-2")]
+    assert (order.drain_reason, order.at) == ("x" * 201, table.state.now)
+    before = table.state
+    assert table.drain(2, "x" * 201) == Result(True, why="it was drained")
+    assert (table.state.acts, table.state.events) == (before.acts, before.events)
+    assert table.drain(2, None) == Result(True)
+    act, event = table.state.acts[-1], table.state.events[-1]
+    assert (act.kind, act.subject, act.text) == ("undrained", "a/2", "")
+    assert (event.kind, event.subject, event.text) == ("undrained", "a/2", "by root")
+    assert table.drain(2, None) == Result(True, why="it was not drained")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "why"),
+    [
+        (c.DrainGpu(ServerId("b" * 12), GpuId("GPU-0"), "x", "root"), "never", "no such server"),
+        (c.DrainGpu(A, GpuId("none"), "x", "root"), "never", "no such GPU on that server"),
+        (
+            c.DrainGpu(A, GpuId("GPU-0"), "x", "root", bytes(15)),
+            "invalid",
+            "malformed number of an order",
+        ),
+        (
+            c.DrainGpu(A, GpuId("GPU-0"), "auto: x", "root"),
+            "invalid",
+            "a person's reason does not begin so",
+        ),
+        (
+            c.DrainGpu(A, GpuId("GPU-0"), "hot", "a", sign="thermal"),
+            "invalid",
+            'an automatic drain has a reason with "auto: "',
+        ),
+        (
+            c.DrainGpu(A, GpuId("GPU-0"), None, "a", sign="thermal"),
+            "invalid",
+            'an automatic drain has a reason with "auto: "',
+        ),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(command: c.DrainGpu, kind: str, why: str) -> None:
+    table = Table()
+    before = table.state.servers
+    assert table.do(command) == Result(False, kind, why)
+    assert table.state.servers is before
+
+
+def test_a_refused_sign_says_so_and_one_that_is_taken_is_no_person() -> None:
+    table = Table()
+    assert table.auto(0) == Result(True)
+    assert table.auto(0) == Result(False, "denied", "it is drained already")
+    refused = Result(False, "denied", "1 GPUs are drained automatically already")
+    assert table.auto(1) == refused
+    assert (table.state.acts[-1].by, table.state.acts[-1].text) == ("a", "auto: thermal")
+
+
+def test_an_order_of_a_person_is_not_counted_among_automatic_drains() -> None:
+    table = Table()
+    assert table.drain(0, "new fan").ok
+    assert automatic_count(table.state) == 0
+    assert table.auto(1).ok
+    assert automatic_count(table.state) == 1
+    table.up(2, 1)
+    assert automatic_count(table.state) == 1, "absent, it is drained still"

@@ -147,3 +147,13 @@ def test_why_something_is_no_policy_is_cut_at_200_characters() -> None:
     with pytest.raises(UnpackError) as refused:
         unpack_draft(data)
     assert len(str(refused.value)) == 200
+
+
+def test_a_policy_whose_parts_are_missing_is_refused() -> None:
+    pool = Pool()
+    before = pool.state
+    *_, last = policy_commands(TEXT, 0)
+    why = "its parts are not there any more; send it again"
+    assert pool.do(last) == Result(False, "conflict", why)
+    assert pool.state.policy == before.policy
+    assert pool.state.acts == before.acts

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from tests.pool.policy_kit import GIB, ONE, A, upgraded
+from tests.pool.policy_kit import GIB, ONE, A, B, upgraded
 from tests.pool.test_lease_moves import Moving, gpu
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, PoolState, with_changes
 from gpupool.pool.model.suspension import SuspensionHistory, SuspensionState
@@ -247,3 +247,83 @@ def test_nobody_resumes_what_is_not_suspended_and_the_pool_only_what_it_is_asked
     assert pool.do(c.ResumeLease(lease, "ada")).ok
     again = Result(True, why="it is being resumed already", lease=lease)
     assert pool.do(c.ResumeLease(lease, "ada")) == again
+
+
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_a_lease_on_two_servers_stays_where_it_was_moved_when_the_way_back_is_taken(
+    upgrade: bool,
+) -> None:
+    """The other server's workers may run already, so that it cannot be suspended."""
+    pool = Moving()
+    if upgrade:
+        upgraded(pool.machine)
+    lease = pool.hold((gpu(0), 40), (gpu(0, B), 20))
+    assert pool.move(lease, gpu(1)).ok
+    pool.let_go(lease, A, B)
+    pool.hold((gpu(0), 41), user="bob")
+    before = pool.state.leases
+    taken = Result(False, "busy", "GPU 0 of a is taken by now")
+    assert stranded(pool, lease) == taken
+    assert pool.state.leases is before
+    number = pool.order_number(lease)
+    foreign = Result(False, "conflict", "it is moved on another server")
+    assert pool.do(c.RefuseSuspension(lease, B, ONE, number, "no memory")) == foreign
+
+
+def test_words_of_another_process_suspension_or_state_do_not_count() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    over = Result(False, "conflict", "that suspension is over")
+    word = c.ConfirmSuspended(lease, A, ONE, 1, GIB)
+    assert pool.do(word) == over
+    assert pool.do(c.SuspendLease(lease, "", "ada")).ok
+    word = replace(word, number=pool.order_number(lease))
+    stale = Result(False, "conflict", "not the current incarnation")
+    ended = Result(False, "conflict", "the lease has ended")
+    assert pool.do(replace(word, incarnation=Incarnation(2))) == stale
+    assert pool.do(replace(word, server=ServerId("none"))) == stale
+    assert pool.do(replace(word, server=B)) == ended
+    assert pool.do(replace(word, lease=LeaseId(9999))) == ended
+    assert pool.do(replace(word, number=word.number + 1)) == over
+    back = c.ConfirmResumed(lease, A, ONE, word.number)
+    assert pool.do(back) == Result(False, "conflict", "the lease is suspending")
+    assert pool.do(word) == Result(True)
+    assert pool.do(word) == Result(False, "conflict", "the lease is suspended")
+    assert pool.do(c.EndLease(lease, "over")).ok
+    assert pool.do(word) == ended
+
+
+def test_a_second_order_to_suspend_says_how_far_the_first_is() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    order = c.SuspendLease(lease, "", "ada")
+    assert pool.do(order) == Result(True, lease=lease)
+    for _ in range(2):
+        again = Result(True, why="it is suspended already", lease=lease)
+        assert pool.do(order) == again
+        if pool.phase(lease) is S.SUSPENDING:
+            pool.let_go(lease)
+    assert pool.do(c.ResumeLease(lease, "ada")) == Result(True, lease=lease)
+    busy = Result(False, "busy", "it is being resumed; try again when it runs")
+    assert pool.do(order) == busy
+    event, act = pool.state.events[-1], pool.state.acts[-1]
+    assert (event.kind, event.text) == ("resuming", "by ada")
+    assert (act.kind, act.by, act.text) == ("lease-resumed", "ada", "lease of ada")
+
+
+@pytest.mark.parametrize("by", ["ada", "boss"])
+def test_a_lease_that_its_user_has_suspended_has_run_all_the_time(by: str) -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    assert pool.do(c.SuspendLease(lease, "", by, operator=True)).ok
+    pool.let_go(lease)
+    pool.now_ms += 1000
+    assert pool.do(c.ResumeLease(lease, by, operator=True)).ok
+    pool.now_ms += 1000
+    pool.go_on(lease)
+    history = pool.lease(lease).history
+    assert history is not None
+    assert history.resumed_at == (0 if by == "ada" else pool.now_ms)
+    event = pool.state.events[-1]
+    assert (event.kind, event.text) == ("resumed", "of ada")
+    assert history.away_ms == 1000

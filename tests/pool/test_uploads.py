@@ -115,6 +115,11 @@ def test_an_upload_has_at_most_so_many_parts(count: int, whole: bool) -> None:
     assert (found == b"x" * count) == whole
 
 
+def test_an_upload_may_be_one_part() -> None:
+    staged = {UPLOAD: Staged({0: b"x"}, Milliseconds(0))}
+    assert assemble(PoolState(staged=staged), UPLOAD, 1, sha256(b"x").digest())[1] == b"x"
+
+
 def test_an_empty_upload_has_no_parts() -> None:
     staged = {UPLOAD: Staged({}, Milliseconds(0))}
     _, found = assemble(PoolState(staged=staged), UPLOAD, 0, sha256(b"").digest())
