@@ -1,11 +1,14 @@
 """What the machine around the table tells its server: events, and when to hash the table."""
 
 import pytest
-from tests.pool.policy_kit import Pool
+from tests.pool.policy_kit import Pool, upgraded
 
 from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
-from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.formats import OutdatedError
+from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
+from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Event, PoolState
 from gpupool.pool.transitions import audit
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -57,3 +60,59 @@ def test_all_servers_hash_the_table_once_in_a_minute_of_its_own_time(
 ) -> None:
     state = PoolState(now=Milliseconds(now), era=era)
     assert PoolMachine(state).hash_mark() == mark
+
+
+def test_nobody_is_told_of_nothing() -> None:
+    machine = PoolMachine(PoolState())
+    told: list[object] = []
+    machine.on_acts = machine.on_records = machine.on_events = told.append
+    calls: list[int] = []
+    machine.on_apply = lambda: calls.append(machine.state.index)
+    for index in (1, 2):
+        machine.apply(index, wrap(c.Tick(), at_ms=1000, ttl_ms=0))
+    assert (told, calls) == ([], [1, 2])
+    assert machine.violations == ()
+    machine.on_events = None
+    machine.apply(3, wrap(c.CreatePool("c", "lab", "tls"), at_ms=1000, ttl_ms=0))
+    assert told == [machine.state.acts]
+    machine.apply(4, wrap(c.Tick(), at_ms=1000, ttl_ms=0))
+    assert len(told) == 1
+
+
+def test_what_is_no_command_is_refused_and_counted() -> None:
+    machine = PoolMachine(PoolState(now=Milliseconds(1000)))
+    result = decode(Result, machine.apply(7, {"v": 1}))
+    assert result == Result(False, "invalid", "not an envelope")
+    assert machine.state == PoolState(index=7, now=Milliseconds(1000))
+
+
+def test_a_table_of_a_newer_version_is_not_taken() -> None:
+    pool = Pool()
+    upgraded(pool.machine, 9)
+    for version, taken in ((8, False), (9, True), (10, True)):
+        machine = PoolMachine(PoolState(), version=version)
+        if taken:
+            machine.restore(pool.machine.snapshot())
+            assert machine.state == pool.state
+        else:
+            with pytest.raises(OutdatedError):
+                machine.adopt(pool.state)
+            assert machine.state == PoolState()
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_a_machine_stops_once_all_servers_speak_what_it_cannot_read(version: int) -> None:
+    """The command itself is one that it can read, and its answer is given."""
+    pool = Pool()
+    machine = PoolMachine(pool.state, version=version)
+    for server in pool.state.servers:
+        start = c.ServerUp(server, Incarnation(2), "x:1", "1", "", "", (), formats=9)
+        plain = machine.apply(machine.state.index + 1, wrap(start, at_ms=pool.now_ms, ttl_ms=0))
+        assert decode(Result, plain).ok
+    assert machine.formats() == 9
+    tick = wrap(c.Tick(), at_ms=pool.now_ms, ttl_ms=0)
+    if version == 9:
+        machine.apply(machine.state.index + 1, tick)
+        return
+    with pytest.raises(OutdatedError):
+        machine.apply(machine.state.index + 1, tick)

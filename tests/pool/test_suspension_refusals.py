@@ -327,3 +327,20 @@ def test_a_lease_that_its_user_has_suspended_has_run_all_the_time(by: str) -> No
     event = pool.state.events[-1]
     assert (event.kind, event.text) == ("resumed", "of ada")
     assert history.away_ms == 1000
+
+
+def test_an_order_about_another_users_lease_or_none_changes_nothing() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    before = pool.state.leases
+    foreign = Result(False, "denied", f"lease {lease:04x} belongs to ada")
+    unknown = Result(False, "never", "the pool has no lease 270f")
+    none = LeaseId(9999)
+    for mine, of_none in (
+        (c.SuspendLease(lease, "", "bob"), c.SuspendLease(none, "", "bob")),
+        (c.ResumeLease(lease, "bob"), c.ResumeLease(none, "bob")),
+        (c.MoveLease(lease, A, "bob"), c.MoveLease(none, A, "bob")),
+    ):
+        assert pool.do(mine) == foreign
+        assert pool.do(of_none) == unknown
+    assert pool.state.leases is before

@@ -164,3 +164,47 @@ def test_tokens_whose_leases_are_being_ended_do_not_push_one_another_out(
     assert pool.state.revoking == ()
     kinds = [act.kind for act in pool.state.acts]
     assert kinds.count("token-revoked") == 2
+
+
+def test_a_token_that_the_pool_has_not_is_neither_renewed_nor_revoked() -> None:
+    pool = Pool()
+    unknown = Result(False, "never", "the pool has no token several")
+    assert pool.do(c.RenewToken(TOKEN, FAR, "root")) == unknown
+    assert pool.do(c.RevokeToken(TOKEN, "root")) == unknown
+
+
+def test_what_happens_to_a_token_is_an_act_and_an_event_once() -> None:
+    pool = Pool()
+    soon = Milliseconds(pool.now_ms + 3_600_000)
+    made = c.CreateToken(TOKEN, TokenKind.USER, "ada", bytes(32), soon, "")
+    later = Milliseconds(pool.now_ms + 7_200_000)
+    renewed, revoked = c.RenewToken(TOKEN, later, "root"), c.RevokeToken(TOKEN, "root")
+    for command, kind, by, act_text, event_text in (
+        (
+            made,
+            "token-created",
+            "the pool",
+            "user token for ada, good for 1 h",
+            "user token several created by the pool",
+        ),
+        (
+            renewed,
+            "token-renewed",
+            "root",
+            "user token of ada, good for 2 h",
+            "token several renewed by root",
+        ),
+        (revoked, "token-revoked", "root", "user token of ada", "token several revoked by root"),
+    ):
+        count = pool.state.act_count
+        assert pool.do(command) == Result(True)
+        assert pool.state.act_count == count + 1
+        act, event = pool.state.acts[-1], pool.state.events[-1]
+        said = (kind, by, "several", act_text)
+        assert (act.kind, act.by, act.subject, act.text) == said
+        assert (event.kind, event.subject, event.text) == (kind, "ada", event_text)
+        assert pool.do(command) == Result(True)
+        assert pool.state.act_count == count + 1
+    assert pool.state.tokens[TOKEN].revoked_at == pool.now_ms
+    refused = Result(False, "denied", "token several was revoked")
+    assert pool.do(renewed) == refused
