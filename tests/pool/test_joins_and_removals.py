@@ -151,6 +151,8 @@ def test_a_server_leaves_with_one_act_and_one_event_however_many_steps_it_takes(
     while B in pool.state.servers:
         assert pool.do(c.RemoveServer(B, by)).ok
         assert pool.state.removed == {B: pool.now_ms}
+        assert voters(pool.state) == ["a"]
+        assert all(each.freeing == (each.id == B) for each in pool.state.servers.values())
         left += 1
     assert left == 3
     (act,) = [act for act in pool.state.acts if act.kind == "server-removed"]

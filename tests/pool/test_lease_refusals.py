@@ -16,6 +16,7 @@ from gpupool.pool.transitions.leases import (
     count,
     encryption_of,
     fairness_refusal,
+    lapse_waiting,
     policy_refusal,
     space_refusal,
 )
@@ -298,6 +299,7 @@ def test_a_request_that_nobody_renews_lapses(pause_ms: int, waits: bool) -> None
     pool.now_ms += pause_ms
     pool.do(c.Tick())
     assert (request in pool.state.waiting) == waits
+    assert lapse_waiting(pool.state) is pool.state
 
 
 # --- the books ------------------------------------------------------------------------------------

@@ -134,3 +134,12 @@ def test_an_upload_that_is_not_there_is_sent_again() -> None:
     assert isinstance(found, Result)
     why = "its parts are not there any more; send it again"
     assert (found.ok, found.kind, found.why) == (False, "conflict", why)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_uploads_that_were_all_given_up_go_and_such_as_go_on_stay(count: int) -> None:
+    staged = {bytes([each]) * 16: Staged({}, Milliseconds(0)) for each in range(count)}
+    late = PoolState(now=Milliseconds(STAGED_LAPSE_MS + 1), staged=staged)
+    assert lapse_staged(late).staged == {}
+    early = PoolState(now=Milliseconds(STAGED_LAPSE_MS), staged=staged)
+    assert lapse_staged(early) is early
