@@ -88,6 +88,17 @@ def test_who_may_not_join_is_told_why(command: c.JoinServer, kind: str, why: str
     assert pool.state.servers is before.servers
 
 
+@pytest.mark.parametrize(
+    ("uses", "lets"), [(1, "each lets one server in"), (2, "it let 2 servers in")]
+)
+def test_a_token_that_has_been_used_says_how_another_is_made(uses: int, lets: str) -> None:
+    pool = pool_with_token(uses)
+    for name in "wx"[:uses]:
+        assert pool.do(joining(name)).ok
+    text = f"token server has been used; {lets}; `gpupool token create --server` makes another"
+    assert pool.do(joining("y")) == Result(False, "denied", text)
+
+
 def test_an_expired_token_lets_nobody_in() -> None:
     pool = pool_with_token(expires_at=Milliseconds(1))
     result = pool.do(joining())

@@ -333,3 +333,90 @@ def test_data_of_a_lease_is_encrypted_as_its_policy_or_else_the_pool_says() -> N
     state = with_changes(pool.state, leases=pool.state.leases.set(lease, changed))
     assert encryption_of(state, lease) == "off"
     assert encryption_of(state, LeaseId(9999)) == "tls"
+
+
+# --- whose a request is ---------------------------------------------------------------------------
+
+
+def test_a_request_that_waits_or_has_a_lease_is_its_users_alone() -> None:
+    pool = Pool()
+    order = claim(pool, part(0))
+    request, wait = order.request, c.Wait(order.request, "ada", TokenId("ada"), "busy")
+    foreign = Result(False, "denied", "this request is another user's")
+
+    def refused() -> None:
+        before = pool.state
+        assert pool.do(replace(order, user="bob", token=TokenId("bob"))) == foreign
+        assert pool.do(c.CancelRequest(request.id, "no more", "bob")) == foreign
+        assert pool.state.leases is before.leases
+        assert pool.state.waiting == before.waiting
+
+    assert pool.do(wait) == Result(True)
+    refused()
+    assert pool.do(replace(wait, user="bob", token=TokenId("bob"))) == foreign
+    done = pool.do(order)
+    assert done.ok
+    refused()
+    assert pool.do(order) == Result(True, lease=done.lease), "its answer was lost"
+    no_more = Result(False, "closed", "the request waits no more")
+    assert pool.do(wait) == no_more
+    assert done.lease is not None
+    cancel = c.CancelRequest(request.id, "no more", "ada")
+    assert pool.do(cancel) == Result(True, lease=done.lease)
+    assert pool.state.leases[done.lease].end_reason == "no more"
+    assert pool.do(order) == Result(False, "closed", "its lease has ended: no more")
+    pool.end(done.lease)
+    assert pool.do(order) == Result(False, "closed", "its lease has ended: no more")
+    assert pool.do(wait) == no_more
+
+
+@pytest.mark.parametrize(
+    ("user", "token", "why"),
+    [
+        ("ada", "none", "unknown, expired or revoked token"),
+        ("ada", "bob", "unknown, expired or revoked token"),
+        ("cy", "cy", "unknown, expired or revoked token"),
+        ("ada", "viewer", "a viewer's token is good for looking only"),
+        ("ada", "ada", ""),
+    ],
+)
+def test_a_request_waits_with_a_token_of_its_user_that_is_good(
+    user: str, token: str, why: str
+) -> None:
+    pool = Pool()
+    made = c.CreateToken(TokenId("viewer"), TokenKind.VIEWER, "ada", bytes(32), FAR, "root")
+    assert pool.do(made).ok
+    assert pool.do(c.RevokeToken(TokenId("cy"), "root")).ok
+    request = pool.request()
+    result = pool.do(c.Wait(request, user, TokenId(token), "busy"))
+    assert answer(result) == (not why, "denied" if why else "", why)
+    assert (request.id in pool.state.waiting) == (not why)
+
+
+@pytest.mark.parametrize("length", [15, 17])
+def test_a_malformed_request_does_not_wait(length: int) -> None:
+    pool = Pool()
+    malformed = Result(False, "invalid", "malformed request")
+    request = replace(pool.request(), id=RequestId(bytes(length)))
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")) == malformed
+    request = replace(pool.request(), filters=(Filter("none", Operator.EQUAL, ()),))
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")) == malformed
+
+
+def test_so_many_requests_wait_and_those_can_be_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "WAITING_COUNT_MAX", 3)
+    monkeypatch.setattr(leases, "USER_WAITING_COUNT_MAX", 2)
+    pool = Pool()
+    requests = [pool.request() for _ in range(4)]
+
+    def wait(number: int, user: str) -> Result:
+        return pool.do(c.Wait(requests[number], user, TokenId(user), "busy"))
+
+    assert [wait(number, "ada").ok for number in (0, 1)] == [True, True]
+    assert wait(2, "ada") == Result(False, "busy", "2 requests of ada wait already")
+    assert wait(2, "bob").ok
+    assert wait(3, "bob") == Result(False, "busy", "too many requests wait already")
+    pool.now_ms += 1000
+    assert wait(1, "ada").ok
+    entry = pool.state.waiting[requests[1].id]
+    assert (entry.since, entry.renewed) == (pool.now_ms - 1000, pool.now_ms)

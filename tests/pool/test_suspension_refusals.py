@@ -344,3 +344,45 @@ def test_an_order_about_another_users_lease_or_none_changes_nothing() -> None:
         assert pool.do(mine) == foreign
         assert pool.do(of_none) == unknown
     assert pool.state.leases is before
+
+
+def test_a_lease_does_not_go_on_with_a_gpu_that_is_broken() -> None:
+    pool = Moving()
+    lease = pool.lease(pool.hold((gpu(0), 40)))
+    assert resume_refusal(pool.state, lease) is None
+    readings = {gpu(0): c.GpuReading(0, "fell off the bus")}
+    assert pool.do(c.ReportGpus(A, ONE, readings)).ok
+    broken = Result(False, "busy", "GPU 0 of a grants nothing now: fell off the bus")
+    assert resume_refusal(pool.state, lease) == broken
+
+
+def test_what_the_pool_suspends_goes_on_by_itself() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    request = pool.request(9)
+    assert pool.do(c.Wait(request, "bob", TokenId("bob"), "busy")).ok
+    assert pool.do(c.SuspendLease(lease, "to make room", for_request=request.id)).ok
+    before = pool.state.leases
+    why = "it goes on by itself once there is room again: to make room"
+    assert pool.do(c.ResumeLease(lease, "ada")) == Result(True, why=why, lease=lease)
+    assert pool.state.leases is before
+    suspension = pool.lease(lease).suspension
+    assert suspension is not None
+    assert suspension.resume_since == pool.state.now
+
+
+def test_a_lease_that_could_not_be_suspended_knows_its_orders_still() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    orders = (b"1" * 16, b"2" * 16)
+    for order in orders:
+        assert pool.do(c.SuspendLease(lease, "", "ada", order=order)).ok
+        suspension = pool.lease(lease).suspension
+        assert suspension is not None
+        assert stranded(pool, lease).ok
+        pool.go_on(lease)
+    history = pool.lease(lease).history
+    assert history is not None
+    assert history.orders == orders
+    assert pool.do(c.SuspendLease(lease, "", "ada", order=orders[0])) == Result(True, lease=lease)
+    assert pool.lease(lease).suspension is None
