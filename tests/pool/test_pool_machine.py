@@ -3,13 +3,14 @@
 import pytest
 from tests.pool.policy_kit import Pool, upgraded
 
+from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.formats import OutdatedError
 from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
 from gpupool.pool.model.results import Result
-from gpupool.pool.model.state import Event, PoolState
+from gpupool.pool.model.state import Event, PoolState, with_changes
 from gpupool.pool.transitions import audit
 from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -116,3 +117,21 @@ def test_a_machine_stops_once_all_servers_speak_what_it_cannot_read(version: int
         return
     with pytest.raises(OutdatedError):
         machine.apply(machine.state.index + 1, tick)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_sampler_sees_each_table(broken: bool) -> None:
+    pool = Pool()
+    state = pool.state
+    if broken:
+        server = next(iter(state.servers.values()))
+        gpu = next(iter(server.gpus.values()))
+        gpus = server.gpus | {gpu.id: with_changes(gpu, memory_granted=1)}
+        row = with_changes(server, gpus=gpus)
+        state = with_changes(state, servers=state.servers.set(server.id, row))
+    told: list[str] = []
+    machine = PoolMachine(state, sampler=InvariantSampler(told.append))
+    for _ in range(40):
+        machine.apply(machine.state.index + 1, wrap(c.Tick(), at_ms=pool.now_ms, ttl_ms=0))
+    assert bool(machine.violations) == broken
+    assert told == list(machine.violations[:1])

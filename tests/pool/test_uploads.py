@@ -143,3 +143,21 @@ def test_uploads_that_were_all_given_up_go_and_such_as_go_on_stay(count: int) ->
     assert lapse_staged(late).staged == {}
     early = PoolState(now=Milliseconds(STAGED_LAPSE_MS), staged=staged)
     assert lapse_staged(early) is early
+
+
+@pytest.mark.parametrize(("pause_ms", "kept"), [(60_000, True), (60_001, False)])
+def test_an_upload_lapses_after_a_minute(pause_ms: int, kept: bool) -> None:
+    staged = {UPLOAD: Staged({}, Milliseconds(5))}
+    state = PoolState(now=Milliseconds(5 + pause_ms), staged=staged)
+    assert bool(lapse_staged(state).staged) == kept
+
+
+def test_a_document_is_sent_in_512_parts_of_12_kib_at_most_four_at_a_time() -> None:
+    assert len(parts_of(bytes(512 * 12 * 1024))) == 512
+    for number, ok in ((511, True), (512, False)):
+        assert stage_part(PoolState(), StagePart(UPLOAD, number, b"x"))[1].ok == ok
+    state, taken = PoolState(), list[bool]()
+    for number in range(5):
+        state, result = stage_part(state, StagePart(bytes([number]) * 16, 0, b"x"))
+        taken.append(result.ok)
+    assert taken == [True] * 4 + [False]
