@@ -450,3 +450,38 @@ def test_a_suspension_that_was_refused_stays_known_as_long_ago(lately: bool) -> 
     assert history is not None
     expected = to - 3000 if lately else refused_at
     assert history.refusal == SuspendRefusal("no memory", Milliseconds(expected))
+
+
+@pytest.mark.parametrize(
+    ("granted_ms", "begin_ms", "end_ms", "span"),
+    [
+        (0, 100, 900, (100, 900)),
+        (0, 500, 5000, (500, 1000)),
+        (0, 2000, 5000, None),
+        (2000, 3000, 5000, (-5000, -3000)),
+    ],
+)
+def test_times_away_are_cut_where_the_accident_begins_or_are_moved_with_their_lease(
+    granted_ms: int, begin_ms: int, end_ms: int, span: tuple[int, int] | None
+) -> None:
+    """The time is set from 9000 to 1000 ms after the beginning."""
+    pool = MendedPool()
+    upgraded(pool.machine)
+    begun = pool.now_ms
+    pool.now_ms = begun + granted_ms
+    lease = pool.grant("ada")
+    (server,) = pool.state.leases[lease].parts
+    pool.now_ms = begun + begin_ms
+    assert pool.do(c.SuspendLease(lease, "", "boss", operator=True)).ok
+    suspension = pool.state.leases[lease].suspension
+    assert suspension is not None
+    assert pool.do(c.ConfirmSuspended(lease, server, ONE, suspension.number, 0)).ok
+    pool.now_ms = begun + end_ms
+    assert pool.do(c.ResumeLease(lease, "boss", operator=True)).ok
+    pool.now_ms = begun + 9000
+    assert pool.do(c.SetClock(Milliseconds(begun + 1000), 0, "root")).ok
+    history = pool.state.leases[lease].history
+    assert history is not None
+    expected = () if span is None else ((begun + span[0], begun + span[1]),)
+    assert history.away == expected
+    assert history.away_ms == sum(end - begin for begin, end in expected)

@@ -207,3 +207,11 @@ def test_a_pool_is_created_once() -> None:
     assert refused == Result(False, "conflict", "the pool exists already")
     state = pool.state
     assert (state.cluster_id, state.name, state.data_encryption) == ("cluster", "lab", "tls")
+
+
+def test_a_notice_of_a_lease_that_is_not_there_is_no_event() -> None:
+    pool, _ = pool_with_lease()
+    before = pool.state
+    result = pool.do(c.GiveNotice(LeaseId(9999)))
+    assert not result.ok
+    assert pool.state.events == before.events

@@ -16,6 +16,7 @@ from gpupool.pool.transitions.servers import (
     removals_of_others,
     report_gpus,
     server_contact,
+    server_up,
     settle_clashes,
 )
 
@@ -239,3 +240,34 @@ def test_a_gpu_that_two_servers_show_is_offered_by_the_one_that_did_first() -> N
     settled = settle_clashes(state)
     assert settled.servers is state.servers
     assert settled.events == state.events
+
+
+# --- GPUs that are gone ---------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_gone_stays_until_its_leases_are_over() -> None:
+    pool = Pool()
+    lease = pool.hold((GpuId(f"{A}-0"), 40))
+    assert pool.do(replace(up(pool), gpus=())).ok
+    (gpu,) = pool.state.servers[A].gpus.values()
+    assert (gpu.id, gpu.memory_granted, gpu.fault) == (f"{A}-0", 40 * GIB, "no longer present")
+    pool.end(lease)
+    assert pool.do(replace(up(pool), gpus=())).ok
+    assert pool.state.servers[A].gpus == {}
+
+
+def test_a_start_of_an_earlier_process_is_refused_and_each_new_one_is_an_event() -> None:
+    pool = Pool()
+    count = len(pool.state.events)
+    assert pool.do(up(pool)) == Result(True)
+    assert len(pool.state.events) == count, "the same process says it again"
+    assert pool.do(up(pool, incarnation=TWO)) == Result(True)
+    event = pool.state.events[-1]
+    assert (event.kind, event.subject, event.text) == ("up", "a", "up with 4 GPUs")
+    earlier = Result(False, "conflict", "a later incarnation of this server is known")
+    assert pool.do(up(pool)) == earlier
+    stranger = replace(up(pool), server=ServerId("none"))
+    no_member = Result(False, "denied", "this server is not a member of the pool")
+    assert pool.do(stranger) == no_member
+    state = with_changes(pool.state, removed={A: Milliseconds(1)})
+    assert server_up(state, up(pool, incarnation=TWO))[1] == no_member

@@ -200,3 +200,19 @@ def test_a_silence_remembers_its_latest_four_orders() -> None:
         state, _ = set_silence(state, order(order=bytes([number]) * 16))
     [known] = state.silences
     assert known.orders == tuple(bytes([number]) * 16 for number in (2, 3, 4, 5))
+
+
+def test_an_order_that_is_repeated_says_that_it_was_done() -> None:
+    state, result = set_silence(PoolState(now=Milliseconds(1000)), order())
+    assert result == Result(True)
+    again, result = set_silence(state, order())
+    assert result == Result(True, why="it was done already")
+    assert again is state
+    lifted = set_silence(state, order(reason=None, order=b"2" * 16))
+    assert lifted[1] == Result(True)
+    again, result = set_silence(lifted[0], order(reason=None, order=b"3" * 16))
+    assert result == Result(True, why="nothing of it is silenced")
+    assert again is lifted[0]
+    anew, result = set_silence(state, order(order=b""))
+    assert result == Result(True)
+    assert anew.act_count == state.act_count + 1

@@ -386,3 +386,26 @@ def test_a_lease_that_could_not_be_suspended_knows_its_orders_still() -> None:
     assert history.orders == orders
     assert pool.do(c.SuspendLease(lease, "", "ada", order=orders[0])) == Result(True, lease=lease)
     assert pool.lease(lease).suspension is None
+
+
+@pytest.mark.parametrize("version", [7, 8])
+def test_a_lease_waits_for_its_old_gpu_once_all_servers_know_that(version: int) -> None:
+    pool, lease = arriving()
+    upgraded(pool.machine, version)
+    pool.hold((gpu(0), 41), user="bob")
+    assert stranded(pool, lease).ok == (version == 8)
+    assert pool.phase(lease) is (S.SUSPENDED if version == 8 else S.RESUMING)
+
+
+def test_what_goes_on_by_itself_is_no_act() -> None:
+    pool = Moving()
+    lease = pool.hold((gpu(0), 40))
+    request = pool.request(9)
+    assert pool.do(c.Wait(request, "bob", TokenId("bob"), "busy")).ok
+    count = pool.state.act_count
+    assert pool.do(c.SuspendLease(lease, "to make room", for_request=request.id)).ok
+    pool.let_go(lease)
+    assert pool.do(c.ResumeLease(lease, "")) == Result(True, lease=lease)
+    event = pool.state.events[-1]
+    assert (event.kind, event.text) == ("resuming", "by the pool")
+    assert pool.state.act_count == count
