@@ -420,3 +420,29 @@ def test_so_many_requests_wait_and_those_can_be_renewed(monkeypatch: pytest.Monk
     assert wait(1, "ada").ok
     entry = pool.state.waiting[requests[1].id]
     assert (entry.since, entry.renewed) == (pool.now_ms - 1000, pool.now_ms)
+
+
+def test_a_refusal_names_the_one_for_whom_just_these_gpus_are_kept() -> None:
+    pool = Pool(gpu_count=2, emulated=True)
+    place = GpuId(f"{B}-0")
+    away = pool.hold((place, 80), user="cy")
+    assert pool.do(c.SuspendLease(away, "", "cy")).ok
+    suspension = pool.state.leases[away].suspension
+    assert suspension is not None
+    assert pool.do(c.ConfirmSuspended(away, B, ONE, suspension.number, 0)).ok
+    pool.hold((place, 30), user="dee")
+    assert pool.do(c.ResumeLease(away, "cy")).ok
+    pool.hold((gpu(0), 40), user="dee")
+    pool.hold((gpu(1), 30), user="dee")
+    pool.now_ms += 5000
+    request = replace(pool.request(fraction=1), servers=("a",))
+    for _ in range(13):
+        assert pool.do(c.Wait(request, "bob", TokenId("bob"), "busy")).ok
+        pool.now_ms += 5000
+    pool.do(c.Tick())
+    for_cy = "cy has waited 70 s for these GPUs and goes first"
+    for_bob = "bob has waited 65 s for these GPUs and goes first"
+    assert pool.do(claim(pool, Partition(B, place, GIB))).why == for_cy
+    assert pool.do(claim(pool, part(1))).why == for_bob
+    assert pool.do(claim(pool, part(0), Partition(B, place, GIB))).why == for_cy
+    assert pool.do(claim(pool, part(1), Partition(B, place, GIB))).why == for_cy
