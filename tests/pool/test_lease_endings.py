@@ -137,6 +137,15 @@ def test_a_lease_that_never_waited_was_asked_for_at_its_grant() -> None:
     assert times == [(since, since), (since, since + 1000)]
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_records_say_of_a_request_is_noted_once_there_are_accounts(begun: bool) -> None:
+    pool = Pool("[class.lab]\nusers = ['ada']\n")
+    if not begun:
+        pool.machine.state = with_changes(pool.state, accounts_since=Milliseconds(0))
+    lease = pool.hold((GpuId(f"{A}-0"), 10))
+    assert pool.state.leases[lease].user_class == ("lab" if begun else "")
+
+
 def test_each_server_has_a_lease_since_it_came_there() -> None:
     pool = Going()
     lease = pool.hold((GpuId(f"{C}-0"), 40))

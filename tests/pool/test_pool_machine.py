@@ -11,6 +11,7 @@ from gpupool.pool.model.formats import OutdatedError
 from gpupool.pool.model.ids import Incarnation, Milliseconds, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Event, PoolState, with_changes
+from gpupool.pool.model.table_hash import TableHash
 from gpupool.pool.transitions import audit
 from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -135,3 +136,7 @@ def test_the_sampler_sees_each_table(broken: bool) -> None:
         machine.apply(machine.state.index + 1, wrap(c.Tick(), at_ms=pool.now_ms, ttl_ms=0))
     assert bool(machine.violations) == broken
     assert told == list(machine.violations[:1])
+
+
+def test_the_table_of_this_moment_is_hashed() -> None:
+    assert isinstance(PoolMachine(PoolState()).hashing(), TableHash)
