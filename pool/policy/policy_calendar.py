@@ -50,9 +50,10 @@ def phase(span: Span, zone: Zone, now: int) -> Phase:
         return Phase(True, start, end) if now < end else Phase(False, end, FOREVER)
     length = span.end - span.start if span.end > span.start else span.end - span.start + DAY_MS
     today = (now + offset_ms(zone, now)) // DAY_MS
-    since, until = 0, FOREVER
     # A span that began yesterday may last into today; one that begins once a week did so 7 days
-    # ago at the latest, and will do so again within 7 days.
+    # ago at the latest, and will do so again within 7 days. Clocks may skip that time: then all
+    # that is known is how far this has looked.
+    since, until = to_utc(zone, (today - 7) * DAY_MS), to_utc(zone, (today + 9) * DAY_MS)
     merged: list[list[int]] = []
     for day in range(today - 8, today + 9):
         if span.days and (day + 3) % 7 not in span.days:  # 1970-01-01 was a Thursday

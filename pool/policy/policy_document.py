@@ -353,7 +353,7 @@ class _Reader:
             return "UTC"
         zone = self._zone_of(name) if name else None
         if zone is None:
-            if name:
+            if name or value == "":  # of other values it was said already what is wrong
                 self._problem(path, f"{name!r} is no time zone; write one such as Europe/Berlin")
             return "UTC"
         self._zones[name] = zone

@@ -209,7 +209,7 @@ class _Room:
                 size = 0 if gpu.unfit else wanted_size(gpu, self.request)
                 if 0 < size <= gpu.capacity and usable(server, gpu):
                     place = (server.id, gpu.id)
-                    self.missing[place] = size - gpu.memory_free
+                    self.missing[place] = size - gpu.memory_left
                     self.card[place] = (server.id, gpu.parent or gpu.id)
 
     def without(self, taken: frozenset[Place]) -> None:

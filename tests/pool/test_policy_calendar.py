@@ -46,6 +46,38 @@ def test_a_daily_span_is_open_from_its_start_until_its_end(
     assert phase(span, UTC, at(moment)) == Phase(holds, at(since), at(until))
 
 
+def test_a_weekly_window_whose_next_time_clocks_skip_opens_a_week_later() -> None:
+    """What a rulebook remembers of the week before is what one of that day finds."""
+    text = """
+        zone = "Europe/Berlin"
+        [[window]]
+        from = "02:15"
+        to = "02:45"
+        days = ["sun"]
+        [window.pool]
+        max_leases = 1
+    """
+    policy = replace(parse(text), version=1, digest=b"x")
+    old, new = Rulebook(policy), Rulebook(policy)
+    assert not old.moment(at("2027-03-25 12:00")).active  # there is no 02:15 on the 28th
+    for moment in ("2027-03-28 00:30", "2027-03-29 12:00", "2027-04-05 12:00"):
+        assert not old.moment(at(moment)).active
+    assert old.moment(at("2027-04-11 00:30")).active == new.moment(at("2027-04-11 00:30")).active
+    assert new.moment(at("2027-04-11 00:30")).active == {0}
+
+
+@pytest.mark.parametrize("first", range(0, 21, 3))
+def test_a_phase_says_nothing_of_times_for_which_it_is_not_true(first: int) -> None:
+    berlin = zone("Europe/Berlin")
+    assert berlin is not None
+    span = Span("Europe/Berlin", 2 * HOUR_MS + HOUR_MS // 4, 2 * HOUR_MS + HOUR_MS // 2, (6,))
+    known = phase(span, berlin, begins := at("2027-03-20 12:00") + first * DAY_MS)
+    for hour in range(-24 * 20, 24 * 20):
+        now = begins + hour * HOUR_MS
+        if known.since <= now < known.until:
+            assert phase(span, berlin, now).holds == known.holds
+
+
 @pytest.mark.parametrize(
     ("moment", "expected"),
     [
@@ -84,7 +116,8 @@ def test_a_span_that_clocks_skip_was_not_open_then() -> None:
     skipped = at("2027-03-28 01:00")
     next_one = at("2027-04-04 00:15")
     assert not phase(sunday, berlin, skipped).holds
-    assert phase(sunday, berlin, at("2027-04-02 12:00")) == Phase(False, 0, next_one)
+    known_since = at("2027-03-25 23:00")  # the last opening was on the 21st
+    assert phase(sunday, berlin, at("2027-04-02 12:00")) == Phase(False, known_since, next_one)
 
 
 @pytest.mark.parametrize(

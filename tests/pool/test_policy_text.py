@@ -134,6 +134,7 @@ MISTAKES = {
     "[pool]\nmax_gpus_per_user = 1": "line 2: unknown key 'max_gpus_per_user' in [pool]",
     "[class.x]\nusers=['a']\n[class.y]\nusers=['a']": "line 4: user a is in class x (line 2)",
     "zone = 'Mars/Base'": "line 1: 'Mars/Base' is no time zone",
+    "zone = ''": "line 1: '' is no time zone",
     "class = 3": "line 1: class is a table: write it as [class]",
     "[window]\nfrom = '1:00'": "line 1: write it with two brackets: [[window]]",
     WINDOW + "to = '1:00'" + RULE: "line 1: from: write a time of day",

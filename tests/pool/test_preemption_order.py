@@ -435,3 +435,13 @@ def test_the_minimum_run_time_is_over_at_its_end() -> None:
     assert preemptions(pool.state) == ()
     pool.later(1)
     assert chosen(pool.state) == [(lease,)]
+
+
+def test_nothing_is_suspended_where_strangers_have_what_it_would_leave() -> None:
+    pool = small(gpu_count=1)
+    pool.hold_for("ada", (0, 40))
+    for gib, chosen_ones in ((60, 0), (40, 1)):
+        reading = c.GpuReading(gib * GIB, "")
+        assert pool.do(c.ReportGpus(A, ONE, {GpuId(f"{A}-0"): reading})).ok
+        pool.wait("boss", pool.request(memory=40 * GIB))
+        assert len(preemptions(pool.state)) == chosen_ones
