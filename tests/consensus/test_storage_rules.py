@@ -191,6 +191,20 @@ def test_a_snapshot_that_fits_the_log_keeps_what_is_behind_it() -> None:
     assert (storage.journal.base_index, storage.journal.last_index) == (25, 25)
 
 
+def test_storage_that_must_not_be_used_again_says_why_for_good() -> None:
+    storage = logged(3)
+    storage.forget("it was removed by ada")
+    storage.close()
+    disk = storage.disk
+    assert isinstance(disk, SimulatedDisk)
+    disk.lose_power()
+    for create in (True, False):
+        with pytest.raises(StorageError, match="may not take part any more") as caught:
+            Storage(disk, create=create)
+        assert caught.value.why == "it was removed by ada"
+        assert "gpupool rejoin" in caught.value.hint
+
+
 def test_no_sync_is_long_before_there_is_something_to_drop() -> None:
     storage = logged(30)
     assert not storage.sync_is_long
@@ -238,6 +252,21 @@ def test_taking_a_snapshot_drops_a_single_entry_unless_it_is_told_otherwise() ->
     storage.take(snapshot(30), drop_entries_min=18, drop_bytes_min=NEVER)
     assert storage.journal.base_index == 20
     assert storage.journal.last_index == 40
+
+
+@pytest.mark.parametrize("take", [True, False])
+def test_without_a_bound_of_bytes_a_file_that_has_not_grown_is_written_anew(take: bool) -> None:
+    storage = logged(40)
+    storage.snapshots.save(snapshot(10))
+    storage = again(storage)
+    assert storage.journal.bytes_since_rewrite == 0
+    if take:
+        storage.take(snapshot(20), drop_entries_min=99)
+        assert storage.journal.base_index == 10
+    else:
+        storage.snapshots.save(snapshot(20))
+        storage.taken(drop_entries_min=99)
+        assert storage.sync_is_long
 
 
 def test_by_default_the_next_sync_drops_a_single_entry() -> None:
