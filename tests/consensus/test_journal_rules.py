@@ -108,6 +108,8 @@ def test_a_journal_that_failed_once_is_not_written_again_and_gives_its_reserve_b
     assert str(caught.value).startswith("the journal cannot be written")
     journal.close()
     assert disk.read(JOURNAL) == before
+    Journal.open(disk)
+    assert RESERVE in disk.names(), "the next start keeps one again"
 
 
 def test_a_reserve_that_cannot_be_given_back_hides_no_failure(
