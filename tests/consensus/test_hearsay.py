@@ -179,3 +179,57 @@ def test_hearsay_that_is_over_leaves_no_trace_in_what_is_told_later() -> None:
                 times[-1].append(lone.now - began)
     assert times[0]
     assert times[0] == times[1]
+
+
+def test_three_repetitions_of_what_is_told_may_be_lost() -> None:
+    assert 4 * TELL_EVERY_S <= HEARSAY_S
+
+
+@pytest.mark.parametrize("for_ms", [1, 500, 1500, 10_000])
+def test_hearsay_is_believed_for_as_long_as_the_teller_says(for_ms: int) -> None:
+    lone = Lone(("me", "b", "c"))
+    lone.take("c", "refusal", server="b", reason="an old copy", for_ms=for_ms)
+    until = lone.now + for_ms / 1000
+    assert lone.node.health(until - 0.0005).refused_by
+    assert not lone.node.health(until).refused_by
+
+
+def test_one_that_is_taken_back_makes_room_for_another() -> None:
+    lone = Lone(("me", "b", "c"))
+    names = [f"s{number}" for number in range(HEARD_MAX + 1)]
+    lone.node.set_servers([ServerId(name) for name in names])
+    for name in names[:-1]:
+        say(lone, "c", name, "an old copy")
+    for name, for_ms in ((names[0], 0), (names[-1], 1000)):
+        frame = lone.frame("c", "refusal", server=name, reason="an old copy", for_ms=for_ms)
+        lone.node.receive(C, frame, lone.now)
+    assert set(refused_by(lone)) == set(names[1:])
+
+
+def test_news_do_not_put_off_the_repetition_of_the_rest() -> None:
+    lone = Lone(("me", "b", "c", "d"), peers=("b", "c", "d"))
+    lone.tick(1.0)
+    hello(lone, "b", 5)
+    hello(lone, "c", 5)
+    lone.tick(2 * TELL_EVERY_S)
+    assert {server for _, server, _ in told(hello(lone, "b", 4))} == {"b"}
+    lone.tick(TELL_EVERY_S - 1)
+    assert {server for _, server, _ in told(hello(lone, "c", 4))} == {"c"}
+    assert {server for _, server, _ in told(lone.tick(1.0))} == {"b", "c"}
+
+
+def test_nothing_is_told_of_servers_that_are_not_of_the_pool() -> None:
+    lone = Lone(("me", "b", "c"), peers=("b", "c", "d"))
+    lone.node.set_servers([B, C, D])
+    assert not told(say(lone, "d", "gone", "of one that was removed"))
+    passed = told(say(lone, "d", "c", "of a member"))
+    assert passed == [(peer, "c", "of a member") for peer in ("b", "c", "d")]
+
+
+def test_a_refusal_is_to_be_believed_for_twenty_seconds_and_its_end_for_none() -> None:
+    lone = Lone(("me", "b", "c"))
+    hello(lone, "b", 5)
+    for boot, for_ms in ((4, 20_000), (5, 0)):
+        messages = [message for _, message in hello(lone, "b", boot)]
+        said = [each["for_ms"] for each in messages if each["type"] == "refusal"]
+        assert said == [for_ms, for_ms]

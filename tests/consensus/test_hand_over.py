@@ -1,0 +1,169 @@
+"""A leader that passes its office on, whose core is played by the test."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gpupool.consensus.core.library import FOLLOWER, LEADER
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.voter_changes import VoterChanges
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Outcome
+
+ME, B, C, D = (ServerId(name) for name in ("me", "b", "c", "d"))
+SETTINGS = ConsensusSettings(election_max_s=0.5, hand_over_retry_s=1.0, stopgap_retry_s=64.0)
+
+
+@dataclass
+class Around:
+    """The node, its core, its followers and its connections, as far as voters need them."""
+
+    voters: tuple[ServerId, ...] = (B, C, ME)
+    connected: frozenset[ServerId] = frozenset((B, C))
+    followed_by: frozenset[ServerId] = frozenset((ME, B, C))
+    matches: dict[ServerId, int] = field(default_factory=dict[ServerId, int])
+    server_id: ServerId = ME
+    state: int = LEADER
+    settled: bool = True
+    applied_index: int = 9
+    commit_index: int = 9
+    now: float = 100.0
+    settings: ConsensusSettings = SETTINGS
+    able: bool = True
+    asked: list[ServerId] = field(default_factory=list[ServerId])
+    steps: list[tuple[ServerId, ...]] = field(default_factory=list[tuple[ServerId, ...]])
+
+    @property
+    def core(self) -> "Around":
+        return self
+
+    @property
+    def frames(self) -> frozenset[ServerId]:
+        return self.connected
+
+    def caught_up(self) -> set[ServerId]:
+        return set()
+
+    def is_followed_by(self, voter: ServerId) -> bool:
+        return voter in self.followed_by
+
+    def match_index(self, peer: ServerId) -> int:
+        return self.matches.get(peer, 0)
+
+    def hand_over(self, peer: ServerId) -> bool:
+        self.asked.append(peer)
+        return self.able
+
+    def set_voters(self, voters: Sequence[ServerId], _callback: Callable[[Outcome], None]) -> None:
+        self.steps.append(tuple(voters))
+
+
+def changes_of(around: Around) -> VoterChanges:
+    node: Any = around
+    return VoterChanges(node, node, dict[ServerId, str])
+
+
+@pytest.mark.parametrize(
+    ("matches", "successor"), [({B: 7, C: 6}, B), ({B: 6, C: 7}, C), ({B: 7, C: 7}, C)]
+)
+def test_the_voter_with_the_longest_log_succeeds(
+    matches: dict[ServerId, int], successor: ServerId
+) -> None:
+    around = Around(matches=matches)
+    changes = changes_of(around)
+    assert changes.begin_hand_over(around.voters)
+    changes.step()
+    changes.step()
+    assert around.asked == [successor]
+
+
+def test_a_successor_without_the_whole_log_is_asked_again() -> None:
+    around = Around(able=False)
+    changes = changes_of(around)
+    changes.begin_hand_over([B])
+    changes.step()
+    changes.step()
+    assert around.asked == [B, B]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Around(state=FOLLOWER),
+        Around(connected=frozenset()),
+        Around(connected=frozenset((ME,))),
+        Around(connected=frozenset((D,))),
+    ],
+)
+def test_nobody_succeeds_a_server_that_does_not_lead_or_is_alone(around: Around) -> None:
+    changes = changes_of(around)
+    assert not changes.begin_hand_over(around.voters)
+    assert not changes.is_handing_over
+    assert changes.due_at() == float("inf")
+
+
+def test_a_successor_that_does_not_lead_is_given_up_and_the_next_attempt_waits() -> None:
+    around = Around()
+    changes = changes_of(around)
+    changes.begin_hand_over([B])
+    assert changes.due_at() == 100.5
+    around.now = 100.4
+    changes.step()
+    assert changes.is_handing_over
+    around.now = 100.5
+    changes.step()
+    assert not changes.is_handing_over
+    around.now = 101.4
+    assert not changes.begin_hand_over([B])
+    around.now = 101.5
+    assert changes.begin_hand_over([B])
+
+
+def test_a_leader_that_is_not_desired_hands_over_to_a_desired_voter_only() -> None:
+    """No vote can be taken or given: D has not caught up, and C is needed meanwhile."""
+    around = Around(matches={B: 5, C: 9}, followed_by=frozenset((ME, C)))
+    changes = changes_of(around)
+    changes.desire([B, D])
+    changes.step()
+    assert (around.steps, around.asked) == ([], [B])
+
+
+@pytest.mark.parametrize(("applied", "settled"), [(8, True), (9, False)])
+def test_a_leader_that_is_behind_changes_nothing(applied: int, settled: bool) -> None:
+    around = Around(applied_index=applied, settled=settled)
+    changes = changes_of(around)
+    changes.desire([B, C])
+    changes.step()
+    assert not changes.is_handing_over
+    around.applied_index, around.settled = 9, True
+    changes.step()
+    assert changes.is_handing_over
+
+
+def test_a_stopgap_waits_long_after_an_attempt_that_failed() -> None:
+    around = Around()
+    changes = changes_of(around)
+    changes.desire([ME, B, C], [ME])
+    began: list[float] = []
+    for quarter in range(4 * 140):
+        around.now = 100.0 + quarter / 4
+        was = changes.is_handing_over
+        changes.step()
+        if changes.is_handing_over and not was:
+            began.append(around.now)
+    assert began == [100.0, 164.0, 228.0]
+
+
+def test_a_stopgap_that_leads_again_tries_at_once() -> None:
+    around = Around()
+    changes = changes_of(around)
+    changes.desire([ME, B, C], [ME])
+    changes.step()
+    around.state = FOLLOWER
+    changes.step()
+    assert not changes.is_handing_over
+    around.state, around.now = LEADER, 102.0
+    changes.step()
+    assert changes.is_handing_over
