@@ -13,7 +13,9 @@ from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer, Work, run_at_once
 from gpupool.consensus.storage.snapshot import Snapshot, encode_snapshot
+from gpupool.pool.model.codec import CodecError
 from gpupool.pool.model.ids import Plain, ServerId
+from gpupool.pool.model.pieces import Field, PieceDecoder
 
 ME, B = ServerId("me"), ServerId("b")
 LOG_BYTES = 1000
@@ -64,6 +66,9 @@ class Around:
 
     def takes_from(self, _peer: ServerId) -> bool:
         return True
+
+    def answered(self, _peer: ServerId) -> float:
+        return self.now
 
     def snapshot_piece_arrived(self) -> None:
         self.did.append("piece")
@@ -143,3 +148,167 @@ def test_a_server_without_a_vote_takes_its_snapshots_as_late_as_the_last_voter()
         transfer.take_if_due()
         around.applied_index += 1
         assert around.did == ["write", "saved", "taken"]
+
+
+@pytest.mark.parametrize(("applied", "taken"), [(1, False), (2, True)])
+def test_no_snapshot_is_taken_while_nothing_was_applied_since_the_last_one(
+    applied: int, taken: bool
+) -> None:
+    around = Around(applied_index=applied)
+    transfer = transfer_of(around, Register())
+    around.bytes_since_rewrite = 9 * LOG_BYTES
+    transfer.take_if_due()
+    assert around.did == (["write", "saved", "taken"] if taken else [])
+
+
+@pytest.mark.parametrize(
+    ("voters", "every", "taken_at"),
+    [
+        ((ME,), 10, [11, 21, 31]),
+        ((B, ME), 10, [6, 16, 26, 36]),
+        ((B, ME), 9, [14, 23, 32]),
+        ((B, ServerId("c"), ME), 9, [7, 16, 25, 34]),
+        ((ME, ServerId("z")), 9, [10, 19, 28, 37]),
+    ],
+)
+def test_voters_take_their_snapshots_in_turn(
+    voters: tuple[ServerId, ...], every: int, taken_at: list[int]
+) -> None:
+    settings = ConsensusSettings(snapshot_entries=every)
+    around, found = Around(voters=voters, settings=settings), list[int]()
+    transfer = transfer_of(around, Register())
+    for index in range(1, 40):
+        around.applied_index = index
+        transfer.take_if_due()
+        if around.did:
+            found.append(index)
+            around.did.clear()
+    assert found == taken_at
+
+
+@pytest.mark.parametrize("end", ["not needed", "disconnected"])
+def test_a_peer_that_needs_a_snapshot_again_gets_it_from_the_start_at_once(end: str) -> None:
+    around = Around(latest=snapshot("x" * 1_200_000))
+    transfer = transfer_of(around, Register())
+    transfer.send(B, leading=True)
+    transfer.send(B, leading=True)
+    assert len(around.sent) == 1, "the first piece may still be answered"
+    if end == "disconnected":
+        transfer.disconnected(B)
+    else:
+        transfer.not_needed_by(B)
+    transfer.on_snapshot_ack(B, {"index": 10, "received": len(around.sent[0]["data"])})
+    assert len(around.sent) == 1, "that answer comes too late"
+    transfer.send(B, leading=True)
+    assert [message["offset"] for message in around.sent] == [0, 0]
+
+
+def test_a_piece_without_an_answer_is_sent_again() -> None:
+    around = Around(latest=snapshot("x" * 1_200_000))
+    transfer = transfer_of(around, Register())
+    transfer.send(B, leading=True)
+    for now, sent in ((100.4, 1), (100.5, 2), (100.9, 2), (101.0, 3)):
+        around.now = now
+        transfer.send(B, leading=True)
+        assert len(around.sent) == sent
+
+
+def piece_of(data: bytes, *, index: int = 10, leading: bool = True) -> Message:
+    return {"leading": leading, "index": index, "total": len(data), "offset": 0, "data": data}
+
+
+@pytest.mark.parametrize(("leading", "then"), [(True, "acknowledged"), (False, "pull")])
+@pytest.mark.parametrize(("committed", "installs"), [(9, True), (10, False), (11, False)])
+def test_only_a_snapshot_beyond_what_is_committed_is_taken(
+    leading: bool, then: str, committed: int, installs: bool
+) -> None:
+    around, machine = Around(commit_index=committed), Register()
+    data = encode_snapshot(snapshot(["from the snapshot"]))
+    transfer_of(around, machine).on_snapshot(B, piece_of(data, leading=leading))
+    installed = ["write", "installed", "installed"] if installs else []
+    assert around.did == ["piece", *installed, then]
+    assert around.sent == []
+    assert machine.log == (["from the snapshot"] if installs else [])
+
+
+def test_a_piece_of_a_snapshot_that_is_not_needed_is_not_kept() -> None:
+    around = Around(commit_index=10)
+    transfer = transfer_of(around, Register())
+    transfer.on_snapshot(B, {**piece_of(b"half"), "total": 8})
+    assert (around.did, around.sent) == (["piece", "acknowledged"], [])
+
+
+def test_one_snapshot_is_installed_after_the_other() -> None:
+    around, machine = Around(), Register()
+    transfer = transfer_of(around, machine)
+    for index in (10, 20):
+        data = encode_snapshot(snapshot([index], index))
+        transfer.on_snapshot(B, piece_of(data, index=index))
+        assert machine.log == [index]
+        around.commit_index = around.applied_index = index
+    around.bytes_since_rewrite = 9 * LOG_BYTES
+    transfer.take_if_due()
+    assert around.did[-1] == "acknowledged", "nothing was applied since"
+    around.applied_index = 21
+    transfer.take_if_due()
+    assert around.did[-1] == "taken"
+
+
+def test_a_snapshot_waits_for_the_end_of_other_work() -> None:
+    around, machine, works = Around(), Register(), list[Work]()
+    transfer = transfer_of(around, machine, works.append)
+    around.applied_index, around.bytes_since_rewrite = 2, 9 * LOG_BYTES
+    transfer.take_if_due()
+    data = encode_snapshot(snapshot(["from the snapshot"]))
+    transfer.on_snapshot(B, piece_of(data))
+    assert len(works) == 1
+    run_at_once(works.pop())
+    transfer.on_snapshot(B, piece_of(data))
+    transfer.on_snapshot(B, piece_of(data))
+    around.applied_index = 3
+    transfer.take_if_due()
+    assert len(works) == 1, "one at a time"
+    run_at_once(works.pop())
+    assert machine.log == ["from the snapshot"]
+
+
+def test_pieces_of_a_connection_that_is_gone_are_dropped() -> None:
+    around = Around()
+    transfer = transfer_of(around, Register())
+    data = encode_snapshot(snapshot(["x"]))
+    half = len(data) // 2
+    first = {**piece_of(data[:half]), "total": len(data)}
+    second = {**piece_of(data[half:]), "total": len(data), "offset": half}
+    transfer.on_snapshot(B, first)
+    transfer.disconnected(B)
+    transfer.on_snapshot(B, second)
+    assert [message["received"] for message in around.sent] == [half, 0]
+
+
+class Sliced(Register):
+    """A table that reads snapshots in pieces, and finds that this one is none of its own."""
+
+    def snapshot_fields(self) -> list[Field]:
+        return []
+
+    def restoring(self) -> PieceDecoder[Any]:
+        raise CodecError("a field of a later build")
+
+    def adopt(self, state: Any) -> None:
+        raise AssertionError(state)
+
+
+def test_a_state_that_this_build_cannot_read_is_not_asked_for_again() -> None:
+    around = Around()
+    data = encode_snapshot(snapshot(["x"]))
+    with pytest.raises(CodecError, match="of a later build"):
+        transfer_of(around, Sliced()).on_snapshot(B, piece_of(data))
+    assert around.sent == []
+
+
+def test_a_damaged_snapshot_is_asked_for_again() -> None:
+    around = Around()
+    data = bytearray(encode_snapshot(snapshot(["x"])))
+    data[-1] ^= 1
+    transfer_of(around, Register()).on_snapshot(B, piece_of(bytes(data)))
+    assert [message["received"] for message in around.sent] == [0]
