@@ -27,3 +27,16 @@ def test_a_leader_does_not_take_its_own_vote_away() -> None:
     lone.node.set_voters([B, C], told.append, lone.now)
     lone.tick()
     assert told == [NotCommitted("the leader must hand over before it is removed")]
+
+
+def test_a_leader_has_heard_nobody_since_it_leads_and_not_since_it_campaigned() -> None:
+    lone = Lone()
+    lone.campaign()
+    term = lone.node.core.term
+    granted = {"term": term + 1, "current_term": term, "granted": True, "member": True}
+    lone.take("b", "response_prevote", **granted)
+    lone.tick(0.125)
+    lone.take("b", "response_vote", term=term + 1)
+    assert lone.node.leads
+    lone.tick(0.25)
+    assert lone.node.health(lone.now).contact_age_s[C] == 0.25

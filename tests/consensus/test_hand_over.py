@@ -10,7 +10,7 @@ from gpupool.consensus.core.library import FOLLOWER, LEADER
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.voter_changes import VoterChanges
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.ports import Outcome
+from gpupool.pool.ports import Committed, NotCommitted, Outcome
 
 ME, B, C, D = (ServerId(name) for name in ("me", "b", "c", "d"))
 SETTINGS = ConsensusSettings(election_max_s=0.5, hand_over_retry_s=1.0, stopgap_retry_s=64.0)
@@ -32,6 +32,7 @@ class Around:
     now: float = 100.0
     settings: ConsensusSettings = SETTINGS
     able: bool = True
+    outcome: Outcome = NotCommitted("too early")
     asked: list[ServerId] = field(default_factory=list[ServerId])
     steps: list[tuple[ServerId, ...]] = field(default_factory=list[tuple[ServerId, ...]])
 
@@ -56,8 +57,9 @@ class Around:
         self.asked.append(peer)
         return self.able
 
-    def set_voters(self, voters: Sequence[ServerId], _callback: Callable[[Outcome], None]) -> None:
+    def set_voters(self, voters: Sequence[ServerId], callback: Callable[[Outcome], None]) -> None:
         self.steps.append(tuple(voters))
+        callback(self.outcome)
 
 
 def changes_of(around: Around) -> VoterChanges:
@@ -167,3 +169,61 @@ def test_a_stopgap_that_leads_again_tries_at_once() -> None:
     around.state, around.now = LEADER, 102.0
     changes.step()
     assert changes.is_handing_over
+
+
+def test_a_hand_over_under_way_goes_on_with_the_same_successor() -> None:
+    around = Around(able=False)
+    changes = changes_of(around)
+    assert changes.begin_hand_over([B])
+    around.now = 100.25
+    assert changes.begin_hand_over([C])
+    changes.step()
+    assert (around.asked, changes.due_at()) == ([B], 100.5)
+
+
+@pytest.mark.parametrize(
+    ("unfit", "steps"), [({}, [(B, ME)]), ({B: "it was restored from an old copy"}, [])]
+)
+def test_no_voter_leaves_when_one_that_stays_is_unfit(
+    unfit: dict[ServerId, str], steps: list[tuple[ServerId, ...]]
+) -> None:
+    around = Around()
+    node: Any = around
+    changes = VoterChanges(node, node, lambda: unfit)
+    changes.desire([ME, B, B])
+    changes.step()
+    assert around.steps == steps
+
+
+def test_without_a_wish_the_voters_stay() -> None:
+    around = Around()
+    changes = changes_of(around)
+    changes.desire([ME, B])
+    changes.desire(None)
+    changes.step()
+    assert (around.steps, changes.is_handing_over) == ([], False)
+
+
+def test_a_server_that_does_not_lead_changes_nothing() -> None:
+    around = Around(state=FOLLOWER)
+    changes = changes_of(around)
+    changes.desire([ME, B])
+    changes.step()
+    assert around.steps == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Committed(7, None), "the voters are b, me"),
+        (NotCommitted("too early"), "the voters are b, me (not yet: too early)"),
+    ],
+)
+def test_a_change_of_the_voters_is_said(
+    outcome: Outcome, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    changes = changes_of(Around(outcome=outcome))
+    changes.desire([ME, B])
+    changes.step()
+    assert caplog.messages == [said]

@@ -1,127 +1,10 @@
-"""Pulls and their answers, with a core and connections that are played by the test."""
-
-from dataclasses import dataclass, field
-from typing import Any
+"""A server that pulls, with a core and connections that are played by the test."""
 
 import pytest
+from around_pulls import FIRST, SECOND, THIRD, Around, answer, puller_of
 
-from gpupool.consensus.core.raft_log import Stored
-from gpupool.consensus.followers import (
-    OUTSTANDING_MAX,
-    UNANSWERED_MAX,
-    Puller,
-    PullResponder,
-    source_weight,
-)
-from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.protocol.raft_settings import WAITING_PULLS_MAX, ConsensusSettings
-from gpupool.consensus.storage.journal import encode_entries
+from gpupool.consensus.followers import OUTSTANDING_MAX, UNANSWERED_MAX
 from gpupool.pool.model.ids import ServerId
-
-ME = ServerId("me")
-ORDER = sorted((ServerId(name) for name in "bcd"), key=lambda peer: source_weight(ME, peer))
-FIRST, SECOND, THIRD = ORDER
-SETTINGS = ConsensusSettings(
-    pull_wait_s=0.5, pull_timeout_s=1.5, lost_s=5.0, alive_s=1.0, learner_lag_max=100
-)
-
-
-@dataclass
-class Around:
-    """The node, its core, its log and its connections, as far as pulls need them."""
-
-    voters: tuple[ServerId, ...] = (FIRST, SECOND)
-    servers: tuple[ServerId, ...] = ()
-    peers: set[ServerId] = field(default_factory=lambda: set(ORDER))
-    votes: bool = False
-    abstains: bool = False
-    leader_heard_at: float = 100.0
-    server_id: ServerId = ME
-    now: float = 100.0
-    term: int = 5
-    leader: ServerId | None = None
-    commit_index: int = 9
-    applied_index: int = 9
-    base_index: int = 1
-    fits: bool = True
-    settings: ConsensusSettings = SETTINGS
-    held_up_s: list[float] = field(default_factory=list[float])
-    sent: list[tuple[ServerId, Message]] = field(default_factory=list[tuple[ServerId, Message]])
-
-    @property
-    def core(self) -> "Around":
-        return self
-
-    storage = journal = core
-
-    @property
-    def frames(self) -> "Around":
-        return self
-
-    def connected(self) -> set[ServerId]:
-        return set(self.peers)
-
-    def __bool__(self) -> bool:
-        return bool(self.peers)
-
-    def send(self, peer: ServerId, message: Message, *, leading: bool = False) -> None:
-        assert not leading
-        self.sent.append((peer, message))
-
-    def observe_leader(self, _leader: object, _message: Message, held_up_s: float) -> None:
-        self.held_up_s.append(held_up_s)
-
-    def store(self, previous: int, _term: int, entries: list[object]) -> Stored:
-        return Stored(previous + len(entries) if self.fits else None)
-
-    def commit_to(self, index: int) -> None:
-        self.commit_index = max(self.commit_index, index)
-
-    def encoded_entries(self, _first: int, _last: int, _bytes_max: int) -> tuple[int, bytes]:
-        return 0, b""
-
-    def term_at(self, _index: int) -> int:
-        return 5
-
-    def clock_ms(self) -> int:
-        return -7
-
-    def majority_age_ms(self) -> int:
-        return 40
-
-    def taken(self, kind: str) -> list[ServerId]:
-        """Return who was sent messages of one kind since the last time."""
-        found = [peer for peer, message in self.sent if message["type"] == kind]
-        self.sent.clear()
-        return found
-
-
-def puller_of(around: Around) -> Puller:
-    node: Any = around
-    return Puller(node)
-
-
-def responder_of(around: Around, snapshots: Any = None) -> PullResponder:
-    node: Any = around
-    return PullResponder(node, snapshots or node)
-
-
-def answer(*, count: int = 0, age_ms: int = 0, previous: int = 9, commit: int = 99) -> Message:
-    entries = [(b"\x00x", previous + 1 + each, 5) for each in range(count)]
-    return {
-        "type": "pulled",
-        "term": 5,
-        "commit_index": commit,
-        "prevLogIdx": previous,
-        "prevLogTerm": 5,
-        "entries": encode_entries(entries),
-        "leader": None,
-        "clock_ms": 0,
-        "majority_age_ms": age_ms,
-    }
-
-
-# --- the end that pulls ----------------------------------------------------------------------
 
 
 def test_sources_are_the_voters_and_only_when_these_are_silent_all_servers() -> None:
@@ -213,6 +96,94 @@ def test_an_answer_that_comes_late_was_held_up(after_s: float, held_up_s: float)
     around.now += after_s
     puller.on_pulled(FIRST, answer())
     assert around.held_up_s == [held_up_s]
+
+
+@pytest.mark.parametrize("leader", [None, SECOND])
+def test_an_answer_names_the_leader_or_none(leader: ServerId | None) -> None:
+    around = Around(leader=THIRD)
+    puller = puller_of(around)
+    puller.step()
+    puller.on_pulled(FIRST, {**answer(), "leader": leader})
+    assert around.leader == leader
+
+
+def test_entries_that_cannot_be_read_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    around = Around()
+    puller = puller_of(around)
+    puller.step()
+    around.taken("pull")
+    puller.on_pulled(FIRST, {**answer(), "entries": b"x"})
+    assert (around.commit_index, around.sent, around.held_up_s) == (9, [], [])
+    assert f"entries from {FIRST} cannot be read" in caplog.text
+
+
+def test_after_one_failed_the_first_in_order_is_asked_again_after_half_a_minute() -> None:
+    around = Around()
+    puller = puller_of(around)
+    puller.step()
+    puller.on_pulled(FIRST, answer(age_ms=6000))
+    around.taken("pull")
+    asked: list[ServerId] = []
+    for _ in range(40):
+        around.now += 1.0
+        puller.on_pulled(asked[-1] if asked else SECOND, answer())
+        asked += around.taken("pull")
+    assert asked == [SECOND] * 29 + [FIRST] * 11
+
+
+def test_the_next_in_order_comes_after_the_last_one_again() -> None:
+    around = Around(voters=(FIRST, SECOND, THIRD))
+    puller = puller_of(around)
+    asked: list[ServerId] = []
+    for _ in range(4):
+        puller.step()
+        asked += around.taken("pull")
+        around.now += 1.5
+    assert asked == [FIRST, SECOND, THIRD, FIRST]
+
+
+def test_a_source_that_is_no_voter_any_more_gives_way_to_the_first() -> None:
+    around = Around(voters=(THIRD,))
+    puller = puller_of(around)
+    puller.step()
+    assert puller.source == THIRD
+    around.voters = (FIRST, SECOND)
+    around.now += 1.5
+    puller.step()
+    assert puller.source == FIRST
+
+
+@pytest.mark.parametrize(("votes", "lonely"), [(False, [THIRD]), (True, [])])
+def test_when_no_voter_is_connected_a_server_that_follows_asks_who_is(
+    votes: bool, lonely: list[ServerId]
+) -> None:
+    around = Around(peers={THIRD}, votes=votes, abstains=True)
+    puller = puller_of(around)
+    around.now += 1.5
+    puller.step()
+    assert around.taken("pull") == lonely
+
+
+def test_without_anyone_to_ask_a_server_looks_again_later() -> None:
+    around = Around(peers=set())
+    puller = puller_of(around)
+    puller.step()
+    assert puller.source is None
+    around.peers = {SECOND}
+    around.now += 1.25
+    puller.step()
+    assert not around.taken("pull")
+    puller.connected()
+    puller.step()
+    assert around.taken("pull") == [SECOND]
+    around.peers.add(FIRST)
+    puller.connected()
+    puller.step()
+    assert not around.taken("pull"), "another source is being asked"
+    around.peers.remove(SECOND)
+    puller.disconnected(SECOND)
+    puller.step()
+    assert around.taken("pull") == [FIRST]
 
 
 def test_an_answer_that_nobody_asked_for_may_be_of_any_age() -> None:
@@ -321,96 +292,3 @@ def test_a_server_that_follows_says_every_second_how_far_it_is() -> None:
         puller.step()
         said += [(around.now, peer) for peer in around.taken("alive")]
     assert said == [(now, peer) for now in (100.0, 101.0, 102.0) for peer in (FIRST, SECOND)]
-
-
-# --- the end that answers --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("lag", "near"), [(0, True), (100, True), (101, False)])
-@pytest.mark.parametrize("by", ["alive", "pull"])
-def test_a_follower_has_caught_up_when_it_lacks_a_few_entries(
-    lag: int, near: bool, by: str
-) -> None:
-    around = Around(commit_index=1000)
-    responder = responder_of(around)
-    if by == "alive":
-        responder.on_alive(FIRST, {"applied_index": 1000 - lag})
-    else:
-        responder.on_pull(FIRST, {"next_index": 1001 - lag})
-    assert responder.caught_up() == ({FIRST} if near else set())
-    around.peers.remove(FIRST)
-    assert responder.caught_up() == set()
-    around.peers.add(FIRST)
-    responder.forget(FIRST)
-    assert responder.caught_up() == set()
-
-
-def test_no_more_pulls_wait_than_may_and_those_that_wait_are_renewed() -> None:
-    around = Around()
-    responder = responder_of(around)
-    names = [ServerId(f"s{number:04}") for number in range(WAITING_PULLS_MAX + 1)]
-    for name in names:
-        responder.on_pull(name, {"next_index": 10})
-    assert not around.sent
-    responder.on_pull(names[0], {"next_index": 10})
-    assert around.taken("pulled") == [names[0]], "the one that waited"
-    around.now += 0.5
-    responder.answer()
-    assert around.taken("pulled") == names[:-1]
-
-
-@pytest.mark.parametrize(("next_index", "at_once"), [(9, True), (10, False), (11, False)])
-def test_a_pull_waits_when_nothing_is_new(next_index: int, at_once: bool) -> None:
-    around = Around()
-    responder = responder_of(around)
-    assert responder.due_at() == float("inf")
-    responder.on_pull(FIRST, {"next_index": next_index})
-    assert responder.due_at() == 100.5
-    responder.answer()
-    assert around.taken("pulled") == ([FIRST] if at_once else [])
-    around.now = 100.4
-    responder.answer()
-    assert not around.sent
-    around.now = 100.5
-    responder.answer()
-    assert around.taken("pulled") == ([] if at_once else [FIRST])
-
-
-def test_a_pull_by_a_connection_that_is_gone_is_not_answered() -> None:
-    around = Around()
-    responder = responder_of(around)
-    responder.on_pull(FIRST, {"next_index": 10})
-    responder.disconnected(FIRST)
-    around.now = 200.0
-    responder.answer()
-    assert not around.sent
-
-
-class Snapshots:
-    """Notes who gets one."""
-
-    def __init__(self) -> None:
-        self.to: list[ServerId] = []
-
-    def send(self, peer: ServerId, *, leading: bool) -> None:
-        assert not leading
-        self.to.append(peer)
-
-
-@pytest.mark.parametrize(
-    ("next_index", "previous"), [(-5, None), (0, None), (5, None), (6, 5), (9, 8), (10, 9), (99, 9)]
-)
-def test_a_follower_whose_next_entry_is_gone_gets_a_snapshot(
-    next_index: int, previous: int | None
-) -> None:
-    around, snapshots = Around(base_index=5), Snapshots()
-    responder = responder_of(around, snapshots)
-    responder.on_pull(FIRST, {"next_index": next_index})
-    around.now += 1
-    responder.answer()
-    if previous is None:
-        assert (snapshots.to, around.sent) == ([FIRST], [])
-    else:
-        [(peer, message)] = around.sent
-        assert (snapshots.to, peer, message["prevLogIdx"]) == ([], FIRST, previous)
-        assert (message["commit_index"], message["clock_ms"]) == (9, 0)

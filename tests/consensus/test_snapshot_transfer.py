@@ -12,7 +12,7 @@ from gpupool.consensus.core.library import FOLLOWER, LEADER
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer, Work, run_at_once
-from gpupool.consensus.storage.snapshot import Snapshot, encode_snapshot
+from gpupool.consensus.storage.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from gpupool.pool.model.codec import CodecError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.pieces import Field, PieceDecoder
@@ -41,6 +41,7 @@ class Around:
     )
     sent: list[Message] = field(default_factory=list[Message])
     did: list[str] = field(default_factory=list[str])
+    written: tuple[int, bytes] = (0, b"")
 
     @property
     def core(self) -> "Around":
@@ -76,8 +77,9 @@ class Around:
     def pull(self, _peer: ServerId) -> None:
         self.did.append("pull")
 
-    def write(self, _index: int, _data: bytes) -> None:
+    def write(self, index: int, data: bytes) -> None:
         self.did.append("write")
+        self.written = (index, data)
 
     def saved(self, _snapshot: Snapshot, _data: bytes) -> None:
         self.did.append("saved")
@@ -312,3 +314,32 @@ def test_a_damaged_snapshot_is_asked_for_again() -> None:
     data[-1] ^= 1
     transfer_of(around, Register()).on_snapshot(B, piece_of(bytes(data)))
     assert [message["received"] for message in around.sent] == [0]
+
+
+@pytest.mark.parametrize("state", [["one", 2], []])
+def test_a_snapshot_is_of_the_moment_at_which_it_was_due(state: list[Plain]) -> None:
+    around, machine, works = Around(), Register(), list[Work]()
+    machine.restore(state)
+    transfer = transfer_of(around, machine, works.append)
+    around.applied_index, around.bytes_since_rewrite = 7, 9 * LOG_BYTES
+    transfer.take_if_due()
+    machine.apply(8, "later")
+    around.applied_index = 8
+    run_at_once(works.pop())
+    index, data = around.written
+    assert (index, decode_snapshot(data)) == (7, Snapshot(7, 1, (ME, B), state))
+
+
+def test_a_server_that_starts_has_its_newest_snapshot() -> None:
+    around = Around(latest=snapshot(["x"], 50), applied_index=50)
+    transfer = transfer_of(around, Register())
+    around.bytes_since_rewrite = 9 * LOG_BYTES
+    transfer.take_if_due()
+    assert around.did == []
+
+
+def test_without_a_snapshot_nothing_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+    around = Around()
+    transfer_of(around, Register()).send(B, leading=True)
+    assert around.sent == []
+    assert "b needs a snapshot, and there is none" in caplog.text

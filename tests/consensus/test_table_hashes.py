@@ -213,3 +213,44 @@ def test_who_differs_is_said_by_a_majority_of_all_voters_or_by_all_of_them(
     comparison = comparison_of(Around(servers=(B, C, ServerId("d"))))
     run_of(comparison, EVERY, hashes)
     assert comparison.differing == differing
+
+
+def test_runs_that_are_too_old_are_not_compared_again_when_the_voters_change() -> None:
+    around = Around()
+    comparison = comparison_of(around)
+    run_of(comparison, EVERY, {B: RIGHT, C: WRONG})
+    for run in range(2, 2 + RUNS_KEPT):
+        run_of(comparison, run * EVERY, {B: RIGHT, C: RIGHT})
+    around.voters = (B, C)
+    run_of(comparison, (2 + RUNS_KEPT) * EVERY, {B: RIGHT, C: RIGHT})
+    assert comparison.differing == ()
+
+
+def test_a_server_that_starts_skips_the_run_that_it_is_in() -> None:
+    around = Around(applied_index=EVERY + 3)
+    comparison = comparison_of(around)
+    for index in range(EVERY + 4, 3 * EVERY + 1):
+        comparison.applied(index, b"x", None)
+    assert [message["index"] for _, message in around.sent] == [3 * EVERY] * 2
+    comparison.begin(5 * EVERY)
+    for index in range(5 * EVERY + 1, 6 * EVERY + 1):
+        comparison.applied(index, b"x", None)
+    assert len(around.sent) == 2
+
+
+def test_only_marks_that_come_later_are_hashed() -> None:
+    around, machine = Around(), Marked()
+    machine.mark = 3
+    comparison = comparison_of(around, machine)
+    comparison.applied(2, b"x", None)
+    assert comparison.due_at() == float("inf")
+    machine.mark = 4
+    comparison.begin(2)
+    comparison.applied(3, b"x", None)
+    assert comparison.due_at() == float("inf")
+    machine.mark = 5
+    comparison.applied(4, b"x", None)
+    assert comparison.due_at() == around.now
+    comparison.judge()
+    comparison.applied(5, b"x", None)
+    assert comparison.due_at() > around.now, "one mark is hashed once"
