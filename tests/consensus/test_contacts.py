@@ -40,3 +40,15 @@ def test_a_leader_has_heard_nobody_since_it_leads_and_not_since_it_campaigned() 
     assert lone.node.leads
     lone.tick(0.25)
     assert lone.node.health(lone.now).contact_age_s[C] == 0.25
+
+
+def test_a_voter_stays_connected_to_everyone_and_others_to_the_voters() -> None:
+    d = ServerId("d")
+    voter = Lone(("me", "b"), peers=("b",))
+    voter.node.set_servers([C, ServerId("me"), d])
+    assert voter.node.peers() == (B, C, d)
+    voter.node.set_servers([d])
+    assert voter.node.peers() == (B, d)
+    other = Lone(("b", "c"), peers=("b",))
+    other.node.set_servers([d])
+    assert other.node.peers() == (B, C)

@@ -181,6 +181,50 @@ def test_a_server_in_repair_is_told_what_it_promised(state: int, forgets: list[o
     assert not promises.unfit()
 
 
+def test_a_refusal_ends_when_the_right_start_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+    around = Around()
+    promises = promises_of(around)
+    promises.on_hello(B, hello(5))
+    for _ in range(2):
+        promises.on_hello(B, hello(4))
+    assert set(promises.refused) == {B}
+    assert not promises.admits(B, {"type": "heartbeat"})
+    assert [message["boot"] for _, message in around.sent] == [4, 4]
+    assert caplog.text.count("server b is refused") == 1
+    promises.on_hello(B, hello(5))
+    assert promises.refused == {}
+    assert promises.admits(B, {"type": "heartbeat"})
+
+
+def test_a_new_connection_is_greeted_with_what_this_server_has() -> None:
+    around = Around()
+    promises_of(around).connected(B)
+    has = {"boot": 3, "incarnation": 33, "term": 5, "last_index": 9, "repairing": False}
+    assert around.sent == [(B, {"type": "hello", **has})]
+
+
+@pytest.mark.parametrize(("pause_s", "waits"), [(0.0, True), (0.25, False)])
+def test_a_start_that_takes_the_place_of_a_living_connection_is_on_probation(
+    pause_s: float, waits: bool
+) -> None:
+    around = Around()
+    promises = promises_of(around)
+    promises.on_hello(B, hello(4))
+    promises.disconnected(B)
+    around.now += pause_s
+    promises.connected(B)
+    promises.on_hello(B, hello(5))
+    believed = [promises.admits(B, {"type": "heartbeat"})]
+    for seconds in (2.25, 0.25):
+        pass_time(around, promises, seconds)
+        believed.append(promises.admits(B, {"type": "heartbeat"}))
+    assert believed == [not waits, not waits, True]
+    assert promises.anew == ({B} if waits else set())
+    assert around.memory.of(B).start.boot == 5
+    promises.disconnected(B)
+    assert not promises.anew
+
+
 # --- when it is written ----------------------------------------------------------------------
 
 
@@ -262,7 +306,11 @@ def test_a_server_left_behind_is_dialled_for_two_seconds_after_it_was_told() -> 
 )
 @pytest.mark.parametrize("repairing", [False, True])
 def test_a_committed_entry_that_gave_way_raises_the_alarm(
-    terms: dict[int, int], base: int, alarm: bool, repairing: bool
+    terms: dict[int, int],
+    base: int,
+    alarm: bool,
+    repairing: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In repair an entry may be missing, and it comes back."""
     around = Around(terms=terms, base_index=base)
@@ -271,8 +319,11 @@ def test_a_committed_entry_that_gave_way_raises_the_alarm(
         around.superblock.lose(Floor(9, 9))
     promises = promises_of(around)
     assert not promises.alarm()
-    promises.took(B, entries())
-    assert promises.alarm().startswith("entry 7 of term 4 was") == (alarm and not repairing)
+    for _ in range(2):
+        promises.took(B, entries())
+    raised = alarm and not repairing
+    assert promises.alarm().startswith("entry 7 of term 4 was committed and is lost") == raised
+    assert caplog.text.count("is lost") == raised
 
 
 @pytest.mark.parametrize(("commit", "watched"), [(6, True), (7, False), (8, False)])

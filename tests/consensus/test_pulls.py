@@ -292,3 +292,15 @@ def test_a_server_that_follows_says_every_second_how_far_it_is() -> None:
         puller.step()
         said += [(around.now, peer) for peer in around.taken("alive")]
     assert said == [(now, peer) for now in (100.0, 101.0, 102.0) for peer in (FIRST, SECOND)]
+
+
+@pytest.mark.parametrize(("gone", "asked"), [(FIRST, [SECOND]), (SECOND, [])])
+def test_only_a_source_that_is_gone_gives_way(gone: ServerId, asked: list[ServerId]) -> None:
+    around = Around()
+    puller = puller_of(around)
+    puller.step()
+    around.taken("pull")
+    around.peers.remove(gone)
+    puller.disconnected(gone)
+    puller.step()
+    assert around.taken("pull") == asked
