@@ -37,6 +37,18 @@ def test_a_new_connection_carries_nothing_that_waited_for_the_old_one() -> None:
     assert (peer, decode_message(body)) == (B, {"type": "timeout_now", "term": 2})
 
 
+def test_a_late_frame_of_the_former_connection_is_dropped() -> None:
+    frames, writer = PeerFrames(1), FrameWriter(5)
+    first, late = (writer.frame(encode_message({"type": "pull", "next_index": n})) for n in (1, 2))
+    frames.connect(B)
+    assert frames.read(B, first) == {"type": "pull", "next_index": 1}
+    assert frames.read(B, first) is None
+    frames.connect(B)
+    assert frames.read(B, late) is None
+    newer = FrameWriter(6).frame(encode_message({"type": "pull", "next_index": 3}))
+    assert frames.read(B, newer) == {"type": "pull", "next_index": 3}
+
+
 def test_nothing_waits_for_a_server_that_is_not_connected() -> None:
     frames = PeerFrames(1)
     frames.send(B, {"type": "timeout_now", "term": 1})
