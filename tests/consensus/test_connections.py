@@ -12,6 +12,7 @@ from gpupool.consensus.protocol.raft_messages import (
     FrameWriter,
     Message,
     decode_message,
+    encode_message,
 )
 from gpupool.consensus.recovery import recover
 from gpupool.consensus.storage.snapshot import Snapshot
