@@ -170,9 +170,7 @@ class SnapshotStore:
 
     def encoded_latest(self) -> bytes:
         """Return the newest snapshot as it travels to a peer."""
-        assert self.latest is not None, "there is no snapshot"
-        if self._encoded is None:
-            self._encoded = encode_snapshot(self.latest)
+        assert self._encoded is not None, "there is no snapshot"
         return self._encoded
 
     def save(self, snapshot: Snapshot) -> None:

@@ -69,7 +69,7 @@ def phase(span: Span, zone: Zone, now: int) -> Phase:
             return Phase(True, start, end)
         if end <= now:
             since = end
-        elif start > now:
+        else:
             until = start
             break
     return Phase(False, since, until)

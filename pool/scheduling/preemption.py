@@ -222,7 +222,7 @@ class _Room:
         cards: dict[tuple[ServerId, GpuId], int] = {}
         for place, missing in self.missing.items():
             card = self.card[place]
-            cards[card] = min(max(0, missing), cards.get(card, missing))
+            cards[card] = min(missing, cards.get(card, missing))
         if len(cards) < self.request.count:
             return None
         return sum(max(0, each) for each in sorted(cards.values())[: self.request.count])
