@@ -186,3 +186,52 @@ def test_a_stop_forgets_every_note_that_was_made_during_it() -> None:
     assert lateness.recent_s(later) == pytest.approx(0.1)
     lateness.ended_in_newer_term(heard_at=later - 1.0)
     assert lateness.recent_s(later) == pytest.approx(0.1), "that one ended long ago"
+
+
+def test_lateness_up_to_the_bound_is_noted() -> None:
+    for late_s, noted in ((LATENESS_MAX_S, True), (LATENESS_MAX_S + 0.001, False)):
+        lateness = Lateness()
+        lateness.note(late_s, 100.0)
+        assert lateness.recent_s(100.0) == (late_s if noted else 0.0)
+
+
+def test_a_stop_before_anything_was_late_leaves_a_punctual_past() -> None:
+    lateness = Lateness()
+    lateness.ended_in_newer_term(heard_at=-math.inf)
+    assert lateness.recent_s(0.0) == 0.0
+    assert lateness.recent_s(100.0) == 0.0
+    lateness.note(0.3, 100.0)
+    lateness.ended_in_newer_term(heard_at=-math.inf)
+    assert lateness.recent_s(100.0) == 0.0
+
+
+@pytest.mark.parametrize("late_s", [0.1, 0.2])
+def test_what_is_no_later_than_known_changes_nothing(late_s: float) -> None:
+    lateness = Lateness()
+    lateness.note(0.4, 100.0)
+    later = 100.0 + HALF_LIFE_S
+    lateness.note(late_s, later)
+    assert lateness.recent_s(later) == 0.2
+    lateness.ended_in_newer_term(heard_at=99.0)
+    assert lateness.recent_s(later) == 0.0
+
+
+@pytest.mark.parametrize(("heard_at", "left_s"), [(99.9, 0.0), (100.0, 0.25), (100.1, 0.25)])
+def test_only_what_was_noted_since_a_leader_was_heard_is_forgotten(
+    heard_at: float, left_s: float
+) -> None:
+    lateness = Lateness()
+    lateness.note(0.25, 100.0)
+    lateness.ended_in_newer_term(heard_at)
+    assert lateness.recent_s(100.0) == left_s
+
+
+@pytest.mark.parametrize(("seen_at", "left_s"), [(100.4, 0.0), (100.5, 0.25), (100.6, 0.25)])
+def test_a_standstill_that_began_after_the_last_note_is_another_one(
+    seen_at: float, left_s: float
+) -> None:
+    lateness = Lateness()
+    lateness.note(0.25, 100.0)
+    lateness.note(0.5, seen_at)
+    lateness.ended_in_newer_term(heard_at=100.2)
+    assert lateness.recent_s(100.0) == left_s

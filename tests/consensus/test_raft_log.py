@@ -9,7 +9,7 @@ from gpupool.consensus.core.progress import Mode, Progress
 from gpupool.consensus.core.raft_log import RaftLog, SafetyError, Stored
 from gpupool.consensus.protocol.membership import Configuration, encode_voters
 from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX
-from gpupool.consensus.storage.journal import Journal
+from gpupool.consensus.storage.journal import Entry, Journal, encode_entries
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.consensus.storage.superblock import Floor
@@ -179,3 +179,117 @@ def test_a_leader_begins_anew_at_its_end_with_a_voter_that_has_lost_entries() ->
     assert lone.node.core.match_index(ServerId("b")) == 0
     asked = [m["prevLogIdx"] for peer, m in sent if (peer, m["type"]) == ("b", "append_entries")]
     assert set(asked) == {last}
+
+
+def log_of(entries: list[Entry], base: Configuration) -> RaftLog:
+    journal = Journal.create(SimulatedDisk(Random(1)))
+    for each in entries:
+        journal.append(*each)
+    return RaftLog(journal, base)
+
+
+def voters_entry(names: str, index: int, term: int = 1) -> Entry:
+    voters = [ServerId(name) for name in names]
+    return (MEMBERSHIP_TYPE + encode_voters(voters), index, term)
+
+
+@pytest.mark.parametrize(("limit", "last"), [(1, 2), (9, 2), (10, 2), (19, 2), (20, 3), (39, 4)])
+def test_as_many_entries_are_sent_as_fit_and_one_at_least(limit: int, last: int) -> None:
+    entries: list[Entry] = [(bytes(10), index, 1) for index in (2, 3, 4, 5)]
+    log = log_of(entries, Configuration(0, ()))
+    for _ in range(2):
+        assert log.encoded(2, 5, limit) == (last, encode_entries(entries[: last - 1]))
+        log.forget_encoded()
+    assert log.encoded(4, 5, 100) == (5, encode_entries(entries[2:]))
+    assert log.encoded(3, 4, 100) == (4, encode_entries(entries[1:3]))
+    assert log.encoded(5, 5, limit)[0] == 5
+
+
+def test_nothing_is_sent_from_behind_the_end_or_into_no_bytes() -> None:
+    log = log_behind(5, 8)
+    assert log.encoded(9, 8, 100) == (8, b"")
+    assert log.encoded(7, 8, 0) == (6, b"")
+    assert log.encoded(6, 8, 100) == (8, encode_entries(log.journal.entries[1:]))
+
+
+def test_what_was_encoded_is_made_anew_after_the_log_changed() -> None:
+    log = log_of([entry("x", index, 1) for index in (2, 3)], Configuration(0, ()))
+    before = log.encoded(2, 3, 1000)
+    assert log.store(2, 1, [entry("y", 3, 2)], commit_index=2) == Stored(3)
+    log.forget_encoded()
+    after = log.encoded(2, 3, 1000)
+    assert after == (3, encode_entries([entry("x", 2, 1), entry("y", 3, 2)]))
+    assert after != before
+
+
+@pytest.mark.parametrize(
+    ("previous", "commit", "hint"),
+    [
+        *((index, 1, 6) for index in (6, 7, 8, 9)),
+        *((index, 1, 4) for index in (4, 5)),
+        *((index, 1, 2) for index in (2, 3)),
+        *((9, commit, commit + 1) for commit in (5, 6, 7, 8)),
+        *((5, commit, commit + 1) for commit in (3, 4)),
+    ],
+)
+def test_a_leader_tries_next_where_the_term_that_conflicts_begins(
+    previous: int, commit: int, hint: int
+) -> None:
+    """No further back than what is committed: that is the same in both logs."""
+    terms = {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 3, 9: 3}
+    log = log_of([entry("x", i, term) for i, term in terms.items()], Configuration(0, ()))
+    assert log.store(previous, 9, [], commit_index=commit) == Stored(None, hint)
+
+
+@pytest.mark.parametrize(("base", "voters"), [(2, "bc"), (3, "a"), (4, "a")])
+def test_a_snapshot_has_the_voters_of_the_entries_that_it_covers(base: int, voters: str) -> None:
+    names = tuple(ServerId(name) for name in "a")
+    log = log_of([entry("x", 2, 1), voters_entry("bc", 3)], Configuration(base, names))
+    assert log.configurations.current.voters == tuple(voters)
+    assert log.configurations.current.index == max(base, 3)
+
+
+@pytest.mark.parametrize(("changed_at", "kept"), [(9, True), (10, False), (11, False), (13, False)])
+def test_voters_go_with_the_entries_that_a_snapshot_replaces(changed_at: int, kept: bool) -> None:
+    """The journal ends at entry 9, and the snapshot covers everything up to entry 8."""
+    journal = Journal.create(SimulatedDisk(Random(1)))
+    for index in range(2, 14):
+        command = voters_entry("bcd", index) if index == changed_at else entry("x", index, 1)
+        journal.append(*command)
+    log = RaftLog(journal, Configuration(0, (ServerId("a"),)))
+    assert log.configurations.current.index == changed_at
+    journal.truncate(10)
+    log.installed(8, (ServerId("z"),))
+    assert log.configurations.current.voters == (tuple("bcd") if kept else ("z",))
+    assert log.configurations.at(8) == Configuration(8, (ServerId("z"),))
+
+
+@pytest.mark.parametrize(
+    ("sent", "changed"),
+    [
+        ([entry("y", 4, 2)], True),
+        ([entry("y", 4, 2), voters_entry("b", 5, 2)], True),
+        ([voters_entry("bd", 4, 2)], True),
+        ([voters_entry("bc", 4, 2)], False),
+        ([entry("x", 3, 1), voters_entry("bc", 4, 1)], False),
+        ([entry("y", 5, 2)], False),
+    ],
+)
+def test_voters_change_with_the_entries_that_name_them(sent: list[Entry], changed: bool) -> None:
+    base = Configuration(0, (ServerId("a"),))
+    log = log_of([entry("x", 2, 1), entry("x", 3, 1), voters_entry("bc", 4)], base)
+    stored = log.store(sent[0][1] - 1, 1, sent, commit_index=2)
+    assert stored == Stored(sent[-1][1], reconfigured=changed)
+
+
+@pytest.mark.parametrize("commit", [2, 3, 4])
+def test_a_committed_entry_gives_way_to_nothing(commit: int) -> None:
+    log = log_of([entry("x", index, 1) for index in (2, 3, 4)], Configuration(0, ()))
+    before = list(log.journal.entries)
+    if commit < 3:
+        assert log.store(2, 1, [entry("y", 3, 2)], commit_index=commit) == Stored(3)
+        return
+    with pytest.raises(SafetyError, match="the committed entry 3 would be replaced"):
+        log.store(2, 1, [entry("y", 3, 2)], commit_index=commit)
+    assert log.journal.entries == before
+    assert log.store(4, 1, [entry("y", 5, 2)], commit_index=4) == Stored(5)
