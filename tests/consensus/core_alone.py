@@ -100,6 +100,11 @@ class Alone:
             action()
         return self.sent
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass without a round."""
+        self.now += seconds
+        self.do(lambda: None)
+
     def connect(self, peer: str) -> Sent:
         return self.do(lambda: self.core.connected_to(ServerId(peer)))
 
