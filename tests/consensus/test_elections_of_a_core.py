@@ -395,3 +395,32 @@ def test_who_may_campaign_again_waits_for_a_whole_timeout() -> None:
     alone.core.abstains = False
     assert alone.tick() == []
     assert alone.core.next_step_at() == pytest.approx(alone.now + 0.3)
+
+
+@pytest.mark.parametrize(
+    ("peer", "index", "term", "votes"),
+    [
+        ("b", 3, 1, True),
+        ("b", 2, 1, False),
+        ("b", 9, 0, False),
+        ("x", 3, 1, False),
+        ("x", 4, 1, True),
+    ],
+)
+def test_who_may_not_be_voted_for_does_not_even_raise_the_term(
+    peer: str, index: int, term: int, votes: bool
+) -> None:
+    alone = Alone(entries=commands([1, 1]), term=5)
+    log = {"last_log_index": index, "last_log_term": term}
+    sent = alone.take(peer, "request_vote", term=9, hand_over=True, **log)
+    assert sent == [(peer, {"type": "response_vote", "term": 9})] * votes
+    assert alone.core.term == (9 if votes else 5)
+
+
+def test_a_request_in_the_term_of_a_leader_does_not_make_it_forgotten() -> None:
+    alone = follower()
+    assert alone.tick(0.55) == []
+    allowed_s = late_s(alone)
+    votes_for(alone, "c", 5, hand_over=True)
+    assert alone.core.leader == "b"
+    assert late_s(alone) == allowed_s

@@ -1,10 +1,10 @@
 """What a leader may send to one follower, and how old a follower knows its table to be."""
 
 import pytest
+from lone_node import Lone
 
 from gpupool.consensus.core.freshness import (
     ASK_AGAIN_S,
-    CLOCK_SLACK,
     NEVER,
     POINTS_MAX,
     QUESTIONS_MAX,
@@ -235,10 +235,10 @@ def test_a_message_was_held_up_for_what_it_states_too_little(since_s: float, lat
     now = NOW + since_s
     clock = answered_clock()
     found = clock.delay_s("b", now + 50.0 - late_s, now)
-    assert found == max(0.0, late_s - CLOCK_SLACK * since_s)
+    assert found == max(0.0, late_s - 0.125 * since_s)
     assert clock.delay_s("b", now + 60.0, now) == 0.0, "faster than any before"
     assert clock.delay_s("b", now + 59.0, now) == 1.0, "which is the measure from then on"
-    assert clock.delay_s("b", now + 57.5, now + 1.0) == 3.5 - CLOCK_SLACK
+    assert clock.delay_s("b", now + 57.5, now + 1.0) == 3.5 - 0.125
 
 
 def test_of_two_answers_the_lower_bound_counts() -> None:
@@ -282,3 +282,15 @@ def test_a_stop_makes_a_server_forget_the_clock_and_ask_again() -> None:
     clock.answered("b", number, NOW, NOW)
     assert clock.delay_s("b", NOW, NOW) is None, "an answer to a question of before"
     assert clock.question("b", NOW) not in (None, number), "no number is used twice"
+
+
+@pytest.mark.parametrize(
+    ("still_s", "asks"), [(0.6, False), (1.4, False), (1.6, True), (9.0, True)]
+)
+def test_a_server_that_stood_still_asks_for_its_leaders_clock(still_s: float, asks: bool) -> None:
+    lone = Lone(term=5)
+    lone.append(2, 1, [], clock_runs=True)
+    lone.tell_clock()
+    lone.now += still_s
+    sent = lone.append(2, 1, [], clock_runs=True)
+    assert any(message["type"] == "ask_clock" for _, message in sent) is asks
