@@ -424,3 +424,11 @@ def test_a_request_in_the_term_of_a_leader_does_not_make_it_forgotten() -> None:
     votes_for(alone, "c", 5, hand_over=True)
     assert alone.core.leader == "b"
     assert late_s(alone) == allowed_s
+
+
+def test_who_was_not_voted_for_asks_around_before_the_next_campaign() -> None:
+    alone = Alone(term=5)
+    assert len(of_kind(alone.campaign("b"), "request_vote")) == 2
+    sent = alone.ask_around() + alone.tick()
+    assert [message["type"] for _, message in sent] == ["request_prevote"] * 2
+    assert (alone.core.term, alone.core.elections) == (6, 1)

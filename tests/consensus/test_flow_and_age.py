@@ -1,6 +1,7 @@
 """What a leader may send to one follower, and how old a follower knows its table to be."""
 
 import pytest
+from core_alone import Alone, of_kind
 from lone_node import Lone
 
 from gpupool.consensus.core.freshness import (
@@ -143,6 +144,25 @@ def test_a_new_connection_brings_no_answers_to_the_one_before() -> None:
     progress.connection_begins()
     assert progress.sent_at(match=9, rejected=-1) is None
     assert progress.sent_at(match=-1, rejected=-1) is None
+
+
+def test_a_leader_waits_for_answers_and_goes_on_with_them() -> None:
+    alone = Alone()
+    alone.win("b")
+    alone.acknowledge("b", 2)
+
+    def appended(count: int) -> int:
+        """Append so many entries one by one; return how many of them are sent to "b"."""
+        sent = 0
+        for _ in range(count):
+            alone.core.append(b"\x00y", None)
+            sent += len([peer for peer, _ in of_kind(alone.replicate(), "append_entries")])
+        return sent
+
+    assert appended(IN_FLIGHT_MESSAGES_MAX + 5) == IN_FLIGHT_MESSAGES_MAX
+    alone.acknowledge("b", 2 + IN_FLIGHT_MESSAGES_MAX)
+    assert len(of_kind(alone.replicate(), "append_entries")) == 1, "the five that waited"
+    assert appended(IN_FLIGHT_MESSAGES_MAX) == IN_FLIGHT_MESSAGES_MAX - 1
 
 
 # --- the age of a table ----------------------------------------------------------------------

@@ -478,3 +478,13 @@ def test_nothing_rests_on_a_vote_that_is_not_durable_or_for_another() -> None:
 
 def test_two_servers_with_one_name_are_one_peer() -> None:
     assert {Peer(B), Peer(B)} == {Peer(B)}
+
+
+def test_a_sign_of_life_leaves_what_is_known_of_the_leaders_log() -> None:
+    alone = Alone(entries=commands([1, 1]), term=5)
+    alone.follow("b")
+    for _ in range(2):
+        alone.take("b", "heartbeat", term=5, clock_ms=0, majority_age_ms=0)
+        assert alone.core.matched_index == 3
+    alone.take("b", "commit", term=5, commit_index=9)
+    assert alone.core.commit_index == 3
