@@ -13,7 +13,9 @@ from gpupool.consensus.core.freshness import (
     TableAge,
 )
 from gpupool.consensus.core.progress import ASKED_MAX, REJECTIONS_AT_ONCE, Mode, Progress
+from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MESSAGES_MAX
+from gpupool.pool.model.ids import ServerId
 
 # --- flow control ----------------------------------------------------------------------------
 
@@ -314,3 +316,42 @@ def test_a_server_that_stood_still_asks_for_its_leaders_clock(still_s: float, as
     lone.now += still_s
     sent = lone.append(2, 1, [], clock_runs=True)
     assert any(message["type"] == "ask_clock" for _, message in sent) is asks
+
+
+# --- what a server without a vote is told of the leader --------------------------------------
+
+
+def told(leader: str | None, *, term: int = 5, age_ms: int = 0, delay_s: float = 0.0) -> Alone:
+    """Return a server without a vote to which a voter said so; the leader's clock shows 7 s."""
+    alone = Alone(("b", "c"), term=5)
+    message: Message = {"term": term, "clock_ms": 7000, "majority_age_ms": age_ms}
+    message["commit_index"] = 1
+    name = None if leader is None else ServerId(leader)
+    alone.do(lambda: alone.core.observe_leader(name, message, delay_s))
+    return alone
+
+
+@pytest.mark.parametrize(
+    ("leader", "term", "believed"),
+    [("b", 5, True), ("b", 6, True), ("b", 4, False), (None, 5, False), ("me", 5, False)],
+)
+def test_hearsay_of_a_leader_counts_in_its_term(
+    leader: str | None, term: int, believed: bool
+) -> None:
+    alone = told(leader, term=term)
+    assert alone.core.term == max(term, 5)
+    assert alone.core.leader == (leader if believed else None)
+    assert alone.core.leader_heard_at == (alone.now if believed else -NEVER)
+    assert (alone.core.majority_age_s() == 0.0) is believed
+    assert alone.core.leader_clock_ms(alone.now + 2.0) == (9000 if believed else 102_000)
+
+
+def test_hearsay_is_as_old_as_what_the_voter_has_heard_and_was_held_up() -> None:
+    alone = told("b", age_ms=250, delay_s=0.5)
+    assert alone.core.leader_heard_at == alone.now - 0.25
+    assert alone.core.majority_age_s() == 0.75
+    assert alone.core.majority_age_ms() == 750
+    assert alone.core.clock_ms() == 7000
+    alone.wait(1.0)
+    assert alone.core.majority_age_s() == 1.75
+    assert alone.core.clock_ms() == 8000
