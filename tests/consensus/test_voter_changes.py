@@ -52,6 +52,7 @@ def test_other_lists_of_voters_make_no_sense(value: Plain) -> None:
 
 def test_before_the_first_configuration_that_is_known_it_is_the_base() -> None:
     known = Configurations(Configuration(5, voters("a")))
+    assert known.current == known.at(9) == Configuration(5, voters("a"))
     known.append(8, voters("ab"))
     known.append(11, voters("abc"))
     assert [known.at(index).index for index in (0, 4, 5, 8, 11, 12)] == [5, 5, 5, 8, 11, 11]
