@@ -5,7 +5,13 @@ import pytest
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.cbor_pieces import PieceReader, map_head
 from gpupool.consensus.protocol.closed_cbor import DEPTH_MAX
-from gpupool.consensus.protocol.raft_messages import decode_message, encode_message
+from gpupool.consensus.protocol.raft_messages import (
+    FrameReader,
+    FrameWriter,
+    decode_message,
+    encode_message,
+)
+from gpupool.consensus.protocol.raft_settings import FRAME_BYTES_MAX
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.pieces import ROW_COUNT
@@ -252,3 +258,42 @@ def test_a_large_message_is_not_kept_after_it_was_read() -> None:
     first, again = decode_message(large), decode_message(large)
     assert first == again
     assert first is not again
+
+
+# --- frames ----------------------------------------------------------------------------------
+
+
+def test_each_frame_is_read_once_and_none_behind_a_newer_one() -> None:
+    writer, reader = FrameWriter(0), FrameReader()
+    first, second, third = (writer.frame(body) for body in (b"1", b"2", b"3"))
+    assert reader.body(first) == b"1"
+    assert reader.body(first) is None
+    assert reader.body(third) == b"3"
+    assert reader.body(second) is None
+    assert reader.body(third) is None
+    assert reader.body(writer.frame(b"4")) == b"4"
+
+
+def test_frames_of_a_connection_that_is_gone_are_dropped() -> None:
+    old, new, reader = FrameWriter(7), FrameWriter(8), FrameReader()
+    assert reader.body(old.frame(b"1")) == b"1"
+    reader.begin_connection()
+    assert reader.body(old.frame(b"2")) is None
+    assert reader.body(new.frame(b"3")) == b"3"
+    assert reader.body(old.frame(b"4")) is None
+    assert reader.body(new.frame(b"5")) == b"5"
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    frame = FrameWriter(1).frame(b"x")
+    assert frame == b"\x01" + (1).to_bytes(8, "little") * 2 + b"x"
+    for size in (0, 1, 16, 17):
+        with pytest.raises(RemoteProtocolError, match=f"frame has {size} bytes"):
+            FrameReader().body(frame[:size])
+    longest = frame[:17] + bytes(FRAME_BYTES_MAX - 17)
+    assert FrameReader().body(longest) == longest[17:]
+    with pytest.raises(RemoteProtocolError, match=f"frame has {FRAME_BYTES_MAX + 1} bytes"):
+        FrameReader().body(longest + b"x")
+    for version in (0, 2, 255):
+        with pytest.raises(RemoteProtocolError, match=f"frame has version {version}"):
+            FrameReader().body(bytes([version]) + frame[1:])

@@ -254,3 +254,57 @@ def test_a_library_without_a_name_that_is_replaced_is_refused(
     monkeypatch.setattr(importlib.util, "find_spec", another)
     with pytest.raises(ImportError, match=r"has no monotonicTime: this is not version 0\.3\.17"):
         copy._load_library()
+
+
+@pytest.mark.parametrize(
+    ("synced", "matches", "committed"),
+    [
+        (False, (5, 5, 4), 4),
+        (False, (5, 5, 5), 5),
+        (True, (5, 5, 4), 5),
+        (True, (5, 4, 4), 4),
+        (False, (5, 5, 4, 4), 4),
+        (True, (5, 5, 4, 4), 5),
+        (False, (5, 5, 5, 4), 5),
+        (True, (5, 4, 4, 4), 4),
+    ],
+)
+def test_half_of_the_voters_is_no_majority(
+    synced: bool, matches: tuple[int, ...], committed: int
+) -> None:
+    """A leader that has not synced its own entry does not count for it."""
+    peers = "bcde"[: len(matches)]
+    alone = Alone(("me", *peers), entries=commands([1, 1]))
+    alone.win("b", "c")
+    alone.core.append(b"\x00y", None)
+    if synced:
+        alone.journal.sync()
+        alone.core.synced()
+    for peer, match in zip(peers, matches, strict=True):
+        alone.acknowledge(peer, match)
+    alone.tick()
+    assert alone.core.commit_index == committed
+
+
+def test_only_entries_that_are_taken_have_to_be_synced() -> None:
+    alone = Alone(entries=commands([1, 1, 1]), term=5)
+    assert alone.core.synced_index == 4
+    fields = {"commit_index": 1, "entries": b"", "clock_ms": 0, "majority_age_ms": 0}
+    for previous, term in ((2, 1), (3, 4), (9, 1)):
+        message = {"term": 5, "prevLogIdx": previous, "prevLogTerm": term}
+        alone.take("b", "append_entries", **message, **fields)
+        assert alone.core.synced_index == 4
+    alone.append("b", commands([1, 5], first=4))
+    assert alone.core.synced_index == 3
+    alone.core.synced()
+    assert alone.core.synced_index == 5
+
+
+def test_an_answer_to_an_old_sign_of_life_does_not_slow_a_follower_down() -> None:
+    alone = Alone()
+    alone.win("b")
+    alone.acknowledge("b", 2)
+    assert alone.core.is_followed_by(ServerId("b"))
+    alone.reject("b", -1, 0)
+    assert alone.core.is_followed_by(ServerId("b"))
+    assert alone.core.match_index(ServerId("b")) == 2
