@@ -217,6 +217,12 @@ def test_a_snapshot_that_arrived_is_no_answer_to_a_sign_of_life() -> None:
     assert alone.core.majority_age_s() == pytest.approx(0.3)
 
 
+def test_late_rejections_do_not_hurry_a_snapshot() -> None:
+    alone = leader_with_a_snapshot()
+    assert alone.reject("b", 3, 2) == []
+    assert alone.snapshots == ["b"]
+
+
 # --- how fresh a leader is -------------------------------------------------------------------
 
 
