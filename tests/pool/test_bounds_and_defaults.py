@@ -99,12 +99,15 @@ TELLING = {
 """The defaults that say something. All others are nothing: false, zero, empty or missing."""
 
 ROWS: list[type[Any]] = [
-    kind
-    for module in (commands, forgetting, policy, relocation, silences, state, suspension)
-    for kind in vars(module).values()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    ClockMove,
+    Result,
+    *(
+        kind
+        for module in (commands, forgetting, policy, relocation, silences, state, suspension)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    ),
 ]
-ROWS += [ClockMove, Result]
 
 
 @pytest.mark.parametrize("kind", ROWS)
