@@ -35,6 +35,7 @@ BOUNDS: dict[ModuleType, dict[str, float]] = {
         "FORGOTTEN_MS": 90 * DAY_MS,
     },
     formats: {
+        "VERSION": 11,
         "REFUSES_OLDER_SINCE": 7,
         "KEYS_SINCE": 10,
         "AWAY_ENDS_SINCE": 11,

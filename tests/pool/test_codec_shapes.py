@@ -201,9 +201,11 @@ def test_a_whole_number_is_a_float_where_one_is_due() -> None:
 
 
 def test_unknown_fields_are_passed_over_by_who_asks_for_it_only() -> None:
-    plain: Any = {"number": 1, "inner": {"number": 2, "newer": 3}, "newer": 4}
+    plain: Any = {"newer": 4, "number": 1, "inner": {"newer": 3, "number": 2}}
     assert decode(Typed, plain, unknown_fields=True) == Typed(1, inner=Inner(2))
     with pytest.raises(CodecError, match=r"Typed\.inner: Inner has no field 'newer'"):
+        decode(Typed, {"inner": plain["inner"]})
+    with pytest.raises(CodecError, match="Typed has no field 'newer'"):
         decode(Typed, plain)
     with pytest.raises(CodecError, match="Inner has no field 'newer'"):
         decoder_of(Inner)({"number": 1, "newer": 2})

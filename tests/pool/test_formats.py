@@ -10,8 +10,9 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.formats import SINCE, VERSION, OutdatedError, can_link, objection
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind
-from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
+from gpupool.pool.model.state import PoolState, Server, ServerStatus, TokenKind, with_changes
 from gpupool.pool.model.suspension import SuspendLease
 from gpupool.pool.refused_orders import check_known_to_all
 from gpupool.pool.transitions.servers import RECOVERY
@@ -64,6 +65,19 @@ def test_a_member_that_was_up_and_is_down_still_counts() -> None:
 
 def test_a_pool_without_a_server_that_was_up_speaks_the_oldest_version() -> None:
     assert PoolState().formats() == 5
+
+
+@pytest.mark.parametrize("formats", [(6, 9), (9, 6)])
+def test_a_pool_whose_servers_never_were_up_speaks_the_newest_that_one_was_given(
+    formats: tuple[int, int],
+) -> None:
+    servers = [Server(A, "a", "a:1", True, formats=formats[0])]
+    servers.append(Server(B, "b", "b:1", True, formats=formats[1]))
+    state = PoolState(servers=PersistentMap((each.id, each) for each in servers))
+    assert state.formats() == 9
+    been_up = [with_changes(each, status=ServerStatus.UNREACHABLE) for each in servers]
+    state = PoolState(servers=PersistentMap((each.id, each) for each in been_up))
+    assert state.formats() == 6
 
 
 def test_a_member_that_comes_up_too_old_is_told_to_upgrade() -> None:

@@ -1,13 +1,14 @@
 """A table in pieces is what ``codec`` makes of the whole."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import pytest
 
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.cbor_pieces import encode_fields, map_head
-from gpupool.pool.model import codec
+from gpupool.pool.model import codec, pieces
 from gpupool.pool.model.codec import OPTIONAL, CodecError, encode
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.persistent_map import PersistentMap
@@ -44,8 +45,24 @@ def test_a_field_that_has_its_default_is_left_out_as_in_the_whole() -> None:
 def test_a_list_in_pieces_begins_as_the_whole_does(count: int) -> None:
     """256 is the first number that does not fit into one byte."""
     rows: list[Plain] = [None] * count
-    pieces = encode_fields([("rows", lambda: Rows(count, iter([rows])))])
-    assert map_head(1) + b"".join(pieces) == closed_cbor.encode({"rows": rows})
+    parts = encode_fields([("rows", lambda: Rows(count, iter([rows])))])
+    assert map_head(1) + b"".join(parts) == closed_cbor.encode({"rows": rows})
+
+
+class _Key(Enum):
+    FIRST = "first"
+    SECOND = "second"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    rows: dict[_Key, int]
+
+
+def test_the_keys_of_a_map_in_pieces_are_encoded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "ROW_COUNT", 1)
+    value = _Keyed({_Key.FIRST: 1, _Key.SECOND: 2})
+    assert in_pieces(value) == encode(value) == {"rows": [["first", 1], ["second", 2]]}
 
 
 @dataclass(frozen=True, slots=True)
