@@ -113,12 +113,6 @@ class Gpu:
         return self.fault or self.clash or self.drain_reason
 
     @property
-    def memory_left(self) -> int:
-        """Return the bytes that nobody has; below zero where others use what is granted."""
-        taken = self.memory_reserved + self.memory_foreign + self.memory_granted
-        return self.memory_total - taken
-
-    @property
     def memory_free(self) -> int:
         """Return the bytes that can be granted now."""
         if self.fault or self.clash or self.drain_reason:

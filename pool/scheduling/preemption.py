@@ -209,7 +209,9 @@ class _Room:
                 size = 0 if gpu.unfit else wanted_size(gpu, self.request)
                 if 0 < size <= gpu.capacity and usable(server, gpu):
                     place = (server.id, gpu.id)
-                    self.missing[place] = size - gpu.memory_left
+                    # More than the whole GPU where others use what is granted.
+                    taken = gpu.memory_granted + gpu.memory_foreign
+                    self.missing[place] = size + taken - gpu.capacity
                     self.card[place] = (server.id, gpu.parent or gpu.id)
 
     def without(self, taken: frozenset[Place]) -> None:
