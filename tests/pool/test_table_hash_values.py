@@ -146,6 +146,22 @@ def test_each_part_of_a_value_counts(changes: dict[str, Any]) -> None:
     assert whole_hash(replace(FULL, **changes)) != whole_hash(FULL)
 
 
+@dataclass(frozen=True)
+class Pair:
+    one: int
+    two: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    all: tuple[Pair, ...]
+
+
+def test_each_field_of_a_row_of_two_counts() -> None:
+    found = [whole_hash(Pairs((Pair(*each),))) for each in ((1, 2), (1, 3), (2, 2), (2, 1))]
+    assert len({*found}) == 4
+
+
 def test_a_field_of_several_types_has_no_place_in_a_table() -> None:
     @dataclass(frozen=True)
     class Wide:
