@@ -231,6 +231,14 @@ def test_a_map_comes_back_as_one_of_its_class() -> None:
     assert kinds == [dict, PersistentMap, WaitingTable]
 
 
+def test_a_table_names_the_type_of_its_keys_itself() -> None:
+    plain: Any = [[b"request", {"number": 1}]]
+    decoder = decoder_of(PersistentMap[bytes, Inner])
+    assert encoder_of(WaitingTable[Any])(decoder(plain)) == [[b"request", Inner(1)]]
+    with pytest.raises(CodecError, match="expected bytes, got str"):
+        decoder_of(WaitingTable[Any])([["request", {"number": 1}]])
+
+
 def test_parts_of_a_dataclass_are_coded_as_inside_of_it() -> None:
     kind = tuple[Inner | None, ...]
     assert encoder_of(kind)((Inner(1), None)) == [{"number": 1}, None]
