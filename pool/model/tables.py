@@ -205,11 +205,8 @@ class WaitingTable(PersistentMap[RequestId, W], Generic[W]):
 
         Those of the highest priority come first, among them those that have waited longest.
         """
-        younger: int | None = None  # all that are left of this priority are
-        for priority, since, key in self._turns:
-            if since > limit:
-                younger = priority
-            elif priority != younger:
+        for _, since, key in self._turns:
+            if since <= limit:
                 yield self[key]
 
     def set(self, key: RequestId, value: W) -> Self:
