@@ -204,6 +204,14 @@ async def test_a_start_is_told_apart_from_none_whatever_is_drawn() -> None:
 # --- how often it steps ----------------------------------------------------------------------
 
 
+def submit_as_one_of_many(
+    alone: Alone, callback: Callable[[Outcome], None] = lambda _outcome: None
+) -> None:
+    """Submit a command behind one that met others, so that it waits for the loop."""
+    alone.inside._is_alone = False
+    alone.driver.submit("x", 5.0, callback)
+
+
 @pytest.mark.parametrize(
     "name",
     ["set_servers", "reconcile_voters", "submit", "connected", "disconnected", "received"],
@@ -220,7 +228,7 @@ async def test_each_call_from_outside_wakes_the_loop_for_one_step(
         calls: dict[str, Callable[[], None]] = {
             "set_servers": lambda: driver.set_servers([ME]),
             "reconcile_voters": lambda: driver.reconcile_voters([ME]),
-            "submit": lambda: driver.submit("x", 5.0, lambda _outcome: None),
+            "submit": lambda: submit_as_one_of_many(alone),
             "connected": lambda: driver.connected(B),
             "disconnected": lambda: driver.disconnected(B),
             "received": lambda: driver.received(B, b"x", more=True),
@@ -304,7 +312,7 @@ async def test_what_waits_when_a_server_stops_may_or_may_not_be_applied(
 ) -> None:
     alone, outcomes = Alone(), list[Outcome]()
     async with alone.running():
-        alone.driver.submit("x", 5.0, outcomes.append)
+        submit_as_one_of_many(alone, outcomes.append)
     assert outcomes == [Unknown("this server is stopping")]
 
 

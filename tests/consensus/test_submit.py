@@ -141,6 +141,19 @@ async def test_a_command_alone_is_written_in_its_call_and_those_that_come_togeth
     driver.close()
 
 
+async def test_a_command_alone_gets_one_outcome_of_a_server_that_stops(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    del autojump_clock
+    driver, outcomes = make(tmp_path), list[Outcome]()
+    async with running(driver):
+        driver.submit("c", 5.0, outcomes.append)
+        assert not driver.node.storage.journal.dirty
+        assert not outcomes
+    assert len(outcomes) == 1
+    driver.close()
+
+
 async def test_a_server_that_has_stopped_refuses_later_too(
     tmp_path: Path, autojump_clock: object
 ) -> None:
