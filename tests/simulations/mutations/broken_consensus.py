@@ -134,8 +134,8 @@ def votes_for_anybody() -> AbstractContextManager[None]:
 def torn_tail_refused() -> AbstractContextManager[None]:
     """Let a journal whose last batch was torn by a crash pass for damaged."""
 
-    def check_torn(self: Journal, data: bytes, offset: int) -> None:
-        del self, data
+    def check_torn(self: Journal, data: bytes, offset: int, end: int) -> None:
+        del self, data, end
         raise StorageError(f"the journal is damaged at byte {offset}")
 
     return patched(Journal, "_check_torn", check_torn)
