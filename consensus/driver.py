@@ -380,7 +380,7 @@ class RaftDriver:
         while self._outcomes and not keep:
             callback, outcome = self._outcomes.popleft()
             callback(outcome)
-        self._send(ready.frames)  # A leader's say what is committed: its own client comes first.
+        self._send(ready.frames)  # They tell others what is committed; our client hears first.
 
     def _send(self, frames: list[tuple[ServerId, bytes]]) -> None:
         for peer, frame in frames:

@@ -84,6 +84,7 @@ class storage_errors:
 
 
 AHEAD_BYTES = 1 << 20
+"""Allocated behind what is appended: thousands of small batches."""
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
 

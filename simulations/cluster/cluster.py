@@ -402,7 +402,7 @@ class Cluster:
         """Remove a server for good; its machine joins again as another server.
 
         One at a time: an operator waits until the server has no vote before its disk is wiped.
-        None while the disk or table of another is damaged: of three one would be left (10041486).
+        None while another's disk or table is damaged: of three one is left (seed 10041486).
         """
         under_way = self._replacing or self._rejoining or "rot" in self.rotten.values()
         if name not in self.servers or len(self.servers) < 3 or under_way or self.has_flipped:

@@ -328,6 +328,15 @@ def test_a_loop_takes_the_memory_of_two_large_arrays_or_of_a_batch_of_small_ones
     assert pool.used_bytes() == used
 
 
+def test_thousands_of_arrays_that_are_dropped_at_once_are_freed_at_once(cp: Any) -> None:
+    pool = cp.get_default_memory_pool()
+    before = pool.used_bytes()
+    arrays = [cp.zeros(512, cp.uint8) for _ in range(5000)]
+    assert pool.used_bytes() == before + 5000 * 512
+    del arrays
+    assert pool.used_bytes() == before
+
+
 def test_memory_comes_back_when_arrays_are_dropped(cp: Any) -> None:
     pool = cp.get_default_memory_pool()
     before = pool.used_bytes()

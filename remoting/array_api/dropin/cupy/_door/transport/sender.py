@@ -33,7 +33,7 @@ BATCH_CALLS = 64
 POLL_S = 0.05
 #: Bytes from which a frame that TLS encrypts is worth a thread of its own.
 ASIDE_MIN = 1 << 20
-SWEEP_MAX = 1024
+SWEEP_MAX = 1024  # handles of one part of a batch
 _FREE = wire.FREE_RECORD.pack
 _FREES = itertools.repeat(wire.FREE)
 
@@ -80,23 +80,28 @@ class Sender:
     # --- the batch ------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Queue records for the handles that the program dropped, at most a batch of them."""
-        handles = self.garbage[:SWEEP_MAX]
-        # They leave the list last: to free a handle twice is harmless, and to forget one is not.
-        self.parts.append(b"".join(map(_FREE, _FREES, handles)))
-        self.size += wire.FREE_RECORD.size * len(handles)
-        del self.garbage[: len(handles)]
+        """Queue a record for each handle that the program dropped."""
+        while self.garbage:
+            handles = self.garbage[:SWEEP_MAX]
+            # They leave the list last: to free a handle twice is harmless, to forget one is not.
+            self.parts.append(b"".join(map(_FREE, _FREES, handles)))
+            self.size += wire.FREE_RECORD.size * len(handles)
+            del self.garbage[: len(handles)]
+            if self.size >= wire.MAX_BATCH and not self._sending:
+                self._send_parts()
 
     def flush(self) -> None:
         """Send the queued records."""
         with self.lock:
             if self._sending or not self.parts:
                 return
-            if self.garbage:
-                self.sweep()
-            body = b"".join(self.parts)
-            self.transmit(wire.CALLS, body, self.calls, None, queued=len(self.parts))
+            self.sweep()
+            self._send_parts()
         self.listen()
+
+    def _send_parts(self) -> None:
+        body = b"".join(self.parts)
+        self.transmit(wire.CALLS, body, self.calls, None, queued=len(self.parts))
 
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting, and answer a request for garbage."""
