@@ -336,6 +336,10 @@ async def test_a_server_that_does_not_lead_need_not_hand_over(autojump_clock: Mo
 # --- barriers --------------------------------------------------------------------------------
 
 
+async def wait_for_a_barrier(alone: Alone, passed: list[bool]) -> None:
+    passed.append(await alone.driver.barrier(timeout_s=1.0))
+
+
 async def test_a_barrier_wakes_the_loop_and_takes_no_time_alone(autojump_clock: MockClock) -> None:
     alone = Alone()
     async with alone.running():
@@ -379,11 +383,8 @@ async def test_a_barrier_that_wakes_far_behind_its_time_has_not_passed(
 ) -> None:
     alone, passed = Alone(), list[bool]()
 
-    async def wait() -> None:
-        passed.append(await alone.driver.barrier(timeout_s=1.0))
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+        nursery.start_soon(wait_for_a_barrier, alone, passed)
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(5.0)
         await trio.testing.wait_all_tasks_blocked()
@@ -395,11 +396,8 @@ async def test_a_barrier_of_a_server_that_stops_meanwhile_has_not_passed(
 ) -> None:
     alone, passed = Alone(), list[bool]()
 
-    async def wait() -> None:
-        passed.append(await alone.driver.barrier(timeout_s=1.0))
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+        nursery.start_soon(wait_for_a_barrier, alone, passed)
         await trio.testing.wait_all_tasks_blocked()
         alone.inside._stopped = True
     assert passed == [False]

@@ -267,8 +267,8 @@ def test_a_leader_is_as_fresh_as_its_contact_with_a_majority(
     assert alone.core.majority_age_ms() == pytest.approx(1000 * age_s, abs=1.0)
 
 
-def test_an_answer_counts_from_when_the_message_was_sent_that_it_fits() -> None:
-    """The first message had an entry more, and its answer was lost."""
+def leader_that_was_cut_off() -> Alone:
+    """Return a leader whose followers have all, of which "b" alone is connected again."""
     alone = leader()
     for peer in "bc":
         alone.acknowledge(peer, 10)
@@ -276,6 +276,12 @@ def test_an_answer_counts_from_when_the_message_was_sent_that_it_fits() -> None:
     alone.disconnect("b")
     alone.disconnect("c")
     alone.connect("b")
+    return alone
+
+
+def test_an_answer_counts_from_when_the_message_was_sent_that_it_fits() -> None:
+    """The first message had an entry more, and its answer was lost."""
+    alone = leader_that_was_cut_off()
     alone.core.append(b"\x00y", None)
     assert spans(alone.replicate(), "b") == [(10, 11)]
     assert spans(alone.tick(0.1), "b") == [(10, 10)]
@@ -285,13 +291,7 @@ def test_an_answer_counts_from_when_the_message_was_sent_that_it_fits() -> None:
 
 
 def test_a_rejection_counts_from_when_the_message_was_sent_that_it_rejects() -> None:
-    alone = leader()
-    for peer in "bc":
-        alone.acknowledge(peer, 10)
-    alone.tick()
-    alone.disconnect("b")
-    alone.disconnect("c")
-    alone.connect("b")
+    alone = leader_that_was_cut_off()
     assert spans(alone.tick(0.1), "b") == [(10, 10)]
     alone.now += 0.1
     alone.reject("b", 10, 9)
