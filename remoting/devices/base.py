@@ -62,8 +62,15 @@ Fill = Callable[[memoryview], None]
 class Backend(Protocol):
     """How calls are executed: by CuPy on real GPUs, or by NumPy on emulated ones."""
 
+    fuses: bool
+    """Whether a function of several operations costs less as a whole."""
+
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """Return the closed table of operations that a client may call."""
+        ...
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that computes the same from arrays, in as few kernels as it can."""
         ...
 
     def use(self, device: int, stream: Any) -> None:

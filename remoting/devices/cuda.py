@@ -50,6 +50,8 @@ class _Stage:
 class CudaBackend:
     """Executes the array door's calls with CuPy."""
 
+    fuses = True
+
     def __init__(
         self, devices: Sequence[DeviceSpec], budget: Budget, log: Callable[[str], None]
     ) -> None:
@@ -131,6 +133,10 @@ class CudaBackend:
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return CuPy's fusion of a function."""
+        return self.cupy.fuse(function)
 
     def use(self, device: int, stream: Any) -> None:
         """Make a device, and a stream there, current."""

@@ -40,6 +40,8 @@ class _Owner(weakref.ref[Array]):
 class EmulatedBackend:
     """Executes the array door's calls with NumPy."""
 
+    fuses = False
+
     def __init__(self, devices: Sequence[DeviceSpec], budget: Budget) -> None:
         self.devices = devices
         self.pools = [EmulatedPool(budget, spec.index, spec.memory) for spec in devices]
@@ -54,6 +56,10 @@ class EmulatedBackend:
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """Return the closed table of operations that a client may call."""
         return operations(self)
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as it is: there are no kernels to save."""
+        return function
 
     def use(self, device: int, stream: Any) -> None:
         """Make a device current; all its streams are the one thread that computes."""

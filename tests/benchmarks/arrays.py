@@ -1,7 +1,7 @@
 """Figures of the array door on this machine, beside NumPy or CuPy and beside plain sockets.
 
     python tests/benchmarks/arrays.py [--gpu] [--json] [--calls 2000] [--rounds 7] [--mib 64]
-        [--csv FILE]
+        [--delay-us 300] [--csv FILE]
 
 The worker is another process, with one emulated device or, with ``--gpu``, the first real one; so
 is the other end of each plain socket. What is compared alternates within one run, and of each
@@ -13,6 +13,10 @@ network training programs of ``examples/`` and of the design's notes call operat
 Copies in reused memory (``set``, ``get(out=)``) are compared with a plain socket that receives into
 one buffer again and again; copies into new memory (``asarray``, ``get()``) with one that receives
 into a new array each time, where the kernel must first find and clear every page.
+
+A chain of four operations on large arrays is computed as it is and by ``fuse``. With ``--delay-us``
+all is measured over TCP once more, and our proxy (``peer.c``) adds so much to each round trip, of
+the plain sockets too.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -44,6 +48,8 @@ DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 MIB = 1 << 20
 TRANSPORTS = ("unix", "tcp", "tls")
 COPIES = 3
+CHAIN_GPU, CHAIN_EMULATED = 1 << 24, 1 << 16
+"""Elements of the arrays of a chain."""
 PING, INTO, INTO_NEW, OUT_OF = 1, 2, 3, 4
 ORDER = struct.Struct("<IQQ")
 
@@ -90,7 +96,23 @@ def operations(xp: Any) -> dict[str, Callable[[], Any]]:
 # --- the other processes --------------------------------------------------------------------------
 
 
-def serve(transport: str, *, gpu: bool) -> None:
+@contextlib.contextmanager
+def proxied(port: int, delay_us: int) -> Generator[int]:
+    """Yield the port of a proxy that adds a delay; the given one without a delay."""
+    if not delay_us:
+        yield port
+        return
+    with tempfile.TemporaryDirectory() as name:
+        source, peer = Path(__file__).with_name("peer.c"), name + "/peer"
+        subprocess.run(["gcc", "-O2", "-pthread", "-o", peer, str(source)], check=True)
+        words = [peer, "proxy", str(port), str(delay_us)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as proxy:
+            assert proxy.stdout is not None
+            yield int(proxy.stdout.readline())
+            proxy.kill()
+
+
+def serve(transport: str, delay_us: int, *, gpu: bool) -> None:
     """Serve one device over ``transport`` until standard input ends."""
     sys.path[:0] = [str(KIT), str(ROOT / "src")]
     door_kit: Any = importlib.import_module("door_kit")
@@ -102,14 +124,19 @@ def serve(transport: str, *, gpu: bool) -> None:
         runtime: Any = importlib.import_module("cupy").cuda.runtime
         name = runtime.getDeviceProperties(0)["name"].decode()
         devices = [DeviceSpec(0, "GPU-0", name, memory, emulated=False, ordinal=0)]
-    with door_kit.pool(transport=transport, devices=devices) as agent:
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(door_kit.pool(transport=transport, devices=devices))
+        if delay_us:
+            server = agent.servers[0]
+            port = server.listener.getsockname()[1]
+            server.proxy = stack.enter_context(proxied(port, delay_us))
         print(agent.path, flush=True)
         sys.stdin.read()
 
 
-def partner(transport: str) -> None:
+def partner(transport: str, delay_us: int) -> None:
     """Be the other end of a plain socket."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         if transport == "unix":
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(name + "/plain.sock")
@@ -117,7 +144,8 @@ def partner(transport: str) -> None:
             print(name + "/plain.sock", flush=True)
         else:
             listener = socket.create_server(("127.0.0.1", 0))
-            print(listener.getsockname()[1], flush=True)
+            port = listener.getsockname()[1]
+            print(stack.enter_context(proxied(port, delay_us)), flush=True)
         end: Any = listener.accept()[0]
         if transport == "tls":
             sys.path[:0] = [str(KIT), str(ROOT / "src")]
@@ -172,9 +200,10 @@ def process(*words: str, **environment: str) -> Generator[str]:
 
 
 @contextlib.contextmanager
-def worker(transport: str, *, gpu: bool) -> Generator[Any]:
+def worker(transport: str, delay_us: int = 0, *, gpu: bool) -> Generator[Any]:
     """Run a worker; yield the drop-in, connected to it."""
-    with process("--serve", transport, *(["--gpu"] if gpu else [])) as agent:
+    words = ["--serve", transport, f"--delay-us={delay_us}", *(["--gpu"] if gpu else [])]
+    with process(*words) as agent:
         if str(DROPIN) not in sys.path:
             sys.path.insert(0, str(DROPIN))
         os.environ["GPUPOOL_AGENT"] = agent
@@ -279,15 +308,48 @@ def read_one(xp: Any, options: Any) -> float:
     return best
 
 
+def chains(xp: Any, options: Any, finish: Callable[[], None]) -> dict[str, float]:
+    """Return the us of a chain of four operations as it is and, where there is one, by `fuse`."""
+    x = xp.ones(CHAIN_GPU if options.gpu else CHAIN_EMULATED, np.float32)
+    y = x + 2.0
+
+    def chain(x: Any, y: Any) -> Any:
+        return xp.sqrt(x * y + 1.5) / y
+
+    found: dict[str, float] = {}
+    few = max(2, options.calls // 100)
+    for name in ("as it is", "fused"):
+        if name == "fused" and xp is np:
+            continue
+        function = chain if name == "as it is" else xp.fuse(chain)
+        best = 1e9
+        for _ in range(options.rounds):
+            for _ in range(3):
+                function(x, y)
+            finish()
+            began = time.perf_counter()
+            for _ in range(few):
+                function(x, y)
+            finish()
+            best = min(best, (time.perf_counter() - began) / few * 1e6)
+        found[name] = best
+    return found
+
+
 def native(options: Any) -> dict[str, Any]:
     """Return the figures of the real CuPy, or of NumPy."""
     if not options.gpu:
-        return {"calls": costs(np, options, lambda: None), "float(a[0])": read_one(np, options)}
+        return {
+            "calls": costs(np, options, lambda: None),
+            "float(a[0])": read_one(np, options),
+            "chains": chains(np, options, lambda: None),
+        }
     cp: Any = importlib.import_module("cupy")
     assert "dropin" not in cp.__file__
     found: dict[str, Any] = {
         "calls": costs(cp, options, cp.cuda.Device().synchronize),
         "float(a[0])": read_one(cp, options),
+        "chains": chains(cp, options, cp.cuda.Device().synchronize),
     }
     host = np.ones(options.mib * MIB, np.uint8)
     found["bulk"] = {
@@ -331,13 +393,21 @@ def door_copies(
     return list(took.items())
 
 
-def over(transport: str, options: Any, figures: dict[str, Any]) -> None:
-    """Measure latency and copies over one transport, and calls over the first."""
-    with worker(transport, gpu=options.gpu) as cp, process("--plain", transport) as where:
+def over(transport: str, options: Any, figures: dict[str, Any], delay_us: int = 0) -> None:
+    """Measure latency, chains and copies over one transport, and calls over the first."""
+    delay = f"--delay-us={delay_us}"
+    with (
+        worker(transport, delay_us, gpu=options.gpu) as cp,
+        process("--plain", transport, delay) as where,
+    ):
         plain = Plain(transport, where)
+        finish = cp.cuda.Device().synchronize
         if transport == TRANSPORTS[0]:
-            figures["calls"] = costs(cp, options, cp.cuda.Device().synchronize)
+            figures["calls"] = costs(cp, options, finish)
             figures["mean client cost, us"] = mean(figures["calls"])
+        if delay_us:
+            transport = f"tcp, {delay_us} us added"
+        figures["chains"][transport] = chains(cp, options, finish)
         few = max(1, options.calls // 4)
         figures["latency"][transport] = {
             "float(a[0]), us": read_one(cp, options),
@@ -370,6 +440,11 @@ def record(figures: dict[str, Any], results: Results) -> None:
     for transport, found in figures["latency"].items():
         wait, native_us = found["float(a[0]), us"], own["float(a[0])"]
         results.add(f"float(a[0]), {transport}", "best", wait, "us", native=native_us)
+    for transport, found in figures["chains"].items():
+        for name, took in found.items():
+            results.add(
+                f"chain {name}, {transport}", "best", took, "us", native=own["chains"].get(name)
+            )
     for transport, found in figures["bulk"].items():
         for name, against in COMPARED.items():
             case = f"{name}, {transport}, beside a plain socket"
@@ -393,6 +468,10 @@ def show(figures: dict[str, Any]) -> None:
             f"{transport:6}float(a[0]) {wait:6.1f} us; a plain socket's round trip {ping:5.1f}; "
             f"native {own['float(a[0])']:5.1f}; added {wait - ping - own['float(a[0])']:5.1f}"
         )
+    for transport, found in figures["chains"].items():
+        each = ", ".join(f"{name} {took:.1f} us" for name, took in found.items())
+        alone = ", ".join(f"{name} {took:.1f}" for name, took in own["chains"].items())
+        print(f"{transport:6}a chain of four operations: {each}; native {alone}")
     print()
     for transport, found in figures["bulk"].items():
         for name, against in COMPARED.items():
@@ -414,23 +493,27 @@ def main() -> None:
     for mode in ("--serve", "--plain"):
         parser.add_argument(mode, choices=TRANSPORTS)
     parser.add_argument("--native", action="store_true")
+    parser.add_argument("--delay-us", type=int, default=0)
     add_options(parser)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve, gpu=options.gpu)
+        serve(options.serve, options.delay_us, gpu=options.gpu)
         return
     if options.plain:
-        partner(options.plain)
+        partner(options.plain, options.delay_us)
         return
     if options.native:
         print(json.dumps(native(options)))
         return
-    figures: dict[str, Any] = {"schema": 1, "gpu": options.gpu, "latency": {}, "bulk": {}}
+    figures: dict[str, Any] = {"schema": 1, "gpu": options.gpu}
+    figures |= {"latency": {}, "chains": {}, "bulk": {}}
     words = [f"--{name}={getattr(options, name)}" for name in ("calls", "rounds", "mib")]
     with process("--native", *words, *(["--gpu"] if options.gpu else [])) as line:
         figures["native"] = json.loads(line)
     for transport in TRANSPORTS:
         over(transport, options, figures)
+    if options.delay_us:
+        over("tcp", options, figures, options.delay_us)
     record(figures, Results.of("arrays.py", options))
     if options.json:
         print(json.dumps(figures, indent=1))

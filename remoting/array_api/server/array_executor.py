@@ -41,6 +41,7 @@ from gpupool.remoting.array_api.server.array_results import (
     same_layout,
 )
 from gpupool.remoting.array_api.server.element_types import need_sendable, told
+from gpupool.remoting.array_api.server.fused_groups import Groups
 from gpupool.remoting.array_api.server.moved_state import Recipe, note_recipe
 from gpupool.remoting.array_api.server.operation_order import in_order
 from gpupool.remoting.array_api.server.shared_memory import check_piece
@@ -111,6 +112,7 @@ class Executor:
         self._body = memoryview(b"")  # the records being run, and how far they have been
         self._at = 0
         self._dropped = b""  # handles that the client dropped, and that waiting calls may name
+        self._groups = Groups(self)
         self._exchange = None if links is None else Exchange(self, links)
         table = {**backend.operations(), **self._own_operations()}
         if self._exchange is not None:
@@ -209,7 +211,7 @@ class Executor:
                 self._at = position
                 if ask and position >= end:
                     return self._answer(template, values)
-                self._call(template, values)
+                self.call(template, values)
         except struct.error as error:
             raise RemoteProtocolError("malformed record", why=str(error)) from error
         if ask:
@@ -240,6 +242,9 @@ class Executor:
             return start + length
         if code == array_wire.INLINE_PUT:
             return self._inline_put(body, position)
+        if code == array_wire.GROUP:
+            self._at = position
+            return self._groups.run(body, position)
         if code in (array_wire.SEND, array_wire.RECEIVE) and self._exchange is not None:
             return self._transfer(self._exchange, code, body, position)
         if code == array_wire.RESET:
@@ -297,7 +302,7 @@ class Executor:
         meta = self._meta_of(number, nbytes)
         try:
             self.backend.need_copies()
-            array = self._retried(self.new, (meta,), {})
+            array = self.retried(self.new, (meta,), {})
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail("upload", (handle,), error)
             return False
@@ -336,7 +341,8 @@ class Executor:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def _call(self, template: Template, values: tuple[Any, ...]) -> None:
+    def call(self, template: Template, values: tuple[Any, ...]) -> None:
+        """Run one call, whose record is ``values``, and store its results or report its failure."""
         outputs = template.outputs
         first = values[1 + outputs]
         try:
@@ -350,15 +356,15 @@ class Executor:
             if outputs == 1:
                 meta = self.metas.get(values[1])
                 if meta is not None and template.name not in _VIEWS:
-                    result = self._retried(template.function, arguments, keywords, meta.nbytes)
+                    result = self.retried(template.function, arguments, keywords, meta.nbytes)
                 else:
-                    result = self._retried(template.function, arguments, keywords)
-                self._keep(template.name, first, values[1], meta, result)
+                    result = self.retried(template.function, arguments, keywords)
+                self.keep(template.name, first, values[1], meta, result)
                 if values[1] == array_wire.META_OBJECT:
                     made, given = (template.name, self.device, first), (arguments, keywords)
                     note_recipe(self.recipes, self.objects, made, given, values[3:])
             else:
-                results = self._retried(template.function, arguments, keywords)
+                results = self.retried(template.function, arguments, keywords)
                 if outputs:
                     self._keep_many(template, first, values, results)
         except RemoteProtocolError:
@@ -377,11 +383,9 @@ class Executor:
             raise MismatchError(f"{template.name} gave {len(results)} results")
         for index, result in enumerate(results):
             number = values[1 + index]
-            self._keep(template.name, first + index, number, self.metas.get(number), result)
+            self.keep(template.name, first + index, number, self.metas.get(number), result)
 
-    def _retried(
-        self, function: Callable[..., Any], arguments: Any, keywords: Any, nbytes: int = 0
-    ) -> Any:
+    def retried(self, function: Any, arguments: Any, keywords: Any, nbytes: int = 0) -> Any:
         """Call; if memory runs out, free unused objects of both sides and call once more."""
         backend = self.backend
         try:
@@ -428,7 +432,8 @@ class Executor:
             return {key: self._adopted(item) for key, item in parts.items()}
         return value
 
-    def _keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
+    def keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
+        """Store one result, if it looks as the client has inferred."""
         if number != array_wire.META_OBJECT and not self.backend.is_array(value):
             value = self.backend.adopt(array_of(value))
         if meta is not None:
@@ -478,7 +483,7 @@ class Executor:
         first = values[1 + outputs]
         try:
             arguments, keywords = template.build(values[2 + outputs :], self.find)
-            value = self._retried(template.function, arguments, keywords)
+            value = self.retried(template.function, arguments, keywords)
         except DependsOnFailureError as error:
             raise error.__cause__ or error from None
         objects = template.name.startswith(_OF_OBJECTS)

@@ -197,6 +197,7 @@ class Session:
             "operations": self.executor.names,
             "devices": list(self.backend.describe_devices()),
             "bfloat16": has_bfloat16(),
+            "groups": self.backend.fuses,
         }
         if not self._share(header.request, hello, welcome):
             self._reply(header.request, welcome)

@@ -32,6 +32,10 @@ class Template:
     only_handles: bool
     arguments: tuple[Builder, ...]
     keywords: tuple[tuple[str, Builder], ...]
+    handles: tuple[int, ...]
+    """The places of all handles in a record's values."""
+    plain: tuple[Any, ...] | None
+    """The places of the arguments, constants in tuples; None if one is made of several values."""
 
     def build(
         self, values: tuple[Any, ...], find: Callable[[int], Any]
@@ -121,6 +125,27 @@ class _Compiler:
         return pair[0], self.compile(pair[1], depth + 1)
 
 
+def _places(outputs: int, layout: list[str], nodes: list[Any], made: tuple[Builder, ...]) -> Any:
+    """Return the places of all handles in a record's values, and those of plain arguments."""
+    handles: list[int] = []
+    place = 2 + outputs  # after the number of the template, the metas and the handle
+    for piece in layout:
+        if piece == "Q":
+            handles.append(place)
+        place += 2 if piece == "dd" else 1
+    plain: list[Any] = []
+    place = 2 + outputs
+    for node, make in zip(nodes, made, strict=True):
+        if isinstance(node, str) and node in ("h", "i", "f"):
+            plain.append(place)
+            place += 1
+        elif isinstance(node, _CONSTANTS) or (array_wire.is_list(node) and node[0] in ("d", "q")):
+            plain.append((make(iter(()), int),))
+        else:
+            return tuple(handles), None
+    return tuple(handles), tuple(plain)
+
+
 def compile_template(
     body: Any, names: list[str], functions: list[Callable[..., Any]]
 ) -> tuple[int, Template]:
@@ -150,6 +175,15 @@ def compile_template(
     named = tuple([compiler.pair(pair, 0) for pair in pairs])
     layout = struct.Struct(f"<I{outputs}IQ" + "".join(compiler.layout))
     only_handles = not named and all(node == "h" for node in nodes)
+    handles, plain = _places(outputs, compiler.layout, nodes, made)
     return number, Template(
-        names[operation], functions[operation], outputs, layout, only_handles, made, named
+        names[operation],
+        functions[operation],
+        outputs,
+        layout,
+        only_handles,
+        made,
+        named,
+        handles,
+        plain,
     )

@@ -123,6 +123,7 @@ class Server:
     session: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     ticket: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     tls: tuple[str, str, str] | None = None  # certificate file, key file, fingerprint
+    proxy: int | None = None  # the port by which clients come, where it is not the listener's
     connections: list[socket.socket] = field(default_factory=list[socket.socket])
     budgets: list[MemoryBudget] = field(default_factory=list[MemoryBudget])
     log: list[str] = field(default_factory=list[str])
@@ -182,10 +183,11 @@ class Server:
 
     def offer(self) -> dict[str, Any]:
         unix = self.listener.family == socket.AF_UNIX
+        port = 1 if unix else self.proxy or self.listener.getsockname()[1]
         return {
             "server": self.name,
             "server_id": self.name,
-            "address": ["127.0.0.1", 1] if unix else list(self.listener.getsockname()),
+            "address": ["127.0.0.1", port],
             "unix": self.listener.getsockname() if unix else None,
             "session": self.session.hex(),
             "server_name": f"{self.session.hex()}.session.gpupool",

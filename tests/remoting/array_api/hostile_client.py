@@ -127,15 +127,25 @@ class Hostile:
         named = [[self.draw.choice(KEYWORDS), self.node()]] * (self.draw.random() < 0.25)
         operation = self.draw.randrange(len(self.names))
         template = sized(wire.TEMPLATE, [number, operation, outputs, arguments, named])
-        record = struct.pack("<I", number)
-        record += b"".join(struct.pack("<I", self.draw.choice(self.metas)) for _ in range(outputs))
-        record += struct.pack("<Q", self.next_handle)
-        record += b"".join(map(self.values, [*arguments, *(node for _, node in named)]))
-        made = range(self.next_handle, self.next_handle + outputs)
-        self.next_handle += outputs + 1
         ask = self.draw.random() < 0.4
-        if not ask:
-            self.handles += made
+        record = b""
+        grouped = not ask and self.draw.random() < 0.4
+        for _ in range(3 if grouped else 1):
+            record += struct.pack("<I", number)
+            record += b"".join(
+                struct.pack("<I", self.draw.choice(self.metas)) for _ in range(outputs)
+            )
+            record += struct.pack("<Q", self.next_handle)
+            record += b"".join(map(self.values, [*arguments, *(node for _, node in named)]))
+            if not ask:
+                self.handles += range(self.next_handle, self.next_handle + outputs)
+            self.next_handle += outputs + 1
+        if grouped:
+            if len(self.handles) > 3 and self.draw.random() < 0.5:
+                dropped = self.handles.pop(self.draw.randrange(len(self.handles)))
+                record += wire.FREE_RECORD.pack(wire.FREE, dropped)
+            length = len(record) + (self.draw.random() < 0.01)
+            record = wire.SIZED_RECORD.pack(wire.GROUP, length) + record
         both = bytearray(template + record)
         if self.draw.random() < 0.002:
             both[self.draw.randrange(len(both))] ^= 1 << self.draw.randrange(8)

@@ -119,6 +119,14 @@ class Worker:
         self, name: str, *args: Any, meta: int = array_wire.META_UNKNOWN, **kwargs: Any
     ) -> int:
         """Run one call, of which handles are `Handle`; return the handle of its result."""
+        define, record = self.record(name, *args, meta=meta, **kwargs)
+        self.executor.run(memoryview(define + record), ask=False)
+        return self._next - 1
+
+    def record(
+        self, name: str, *args: Any, meta: int = array_wire.META_UNKNOWN, **kwargs: Any
+    ) -> tuple[bytes, bytes]:
+        """Return the record of a call's template, and that of the call."""
         values: list[Any] = []
         nodes = [_node(arg, values) for arg in args]
         pairs = [[key, _node(arg, values)] for key, arg in kwargs.items()]
@@ -127,9 +135,7 @@ class Worker:
         operation = self.executor.names.index(name)
         define = self._sized(array_wire.TEMPLATE, [number, operation, 1, nodes, pairs])
         layout = "".join("d" if type(value) is float else "Q" for value in values)
-        record = struct.pack(f"<IIQ{layout}", number, meta, handle, *values)
-        self.executor.run(memoryview(define + record), ask=False)
-        return handle
+        return define, struct.pack(f"<IIQ{layout}", number, meta, handle, *values)
 
     def make(self, name: str, *args: Any, **kwargs: Any) -> int:
         """Run a call that makes an object."""

@@ -11,7 +11,8 @@ and this side remembers its place in the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from cupy._door import cbor, sites, state, wire
@@ -24,6 +25,9 @@ from cupy._door.transport.flusher import Flusher
 from cupy._door.transport.sender import BATCH_CALLS, Sender
 
 _local = state.local
+
+GROUP_ROOM = 32
+"""Calls for which a batch has room when a group begins."""
 
 PROMPT_MIN = 1 << 16
 """Bytes of a result from which arrays that were dropped before it are freed before it.
@@ -181,10 +185,45 @@ class CallQueue:
                 room, at = self._room, where - self._first_device
                 room[at] = left = room[at] - plan.allocates
                 if left < 0 and self._on_blocking_call is None:
-                    self._on_low_room(where)
+                    self._waited(self._on_low_room, where, of=plan, packed=packed)
         if self._on_blocking_call is not None:
-            self._on_blocking_call()
+            self._waited(self._on_blocking_call, of=plan, packed=packed)
         return where
+
+    def _waited(self, wait: Callable[..., None], *args: int, of: Plan, packed: bytes) -> None:
+        """Wait for a call; if it failed, drop its results, which no array will ever own."""
+        try:
+            wait(*args)
+        except BaseException:
+            first = int.from_bytes(packed[:8], "little")
+            self._garbage.extend(range(first, first + of.outputs))
+            raise
+
+    @contextlib.contextmanager
+    def group(self) -> Generator[None]:
+        """Mark the calls that are made meanwhile as one function, unless they leave before its end.
+
+        They leave when the batch is full, or when something is asked.
+        """
+        sender = self._sender
+        with self.lock:
+            self.begin("door.same")
+            if sender.calls > BATCH_CALLS - GROUP_ROOM:
+                sender.flush()
+            flushes, first = sender.flushes, len(sender.parts)
+            sender.holds += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                sender.holds -= 1
+                if sender.flushes == flushes and len(sender.parts) > first + 1:
+                    sender.sweep()  # what the function dropped is never computed into memory
+                if sender.flushes == flushes and len(sender.parts) > first + 1:
+                    length = sum(map(len, sender.parts[first:]))
+                    head = wire.SIZED_RECORD.pack(wire.GROUP, length)
+                    sender.size += len(head)
+                    sender.parts.insert(first, head)
 
     def put_small(self, handle: int, meta: Meta, data: memoryview) -> int:
         """Queue the bytes of a small array, made under ``handle``; return its device."""

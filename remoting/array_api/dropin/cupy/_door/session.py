@@ -123,6 +123,8 @@ class Session:
         self.handles = self._handles.counter
         self.emit = self._queue.emit
         self.post = self._queue.post
+        self.group = self._queue.group
+        self.takes_groups = False
         self._requests = itertools.count(1)
         self._judged = Judged()
         self._judged_names: frozenset[str] = frozenset()
@@ -186,6 +188,7 @@ class Session:
         self._judged_names = frozenset(filter(is_judged, names))
         self._handles.structures = "ndarray.field" in self.operations
         self._handles.bfloat16 = welcome.get("bfloat16") is True
+        self.takes_groups = welcome.get("groups") is True
         self.need_bfloat16 = self._handles.need_bfloat16
         self.devices = devices
         self.server = welcome

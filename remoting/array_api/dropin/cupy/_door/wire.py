@@ -35,6 +35,7 @@ INLINE_PUT = 4  # u64 handle, u32 meta, u32 length, the array's bytes
 RESET = 5  # forget all templates and metas
 SEND = 6  # u32 index of another worker, u64 transfer, u64 handle: send it there, in C order
 RECEIVE = 7  # u32 index, u64 transfer, u64 handle, u32 meta, u32 1 if the array exists, else 0
+GROUP = 8  # u32 length: so many bytes of records are one function, which may be computed as a whole
 FIRST_TEMPLATE = 16
 
 # Ids of metas that are none.

@@ -1,8 +1,8 @@
-"""`fuse`: a function of arrays runs as it is, one operation after another.
+"""`fuse`: a function of arrays runs as it is, and its calls travel as one group.
 
-CuPy makes one kernel of such a function, which is faster and computes the same. Here the worker
-gets the operations one by one, and none of them waits. As in CuPy, such a function must not look
-at an element of a device's array: a branch would be taken once for all calls there.
+The worker's CuPy makes one kernel of what works element by element in a group. The function is
+called each time, where CuPy calls it once for each types of arguments. As in CuPy, it must not
+look at an element of a device's array: a branch would be taken once for all calls there.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ class Fusion:
         """
         if state.local.fuses or not any(is_array(arg) for arg in args):
             return self.func(*args)
+        session = next(arg for arg in args if is_array(arg))._session
         state.local.fuses = True
         try:
-            return self.func(*args)
+            if not session.takes_groups:  # a server of an older version
+                return self.func(*args)
+            with session.group():
+                return self.func(*args)
         finally:
             state.local.fuses = False
 
     def clear_cache(self) -> None:
-        """Do nothing: no kernel is kept."""
+        """Do nothing: the kernels are the worker's."""
 
 
 def fuse(*args: Any, **kwargs: Any) -> Any:

@@ -57,6 +57,8 @@ class Flusher:
                 quiet, pause_s = 0, min(2 * pause_s, IDLE_MAX_S)
                 continue
             pause_s = IDLE_S
+            if sender.holds:
+                continue
             with contextlib.suppress(Exception):  # raised again by the next call
                 sender.flush()
             quiet = quiet + 1 if sender.flushes == seen else 0

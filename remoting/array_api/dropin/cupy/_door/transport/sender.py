@@ -53,6 +53,8 @@ class Sender:
         self.sequence = 0
         #: Calls were sent, and no answer has covered them yet.
         self.unfinished = False
+        #: Groups that are open: the flusher waits for their end.
+        self.holds = 0
         #: Frames that were begun.
         self.flushes = 0
         self._connection = connection
