@@ -7,6 +7,7 @@ The worker is another process, with one emulated device or, with ``--gpu``, the 
 is the other end of each plain socket. What is compared alternates within one run, and of each
 figure the best of all rounds is shown: other programs can only make a machine slower.
 
+"Worker" is what the worker's executor takes for a call, with that of NumPy or CuPy in it.
 The mean client cost is over ``MIX``: the proportions in which the stencil, k-means, filter and
 network training programs of ``examples/`` and of the design's notes call operations, rounded.
 
@@ -24,34 +25,18 @@ the plain sockets too.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import argparse
-import contextlib
 import importlib
 import json
-import os
-import socket
-import ssl
-import struct
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from array_ends import COPIES, ENDS, MIB, TRANSPORTS, Other, Plain, process, worker
 from results import Results, add_options
 
-ROOT = Path(__file__).resolve().parents[2]
-KIT = ROOT / "tests" / "remoting" / "array_api"
-DROPIN = ROOT / "remoting" / "array_api" / "dropin"
-MIB = 1 << 20
-TRANSPORTS = ("unix", "tcp", "tls")
-COPIES = 3
 CHAIN_GPU, CHAIN_EMULATED = 1 << 24, 1 << 16
 """Elements of the arrays of a chain."""
-PING, INTO, INTO_NEW, OUT_OF = 1, 2, 3, 4
-ORDER = struct.Struct("<IQQ")
 
 MIX = {
     "a + b": 22,
@@ -93,191 +78,33 @@ def operations(xp: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-# --- the other processes --------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def proxied(port: int, delay_us: int) -> Generator[int]:
-    """Yield the port of a proxy that adds a delay; the given one without a delay."""
-    if not delay_us:
-        yield port
-        return
-    with tempfile.TemporaryDirectory() as name:
-        source, peer = Path(__file__).with_name("peer.c"), name + "/peer"
-        subprocess.run(["gcc", "-O2", "-pthread", "-o", peer, str(source)], check=True)
-        words = [peer, "proxy", str(port), str(delay_us)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as proxy:
-            assert proxy.stdout is not None
-            yield int(proxy.stdout.readline())
-            proxy.kill()
-
-
-def serve(transport: str, delay_us: int, *, gpu: bool) -> None:
-    """Serve one device over ``transport`` until standard input ends."""
-    sys.path[:0] = [str(KIT), str(ROOT / "src")]
-    door_kit: Any = importlib.import_module("door_kit")
-    memory = 8 << 30
-    devices = door_kit.emulated(1, memory)
-    if gpu:
-        from gpupool.remoting.devices.base import DeviceSpec
-
-        runtime: Any = importlib.import_module("cupy").cuda.runtime
-        name = runtime.getDeviceProperties(0)["name"].decode()
-        devices = [DeviceSpec(0, "GPU-0", name, memory, emulated=False, ordinal=0)]
-    with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(door_kit.pool(transport=transport, devices=devices))
-        if delay_us:
-            server = agent.servers[0]
-            port = server.listener.getsockname()[1]
-            server.proxy = stack.enter_context(proxied(port, delay_us))
-        print(agent.path, flush=True)
-        sys.stdin.read()
-
-
-def partner(transport: str, delay_us: int) -> None:
-    """Be the other end of a plain socket."""
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        if transport == "unix":
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(name + "/plain.sock")
-            listener.listen()
-            print(name + "/plain.sock", flush=True)
-        else:
-            listener = socket.create_server(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-            print(stack.enter_context(proxied(port, delay_us)), flush=True)
-        end: Any = listener.accept()[0]
-        if transport == "tls":
-            sys.path[:0] = [str(KIT), str(ROOT / "src")]
-            files = importlib.import_module("door_kit").certificate(Path(name))
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(files[0], files[1])
-            end = context.wrap_socket(end, server_side=True)
-        if transport != "unix":
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        kept = np.ones(256 * MIB, np.uint8)
-        while order := end.recv(ORDER.size):
-            kind, size, times = ORDER.unpack(order)
-            for _ in range(times):
-                if kind == PING:
-                    end.sendall(end.recv(64))
-                elif kind == OUT_OF:
-                    end.sendall(kept[:size].data)
-                else:
-                    target = kept[:size] if kind == INTO else np.empty(size, np.uint8)
-                    fill(end, target.data)
-            if kind in (INTO, INTO_NEW):
-                end.sendall(b"x")
-
-
-def fill(end: Any, target: memoryview) -> None:
-    """Receive until ``target`` is full."""
-    done = 0
-    while done < target.nbytes:
-        got = end.recv_into(target[done:])
-        assert got
-        done += got
-
-
-@contextlib.contextmanager
-def process(*words: str, **environment: str) -> Generator[str]:
-    """Run this script in another mode; yield the first line that it prints."""
-    child = subprocess.Popen(
-        [sys.executable, __file__, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    with child:
-        assert child.stdout is not None
-        assert child.stdin is not None
-        try:
-            yield child.stdout.readline().strip()
-        finally:
-            child.stdin.close()
-            child.stdout.read()
-
-
-@contextlib.contextmanager
-def worker(transport: str, delay_us: int = 0, *, gpu: bool) -> Generator[Any]:
-    """Run a worker; yield the drop-in, connected to it."""
-    words = ["--serve", transport, f"--delay-us={delay_us}", *(["--gpu"] if gpu else [])]
-    with process(*words) as agent:
-        if str(DROPIN) not in sys.path:
-            sys.path.insert(0, str(DROPIN))
-        os.environ["GPUPOOL_AGENT"] = agent
-        cp: Any = importlib.import_module("cupy")
-        assert "dropin" in cp.__file__
-        try:
-            yield cp
-        finally:
-            for session in cp._door.pool.sessions():
-                session.close()
-            cp._door.pool.reset()
-
-
-class Plain:
-    """A plain socket of one kind to a process that does as it is told."""
-
-    def __init__(self, transport: str, where: str) -> None:
-        if transport == "unix":
-            self.end: Any = socket.socket(socket.AF_UNIX)
-            self.end.connect(where)
-        else:
-            self.end = socket.create_connection(("127.0.0.1", int(where)))
-            self.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if transport == "tls":
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            self.end = context.wrap_socket(self.end)
-
-    def ping(self, times: int) -> float:
-        """Return the microseconds of 64 bytes there and back."""
-        self.end.sendall(ORDER.pack(PING, 64, times))
-        began = time.perf_counter()
-        for _ in range(times):
-            self.end.sendall(bytes(64))
-            self.end.recv(64)
-        return (time.perf_counter() - began) / times * 1e6
-
-    def up(self, source: np.ndarray[Any, Any], *, new: bool) -> float:
-        """Return the seconds of `COPIES` copies to the other end."""
-        began = time.perf_counter()
-        self.end.sendall(ORDER.pack(INTO_NEW if new else INTO, source.nbytes, COPIES))
-        for _ in range(COPIES):
-            self.end.sendall(source.data)
-        assert self.end.recv(1)
-        return time.perf_counter() - began
-
-    def down(self, target: np.ndarray[Any, Any], *, new: bool) -> float:
-        """Return the seconds of `COPIES` copies from the other end."""
-        began = time.perf_counter()
-        self.end.sendall(ORDER.pack(OUT_OF, target.nbytes, COPIES))
-        for _ in range(COPIES):
-            fill(self.end, (np.empty_like(target) if new else target).data)
-        return time.perf_counter() - began
-
-
 # --- figures --------------------------------------------------------------------------------------
 
 
-def costs(xp: Any, options: Any, finish: Callable[[], None]) -> dict[str, dict[str, float]]:
-    """Return for each operation the us of CPU, of wall time and, waited for, of wall time."""
+def costs(
+    xp: Any, options: Any, finish: Callable[[], None], other: Other | None = None
+) -> dict[str, dict[str, float]]:
+    """Return for each operation the us of CPU, of wall time and, waited for, of wall time.
+
+    And of the worker, if there is one: the best mean of the calls of one round.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, operation in operations(xp).items():
-        best = {"cpu": 1e9, "pipelined": 1e9, "waited": 1e9}
+        best = {"cpu": 1e9, "pipelined": 1e9, "waited": 1e9, "worker": 1e9}
         few = max(1, options.calls // 20)
         for _ in range(options.rounds):
             operation()
             finish()
+            if other is not None:
+                other.worker_us()
             began, cpu = time.perf_counter(), time.process_time()
             for _ in range(options.calls):
                 operation()
             cpu = time.process_time() - cpu
             finish()
             wall = time.perf_counter() - began
+            if other is not None:
+                best["worker"] = min(best["worker"], other.worker_us() or 1e9)
             began = time.perf_counter()
             for _ in range(few):
                 operation()
@@ -397,16 +224,16 @@ def over(transport: str, options: Any, figures: dict[str, Any], delay_us: int = 
     """Measure latency, chains and copies over one transport, and calls over the first."""
     delay = f"--delay-us={delay_us}"
     with (
-        worker(transport, delay_us, gpu=options.gpu) as cp,
-        process("--plain", transport, delay) as where,
+        worker(transport, delay_us, gpu=options.gpu) as (cp, other),
+        process(ENDS, "--plain", transport, delay) as end,
     ):
-        plain = Plain(transport, where)
+        plain = Plain(transport, end.said)
         finish = cp.cuda.Device().synchronize
         if transport == TRANSPORTS[0]:
-            figures["calls"] = costs(cp, options, finish)
+            figures["calls"] = costs(cp, options, finish, other)
             figures["mean client cost, us"] = mean(figures["calls"])
         if delay_us:
-            transport = f"tcp, {delay_us} us added"
+            transport = f"tcp, {delay_us} us added: "
         figures["chains"][transport] = chains(cp, options, finish)
         few = max(1, options.calls // 4)
         figures["latency"][transport] = {
@@ -436,6 +263,7 @@ def record(figures: dict[str, Any], results: Results) -> None:
         alone = own["calls"][name]["pipelined"]
         results.add(name, "client CPU", found["cpu"], "us")
         results.add(name, "pipelined", found["pipelined"], "us", native=alone)
+        results.add(name, "worker", found["worker"], "us", native=alone)
     results.add("mean over the mix", "client CPU", figures["mean client cost, us"], "us")
     for transport, found in figures["latency"].items():
         wait, native_us = found["float(a[0]), us"], own["float(a[0])"]
@@ -454,12 +282,13 @@ def record(figures: dict[str, Any], results: Results) -> None:
 def show(figures: dict[str, Any]) -> None:
     """Print what was measured."""
     own = figures["native"]
-    print(f"{'us per call':20}{'client CPU':>12}{'pipelined':>12}{'waited for':>12}{'native':>10}")
+    columns = ("client CPU", "worker", "pipelined", "waited for", "native")
+    print(f"{'us per call':20}" + "".join(f"{each:>12}" for each in columns))
     for name, found in figures["calls"].items():
         alone = own["calls"][name]["pipelined"]
         print(
-            f"{name:20}{found['cpu']:12.2f}{found['pipelined']:12.2f}"
-            f"{found['waited']:12.1f}{alone:10.2f}"
+            f"{name:20}{found['cpu']:12.2f}{found['worker']:12.2f}{found['pipelined']:12.2f}"
+            f"{found['waited']:12.1f}{alone:12.2f}"
         )
     print(f"mean client CPU over the mix: {figures['mean client cost, us']:.2f} us a call\n")
     for transport, found in figures["latency"].items():
@@ -490,26 +319,18 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--json", action="store_true")
-    for mode in ("--serve", "--plain"):
-        parser.add_argument(mode, choices=TRANSPORTS)
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--delay-us", type=int, default=0)
     add_options(parser)
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, options.delay_us, gpu=options.gpu)
-        return
-    if options.plain:
-        partner(options.plain, options.delay_us)
-        return
     if options.native:
         print(json.dumps(native(options)))
         return
     figures: dict[str, Any] = {"schema": 1, "gpu": options.gpu}
     figures |= {"latency": {}, "chains": {}, "bulk": {}}
     words = [f"--{name}={getattr(options, name)}" for name in ("calls", "rounds", "mib")]
-    with process("--native", *words, *(["--gpu"] if options.gpu else [])) as line:
-        figures["native"] = json.loads(line)
+    with process(__file__, "--native", *words, *(["--gpu"] if options.gpu else [])) as other:
+        figures["native"] = json.loads(other.said)
     for transport in TRANSPORTS:
         over(transport, options, figures)
     if options.delay_us:

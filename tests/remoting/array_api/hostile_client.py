@@ -144,7 +144,7 @@ class Hostile:
             if len(self.handles) > 3 and self.draw.random() < 0.5:
                 dropped = self.handles.pop(self.draw.randrange(len(self.handles)))
                 record += wire.FREE_RECORD.pack(wire.FREE, dropped)
-            length = len(record) + (self.draw.random() < 0.01)
+            length = len(record) + (self.draw.random() < 0.002)
             record = wire.SIZED_RECORD.pack(wire.GROUP, length) + record
         both = bytearray(template + record)
         if self.draw.random() < 0.002:
