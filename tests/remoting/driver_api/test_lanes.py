@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import select
 import socket
 import ssl
 import struct
@@ -88,6 +89,36 @@ def test_stripes_arrive_whole_whatever_their_parts() -> None:
     receiver.end()
     for thread in passing:
         thread.join(LIMIT_S)
+
+
+def test_some_connections_are_for_wide_stripes_alone() -> None:
+    """A wide stripe fills the buffers of all that nobody reads; less than that stays with four."""
+    sender = loaded(sends=True, due=6)
+    ends = joined(sender, 6)
+    sender.send(memoryview(bytearray(CHUNK // 2)))  # as much as one buffer takes
+    assert [end.fileno() for end in ends[4:] if readable(end)] == []
+    read = 0
+    for end in ends[:4]:
+        while readable(end):
+            read += len(end.recv(1 << 20))
+    assert read > CHUNK // 2
+    thread = threading.Thread(target=failing, args=(sender, bytearray(64 * CHUNK)))
+    thread.start()
+    for end in ends[4:]:
+        assert HEAD.unpack(end.recv(HEAD.size))[2] == 2
+    sender.end()
+    thread.join(LIMIT_S)
+    for end in ends:
+        end.close()
+
+
+def readable(end: socket.socket) -> bool:
+    return bool(select.select([end], [], [], 0)[0])
+
+
+def failing(sender: LaneSet, data: bytearray) -> None:
+    with contextlib.suppress(ConnectionError):
+        sender.send(memoryview(data))
 
 
 def passed_on(source: socket.socket, target: socket.socket) -> None:

@@ -28,6 +28,10 @@
 #define GP_SMALL_CHUNK (64u << 10)   // of stripes below GP_SMALL_STRIPE
 #define GP_SMALL_STRIPE (1u << 20)
 #define GP_STRIPE_MIN (256u << 10)  // what is smaller goes by the line
+// A thread that wakes up for a chunk or two costs more than they do, so stripes that are not wide go
+// by some lanes alone.
+#define GP_NARROW_LANES 4
+#define GP_WIDE_STRIPE (4u << 20)
 
 struct gp_lanes;
 

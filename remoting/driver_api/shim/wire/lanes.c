@@ -40,6 +40,7 @@ struct gp_lanes {
     struct lane lane[GP_LANES_MAX];
     pthread_mutex_t lock;
     pthread_cond_t changed;   // for the lanes
+    pthread_cond_t widened;   // for those that send of wide stripes alone
     pthread_cond_t finished;  // for who waits for a stripe
     // The stripe at hand, of which [start, end) is in memory; started and done are bytes of it.
     uint64_t stripe, start, end, started, done;
@@ -70,6 +71,7 @@ static void lose(struct gp_lanes *lanes) {
     lanes->lost = true;
     for (int at = 0; at < lanes->count; at++) shutdown(lanes->lane[at].link.socket, SHUT_RDWR);
     pthread_cond_broadcast(&lanes->changed);
+    pthread_cond_broadcast(&lanes->widened);
     pthread_cond_broadcast(&lanes->finished);
 }
 
@@ -119,14 +121,23 @@ static void count_done(struct gp_lanes *lanes, uint64_t size) {
     if (over) pthread_cond_broadcast(&lanes->finished);
 }
 
+// With the lock: wait until there is a chunk for a lane that sends, or the set is lost.
+static void await_chunk(struct lane *lane) {
+    struct gp_lanes *lanes = lane->lanes;
+    bool wide = lane - lanes->lane >= GP_NARROW_LANES;
+    pthread_cond_t *change = wide ? &lanes->widened : &lanes->changed;
+    uint64_t least = wide ? GP_WIDE_STRIPE : 0;
+    while (!lanes->lost && (lanes->started == lanes->end || lanes->end < least)) {
+        pthread_cond_wait(change, &lanes->lock);
+    }
+}
+
 static void *send_chunks(void *argument) {
     struct lane *lane = argument;
     struct gp_lanes *lanes = lane->lanes;
     pthread_mutex_lock(&lanes->lock);
     for (;;) {
-        while (!lanes->lost && lanes->started == lanes->end) {
-            pthread_cond_wait(&lanes->changed, &lanes->lock);
-        }
+        await_chunk(lane);
         if (lanes->lost) break;
         uint64_t left = lanes->end - lanes->started;
         uint32_t most = lanes->end < GP_SMALL_STRIPE ? GP_SMALL_CHUNK : GP_LANE_CHUNK;
@@ -249,6 +260,7 @@ struct gp_lanes *gp_lanes_new(bool sends, int most, uint64_t ahead_max) {
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&lanes->changed, &attributes);
+    pthread_cond_init(&lanes->widened, &attributes);
     pthread_cond_init(&lanes->finished, &attributes);
     pthread_condattr_destroy(&attributes);
     return lanes;
@@ -287,6 +299,7 @@ void gp_lanes_send(struct gp_lanes *lanes, const void *bytes, uint64_t size) {
     lanes->end = size;
     lanes->memory = (unsigned char *)(uintptr_t)bytes;
     pthread_cond_broadcast(&lanes->changed);
+    if (size >= GP_WIDE_STRIPE) pthread_cond_broadcast(&lanes->widened);
     pthread_mutex_unlock(&lanes->lock);
 }
 

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LANES_USUAL 4
 #define DIRECTIONS 2
 
 struct offer {
@@ -20,7 +19,6 @@ struct offer {
 static uint64_t wanted(void) {
     const char *text = getenv("GPUPOOL_LANES");
     long count = text != NULL ? atol(text) : sysconf(_SC_NPROCESSORS_ONLN) / 2;
-    if (text == NULL && count > LANES_USUAL) count = LANES_USUAL;
     if (count > GP_LANES_MAX) count = GP_LANES_MAX;
     return text == NULL && count < 2 ? 0 : count < 0 ? 0 : (uint64_t)count;
 }
