@@ -394,3 +394,13 @@ def test_what_runs_a_program_is_told(cp: Any, capsys: pytest.CaptureFixture[str]
     assert found["NumPy Version"] == np.__version__
     assert found["Device 0 Name"]
     assert cp.DataSource is np.lib.npyio.DataSource
+
+
+def test_what_is_like_scipy_comes_by_its_use(cp: Any) -> None:
+    """One of CuPy's examples imports `cupyx` alone, and uses `cupyx.scipy.sparse`."""
+    del cp
+    cupyx = importlib.import_module("cupyx")
+    for name in ("fft", "linalg", "ndimage", "signal", "sparse", "special", "stats"):
+        assert getattr(cupyx.scipy, name).__name__ == f"cupyx.scipy.{name}"
+    with pytest.raises(AttributeError, match="lacks it"):
+        cupyx.scipy.optimize  # noqa: B018

@@ -1,4 +1,4 @@
-"""CuPy's counterpart of SciPy; the sub-packages are imported by their names."""
+"""CuPy's counterpart of SciPy; the sub-packages are imported by their names, or by their use."""
 
 from importlib import import_module as _import
 from typing import Any
@@ -12,4 +12,5 @@ def get_array_module(*args: Any) -> Any:
     return _import(__name__ if _cupy.get_array_module(*args) is _cupy else "scipy")
 
 
-__getattr__ = _absent.lookup(__name__)
+_LATER = "fft fftpack interpolate linalg ndimage signal sparse spatial special stats"
+__getattr__ = _absent.lookup(__name__, *_LATER.split())

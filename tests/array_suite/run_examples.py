@@ -1,0 +1,117 @@
+"""Runs CuPy's own examples behind the array door, on emulated GPUs or a real one.
+
+    python tests/array_suite/run_examples.py CUPY [--gpu] [--only NAME,...]
+
+CUPY is a checkout of CuPy; it is only read, and nothing of it is copied into this project. Left out
+are examples of libraries that the door does not have (cuTENSOR, cuSPARSELt, MPI, and cuSPARSE by
+its own functions), of two GPUs, and of nvcc. Those that plot get a stand-in for matplotlib, which
+draws nothing. With ``--gpu`` each runs natively too, by
+the CuPy of this machine. An example is right if it ends with status 0, and says the same words as
+natively: what it says in numbers are mostly times. Exit status 0 means that all were right.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
+ends: Any = importlib.import_module("array_ends")
+
+EXAMPLES = {
+    "cg/cg.py": ["--max-iter", "50"],
+    "cufft/callback/jit_string.py": [],
+    "cufft/callback/jit_string2.py": [],
+    "custom_struct/builtin_vectors.py": [],
+    "custom_struct/complex_struct.py": [],
+    "custom_struct/packed_matrix.py": [],
+    "finance/black_scholes.py": ["--n-options", "10000"],
+    "finance/monte_carlo.py": ["--n-options", "20", "--n-samples-per-thread", "50"],
+    "gemm/sgemm.py": ["--m", "64", "--n", "96", "--k", "48"],
+    "gmm/gmm.py": ["--num", "5000", "--max-iter", "10", "-o", "gmm.png"],
+    "jit/elmentwise_op.py": [],
+    "jit/reduction_atomic.py": [],
+    "jit/reduction_simple.py": [],
+    "kmeans/kmeans.py": ["--num", "20000", "-o", "kmeans.png"],
+    "stream/cublas.py": [],
+    "stream/cufft.py": [],
+    "stream/cupy_event.py": [],
+    "stream/cupy_kernel.py": [],
+    "stream/cupy_memcpy.py": [],
+    "stream/curand.py": [],
+    "stream/cusolver.py": [],
+    "stream/map_reduce.py": [],
+    "stream/thrust.py": [],
+}
+"""Each with arguments by which it takes seconds on an emulated GPU."""
+
+PYPLOT = "def __getattr__(name):\n    return lambda *args, **kwargs: None\n"
+LIMIT_S = 300
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?|inf|nan")
+
+
+def run(script: Path, words: list[str], stand_ins: str, door: str) -> tuple[int, str, float]:
+    """Run an example; return its status, what it said, and how many seconds it took."""
+    path = [stand_ins, *([str(ends.DROPIN)] if door else [])]
+    inherited = os.environ.get("PYTHONPATH", "")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, inherited])}
+    if door:
+        environment["GPUPOOL_AGENT"] = door
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        cwd=stand_ins, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, time.monotonic() - began
+
+
+def words_of(text: str) -> str:
+    """Return what an example says, but for numbers and how it is laid out."""
+    return " ".join(NUMBER.sub("#", text).split())
+
+
+def main() -> int:
+    """Run the examples; return how many were wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cupy", type=Path)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    wanted = [
+        name for name in EXAMPLES if options.only in ("", name) or name in options.only.split(",")
+    ]
+    wrong = 0
+    gpu = ["--gpu"] if options.gpu else []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ends.process(ends.ENDS, "--serve", "tcp", *gpu) as other,
+    ):
+        (Path(folder) / "matplotlib").mkdir()
+        (Path(folder) / "matplotlib" / "__init__.py").write_text("def use(name): pass\n")
+        (Path(folder) / "matplotlib" / "pyplot.py").write_text(PYPLOT)
+        for name in wanted:
+            script = options.cupy / "examples" / name
+            native = run(script, EXAMPLES[name], folder, "") if options.gpu else None
+            status, text, took = run(script, EXAMPLES[name], folder, other.said)
+            good = not status and (native is None or words_of(native[1]) == words_of(text))
+            wrong += not good and (native is None or not native[0])
+            beside = "" if native is None else f", natively status {native[0]} in {native[2]:.1f} s"
+            print(f"{'right' if good else 'WRONG'} {name}: {took:.1f} s{beside}", flush=True)
+            if not good:
+                print("    " + "\n    ".join(text.splitlines()[-6:]))
+                if native is not None and native[0] == 0:
+                    print("    natively: " + words_of(native[1])[-300:])
+    print(f"{len(wanted) - wrong} of {len(wanted)} are right")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
