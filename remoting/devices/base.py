@@ -62,6 +62,8 @@ Fill = Callable[[memoryview], None]
 class Backend(Protocol):
     """How calls are executed: by CuPy on real GPUs, or by NumPy on emulated ones."""
 
+    array_type: Any
+    """The class of its arrays."""
     fuses: bool
     """Whether a function of several operations costs less as a whole."""
 

@@ -56,6 +56,7 @@ class CudaBackend:
         self, devices: Sequence[DeviceSpec], budget: Budget, log: Callable[[str], None]
     ) -> None:
         self.cupy: Any = importlib.import_module("cupy")
+        self.array_type = self.cupy.ndarray
         self.devices = devices
         self.log = log
         self.current = 0

@@ -40,6 +40,7 @@ class _Owner(weakref.ref[Array]):
 class EmulatedBackend:
     """Executes the array door's calls with NumPy."""
 
+    array_type = np.ndarray
     fuses = False
 
     def __init__(self, devices: Sequence[DeviceSpec], budget: Budget) -> None:

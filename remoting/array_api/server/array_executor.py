@@ -20,7 +20,6 @@ Memory
     more.
 """
 
-import mmap
 import struct
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -44,12 +43,13 @@ from gpupool.remoting.array_api.server.element_types import need_sendable, told
 from gpupool.remoting.array_api.server.fused_groups import Groups
 from gpupool.remoting.array_api.server.moved_state import Recipe, note_recipe
 from gpupool.remoting.array_api.server.operation_order import in_order
-from gpupool.remoting.array_api.server.shared_memory import check_piece
+from gpupool.remoting.array_api.server.shared_memory import Slots
 from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
 from gpupool.remoting.worker.peer_links import Links
 
 HANDLES_MAX = 1 << 24
+_SMALL = 1 << 20  # bytes, of which there is no need to ask first whether they have room
 _U32 = struct.Struct("<I")
 _VIEWS = frozenset(
     {
@@ -108,7 +108,7 @@ class Executor:
         self.failures = 0  # handles that stand for results of failed calls
         self.conformed: dict[str, int] = {}
         self.described: list[Any] = []
-        self._slots = 0  # of the memory in common with the client
+        self.slots = Slots(self)
         self._body = memoryview(b"")  # the records being run, and how far they have been
         self._at = 0
         self._dropped = b""  # handles that the client dropped, and that waiting calls may name
@@ -127,38 +127,9 @@ class Executor:
             "door.same": _same,
             "door.stats": lambda: [self.sequence, len(self.objects), sum(self.conformed.values())],
             "door.touch": _touch,
-            "door.fill": self.fill,
-            "door.fetch": self.fetch,
+            "door.fill": self.slots.fill,
+            "door.fetch": self.slots.fetch,
         }
-
-    # --- memory in common with the client -------------------------------------------------------
-
-    def share(self, memory: mmap.mmap) -> None:
-        """Use memory that the client has mapped as well, for `fill` and `fetch`."""
-        self._slots = len(memory) // array_wire.SHARED_SLOT
-        self.backend.share(memory)
-
-    def fill(self, handle: Any, offset: Any, slot: Any, size: Any) -> None:
-        """Start to copy a slot into a dense array; the copy from the slot before has ended then."""
-        try:
-            array = self.find(handle)
-            self._check_piece(array, offset, slot, size)
-            self.backend.fill(array, offset, slot * array_wire.SHARED_SLOT, size)
-        except DependsOnFailureError:
-            self.backend.synchronize()  # no copy starts here, and the one before must have ended
-        except RemoteProtocolError:
-            raise
-        except Exception as error:  # noqa: BLE001 - not the question's: nobody waits for it
-            self.fail("upload", (), error)
-
-    def fetch(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
-        """Copy part of a dense array into a slot."""
-        self._check_piece(array, offset, slot, size)
-        self.backend.fetch(array, offset, slot * array_wire.SHARED_SLOT, size)
-
-    def _check_piece(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
-        dense = self.backend.is_array(array) and array.flags.forc
-        check_piece(array.nbytes if dense else None, self._slots, offset, slot, size)
 
     # --- handles --------------------------------------------------------------------------------
 
@@ -197,13 +168,17 @@ class Executor:
         position, end = 0, len(body)
         self._body, self._at = body, 0
         templates = self.templates
-        unpack = _U32.unpack_from
+        unpack, free = _U32.unpack_from, array_wire.FREE_RECORD.unpack_from
         try:
             while position < end:
                 code = unpack(body, position)[0]
                 template = templates.get(code)
                 if template is None:
-                    position = self._control(code, body, position)
+                    if code == array_wire.FREE:  # as frequent as calls are
+                        self.free(free(body, position)[1])
+                        position += array_wire.FREE_RECORD.size
+                    else:
+                        position = self._control(code, body, position)
                     continue
                 values = template.layout.unpack_from(body, position)
                 position += template.layout.size
@@ -219,10 +194,6 @@ class Executor:
         return None
 
     def _control(self, code: int, body: memoryview, position: int) -> int:
-        if code == array_wire.FREE:
-            _, handle = array_wire.FREE_RECORD.unpack_from(body, position)
-            self.free(handle)
-            return position + array_wire.FREE_RECORD.size
         if code == array_wire.CONTEXT:
             _, device, stream = array_wire.CONTEXT_RECORD.unpack_from(body, position)
             self._use(device, stream)
@@ -343,16 +314,12 @@ class Executor:
 
     def call(self, template: Template, values: tuple[Any, ...]) -> None:
         """Run one call, whose record is ``values``, and store its results or report its failure."""
+        if template.short and not self.failures and self._call_shortly(template, values):
+            return
         outputs = template.outputs
         first = values[1 + outputs]
         try:
-            if template.only_handles and not self.failures:
-                # The short way of nearly all calls: arrays in, one array out.
-                objects = self.objects
-                arguments: list[Any] = [objects[handle] for handle in values[2 + outputs :]]
-                keywords: dict[str, Any] = {}
-            else:
-                arguments, keywords = template.build(values[2 + outputs :], self.find)
+            arguments, keywords = template.build(values[2 + outputs :], self.find)
             if outputs == 1:
                 meta = self.metas.get(values[1])
                 if meta is not None and template.name not in _VIEWS:
@@ -370,13 +337,44 @@ class Executor:
         except RemoteProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is reported to the client
-            if (
-                type(error) is KeyError
-                and template.only_handles
-                and any(handle not in self.objects for handle in values[2 + outputs :])
-            ):
-                raise RemoteProtocolError("unknown handle") from None
             self.fail(template.name, range(first, first + outputs), error)
+
+    def _call_shortly(self, template: Template, values: tuple[Any, ...]) -> bool:
+        """Run a call as nearly all are: arrays and numbers in, one small array out.
+
+        False, and nothing has changed, if it is another one, or if it failed: the long way may
+        find memory for it, and reports it.
+        """
+        number, handle = values[1], values[2]
+        meta = self.metas.get(number)
+        objects, backend = self.objects, self.backend
+        if meta is None or meta.nbytes > _SMALL or not handle or handle in objects:
+            return False
+        if len(objects) >= HANDLES_MAX:
+            return False
+        try:
+            if template.only_handles:
+                value = template.function(*[objects[each] for each in values[3:]])
+            else:
+                given = [
+                    objects[values[each]] if found else each if found is None else values[each]
+                    for each, found in template.short
+                ]
+                value = template.function(*given)
+            fits = type(value) is backend.array_type and value.dtype == meta.dtype
+            if fits and value.shape == meta.shape and value.strides == meta.strides:
+                objects[handle] = backend.adopt(value)
+                return True
+            value = self._adopted(value)
+        except Exception:  # noqa: BLE001 - see above
+            return False
+        try:
+            self.keep(template.name, handle, number, meta, value)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
+            self.fail(template.name, (handle,), error)
+        return True
 
     def _keep_many(self, template: Template, first: int, values: Any, results: Any) -> None:
         if len(results) != template.outputs:
@@ -389,7 +387,7 @@ class Executor:
         """Call; if memory runs out, free unused objects of both sides and call once more."""
         backend = self.backend
         try:
-            if nbytes > 1 << 20:
+            if nbytes > _SMALL:
                 backend.expect(nbytes)
             value = function(*arguments, **keywords)
             return backend.adopt(value) if backend.is_array(value) else self._adopted(value)

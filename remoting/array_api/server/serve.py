@@ -224,7 +224,7 @@ class Session:
                 return False
         finally:
             os.close(descriptor)
-        self.executor.share(memory)
+        self.executor.slots.share(memory)
         return True
 
     def run(self) -> None:

@@ -4,10 +4,12 @@ import fcntl
 import mmap
 import os
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.array_results import DependsOnFailureError
+from gpupool.remoting.devices.base import Backend
 
 # From linux/fcntl.h; Python names them since 3.12 only on some builds.
 _ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
@@ -51,3 +53,53 @@ def check_piece(nbytes: int | None, slots: int, offset: Any, slot: Any, size: An
         raise RemoteProtocolError("malformed copy", why="not a dense array")
     if not 0 <= offset <= nbytes - size:
         raise RemoteProtocolError("malformed copy", why=f"{size} bytes at {offset}")
+
+
+class Objects(Protocol):
+    """The executor, as the slots use it."""
+
+    backend: Backend
+
+    def find(self, handle: int) -> Any:
+        """Return the object behind a handle; see the executor."""
+        ...
+
+    def fail(self, name: str, handles: Any, error: BaseException) -> None:
+        """Report a failure to the client."""
+        ...
+
+
+class Slots:
+    """Copies between arrays and the slots of the memory in common."""
+
+    def __init__(self, executor: Objects) -> None:
+        self._executor = executor
+        self._count = 0
+
+    def share(self, memory: mmap.mmap) -> None:
+        """Use memory that the client has mapped as well, for `fill` and `fetch`."""
+        self._count = len(memory) // array_wire.SHARED_SLOT
+        self._executor.backend.share(memory)
+
+    def fill(self, handle: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Start to copy a slot into a dense array; the copy from the slot before has ended then."""
+        backend = self._executor.backend
+        try:
+            array = self._executor.find(handle)
+            self._check_piece(array, offset, slot, size)
+            backend.fill(array, offset, slot * array_wire.SHARED_SLOT, size)
+        except DependsOnFailureError:
+            backend.synchronize()  # no copy starts here, and the one before must have ended
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - not the question's: nobody waits for it
+            self._executor.fail("upload", (), error)
+
+    def fetch(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Copy part of a dense array into a slot."""
+        self._check_piece(array, offset, slot, size)
+        self._executor.backend.fetch(array, offset, slot * array_wire.SHARED_SLOT, size)
+
+    def _check_piece(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        dense = self._executor.backend.is_array(array) and array.flags.forc
+        check_piece(array.nbytes if dense else None, self._count, offset, slot, size)

@@ -11,6 +11,7 @@ import numpy as np
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.element_types import dtype_of
+from gpupool.remoting.devices.operation_names import UFUNCS
 
 Builder = Callable[[Iterator[Any], Callable[[int], Any]], Any]
 """Makes one argument from the packed values, and from a function that finds handles."""
@@ -19,6 +20,12 @@ MAX_NODES = 8192
 MAX_OUTPUTS = 32
 SCALAR_MAX = 4096
 _CONSTANTS = (bool, int, type(None))
+_PURE = frozenset(
+    {
+        *(*UFUNCS, "all", "any", "dot", "matmul", "max", "mean", "min", "prod", "sum", "where"),
+        *("ndarray.astype", "ndarray.getitem", "ndarray.reshape_view", "ndarray.transpose"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,11 @@ class Template:
     """The places of all handles in a record's values."""
     plain: tuple[Any, ...] | None
     """The places of the arguments, constants in tuples; None if one is made of several values."""
+    short: tuple[tuple[Any, bool | None], ...]
+    """The plain arguments of a function that changes nothing, and makes one array.
+
+    Each is a place, and whether a handle is there, or a constant and None. Empty for all others.
+    """
 
     def build(
         self, values: tuple[Any, ...], find: Callable[[int], Any]
@@ -176,6 +188,11 @@ def compile_template(
     layout = struct.Struct(f"<I{outputs}IQ" + "".join(compiler.layout))
     only_handles = not named and all(node == "h" for node in nodes)
     handles, plain = _places(outputs, compiler.layout, nodes, made)
+    short: list[tuple[Any, bool | None]] = []
+    if names[operation] in _PURE and plain and outputs == 1 and not named:
+        short += [
+            (each[0], None) if type(each) is tuple else (each, each in handles) for each in plain
+        ]
     return number, Template(
         names[operation],
         functions[operation],
@@ -186,4 +203,5 @@ def compile_template(
         named,
         handles,
         plain,
+        tuple(short),
     )

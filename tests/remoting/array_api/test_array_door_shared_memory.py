@@ -119,7 +119,7 @@ def executor(*, shared: bool = True) -> Executor:
     backend = EmulatedBackend(devices, door_kit.MemoryBudget([64 * MIB]))
     made = Executor(backend, NoClient(), lambda line: None)
     if shared:
-        made.share(mmap.mmap(-1, array_wire.SHARED_SLOTS * SLOT))
+        made.slots.share(mmap.mmap(-1, array_wire.SHARED_SLOTS * SLOT))
     made.objects[1] = backend.adopt(np.zeros(1000, np.uint8))
     made.objects[2] = made.objects[1][::2]
     made.objects[3] = "no array"
@@ -146,16 +146,16 @@ def test_a_copy_beyond_an_array_or_a_slot_is_refused(
 ) -> None:
     made = executor()
     with pytest.raises(RemoteProtocolError):
-        made.fill(handle, offset, slot, size)
+        made.slots.fill(handle, offset, slot, size)
     if handle in made.objects:
         with pytest.raises(RemoteProtocolError):
-            made.fetch(made.find(handle), offset, slot, size)
+            made.slots.fetch(made.find(handle), offset, slot, size)
 
 
 def test_a_copy_without_shared_memory_is_refused() -> None:
     made = executor(shared=False)
     with pytest.raises(RemoteProtocolError):
-        made.fill(1, 0, 0, 10)
+        made.slots.fill(1, 0, 0, 10)
 
 
 def test_the_client_cannot_cut_the_memory_off() -> None:

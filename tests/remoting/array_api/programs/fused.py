@@ -1,6 +1,7 @@
 """Functions of `fuse`: a step of Adam in place, prices of options, types of all kinds, and sums.
 
-Each is called several times, because a worker fuses the calls that it has seen before.
+Each is called several times, because a worker fuses the calls that it has seen before. No number is
+computed of numbers in them: natively CuPy 14.2 does that in half precision (`1.0 - 0.9` is 0.0999).
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -21,16 +22,16 @@ def adam(xp: Any) -> Any:
     weights, gradient = (xp.asarray(random.random((30, 40)).astype("f")) for _ in range(2))
     mean, square = xp.zeros_like(weights), xp.zeros_like(weights)
 
-    def step(w: Any, g: Any, m: Any, v: Any, rate: float, decay: float) -> None:
+    def step(w: Any, g: Any, m: Any, v: Any, rate: float, decay: float, rest: float) -> None:
         m *= decay
-        m += g * (1.0 - decay)
+        m += g * rest
         v *= 0.999
         v += g * g * 0.001
         w -= rate * m / (xp.sqrt(v) + 1e-3)
 
     fused = fuse(xp, step)
     for at in range(TIMES):
-        fused(weights, gradient, mean, square, 0.01 / (at + 1), 0.9)
+        fused(weights, gradient, mean, square, 0.01 / (at + 1), 0.9, 0.1)
     return weights, mean, square
 
 
@@ -44,13 +45,13 @@ def options(xp: Any) -> Any:
         below = xp.exp(-0.5 * x * x) * 0.3989422804 * tail
         return xp.where(x < 0, below, 1.0 - below)
 
-    def price(k: Any, t: Any, rate: float) -> Any:
+    def price(k: Any, t: Any, rate: float, drift: float) -> Any:
         root = 0.2 * xp.sqrt(t)
-        first = (xp.log(100.0 / k) + (rate + 0.02) * t) / root
-        return 100.0 * normal(first) - k * xp.exp(-rate * t) * normal(first - root)
+        first = (xp.log(100.0 / k) + drift * t) / root
+        return 100.0 * normal(first) - k * xp.exp(0.0 - rate * t) * normal(first - root)
 
     fused = fuse(xp, price)
-    return [fused(strike, days, 0.01 * at) for at in range(TIMES)][-1]
+    return [fused(strike, days, 0.01 * at, 0.01 * at + 0.02) for at in range(TIMES)][-1]
 
 
 def types(xp: Any) -> list[Any]:
