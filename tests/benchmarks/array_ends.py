@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 ENDS = __file__
+others_core = -1
+"""The core of processes that this one starts; any without it."""
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tests" / "remoting" / "array_api"
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
@@ -159,6 +161,8 @@ class Other:
 @contextlib.contextmanager
 def process(script: str, *words: str) -> Generator[Other]:
     """Run a script until the end of the block."""
+    if others_core >= 0 and script == ENDS:
+        words = (*words, f"--core={others_core}")
     child = subprocess.Popen(
         [sys.executable, script, *words],
         stdin=subprocess.PIPE,
@@ -242,7 +246,10 @@ def main() -> None:
     for mode in ("--serve", "--plain"):
         parser.add_argument(mode, choices=TRANSPORTS)
     parser.add_argument("--delay-us", type=int, default=0)
+    parser.add_argument("--core", type=int, default=-1)
     options = parser.parse_args()
+    if options.core >= 0:
+        os.sched_setaffinity(0, [options.core])
     if options.serve:
         serve(options.serve, options.delay_us, gpu=options.gpu)
     else:
