@@ -4,7 +4,7 @@
 
 CUPY is a checkout of CuPy; it is only read, and nothing of it is copied into this project. Left out
 are examples of libraries that the door does not have (cuTENSOR, cuSPARSELt, MPI, and cuSPARSE by
-its own functions), of two GPUs, and of nvcc. Those that plot get a stand-in for matplotlib, which
+its own functions), and of nvcc. Those that plot get a stand-in for matplotlib, which
 draws nothing. With ``--gpu`` each runs natively too, by
 the CuPy of this machine. An example is right if it ends with status 0, and says the same words as
 natively: what it says in numbers are mostly times. Exit status 0 means that all were right.
@@ -25,8 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 ends: Any = importlib.import_module("array_ends")
 
+TWO = ("finance/monte_carlo_multigpu.py", "peer/peer_matrix.py")
+"""Those of two GPUs, which run on emulated ones."""
+
 EXAMPLES = {
     "cg/cg.py": ["--max-iter", "50"],
+    "cufft/callback/jit_r2c_c2r_string.py": [],
     "cufft/callback/jit_string.py": [],
     "cufft/callback/jit_string2.py": [],
     "custom_struct/builtin_vectors.py": [],
@@ -34,11 +38,13 @@ EXAMPLES = {
     "custom_struct/packed_matrix.py": [],
     "finance/black_scholes.py": ["--n-options", "10000"],
     "finance/monte_carlo.py": ["--n-options", "20", "--n-samples-per-thread", "50"],
+    TWO[0]: ["--n-options", "20", "--n-samples-per-thread", "50", "--gpus", "0", "1"],
     "gemm/sgemm.py": ["--m", "64", "--n", "96", "--k", "48"],
     "gmm/gmm.py": ["--num", "5000", "--max-iter", "10", "-o", "gmm.png"],
     "jit/elmentwise_op.py": [],
     "jit/reduction_atomic.py": [],
     "jit/reduction_simple.py": [],
+    TWO[1]: [],
     "kmeans/kmeans.py": ["--num", "20000", "-o", "kmeans.png"],
     "stream/cublas.py": [],
     "stream/cufft.py": [],
@@ -89,10 +95,13 @@ def main() -> int:
         name for name in EXAMPLES if options.only in ("", name) or name in options.only.split(",")
     ]
     wrong = 0
-    gpu = ["--gpu"] if options.gpu else []
+    serve = [str(ends.KIT / "door_kit.py"), "2", "tcp"]
+    if options.gpu:
+        serve = [ends.ENDS, "--serve", "tcp", "--gpu"]
+        wanted = [name for name in wanted if name not in TWO]
     with (
         tempfile.TemporaryDirectory() as folder,
-        ends.process(ends.ENDS, "--serve", "tcp", *gpu) as other,
+        ends.process(*serve) as other,
     ):
         (Path(folder) / "matplotlib").mkdir()
         (Path(folder) / "matplotlib" / "__init__.py").write_text("def use(name): pass\n")

@@ -44,7 +44,7 @@ class Callbacks:
         store_data: Any,
     ) -> None:
         self._load = _checked(load, load_name)
-        self._store = _checked(store, store_name)
+        self.store = _checked(store, store_name)
         self._load_data, self._store_data = load_data, store_data
 
     def read(self, array: Array) -> Array:
@@ -64,9 +64,9 @@ class Callbacks:
 
     def written(self, array: Array) -> Array:
         """Return what cuFFT would write of its result, which is dense."""
-        if self._store is None:
+        if self.store is None:
             return array
-        code, name = self._store
+        code, name = self.store
         kind = _type(array)
         body = (
             f"{name}(*static_cast<void **>(a[2]), i, (*static_cast<{kind} **>(a[0]))[i], "
@@ -182,6 +182,10 @@ def transformed(
     wanted = [lengths[places.index(at)] for at in order[len(rest) :]]
     forward = name in ("fftn", "rfftn")
     function: Callable[..., Array] = getattr(np.fft, name)
+    if not callbacks.store:
+        # As without callbacks: a scale of its own would be rounded otherwise.
+        done = function(callbacks.read(dense), wanted, last, norm)
+        return np.ascontiguousarray(done.transpose(np.argsort(order)))
     raw = function(callbacks.read(dense), wanted, last, "backward" if forward else "forward")
     done = callbacks.written(np.ascontiguousarray(raw))
     scale = _scale(norm, math.prod(lengths), forward=forward)

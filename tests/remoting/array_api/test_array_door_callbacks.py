@@ -57,6 +57,19 @@ def test_elements_go_through_callbacks(cp: Any, name: str, norm: Any) -> None:
     assert np.allclose(plain.get(), getattr(np.fft, name)(a, norm=norm))
 
 
+def test_what_is_read_alone_is_transformed_to_the_last_bit(cp: Any) -> None:
+    """CuPy's example compares the two closely, in single precision."""
+    whole = """__device__ cufftComplex whole(void *in, unsigned long long at, void *, void *) {
+        return ((cufftComplex *)in)[at]; }"""
+    a = cp.asarray(np.random.default_rng(3).random((30, 7)).astype("F"))
+    for name in ("ifft", "irfft", "fft"):
+        with cp.fft.config.set_cufft_callbacks(
+            cb_load=whole, cb_load_name="whole", cb_load_data=a.data, cb_ver="jit"
+        ):
+            made = getattr(cp.fft, name)(a)
+        assert np.array_equal(made.get(), getattr(cp.fft, name)(a).get())
+
+
 @pytest.mark.parametrize(("n", "axis"), [(4, 0), (9, 1), (None, 0)])
 def test_an_array_is_cut_or_padded_before_it_is_read(cp: Any, n: Any, axis: int) -> None:
     a = np.arange(30.0).reshape(5, 6) + 1j

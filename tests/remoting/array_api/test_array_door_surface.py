@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import ctypes
 import importlib
 from typing import Any
 
@@ -183,6 +184,7 @@ def test_parameters_and_modules_that_are_missing_are_listed(cp: Any) -> None:
         "cupy.cuda.Memory (parameter size)",
         "cupy.cuda.MemoryAsyncPool (parameter pool_handles)",
         "cupy.cuda.MemoryPointer (parameter mem)",
+        "cupy.cuda.PinnedMemoryPointer (parameter mem)",
         "cupy.cuda.PinnedMemoryPool (parameter allocator)",
         "cupyx.scipy.sparse.linalg.SuperLU (parameter obj)",
         "cupyx.scipy.sparse.spmatrix (parameter maxprint)",
@@ -318,6 +320,13 @@ def test_memory_can_be_seen_as_another_array(cp: Any) -> None:
     host = bytearray(16)
     memory.copy_to_host(host, 16)
     assert bytes(host) == b"\x01" * 16
+    numbers = np.arange(4, dtype=np.uint32)
+    memory.copy_from_host(numbers.ctypes.data, 16)
+    pinned = cp.cuda.alloc_pinned_memory(16)
+    memory.copy_to_host(ctypes.c_void_p(pinned.ptr), 16)
+    assert np.frombuffer(pinned, np.uint32).tolist() == [0, 1, 2, 3]
+    with pytest.raises(TypeError, match="on the server"):
+        memory.copy_from_host(array.data.ptr, 4)
     windows = cp.lib.stride_tricks.sliding_window_view(cp.arange(5), 3)
     assert windows.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
 

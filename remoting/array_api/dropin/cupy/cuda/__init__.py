@@ -34,6 +34,9 @@ from cupy.cuda.memory import (
     MemoryPool as MemoryPool,
 )
 from cupy.cuda.memory import (
+    PinnedMemoryPointer as PinnedMemoryPointer,
+)
+from cupy.cuda.memory import (
     PinnedMemoryPool as PinnedMemoryPool,
 )
 from cupy.cuda.memory import (

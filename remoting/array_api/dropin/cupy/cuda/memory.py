@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import contextlib
+import ctypes
 from collections.abc import Generator
 from typing import Any
 
@@ -213,8 +214,8 @@ class MemoryPointer:
         self._bytes(size)[...] = src._bytes(size)
 
     def copy_from_host(self, mem: Any, size: int) -> None:
-        """Copy bytes from an object with a buffer; addresses mean nothing on another machine."""
-        host = np.frombuffer(mem, np.uint8, size)
+        """Copy bytes from an address in this process, or from an object with a buffer."""
+        host = np.frombuffer(_host_memory(mem, size), np.uint8, size)
         self._bytes(size)[...] = _transfers.upload(host, self._array._session)
 
     def copy_from(self, mem: Any, size: int) -> None:
@@ -225,8 +226,10 @@ class MemoryPointer:
             self.copy_from_host(mem, size)
 
     def copy_to_host(self, mem: Any, size: int) -> None:
-        """Copy bytes into a writable buffer."""
-        np.frombuffer(mem, np.uint8, size)[...] = _transfers.download(self._bytes(size))
+        """Copy bytes to an address in this process, or into a writable buffer."""
+        np.frombuffer(_host_memory(mem, size), np.uint8, size)[...] = _transfers.download(
+            self._bytes(size)
+        )
 
     def memset(self, value: int, size: int) -> None:
         """Set bytes."""
@@ -251,6 +254,16 @@ class MemoryPointer:
     def memset_async(self, value: int, size: int, stream: Any = None) -> None:
         """Set bytes."""
         self.memset(value, size)
+
+
+def _host_memory(mem: Any, size: int) -> Any:
+    """Return a buffer of the program's own memory, of which CuPy takes an address."""
+    if isinstance(mem, Address):
+        raise TypeError("an address on the server, where one in this process is needed")
+    address = mem.value if isinstance(mem, ctypes.c_void_p) else mem
+    if not isinstance(address, int):
+        return mem
+    return (ctypes.c_ubyte * size).from_address(address)
 
 
 def alloc(size: int) -> MemoryPointer:
@@ -283,9 +296,21 @@ def using_allocator(allocator: Any = None) -> Generator[None]:
     yield
 
 
-def alloc_pinned_memory(size: int) -> np.ndarray[Any, Any]:
-    """Return host memory."""
-    return np.empty(size, np.uint8)
+class PinnedMemoryPointer(np.ndarray[Any, Any]):
+    """Ordinary memory of this process, with an address."""
+
+    @property
+    def ptr(self) -> int:
+        """The address in this process."""
+        return self.ctypes.data
+
+    def __int__(self) -> int:
+        return self.ptr
+
+
+def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
+    """Return host memory: copies to a server are no faster from pages that are locked."""
+    return PinnedMemoryPointer(size, np.uint8)
 
 
 def set_pinned_memory_allocator(allocator: Any = None) -> None:
