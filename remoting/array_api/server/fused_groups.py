@@ -273,11 +273,14 @@ class Groups:
         for at, (template, values, meta) in enumerate(calls, run.first):
             operands: list[Any] = []
             for each in template.plain or ():
+                number = scalars.get((at, each)) if type(each) is int else None
                 if type(each) is tuple:
                     operands.append(each)
+                elif number is not None:
+                    operands.append(number)
                 else:
-                    operands.append(scalars.get((at, each)) or value_of[values[each]])
-            out = value_of[values[template.handles[-1]]] if template.keywords else -1
+                    operands.append(_known(value_of, values[each]))
+            out = _known(value_of, values[template.handles[-1]]) if template.keywords else -1
             if meta is not None:
                 value_of[_result(calls[at - run.first])] = count
                 count += 1
@@ -338,6 +341,12 @@ class Groups:
             return len({backend.memory_of(array)[0] for array in arrays}) == len(arrays)
         except UnsupportedError:
             return False
+
+
+def _known(value_of: dict[int, int], handle: int) -> int:
+    if handle not in value_of:
+        raise RemoteProtocolError("unknown handle", why=f"{handle} is made later")
+    return value_of[handle]
 
 
 def _numbers(template: Template) -> list[int]:

@@ -304,7 +304,17 @@ def test_a_group_that_is_cut_short_ends_the_session() -> None:
 
 @pytest.mark.parametrize("name", ["add", "where", "ndarray.astype", "divmod"])
 @pytest.mark.parametrize(
-    "args", [(), (Handle(1),), ((Handle(1), 2.0),), (Handle(1), ()), (True, None), (Handle(9),) * 2]
+    "args",
+    [
+        (),
+        (Handle(1),),
+        ((Handle(1), 2.0),),
+        (Handle(1), ()),
+        (True, None),
+        (1.0, 2.0),
+        (Handle(9),) * 2,
+        (Handle(1), Handle(3)),  # the first call uses what the second makes
+    ],
 )
 def test_calls_that_no_client_makes_fail_as_they_do_alone(name: str, args: Any) -> None:
     """The same records, in a group and without one, give the same failures or the same end."""
