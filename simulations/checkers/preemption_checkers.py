@@ -22,8 +22,11 @@ class PreemptionHolds:
         self._in_force = in_force
         self._resumed_at: dict[LeaseId, int] = {}
         self._era = 0
-        self._chains: dict[RequestId, tuple[object, object, list[LeaseId]]] = {}
-        """What was suspended for a request, one after the other, while nothing else has moved."""
+        self._chains: dict[RequestId, tuple[object, object, list[LeaseId], set[LeaseId]]] = {}
+        """What was suspended for a request, one after the other, while nothing else has moved.
+
+        By the servers and the policy of that time; and what was on its way for it before.
+        """
 
     def applied(self, envelope: Envelope, before: PoolState, after: PoolState) -> None:
         """Look at what a command did to the suspensions."""
@@ -86,9 +89,9 @@ class PreemptionHolds:
         if _can_begin(before, entry, rules, coming):
             text = f"lease {lease.id} is suspended for {entry.user}, who has enough without it"
             self._failures.fail("no-more-than-needed", text)
-        servers, policy, chain = self._chains.get(request, (None, None, []))
+        servers, policy, chain, others = self._chains.get(request, (None, None, [], set()))
         # One that was refused, or is lost by its driver, leaves others that were needed then. It
-        # may be on its way back (seed 10100917).
+        # may be on its way back (seed 10100917), and it may be of an earlier plan (seed 10292125).
         given = {
             each.id
             for each in before.leases.suspended().values()
@@ -96,9 +99,11 @@ class PreemptionHolds:
             and each.suspension is not None
             and each.suspension.state is not SuspensionState.RESUMING
         }
-        unmoved = servers is before.servers and policy is before.policy and given.issuperset(chain)
-        chain = [*chain, lease.id] if unmoved else [lease.id]
-        self._chains = {request: (after.servers, after.policy, chain)}
+        unmoved = servers is before.servers and policy is before.policy
+        if not (unmoved and given.issuperset(chain) and given.issuperset(others)):
+            chain, others = [], given.intersection(coming)
+        chain = [*chain, lease.id]
+        self._chains = {request: (after.servers, after.policy, chain, others)}
         coming = [each.id for each in _suspended_for(after, request)]
         if not _can_begin(after, entry, rules, coming):
             return

@@ -464,6 +464,7 @@ def test_no_bit_flips_where_the_flipped_table_alone_is_a_majority() -> None:
         pytest.param(10_180_715, id="a join outlasts a recovery by a server whose clock was wrong"),
         pytest.param(10_213_174, id="a worker that was killed twice is gone for both"),
         pytest.param(10_233_183, id="no bit flips while another server is on its way out"),
+        pytest.param(10_292_125, id="what was suspended beside a lease of an earlier plan"),
         pytest.param(10_281_725, id="a key is given to those who are voters then"),
     ],
 )
