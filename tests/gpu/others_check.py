@@ -221,7 +221,18 @@ class Builder:
             self.failed += [] if programs else ["llama.cpp"]
         for number, each in enumerate(options.pytest):
             report = self._folder / f"report{number}.xml"
-            words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(each))
+            # By no settings but pytest's own, and also where a file needs what is not installed.
+            own = ("-c", os.devnull, "--rootdir", str(each), "--continue-on-collection-errors")
+            words = (
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                *own,
+                str(each),
+            )
             found.append(Program(each.name, words, each, report))
         return found
 
