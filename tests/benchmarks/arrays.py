@@ -180,14 +180,17 @@ def chains(xp: Any, options: Any, finish: Callable[[], None]) -> dict[str, float
 def native(options: Any) -> dict[str, Any]:
     """Return the figures of the real CuPy, or of NumPy."""
     if not options.gpu:
+        calls = costs(np, options, lambda: None)
         return {
-            "calls": costs(np, options, lambda: None),
+            "numpy": calls["a + b"]["cpu"],
+            "calls": calls,
             "float(a[0])": read_one(np, options),
             "chains": chains(np, options, lambda: None),
         }
     cp: Any = importlib.import_module("cupy")
     assert "dropin" not in cp.__file__
     found: dict[str, Any] = {
+        "numpy": costs(np, options, lambda: None)["a + b"]["cpu"],
         "calls": costs(cp, options, cp.cuda.Device().synchronize),
         "float(a[0])": read_one(cp, options),
         "chains": chains(cp, options, cp.cuda.Device().synchronize),
@@ -303,7 +306,10 @@ def show(figures: dict[str, Any]) -> None:
             f"{name:20}{found['cpu']:12.2f}{found['worker']:12.2f}{found['pipelined']:12.2f}"
             f"{found['waited']:12.1f}{alone:12.2f}"
         )
-    print(f"mean client CPU over the mix: {figures['mean client cost, us']:.2f} us a call\n")
+    print(
+        f"mean client CPU over the mix: {figures['mean client cost, us']:.2f} us a call; "
+        f"a + b by NumPy: {own['numpy']:.2f} us\n"
+    )
     for transport, found in figures["latency"].items():
         wait, ping = found["float(a[0]), us"], found["plain 64 bytes and back, us"]
         print(
