@@ -99,8 +99,9 @@ class PreemptionHolds:
             and each.suspension is not None
             and each.suspension.state is not SuspensionState.RESUMING
         }
-        unmoved = servers is before.servers and policy is before.policy
-        if not (unmoved and given.issuperset(chain) and given.issuperset(others)):
+        unmoved = servers is before.servers and policy is before.policy and given.issuperset(chain)
+        lost = [each for each in others - given if each in before.leases]
+        if not unmoved or (lost and _can_begin(before, entry, rules, [*coming, *lost])):
             chain, others = [], given.intersection(coming)
         chain = [*chain, lease.id]
         self._chains = {request: (after.servers, after.policy, chain, others)}

@@ -108,3 +108,26 @@ def test_what_was_suspended_beside_a_lease_that_its_driver_lost_was_needed(
             assert pool.do(c.ConfirmResumed(halves[0], A, ONE, number)).ok
     pool.judge(whole, c.SuspendLease(whole, "boss goes first", for_request=request.id))
     assert pool.failed == fails
+
+
+@pytest.mark.parametrize(("memory", "fails"), [(40, ""), (10, NEEDLESS)])
+def test_what_was_suspended_beside_a_lease_of_an_earlier_plan_was_needed(
+    monkeypatch: pytest.MonkeyPatch, memory: int, fails: str
+) -> None:
+    """Seed 10292125; a lease that was no help, as it is too small, excuses nothing."""
+    pool = Judged(POLICY)
+    lost, half = pool.hold_for("ada", (0, memory)), pool.hold_for("ada", (0, 40))
+    if memory < 40:
+        pool.hold_for("cy", (0, 40 - memory))
+    whole = pool.hold_for("ada", (1, 80))
+    request = pool.request()
+    pool.wait("boss", request)
+    monkeypatch.setattr(lease_suspensions, "_is_due", always)
+    assert pool.do(c.SuspendLease(lost, "boss goes first", for_request=request.id)).ok
+    suspension = pool.state.leases[lost].suspension
+    assert suspension is not None
+    pool.judge(half, c.SuspendLease(half, "boss goes first", for_request=request.id))
+    number = suspension.number
+    assert pool.do(c.RefuseSuspension(lost, A, ONE, number, "the driver has lost it")).ok
+    pool.judge(whole, c.SuspendLease(whole, "boss goes first", for_request=request.id))
+    assert pool.failed == fails

@@ -1,14 +1,16 @@
 """Groups: the calls of one function of `cupy.fuse`, computed by as few kernels as can be.
 
 A GROUP record says that the bytes behind it are one function's records. It is a hint: whatever is
-not understood here runs call by call, with the same results, because the records say all.
+not understood here runs call by call, because the records say all. A kernel of several operations
+may round otherwise than they do one by one, as it may natively.
 
 Runs
     Calls that follow each other, work element by element and give results of one shape are a run.
     A run of two or more becomes one function, which `Backend.fuse` makes a kernel of: `cupy.fuse`
     of the worker's CuPy. The other calls of the group run as they are. A result of a run is
     stored if the client keeps it, or if a call outside the run uses it. Those that are freed
-    within the group are never stored: they need no memory.
+    within the group are never stored: they need no memory. All others that are freed in it go
+    with the last run that uses them, so that a group needs no more memory than its calls.
 
 Plans
     The records of a function are the same in each call of it, but for handles and numbers. So
@@ -33,7 +35,7 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.array_api.server.array_results import Meta, MismatchError
+from gpupool.remoting.array_api.server.array_results import Meta
 from gpupool.remoting.array_api.server.templates import Template
 from gpupool.remoting.devices.base import Backend, UnsupportedError
 from gpupool.remoting.devices.operation_names import UFUNCS
@@ -54,8 +56,6 @@ class Calls(Protocol):
     objects: dict[int, Any]
     templates: dict[int, Template]
     metas: dict[int, Meta]
-    names: list[str]
-    functions: list[Callable[..., Any]]
     sequence: int
     failures: int
 
@@ -121,6 +121,7 @@ class _Run:
     numbers: tuple[tuple[int, int], ...] = ()  # a call, and a place among its values
     kept: tuple[int, ...] = ()  # calls whose results are stored
     writes: bool = False
+    frees: tuple[int, ...] = ()  # numbers of handles that nobody uses after it
 
 
 class Groups:
@@ -146,14 +147,18 @@ class Groups:
             group = self._read(body, start, start + length)
         if group is None:
             return start
-        calls = group.calls
-        for run in self._plan(group):
+        runs = self._plan(group)
+        if all(run.program is None for run in runs):
+            return start
+        for handle in set(group.freed).difference(group.handles):
+            executor.free(handle)
+        for run in runs:
             if run.program is None or not self._computes(run, run.program, group):
-                for template, values, _ in calls[run.first : run.last]:
+                for template, values, _ in group.calls[run.first : run.last]:
                     executor.sequence += 1
                     executor.call(template, values)
-        for handle in group.freed:
-            executor.free(handle)
+            for number in run.frees:
+                executor.free(group.handles[number])
         return start + length
 
     def _may_fuse(self) -> bool:
@@ -230,6 +235,7 @@ class Groups:
                 self._make_program(run, group)
             runs.append(run)
             first = last
+        _free_early(runs, group)
         return runs
 
     def _shapes(self, calls: Sequence[_Call]) -> list[tuple[int, ...] | None]:
@@ -324,10 +330,11 @@ class Groups:
             for call, value in zip(kept, results, strict=True):
                 name, number = call.template.name, call.values[1]
                 executor.keep(name, _result(call), number, call.meta, value)
-        except MismatchError as error:
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             handles = [_result(call) for call in kept]
-            missing = [handle for handle in handles if handle not in executor.objects]
-            executor.fail("fuse", missing, error)
+            executor.fail("fuse", [each for each in handles if each not in executor.objects], error)
         return True
 
     def _is_safe(self, arrays: Sequence[Any], *, writes: bool) -> bool:
@@ -343,9 +350,23 @@ class Groups:
             return False
 
 
+def _free_early(runs: Sequence[_Run], group: _Group) -> None:
+    """Note after which run each handle is freed that the group both names and frees."""
+    number_of = {handle: at for at, handle in enumerate(group.handles)}
+    latest: dict[int, _Run] = {}
+    for run in runs:
+        for template, values, _ in group.calls[run.first : run.last]:
+            first = values[1 + template.outputs]
+            made = range(first, first + template.outputs)
+            latest |= dict.fromkeys([*(values[place] for place in template.handles), *made], run)
+    for handle in dict.fromkeys(group.freed):
+        if handle in latest:
+            latest[handle].frees += (number_of[handle],)
+
+
 def _known(value_of: dict[int, int], handle: int) -> int:
     if handle not in value_of:
-        raise RemoteProtocolError("unknown handle", why=f"{handle} is made later")
+        raise RemoteProtocolError("unknown handle", why=str(handle))
     return value_of[handle]
 
 
@@ -397,6 +418,6 @@ def _operand(operand: Any, values: list[Any]) -> Any:
 
 
 def _astype(value: Any, dtype: Any, order: Any = "K") -> Any:
-    """Convert; within a kernel there is no order, and the client's own is restored after it."""
+    """Convert; within a kernel there is no order, and `keep` makes the one of the client."""
     del order
     return value.astype(dtype)

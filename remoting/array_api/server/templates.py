@@ -20,6 +20,7 @@ MAX_NODES = 8192
 MAX_OUTPUTS = 32
 SCALAR_MAX = 4096
 _CONSTANTS = (bool, int, type(None))
+# They write into no array, so a call that failed can be made once more.
 _PURE = frozenset(
     {
         *(*UFUNCS, "all", "any", "dot", "matmul", "max", "mean", "min", "prod", "sum", "where"),

@@ -6,6 +6,7 @@
 
 import runpy
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,6 +205,104 @@ def test_functions_are_fused_again_after_one_that_failed(cp: Any, kernels: Kerne
     for _ in range(3):  # the first one asks how much memory is left
         np.testing.assert_array_equal(fused(cp.asarray(X)).get(), (X + 1) * 2 - X)
     assert kernels.runs == [2]
+
+
+def test_a_result_that_cannot_be_laid_out_fails_alone(cp: Any, kernels: Kernels) -> None:
+    """As if another process of the lease had taken the rest, of which this one does not know."""
+    fused = cp.fuse(lambda x: (x + 1).astype(np.float64, order="C"))
+    a = cp.asarray(np.asfortranarray(np.ones((256, 512))), order="F")
+    for _ in range(3):
+        fused(a)
+    cp.cuda.Device().synchronize()
+    pool, session = cp.get_default_memory_pool(), cp._door.pool.current()
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.used_bytes() + a.nbytes * 3 // 2)
+    try:
+        session._queue.set_room(0, 1 << 40)
+        made = fused(a)
+        after = cp.asarray([1.0]) + 1
+        with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+            after.get()
+        assert after.tolist() == [2]
+        del made
+    finally:
+        pool.set_limit(size=0)
+    assert sum(kernels.runs) == 3
+
+
+def test_a_group_takes_no_more_memory_than_its_calls(cp: Any, kernels: Kernels) -> None:
+    def function(x: Any) -> Any:
+        for _ in range(12):
+            x = cp.cumsum(x)
+        return (x + 1) * 2
+
+    a, fused = cp.ones(1 << 18), cp.fuse(function)
+    pool, session = cp.get_default_memory_pool(), cp._door.pool.current()
+    for _ in range(3):
+        fused(a)
+    cp.cuda.Device().synchronize()
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.used_bytes() + 4 * a.nbytes)
+    try:
+        for each in (function, fused):
+            session._queue.set_room(0, 1 << 40)
+            assert float(each(a)[0]) == 4
+    finally:
+        pool.set_limit(size=0)
+    assert kernels.runs == [3]
+
+
+def test_a_function_that_goes_on_for_long_holds_nothing_back(cp: Any) -> None:
+    session = cp._door.pool.current()
+
+    def function(x: Any) -> Any:
+        made = x + 1
+        before = session._sender.flushes
+        deadline = time.monotonic() + 10
+        while session._sender.flushes == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return made * 2
+
+    x = cp.asarray(X) + 0  # so that nobody asks in the function how much memory is left
+    np.testing.assert_array_equal(cp.fuse(function)(x).get(), (X + 1) * 2)
+
+
+def test_what_an_interrupt_leaves_open_is_not_held_for_ever(cp: Any) -> None:
+    session = cp._door.pool.current()
+    x = cp.asarray(X) + 0
+    session._sender.held_since = time.monotonic()
+    made = x + 1
+    before = session._sender.flushes
+    deadline = time.monotonic() + 10
+    while session._sender.flushes == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    np.testing.assert_array_equal(made.get(), X + 1)
+    session._sender.held_since = 0.0
+
+
+def test_what_is_asked_at_the_end_of_a_group_ends_it(
+    cp: Any, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destructor may ask something in the middle of any call."""
+    session, wire = cp._door.pool.current(), cp._door.wire
+    record = wire.SIZED_RECORD
+
+    class Asking:
+        size = record.size
+
+        @staticmethod
+        def pack(code: int, length: int) -> bytes:
+            if code == wire.GROUP:
+                session.ask("door.stats")
+            return record.pack(code, length)
+
+    fused = cp.fuse(lambda x: (x + 1) * 2 - x * 3)
+    monkeypatch.setattr(wire, "SIZED_RECORD", Asking)
+    for _ in range(3):
+        np.testing.assert_allclose(fused(cp.asarray(X)).get(), (X + 1) * 2 - X * 3)
+    assert kernels.runs == []
 
 
 def test_a_long_function_and_one_on_a_server_of_before_run_as_they_are(

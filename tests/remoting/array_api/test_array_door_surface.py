@@ -325,8 +325,16 @@ def test_memory_can_be_seen_as_another_array(cp: Any) -> None:
     pinned = cp.cuda.alloc_pinned_memory(16)
     memory.copy_to_host(ctypes.c_void_p(pinned.ptr), 16)
     assert np.frombuffer(pinned, np.uint32).tolist() == [0, 1, 2, 3]
-    with pytest.raises(TypeError, match="on the server"):
-        memory.copy_from_host(array.data.ptr, 4)
+    assert int(pinned.sum()) == sum(pinned.tolist())
+    for wrong, kind in (
+        (array.data.ptr, "on the server"),
+        (np.uintp(pinned.ptr), "integer of ctypes"),
+        (ctypes.c_void_p(0), "null"),
+        (None, "null"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=kind):
+            memory.copy_from_host(wrong, 4)
+    memory.copy_from_host(ctypes.c_ulong(pinned.ptr), 4)
     windows = cp.lib.stride_tricks.sliding_window_view(cp.arange(5), 3)
     assert windows.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
 

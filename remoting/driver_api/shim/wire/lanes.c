@@ -39,8 +39,8 @@ struct gp_lanes {
     int count, most;
     struct lane lane[GP_LANES_MAX];
     pthread_mutex_t lock;
-    pthread_cond_t changed;   // for the lanes
-    pthread_cond_t widened;   // for those that send of wide stripes alone
+    pthread_cond_t changed;   // for lanes that receive, or send chunks of any stripe
+    pthread_cond_t widened;   // for lanes that send chunks of wide stripes only
     pthread_cond_t finished;  // for who waits for a stripe
     // The stripe at hand, of which [start, end) is in memory; started and done are bytes of it.
     uint64_t stripe, start, end, started, done;

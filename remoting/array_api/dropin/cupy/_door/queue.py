@@ -12,6 +12,7 @@ and this side remembers its place in the program.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
@@ -210,20 +211,20 @@ class CallQueue:
             self.begin("door.same")
             if sender.calls > BATCH_CALLS - GROUP_ROOM:
                 sender.flush()
-            flushes, first = sender.flushes, len(sender.parts)
-            sender.holds += 1
+            flushes, first, sequence = sender.flushes, len(sender.parts), sender.sequence
+            sender.held_since = time.monotonic()
         try:
             yield
         finally:
             with self.lock:
-                sender.holds -= 1
-                if sender.flushes == flushes and len(sender.parts) > first + 1:
-                    sender.sweep()  # what the function dropped is never computed into memory
-                if sender.flushes == flushes and len(sender.parts) > first + 1:
-                    length = sum(map(len, sender.parts[first:]))
-                    head = wire.SIZED_RECORD.pack(wire.GROUP, length)
-                    sender.size += len(head)
-                    sender.parts.insert(first, head)
+                sender.held_since = 0.0
+                sender.sweep()  # what the function dropped is never computed into memory
+                length = sum(map(len, sender.parts[first:]))
+                head = (wire.SIZED_RECORD.pack(wire.GROUP, length),)
+                # No calls in these lines, so nothing leaves between them.
+                if sender.flushes == flushes and sender.sequence > sequence + 1:
+                    sender.parts[first:first] = head
+                    sender.size += 8
 
     def put_small(self, handle: int, meta: Meta, data: memoryview) -> int:
         """Queue the bytes of a small array, made under ``handle``; return its device."""

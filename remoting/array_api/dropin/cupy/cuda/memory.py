@@ -260,9 +260,15 @@ def _host_memory(mem: Any, size: int) -> Any:
     """Return a buffer of the program's own memory, of which CuPy takes an address."""
     if isinstance(mem, Address):
         raise TypeError("an address on the server, where one in this process is needed")
-    address = mem.value if isinstance(mem, ctypes.c_void_p) else mem
+    if isinstance(mem, np.generic):
+        raise TypeError("an address is an int, or an integer of ctypes")
+    address = mem if isinstance(mem, int) else getattr(mem, "value", mem)
+    if address is None:  # of a null pointer of ctypes
+        address = 0
     if not isinstance(address, int):
         return mem
+    if not address and size:
+        raise ValueError("the address is null")
     return (ctypes.c_ubyte * size).from_address(address)
 
 
@@ -303,9 +309,6 @@ class PinnedMemoryPointer(np.ndarray[Any, Any]):
     def ptr(self) -> int:
         """The address in this process."""
         return self.ctypes.data
-
-    def __int__(self) -> int:
-        return self.ptr
 
 
 def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:

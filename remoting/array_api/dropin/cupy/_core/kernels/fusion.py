@@ -1,7 +1,7 @@
 """`fuse`: a function of arrays runs as it is, and its calls travel as one group.
 
 The worker's CuPy makes one kernel of what works element by element in a group. The function is
-called each time, where CuPy calls it once for each types of arguments. As in CuPy, it must not
+called each time, where CuPy calls it once for each combination of types. As in CuPy, it must not
 look at an element of a device's array: a branch would be taken once for all calls there.
 """
 

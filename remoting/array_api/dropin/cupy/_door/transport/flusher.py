@@ -17,6 +17,8 @@ from cupy._door.transport.sender import POLL_S, Sender
 
 IDLE_S, IDLE_MAX_S = 0.0003, 0.002
 IDLE_TICKS = 16
+HOLD_S = 0.02
+"""So long a function of `fuse` has its calls kept together. An interrupt may leave it open."""
 
 
 class Flusher:
@@ -57,7 +59,7 @@ class Flusher:
                 quiet, pause_s = 0, min(2 * pause_s, IDLE_MAX_S)
                 continue
             pause_s = IDLE_S
-            if sender.holds:
+            if sender.held_since and time.monotonic() < sender.held_since + HOLD_S:
                 continue
             with contextlib.suppress(Exception):  # raised again by the next call
                 sender.flush()

@@ -53,8 +53,8 @@ class Sender:
         self.sequence = 0
         #: Calls were sent, and no answer has covered them yet.
         self.unfinished = False
-        #: Groups that are open: the flusher waits for their end.
-        self.holds = 0
+        #: When the latest group began that is open, for whose end the flusher waits; 0.0 if none.
+        self.held_since = 0.0
         #: Frames that were begun.
         self.flushes = 0
         self._connection = connection
