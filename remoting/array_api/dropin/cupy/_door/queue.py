@@ -224,7 +224,7 @@ class CallQueue:
                 # No calls in these lines, so nothing leaves between them.
                 if sender.flushes == flushes and sender.sequence > sequence + 1:
                     sender.parts[first:first] = head
-                    sender.size += 8
+                    sender.size += wire.SIZED_RECORD.size
 
     def put_small(self, handle: int, meta: Meta, data: memoryview) -> int:
         """Queue the bytes of a small array, made under ``handle``; return its device."""
