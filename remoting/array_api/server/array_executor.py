@@ -314,11 +314,11 @@ class Executor:
 
     def call(self, template: Template, values: tuple[Any, ...]) -> None:
         """Run one call, whose record is ``values``, and store its results or report its failure."""
-        if template.short and not self.failures and self._call_shortly(template, values):
-            return
         outputs = template.outputs
         first = values[1 + outputs]
         try:
+            if template.short and not self.failures and self._call_shortly(template, values):
+                return
             arguments, keywords = template.build(values[2 + outputs :], self.find)
             if outputs == 1:
                 meta = self.metas.get(values[1])
@@ -342,8 +342,8 @@ class Executor:
     def _call_shortly(self, template: Template, values: tuple[Any, ...]) -> bool:
         """Run a call as nearly all are: arrays and numbers in, one small array out.
 
-        False, and nothing has changed, if it is another one, or if it failed: the long way may
-        find memory for it, and reports it.
+        False, and nothing has changed, if it is another one, or if its function failed. An error of
+        a result that does not look as inferred is raised.
         """
         number, handle = values[1], values[2]
         meta = self.metas.get(number)
@@ -366,14 +366,9 @@ class Executor:
                 objects[handle] = backend.adopt(value)
                 return True
             value = self._adopted(value)
-        except Exception:  # noqa: BLE001 - see above
+        except Exception:  # noqa: BLE001 - the long way fails too and reports it, or finds memory
             return False
-        try:
-            self.keep(template.name, handle, number, meta, value)
-        except RemoteProtocolError:
-            raise
-        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
-            self.fail(template.name, (handle,), error)
+        self.keep(template.name, handle, number, meta, value)
         return True
 
     def _keep_many(self, template: Template, first: int, values: Any, results: Any) -> None:

@@ -41,8 +41,14 @@ from gpupool.remoting.devices.base import Backend, UnsupportedError
 from gpupool.remoting.devices.operation_names import UFUNCS
 
 CALLS_MAX = 256
+"""Calls of a group; a client sends 64 at most."""
+
 FREED_MAX = 4096
+"""Handles that a group frees; one of more runs call by call."""
+
 PLANS_MAX = 256
+"""Plans that a session keeps. With the next one, all are made anew."""
+
 _ELEMENTWISE = frozenset((*UFUNCS, "where", "ndarray.astype"))
 _U32 = struct.Struct("<I")
 
@@ -135,7 +141,8 @@ class Groups:
         """Run the group whose record is at ``position``, or nothing of it; return where to go on.
 
         Raises:
-            RemoteProtocolError: the record is cut short.
+            RemoteProtocolError: a record is cut short, or uses a handle that nothing has made.
+            struct.error: the last record of the group goes beyond the frame.
         """
         _, length = array_wire.SIZED_RECORD.unpack_from(body, position)
         start = position + array_wire.SIZED_RECORD.size
