@@ -35,7 +35,7 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
-from gpupool.remoting.array_api.server.array_results import Meta
+from gpupool.remoting.array_api.server.array_results import DependsOnFailureError, Meta
 from gpupool.remoting.array_api.server.templates import Template
 from gpupool.remoting.devices.base import Backend, UnsupportedError
 from gpupool.remoting.devices.operation_names import UFUNCS
@@ -63,7 +63,6 @@ class Calls(Protocol):
     templates: dict[int, Template]
     metas: dict[int, Meta]
     sequence: int
-    failures: int
 
     def find(self, handle: int) -> Any:
         """Return the object behind a handle; see the executor."""
@@ -149,9 +148,7 @@ class Groups:
         if start + length > len(body):
             raise RemoteProtocolError("malformed record", why="cut short")
         executor = self._executor
-        group = None
-        if not executor.failures and self._may_fuse():
-            group = self._read(body, start, start + length)
+        group = self._read(body, start, start + length) if self._may_fuse() else None
         if group is None:
             return start
         runs = self._plan(group)
@@ -313,10 +310,11 @@ class Groups:
     def _computes(self, run: _Run, program: Program, group: _Group) -> bool:
         """Compute a run as a whole; False, and nothing done, if that is not possible."""
         executor = self._executor
-        if executor.failures:  # of a call before it in the group
-            return False
         calls = group.calls
-        inputs = [executor.find(group.handles[number]) for number in run.arrays]
+        try:
+            inputs = [executor.find(group.handles[number]) for number in run.arrays]
+        except DependsOnFailureError:
+            return False
         if not self._is_safe(inputs, writes=run.writes):
             return False
         inputs += [calls[at].values[place] for at, place in run.numbers]

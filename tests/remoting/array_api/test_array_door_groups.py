@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib
 import runpy
 import struct
 import time
@@ -48,11 +49,20 @@ class Kernels:
 
 @pytest.fixture(autouse=True)
 def groups(dropin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have functions marked, as for a worker on a real GPU, and all records defined anew."""
+    """Have functions marked, as for a worker on a real GPU, and all records defined anew.
+
+    Nothing but the functions themselves ends a group: neither time nor a look at the memory left.
+    """
     session = dropin._door.pool.current()
     monkeypatch.setattr(session, "takes_groups", True)
+    monkeypatch.setattr(flusher(), "HOLD_S", 60.0)
     session.synchronize()
+    session._queue.set_room(0, 1 << 40)
     session._handles.begin_anew()
+
+
+def flusher() -> Any:
+    return importlib.import_module("cupy._door.transport.flusher")
 
 
 @pytest.fixture
@@ -252,8 +262,11 @@ def test_a_group_takes_no_more_memory_than_its_calls(cp: Any, kernels: Kernels) 
     assert kernels.runs == [3]
 
 
-def test_a_function_that_goes_on_for_long_holds_nothing_back(cp: Any) -> None:
+def test_a_function_that_goes_on_for_long_holds_nothing_back(
+    cp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = cp._door.pool.current()
+    monkeypatch.setattr(flusher(), "HOLD_S", 0.02)
 
     def function(x: Any) -> Any:
         made = x + 1
@@ -268,8 +281,11 @@ def test_a_function_that_goes_on_for_long_holds_nothing_back(cp: Any) -> None:
     np.testing.assert_array_equal(cp.fuse(function)(x).get(), (X + 1) * 2)
 
 
-def test_what_an_interrupt_leaves_open_is_not_held_for_ever(cp: Any) -> None:
+def test_what_an_interrupt_leaves_open_is_not_held_for_ever(
+    cp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = cp._door.pool.current()
+    monkeypatch.setattr(flusher(), "HOLD_S", 0.02)
     x = cp.asarray(X) + 0
     session._sender.held_since = time.monotonic()
     made = x + 1
@@ -430,6 +446,25 @@ def test_calls_that_no_client_makes_fail_as_they_do_alone(name: str, args: Any) 
         except RemoteProtocolError as error:
             ends.append(str(error))
     assert str(ends[0])[:14] == str(ends[1])[:14] == "unknown handle" or ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(("argument", "runs", "kept"), [(1, [1], 2), (99, [0], 0)])
+def test_a_call_that_failed_before_stops_only_what_uses_it(
+    kernels: Kernels, argument: int, runs: list[int], kept: int
+) -> None:
+    worker = Worker(PipeLinks())
+    worker.put(np.ones(3))
+    worker.executor.fail_silently(99, ValueError("of a call before"))
+    args, meta = (Handle(1), Handle(argument)), array_wire.FIRST_META + 1
+    both = [worker.record("add", *args, meta=meta) for _ in range(2)]
+    body = b"".join(record for _, record in both)
+    worker.executor.run(memoryview(b"".join(define for define, _ in both)), ask=False)
+    worker.executor.run(group(len(body), body), ask=False)
+    assert kernels.runs == runs
+    assert worker.executor.sequence == 2
+    assert worker.client.failures == []
+    made = [worker.executor.objects[handle] for handle in (2, 3)]
+    assert sum(isinstance(each, np.ndarray) for each in made) == kept
 
 
 def test_programs_are_remembered_up_to_a_bound(
