@@ -8,7 +8,7 @@ import importlib
 import runpy
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Kernels:
 
 
 @pytest.fixture(autouse=True)
-def groups(dropin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def groups(dropin: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have functions marked, as for a worker on a real GPU, and all records defined anew.
 
     Nothing but the functions themselves ends a group: neither time nor a look at the memory left.
@@ -59,6 +59,8 @@ def groups(dropin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session.synchronize()
     session._queue.set_room(0, 1 << 40)
     session._handles.begin_anew()
+    yield
+    session._queue.forget_room()  # other tests use this session
 
 
 def flusher() -> Any:
