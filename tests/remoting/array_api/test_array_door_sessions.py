@@ -1,9 +1,11 @@
 """Sessions from end to end: programs, agents, servers, and what happens when they go."""
 
+import importlib
 import pickle  # noqa: TID251 - written here only, to see which names a pickle has
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +314,18 @@ def test_threads_have_devices_of_their_own(cp: Any) -> None:
         thread.join(30)
         seen.append(cp.zeros(1).device.id)
     assert seen == [0, 1]
+
+
+def test_a_batch_of_long_records_leaves_before_it_is_more_than_a_frame(
+    cp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [cp.full(1, at) for at in range(3000)]
+    sender = cp._door.pool.current()._sender
+    # The thread that sends for a program that pauses waits, as for the end of a function.
+    monkeypatch.setattr(importlib.import_module("cupy._door.transport.flusher"), "HOLD_S", 60.0)
+    monkeypatch.setattr(sender, "held_since", time.monotonic())
+    joined = [cp.concatenate(many) for _ in range(60)]  # 24 KB each: 1.4 MB, of 1 MiB at most
+    assert joined[0].tolist() == joined[-1].tolist() == list(range(3000))
 
 
 def test_a_loop_takes_the_memory_of_two_large_arrays_or_of_a_batch_of_small_ones(cp: Any) -> None:

@@ -44,6 +44,8 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> An
 
 
 def _c_or_f(order: Any) -> str:
+    if order in ("C", "F"):
+        return order
     letter = arguments.normalize_order("C" if order is None else order)
     if letter not in ("C", "F"):
         raise ValueError("only 'C' or 'F' order is permitted")

@@ -73,11 +73,22 @@ def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwarg
     return made
 
 
+PROMPT_MIN = 1 << 16
+"""Bytes of a result from which arrays that were dropped before it are freed before it.
+
+Other calls leave them to the end of their batch, so that a batch has up to 4 MiB more in use.
+"""
+
+LONG_RECORD = 512
+"""Bytes from which a record counts against the bytes of a batch; the number of calls bounds others.
+"""
+
+
 class Plan:
     """One call of one operation with one arrangement of arguments and results."""
 
     __slots__ = (
-        *("allocates", "keywords", "limits", "metas"),
+        *("allocates", "heavy", "keywords", "limits", "metas"),
         *("name", "nodes", "outputs", "packer", "wire"),
     )
 
@@ -94,6 +105,8 @@ class Plan:
         if name not in _VIEWS:
             self.allocates = sum(meta.nbytes for meta in metas if isinstance(meta, Meta))
         self.packer = struct.Struct("<Q" + layout)
+        # Whether more than the number of calls counts for the batch that it is in.
+        self.heavy = self.allocates >= PROMPT_MIN or self.packer.size > LONG_RECORD
         # What a Python integer among the arguments may be, for ufuncs.
         self.limits: tuple[int, int] = (-(1 << 63), (1 << 63) - 1)
         # The session's epoch and this plan's prefix there, replaced as one object so that two

@@ -17,24 +17,18 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from cupy._door import cbor, sites, state, wire
-from cupy._door.calls import Plan, runs_anywhere
+from cupy._door.calls import PROMPT_MIN, Plan, runs_anywhere
 from cupy._door.handles import Handles
 from cupy._door.meta import Meta
 from cupy._door.sites import HERE, frame_at
 from cupy._door.transport.connection import Connection
 from cupy._door.transport.flusher import Flusher
-from cupy._door.transport.sender import BATCH_CALLS, Sender
+from cupy._door.transport.sender import Sender
 
 _local = state.local
 
 GROUP_ROOM = 32
 """Calls for which a batch has room when a group begins."""
-
-PROMPT_MIN = 1 << 16
-"""Bytes of a result from which arrays that were dropped before it are freed before it.
-
-Other calls leave them to the end of their batch, so that a batch has up to 4 MiB more in use.
-"""
 
 
 class Hooks(NamedTuple):
@@ -128,7 +122,9 @@ class CallQueue:
             raise NotImplementedError(
                 f"{plan.name}: the server (gpupool {self._version}) does not offer it"
             )
-        return self.handles.register(plan, operation)
+        prefix = self.handles.register(plan, operation)
+        self._sender.weigh(0)  # of the definitions
+        return prefix
 
     def _switch(self, context: state.Context, name: str) -> None:
         device, stream = context
@@ -162,22 +158,20 @@ class CallQueue:
         with self.lock:
             if self._connection.failure is not None:
                 raise self._connection.failure
-            if plan.allocates >= PROMPT_MIN and self._garbage:
-                sender.sweep()
+            if plan.heavy:
+                self._make_way(plan)
             context = _local.context
             if context is not self._context:
                 self._switch(context, plan.name)
             epoch, prefix = plan.wire
             if epoch is not self.handles.epoch:
                 prefix = self.register(plan)
-            sender.size += len(packed)
             number = sender.sequence + 1
             self._sites.append((number, frame.f_code, frame.f_lasti))
             # No signal's exception comes before the end of these lines, the first call in them.
             sender.sequence = number
-            sender.calls += 1
             sender.parts.append(prefix + packed)
-            if sender.calls >= BATCH_CALLS or sender.size >= wire.MAX_BATCH:
+            if number >= sender.full_at:
                 sender.flush()
             elif not self._flusher.awake:
                 self._flusher.arm()
@@ -190,6 +184,12 @@ class CallQueue:
         if self._on_blocking_call is not None:
             self._waited(self._on_blocking_call, of=plan, packed=packed)
         return where
+
+    def _make_way(self, plan: Plan) -> None:
+        """Free what was dropped before a large result; count the bytes of a long record."""
+        if plan.allocates >= PROMPT_MIN and self._garbage:
+            self._sender.sweep()
+        self._sender.weigh(plan.packer.size)
 
     def _waited(self, wait: Callable[..., None], *args: int, of: Plan, packed: bytes) -> None:
         """Wait for a call; if it failed, drop its results, which no array will ever own."""
@@ -209,7 +209,7 @@ class CallQueue:
         sender = self._sender
         with self.lock:
             self.begin("door.same")
-            if sender.calls > BATCH_CALLS - GROUP_ROOM:
+            if sender.sequence + GROUP_ROOM > sender.full_at:
                 sender.flush()
             flushes, first, sequence = sender.flushes, len(sender.parts), sender.sequence
             sender.held_since = time.monotonic()
@@ -236,9 +236,9 @@ class CallQueue:
             record = head + bytes(data)
             # No calls in these lines, so no signal's exception comes between them.
             sender.parts += (record,)
+            sender.full_at -= 1  # so that a batch has no more records of this kind either
             sender.size += data.nbytes
-            sender.calls += 1
-            if sender.calls >= BATCH_CALLS or sender.size >= wire.MAX_BATCH:
+            if sender.sequence >= sender.full_at or sender.size >= wire.MAX_BATCH:
                 sender.flush()
             elif not self._flusher.awake:
                 self._flusher.arm()
@@ -255,7 +255,7 @@ class CallQueue:
             sender.unfinished = True
             body = cbor.encode([handle, number, existing])
             try:
-                sender.transmit(wire.PUT, body, 0, data)
+                sender.transmit(wire.PUT, body, data)
             except BaseException:
                 if not existing:
                     self._garbage.append(handle)  # no array object will ever own it
@@ -275,7 +275,6 @@ class CallQueue:
             self._sites.append((number, frame.f_code, frame.f_lasti))
             # No signal's exception comes before the end of these lines, the first call in them.
             sender.sequence = number
-            sender.calls += 1
             sender.parts.append(record)
             sender.flush()
 

@@ -155,7 +155,7 @@ class Session:
         reply = self._receiver.replies[0] = Reply(None)
         if self._connection.link.expect_descriptor():
             hello["shared"] = [wire.SHARED_SLOTS, wire.SHARED_SLOT]
-        self._sender.transmit(wire.HELLO, cbor.encode(hello), 0, None)
+        self._sender.transmit(wire.HELLO, cbor.encode(hello), None)
         self._sender.await_reply(reply)
         descriptor = self._connection.link.take_descriptor()
         if descriptor is not None:
@@ -201,7 +201,7 @@ class Session:
                 return  # there is nothing to send, or a frame that is never finished
             self.synchronize()
             with contextlib.suppress(Exception):  # nothing is lost if it has gone already
-                self._sender.transmit(wire.BYE, b"", 0, None)
+                self._sender.transmit(wire.BYE, b"", None)
         finally:
             self._connection.close(DoorError("the GPU session is closed"))
 
@@ -379,7 +379,7 @@ class Session:
             # One frame with the batch, so that the worker wakes up once.
             parts = self._sender.parts
             body = b"".join((*parts, record))
-            self._sender.transmit(wire.ASK, body, 1, None, queued=len(parts), reply=reply)
+            self._sender.transmit(wire.ASK, body, None, queued=len(parts), reply=reply)
         return reply
 
     def _question(

@@ -127,6 +127,11 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 def shape_of(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative ints; True is 1, as in CuPy."""
     if type(shape) is tuple:
+        for length in shape:
+            if type(length) is not int or length < 0:
+                break
+        else:
+            return shape  # as nearly all are
         made = tuple([int(_integer(length)) for length in shape])
     elif shape is None:
         raise TypeError("Use () not None as shape arguments")

@@ -43,10 +43,11 @@ class Sender:
 
     def __init__(self, connection: Connection, receiver: Receiver) -> None:
         self.lock = threading.RLock()
-        #: Records that wait, in the program's order; their calls, and about their bytes.
+        #: Records that wait, in the program's order, and bytes of those that are no short calls.
         self.parts: list[bytes] = []
-        self.calls = 0
         self.size = 0
+        #: The number of the call that fills the batch.
+        self.full_at = BATCH_CALLS
         #: Handles that the program dropped; destructors append to it without a lock.
         self.garbage: list[int] = []
         #: The number of the latest call or question; the worker counts the same.
@@ -101,9 +102,14 @@ class Sender:
             self._send_parts()
         self.listen()
 
+    def weigh(self, size: int) -> None:
+        """Count the bytes of a record; if the batch has enough of them, the next call fills it."""
+        self.size += size
+        if self.size >= wire.MAX_BATCH:
+            self.full_at = 0
+
     def _send_parts(self) -> None:
-        body = b"".join(self.parts)
-        self.transmit(wire.CALLS, body, self.calls, None, queued=len(self.parts))
+        self.transmit(wire.CALLS, b"".join(self.parts), None, queued=len(self.parts))
 
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting, and answer a request for garbage."""
@@ -130,7 +136,7 @@ class Sender:
             body = struct.pack(f"<{len(handles)}Q", *handles)
             # Calls queued here may still use what is freed, so they go first.
             self.flush()
-            self.transmit(wire.COLLECTED, body, 0, None)
+            self.transmit(wire.COLLECTED, body, None)
 
     # --- one frame ------------------------------------------------------------------------------
 
@@ -138,7 +144,6 @@ class Sender:
         self,
         kind: int,
         body: bytes,
-        calls: int,
         bulk: memoryview | None,
         *,
         queued: int = 0,
@@ -159,7 +164,7 @@ class Sender:
             self._send()
         size = bulk.nbytes if bulk is not None else 0
         request = 0 if reply is None else reply.request
-        header = wire.HEADER.pack(len(body), kind, 0, 0, request, calls, size)
+        header = wire.HEADER.pack(len(body), kind, 0, 0, request, queued, size)
         frame = [memoryview(header + body)]
         if bulk is not None and size:
             frame.append(bulk)
@@ -169,11 +174,12 @@ class Sender:
         if queued:
             self.unfinished = True
             del self.parts[:queued]
-            self.calls = self.size = 0
+            self.size = 0
         if reply is not None:
             self._receiver.replies[request] = reply
             self.sequence += 1
             reply.sequence = self.sequence
+        self.full_at = self.sequence + BATCH_CALLS
         self._send()
 
     def _send(self) -> None:
