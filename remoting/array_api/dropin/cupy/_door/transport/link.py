@@ -18,7 +18,7 @@ import ssl
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cupy._door.errors import DoorError, NotConnectedError, visible
@@ -401,3 +401,16 @@ def watch(read: list[socket.socket], write: list[socket.socket]) -> Callable[[fl
         else:
             poller.register(number, select.POLLOUT)
     return lambda timeout_s: {found for found, _ in poller.poll(timeout_s * 1000)}
+
+
+def poll_for(read: list[socket.socket]) -> Callable[[float], Iterable[tuple[int, int]]]:
+    """Return a function of C that waits so many ms for one that can be read, and names those."""
+    if not hasattr(select, "poll"):
+        ready = watch(read, [])
+        return lambda timeout_ms: [(found, 0) for found in ready(timeout_ms / 1000)]
+    poller = select.poll()
+    for item in read:
+        # Another thread may have lost the session meanwhile, or may lose it between these lines.
+        if (number := item.fileno()) >= 0:
+            poller.register(number, select.POLLIN | select.POLLHUP)
+    return poller.poll

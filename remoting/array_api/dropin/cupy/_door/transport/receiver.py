@@ -16,23 +16,27 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from cupy._door import cbor, state, wire
+from cupy._door import cbor, signal_gate, state, wire
 from cupy._door.errors import MALFORMED, exception_named, nonsense
 from cupy._door.transport.connection import WORKER_ENDED, Connection
-from cupy._door.transport.link import Link, watch
+from cupy._door.transport.link import Link, poll_for
 
 #: How long an answer is awaited awake: sleeping and waking cost about as much.
 SPIN_S = 0.00005
 #: Waits without spinning after one in which that was in vain: the network is slower than that.
 SPIN_PAUSE = 32
+REST_MS, LONG_REST_MS = 50, 1000
 DEFERRED_MAX = 16
 _READ = 1 << 16
 _INTERRUPTED = "a transfer from the GPU server was interrupted half-way"
 #: Bodies of nearly all answers, decoded once; the decoded values are never changed.
 _COMMON = {cbor.encode(value): value for value in ({"value": ["w"]}, {"value": None})}
+
+Poll = Callable[[float], Iterable[tuple[int, int]]]
+"""Waits so many ms, and gives the descriptors that are ready, each with poll's events."""
 
 Sink = Callable[[Any, int], memoryview]
 """Gives the memory for the bulk bytes of an answer, from its body and their count."""
@@ -69,7 +73,8 @@ class Receiver:
         self.reading = threading.Lock()
         self._connection = connection
         self._link = connection.link
-        self._ready: Callable[[float], set[int]] | None = None  # used under `reading` only
+        self._poll: Poll | None = None  # used under `reading` only
+        self._resting = 0  # the thread that has `reading`, and waits: a handler of it may read
         self._changed = threading.Condition()
         self._waiting = 0
         self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
@@ -88,7 +93,7 @@ class Receiver:
         """Read from another connection; nothing is left of the one before. Needs `reading`."""
         assert self._start == self._end and self._bulk is None
         self._link = link
-        self._ready = None
+        self._poll = None
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -102,16 +107,28 @@ class Receiver:
                     self._read_blocking()
             finally:
                 self.reading.release()
-                if self._waiting:
-                    with self._changed:
-                        self._changed.notify_all()
+                self._tell_others()
             return True
-        # Another thread reads for all. The time-out only bounds a lost wake-up.
+        if self._resting == threading.get_ident():  # this is a handler, and what it interrupts
+            if not reply.done:
+                self._read_blocking()
+            self._tell_others()
+            return True
+        self._wait_for_others()
+        return False
+
+    def _tell_others(self) -> None:
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    @signal_gate.rest
+    def _wait_for_others(self) -> None:
+        """Wait while another thread reads for all. The time-out only bounds a lost wake-up."""
         with self._changed:
             self._waiting += 1
             self._changed.wait(0.02)
             self._waiting -= 1
-        return False
 
     def listen(self, *, agent: bool = False) -> None:
         """Read everything that has arrived, without waiting."""
@@ -130,15 +147,25 @@ class Receiver:
                 return
         elif self.pump() or self._spin():
             return
-        agent = self._connection.agent
-        if self._ready is None:
-            readers: list[Any] = [self._link.socket]
-            if agent is not None:
-                readers.append(agent.socket)
-            self._ready = watch(readers, [])
-        if self._connection.agent_is_in(self._ready(1.0)):
+        this_thread, outer, poll = threading.get_ident(), self._resting, self._poll
+        if poll is None or outer:  # a poller takes one call at a time
+            agent = self._connection.agent
+            poll = poll_for([self._link.socket, *([] if agent is None else [agent.socket])])
+            if not outer:
+                self._poll = poll
+        self._resting = this_thread
+        try:
+            found = self._rest(poll)
+        finally:
+            self._resting = outer
+        if self._connection.agent_is_in({number for number, _ in found}):
             self._connection.hear_agent()
         self.pump()
+
+    @signal_gate.rest
+    def _rest(self, poll: Poll) -> Iterable[tuple[int, int]]:
+        """Wait for bytes. A handler of a signal may read them meanwhile, which wakes nobody."""
+        return poll(REST_MS if signal_gate.handlers else LONG_REST_MS)
 
     def _spin(self) -> bool:
         """Poll for an answer without sleeping; say whether it came."""
