@@ -328,6 +328,25 @@ def test_a_batch_of_long_records_leaves_before_it_is_more_than_a_frame(
     assert joined[0].tolist() == joined[-1].tolist() == list(range(3000))
 
 
+def test_an_interrupt_while_a_full_batch_leaves_loses_no_memory(
+    cp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, pool = cp.zeros(1 << 13), cp.get_default_memory_pool()
+    link = type(cp._door.pool.current()._sender._link)
+    send, before = link.send_some, pool.used_bytes()
+
+    def interrupt(*args: Any) -> Any:
+        monkeypatch.setattr(link, "send_some", send)
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        monkeypatch.setattr(link, "send_some", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                a + 1  # noqa: B018
+    assert pool.used_bytes() == before
+
+
 def test_a_loop_takes_the_memory_of_two_large_arrays_or_of_a_batch_of_small_ones(cp: Any) -> None:
     pool = cp.get_default_memory_pool()
     pool.free_all_blocks()

@@ -172,7 +172,7 @@ class CallQueue:
             sender.sequence = number
             sender.parts.append(prefix + packed)
             if number >= sender.full_at:
-                sender.flush()
+                self._waited(sender.flush, of=plan, packed=packed)
             elif not self._flusher.awake:
                 self._flusher.arm()
             where = self._where
@@ -192,7 +192,7 @@ class CallQueue:
         self._sender.weigh(plan.packer.size)
 
     def _waited(self, wait: Callable[..., None], *args: int, of: Plan, packed: bytes) -> None:
-        """Wait for a call; if it failed, drop its results, which no array will ever own."""
+        """Wait for a call, or send it; if that fails, drop its results, which no array will own."""
         try:
             wait(*args)
         except BaseException:
