@@ -7,6 +7,7 @@ An outside look ran CuPy's own tests through the door, and found these.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -226,3 +227,41 @@ def test_distributions_of_kernels_have_any_type(cp: Any) -> None:
     assert cp.random.noncentral_f(3.0, 4.0, 1.0, size=3, dtype="i4").get().dtype == np.int32
     with pytest.raises(TypeError, match="only supports float32 and float64"):
         cp.random.normal(size=3, dtype="f2")
+
+
+SIZES: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
+    "eye": (ValueError, lambda cp: cp.eye(-1)),
+    "eye of columns": (ValueError, lambda cp: cp.eye(3, -1)),
+    "eye of half a row": (TypeError, lambda cp: cp.eye(2, 2.5)),
+    "eye of a diagonal": (TypeError, lambda cp: cp.eye(2, k=0.5)),
+    "identity": (TypeError, lambda cp: cp.identity(2.0)),
+    "tri": (ValueError, lambda cp: cp.tri(2, -3)),
+    "tril_indices": (ValueError, lambda cp: cp.tril_indices(-1)),
+    "tril_indices of floats": (TypeError, lambda cp: cp.tril_indices(2.5)),
+    "vander": (ValueError, lambda cp: cp.vander(cp.ones(3), -1)),
+    "vander of floats": (TypeError, lambda cp: cp.vander(cp.ones(3), 2.5)),
+    "diag": (TypeError, lambda cp: cp.diag(cp.ones(3), 1.5)),
+    "permutation": (ValueError, lambda cp: cp.random.permutation(-1)),
+    "fft": (TypeError, lambda cp: cp.fft.fft(cp.ones(5), 4.0)),
+    "irfft": (TypeError, lambda cp: cp.fft.irfft(cp.ones(5), 2.5)),
+    "zeros": (ValueError, lambda cp: cp.zeros((0, 2**63 - 1))),
+    "ones": (ValueError, lambda cp: cp.ones((2**62, 4, 0))),
+}
+
+
+@pytest.mark.parametrize(("error", "call"), SIZES.values(), ids=SIZES)
+def test_a_size_that_no_array_has_is_an_error_of_the_call(
+    cp: Any, error: type[Exception], call: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(error):
+        call(cp)
+    assert float(cp.ones(2).sum()) == 2  # the session goes on
+
+
+@pytest.mark.parametrize("n", [8, 7, 1, 0, -3, 4.0, 2.5, np.int64(6)], ids=repr)
+def test_frequencies_of_any_number_of_samples(cp: Any, n: Any) -> None:
+    up, down = np.arange(0, (n - 1) // 2 + 1.0), np.arange(-(n // 2) + 0.0, 0)
+    with np.errstate(invalid="ignore"):
+        both, half = np.hstack((up, down)) / (n * 0.5), np.arange(0, n // 2 + 1.0) / (n * 0.5)
+    assert np.array_equal(cp.fft.fftfreq(n, 0.5).get(), both)
+    assert np.array_equal(cp.fft.rfftfreq(n, 0.5).get(), half, equal_nan=True)

@@ -328,6 +328,8 @@ def test_memory_can_be_seen_as_another_array(cp: Any) -> None:
     assert int(pinned.sum()) == sum(pinned.tolist())
     for wrong, kind in (
         (array.data.ptr, "on the server"),
+        (array.data.ptr + 8, "on the server"),
+        (8 + array.data.ptr - 4, "on the server"),
         (np.uintp(pinned.ptr), "integer of ctypes"),
         (ctypes.c_void_p(0), "null"),
         (None, "null"),

@@ -7,10 +7,11 @@ OFTEN = """
 import random, signal, time
 import cupy as cp, numpy as np
 a, host = cp.arange(100.), np.random.rand(1 << 16)
-ran = []
+ran, over = [], False
 def handler(*_):
     ran.append(float((a + 1).sum()))
-    signal.setitimer(signal.ITIMER_REAL, random.random() * 0.002)
+    if not over:  # it may come after the last turn
+        signal.setitimer(signal.ITIMER_REAL, random.random() * 0.002)
 signal.signal(signal.SIGALRM, handler)
 signal.setitimer(signal.ITIMER_REAL, 0.001)
 turns, end = 0, time.monotonic() + 2
@@ -22,6 +23,7 @@ while time.monotonic() < end or len(ran) < 100:
     assert abs(float(y[3]) - host[3] - 20) < 1e-9
     assert np.array_equal(x.get(), host)
     turns += 1
+over = True
 signal.setitimer(signal.ITIMER_REAL, 0)
 assert set(ran) == {5050.0}, set(ran)
 assert turns
@@ -93,6 +95,84 @@ for turn in range(200):
 print(late, a.sum())
 """
     assert run(source) == "200 499500.0\n"
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp", "tls"])
+def test_a_program_that_is_interrupted_keeps_its_arrays(transport: str) -> None:
+    source = """
+import random, signal
+import cupy as cp, numpy as np
+a, host = cp.arange(1000.), np.random.rand(40_000)
+def calls():
+    while True:
+        a + 1
+def questions():
+    while True:
+        assert float(a.sum()) == 499500
+def copies():
+    while True:
+        assert np.array_equal(cp.asarray(host).get(), host)
+def interrupt(*_):
+    signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGALRM, interrupt)
+count = 0
+for turn in range(60):
+    signal.setitimer(signal.ITIMER_REAL, 0.0005 + random.random() * 0.005)
+    try:
+        (calls, questions, copies)[turn % 3]()
+    except KeyboardInterrupt:
+        count += 1
+print(count, float(a[3]))
+"""
+    assert run(source, transport) == "60 3.0\n"
+
+
+def test_a_handler_copies_large_arrays_amid_such_copies() -> None:
+    source = """
+import signal, time
+import cupy as cp, numpy as np
+host, ran = np.random.rand(1 << 20), []
+a = cp.asarray(host)
+def handler(*_):
+    ran.append(np.array_equal(cp.asarray(a.get()).get(), host))
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.05)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    assert np.array_equal(cp.asarray(host).get(), host)
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert len(ran) > 3 and all(ran), ran
+"""
+    run(source)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tls"])
+def test_destructors_of_garbage_may_ask(transport: str) -> None:
+    source = """
+import gc
+import cupy as cp
+dropped, asked = [], []
+class Cycle:
+    def __init__(self, number):
+        self.me, self.array, self.number = self, cp.full(3, number), number
+    def __del__(self):
+        dropped.append(self.number)
+        asked.append(float((self.array * 2).sum()))
+        cp.ones(self.number % 50 + 1, dtype="efd"[self.number % 3]) + 1
+gc.set_threshold(30)
+for number in range(1500):
+    Cycle(number)
+    assert int(cp.unique(cp.arange(5)).size) == 5
+    assert float(cp.ones(number % 70 + 1).sum()) == number % 70 + 1
+gc.collect()
+assert asked == [6.0 * number for number in dropped]
+assert sorted(dropped) == list(range(1500))
+try:
+    cp.linalg.cholesky(cp.eye(3)) + cp.asarray([1]).reshape(7)
+except ValueError:
+    pass
+"""
+    run(source, transport)
 
 
 def test_programs_see_their_own_handlers() -> None:

@@ -132,10 +132,11 @@ def full_like(
 
 def eye(N: int, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any:
     """Return ones on a diagonal."""
-    columns = N if M is None else M
+    shape = arguments.shape_of((N, N if M is None else M))
     kind = arguments.dtype_of(dtype)
     letter = _c_or_f(order)
-    return make.forward("eye", (N, columns, k, kind, letter), {}, fresh(kind, (N, columns), letter))
+    args = (*shape, arguments.integer(k), kind, letter)
+    return make.forward("eye", args, {}, fresh(kind, shape, letter))
 
 
 def identity(n: int, dtype: Any = float) -> Any:
@@ -237,8 +238,8 @@ def logspace(
 def tri(N: int, M: Any = None, k: int = 0, dtype: Any = float) -> Any:
     """Return ones at and below a diagonal."""
     kind = arguments.dtype_of(dtype)
-    columns = N if M is None else M
-    return make.forward("tri", (N, columns, k, kind), {}, fresh(kind, (N, columns)))
+    shape = arguments.shape_of((N, N if M is None else M))
+    return make.forward("tri", (*shape, k, kind), {}, fresh(kind, shape))
 
 
 def _triangle(name: str) -> Any:
@@ -259,8 +260,9 @@ def diag(v: Any, k: int = 0) -> Any:
         return array.diagonal(k)
     if array.ndim != 1:
         raise ValueError("Input must be 1- or 2-d.")
-    side = array.size + abs(k)
-    return make.forward("diag", (array, k), {}, fresh(array.dtype, (side, side)))
+    number = arguments.integer(k)
+    side = array.size + abs(number)
+    return make.forward("diag", (array, number), {}, fresh(array.dtype, (side, side)))
 
 
 def diagflat(v: Any, k: int = 0) -> Any:
@@ -273,7 +275,7 @@ def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     array = convert.asarray(x)
     if array.ndim != 1:
         raise ValueError("x must be a one-dimensional array or sequence.")
-    columns = array.shape[0] if N is None else N
+    (columns,) = array.shape if N is None else arguments.shape_of((N,))
     kind = np.promote_types(array.dtype, int)
     return make.forward(
         "vander", (array, columns, increasing), {}, fresh(kind, (array.size, columns))

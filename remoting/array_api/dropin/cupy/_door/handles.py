@@ -62,9 +62,8 @@ class Handles:
         key = (plan.name, plan.nodes, plan.keywords, plan.outputs)
         template = self._templates.get(key)
         if template is None:
-            new = wire.FIRST_TEMPLATE + len(self._templates)
-            body = [new, operation, plan.outputs, plan.nodes, plan.keywords]
-            template = self._define(wire.TEMPLATE, self._templates, key, body)
+            body = (operation, plan.outputs, plan.nodes, plan.keywords)
+            template = self._define(wire.TEMPLATE, wire.FIRST_TEMPLATE, self._templates, key, body)
         metas = [self.meta(meta) for meta in plan.metas]
         prefix = _U32S[1 + len(metas)].pack(template, *metas)
         plan.wire = (self.epoch, prefix)
@@ -83,9 +82,8 @@ class Handles:
                 raise NotImplementedError(
                     f"arrays of {meta.dtype} need a newer gpupool on the server of this GPU"
                 )
-            new = wire.FIRST_META + len(self._metas)
-            body = [new, kind, meta.shape, meta.strides]
-            found = self._define(wire.META, self._metas, meta, body)
+            body = (kind, meta.shape, meta.strides)
+            found = self._define(wire.META, wire.FIRST_META, self._metas, meta, body)
         return found
 
     def need_bfloat16(self) -> None:
@@ -96,11 +94,19 @@ class Handles:
                 "gpupool is, and a version of gpupool that sends the type"
             )
 
-    def _define(self, code: int, known: dict[Any, int], key: Any, body: list[Any]) -> int:
-        """Queue the definition of a number, the first item of ``body``; return the number."""
-        data = cbor.encode(body)
-        record = wire.SIZED_RECORD.pack(code, len(data)) + data
-        size, number = len(record), body[0]
+    def _define(
+        self, code: int, first: int, known: dict[Any, int], key: Any, body: tuple[Any, ...]
+    ) -> int:
+        """Queue the definition of the next number from ``first`` on; return the number."""
+        while True:
+            if key in known:
+                return known[key]
+            number = first + len(known)
+            data = cbor.encode([number, *body])
+            record = wire.SIZED_RECORD.pack(code, len(data)) + data
+            size = len(record)
+            if first + len(known) == number:  # else a destructor of garbage has defined one
+                break
         sender = self._sender
         # No calls in these lines, so no signal's exception comes between them: the worker hears
         # of every number that is known here.

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,10 @@ class Meta:
             raise ValueError(
                 f"maximum supported dimension for an ndarray is {NDIM_MAX}, found {len(shape)}"
             )
-        if any(abs(step) >= BYTES_MAX for step in strides):
+        # No worker takes other lengths: they would end the session.
+        if any(operator.index(length) < 0 for length in shape):
+            raise ValueError("Negative dimensions are not allowed")
+        if any(abs(number) >= BYTES_MAX for number in (*shape, *strides)):
             raise ValueError("array is too big")
         self.dtype = dtype
         self.shape = shape

@@ -20,7 +20,7 @@ from cupy._door import cbor, sites, state, wire
 from cupy._door.calls import PROMPT_MIN, Plan, runs_anywhere
 from cupy._door.handles import Handles
 from cupy._door.meta import Meta
-from cupy._door.sites import HERE, frame_at
+from cupy._door.sites import HERE, SITES_MASK, frame_at
 from cupy._door.transport.connection import Connection
 from cupy._door.transport.flusher import Flusher
 from cupy._door.transport.sender import Sender
@@ -69,7 +69,7 @@ class CallQueue:
         self._room: list[int] = []
         self._context: state.Context | None = None  # of the latest record
         self._where = first_device  # the device of that context
-        self._sites: sites.Sites = sites.Sites(maxlen=sites.SITES_MAX)
+        self._sites: sites.Sites = [None] * sites.SITES_MAX
 
     def welcome(self, operations: dict[str, int], version: str, room: list[int]) -> None:
         """Take the worker's description: operations, version, memory of its devices."""
@@ -83,7 +83,7 @@ class CallQueue:
 
     def place(self, sequence: int) -> str:
         """Return the file and line of a call by its number; empty if it is not known any more."""
-        return sites.place(self._sites, sequence)
+        return sites.place(self._sites, sequence, self._sender.sequence)
 
     def forget_context(self) -> None:
         """Name the device and the stream again before the next record."""
@@ -166,11 +166,13 @@ class CallQueue:
             epoch, prefix = plan.wire
             if epoch is not self.handles.epoch:
                 prefix = self.register(plan)
+            site, record = (frame.f_code, frame.f_lasti), prefix + packed
+            # No signal's exception comes before the end of these lines, the first call in them,
+            # and no garbage is collected, whose destructors may call as well.
             number = sender.sequence + 1
-            self._sites.append((number, frame.f_code, frame.f_lasti))
-            # No signal's exception comes before the end of these lines, the first call in them.
+            self._sites[number & SITES_MASK] = site
             sender.sequence = number
-            sender.parts.append(prefix + packed)
+            sender.parts.append(record)
             if number >= sender.full_at:
                 self._waited(sender.flush, of=plan, packed=packed)
             elif not self._flusher.awake:
@@ -271,9 +273,10 @@ class CallQueue:
         sender = self._sender
         with self.lock:
             self.begin("peer.send")
+            site = frame.f_code, frame.f_lasti
+            # As in `emit`.
             number = sender.sequence + 1
-            self._sites.append((number, frame.f_code, frame.f_lasti))
-            # No signal's exception comes before the end of these lines, the first call in them.
+            self._sites[number & SITES_MASK] = site
             sender.sequence = number
             sender.parts.append(record)
             sender.flush()

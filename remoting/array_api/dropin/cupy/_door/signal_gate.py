@@ -7,7 +7,8 @@ code that the handler interrupts. So a signal that comes in the middle of `_door
 moment later. Where the main thread only waits (`rest`), handlers run at once, and may ask.
 
 CuPy has no such middle, because CUDA's functions are C, which Python lets return first.
-KeyboardInterrupt needs none of this: what it stops is not gone on with.
+KeyboardInterrupt comes at once, for what it stops is not gone on with. Only where OpenSSL works, by
+functions of Python, would its exception hide how many bytes have gone: there it waits (`whole`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PATIENCE_S = 10.0
 
 _DOOR = os.path.dirname(os.path.abspath(__file__))
 _rests: set[Any] = set()
+_alone: set[Any] = set()
+_whole: set[Any] = set()
 handlers: dict[int, Any] = {}
 """The program's, of the signals that come by `_gate`."""
 _since: dict[int, float] = {}
@@ -45,12 +48,34 @@ def rest(function: Function) -> Function:
     return function
 
 
-def in_the_middle(frame: Any) -> bool:
-    """Say whether the innermost function of `_door` on a stack is one that does not rest."""
+def alone(function: Function) -> Function:
+    """Mark a function that must end before it is called again, though it may rest meanwhile."""
+    _alone.add(function.__code__)
+    return function
+
+
+def whole(function: Function) -> Function:
+    """Mark a short function that no exception may leave before it has done all that it does."""
+    _whole.add(function.__code__)
+    return function
+
+
+def in_the_middle(frame: Any, *, raises: bool = False) -> bool:
+    """Say whether a handler must wait, by the functions of `_door` on a stack.
+
+    Args:
+        frame: the innermost one.
+        raises: the handler does nothing but raise KeyboardInterrupt.
+    """
+    innermost = True
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(_DOOR) and code.co_filename != __file__:
-            return code not in _rests
+            if innermost and raises:
+                return code in _whole
+            if code in _alone or (innermost and code not in _rests):
+                return True
+            innermost = False
         frame = frame.f_back
     return False
 
@@ -72,12 +97,11 @@ def _main() -> int | None:
 
 
 def _waits(handler: Any) -> bool:
-    """Say whether it is a function of Python: not KeyboardInterrupt's, nor one that does nothing.
+    """Say whether it is a function, and not asyncio's, which does nothing.
 
-    asyncio's does nothing: each arrival of its signals counts, which repetition would add to.
+    Each arrival of asyncio's signals counts, which repetition would add to.
     """
-    named = getattr(handler, "__name__", "")
-    return callable(handler) and handler is not signal.default_int_handler and "noop" not in named
+    return callable(handler) and "noop" not in getattr(handler, "__name__", "")
 
 
 @functools.wraps(_set)
@@ -107,14 +131,14 @@ def _get_handler(signalnum: int) -> Any:
 
 
 def _gate(number: int, frame: Any) -> None:
-    now = time.monotonic()
-    if in_the_middle(frame) and now < _since.setdefault(number, now) + PATIENCE_S:
+    now, handler = time.monotonic(), handlers.get(number)
+    middle = in_the_middle(frame, raises=handler is signal.default_int_handler)
+    if middle and now < _since.setdefault(number, now) + PATIENCE_S:
         if _thread is None:
             _start()
         _again.put(number)
         return
     _since.pop(number, None)
-    handler = handlers.get(number)
     if handler is not None:
         handler(number, frame)
 

@@ -2,19 +2,19 @@
 
 import os
 import sys
-from collections import deque
-from typing import Any
+from typing import Any, Union
 
 from cupy._door.older import line_of
 
-#: Calls whose place is remembered.
+#: Calls whose place is remembered; a power of two.
 SITES_MAX = 1 << 16
+SITES_MASK = SITES_MAX - 1
 #: The folder of this package.
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Returns the frame so many callers up: that of the function that asks for 0.
 frame_at = sys._getframe  # pyright: ignore[reportPrivateUsage]
-#: Of the latest calls: the number, the code object, and the offset of the instruction.
-Sites = deque[tuple[int, Any, int]]
+Sites = list[Union[tuple[Any, int], None]]
+"""Of the latest calls, each at its number modulo `SITES_MAX`: code, offset of the instruction."""
 
 
 def program_frame(frame: Any) -> Any:
@@ -24,10 +24,10 @@ def program_frame(frame: Any) -> Any:
     return frame
 
 
-def place(sites: Sites, sequence: int) -> str:
+def place(sites: Sites, sequence: int, latest: int) -> str:
     """Return the file and line of a call by its number; empty if it is not known any more."""
-    found = (site for site in reversed(sites) if site[0] == sequence)
-    _, code, instruction = next(found, (0, None, 0))
-    if code is None:
+    found = sites[sequence % SITES_MAX] if sequence > latest - SITES_MAX else None
+    if found is None:
         return ""
+    code, instruction = found
     return f"{code.co_filename}:{line_of(code, instruction) or code.co_firstlineno}"

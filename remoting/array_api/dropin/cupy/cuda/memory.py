@@ -131,10 +131,20 @@ class Address(int):
     """An address on the server, which still knows what it points to.
 
     An object that describes an array of this program by ``__cuda_array_interface__`` passes this
-    number on, and so becomes an array again. Arithmetic gives a plain integer.
+    number on, and so becomes an array again. A sum is an address too, which points to no array.
     """
 
     pointer: "MemoryPointer"
+
+    def __add__(self, offset: int) -> "Address":
+        return Address(int(self) + int(offset))
+
+    def __radd__(self, offset: int) -> "Address":
+        return Address(int(self) + int(offset))
+
+    def __sub__(self, other: int) -> int:
+        left = int(self) - int(other)
+        return left if isinstance(other, Address) else Address(left)
 
 
 def _extent(meta: Meta) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from cupy._core import convert as _convert
 from cupy._core.dispatch import arguments as _arguments
 from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import need
@@ -49,7 +50,8 @@ def _norm(norm: Any) -> None:
         raise ValueError(f'Invalid norm value {norm}, should be "backward", "ortho", or "forward".')
 
 
-def _checked(length: int) -> int:
+def _checked(length: Any) -> int:
+    length = _arguments.integer(length)
     if length < 1:
         raise ValueError(f"Invalid number of FFT data points ({length}) specified.")
     return length
@@ -70,7 +72,7 @@ def _one(name: str) -> Any:
         at = _arguments.axis_of(axis, array.ndim)
         source = array.shape[at]
         length = n if n is not None else (source - 1) * 2 if name in ("irfft", "hfft") else source
-        _checked(length)
+        length = _checked(length)
         if _cufft.get_current_plan() is not None:
             _check_plan(name, array, [at], [length], list(array.shape))
         if name in ("rfft", "ihfft"):
@@ -133,14 +135,19 @@ fft2, ifft2, rfft2, irfft2 = (
 fftn, ifftn, rfftn, irfftn = (_many(name, None) for name in ("fftn", "ifftn", "rfftn", "irfftn"))
 
 
-def fftfreq(n: int, d: float = 1.0) -> Any:
+def fftfreq(n: Any, d: Any = 1.0) -> Any:
     """Return the frequencies of a transform."""
-    return make.forward("fft.fftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n,)))
+    if type(n) is int and n > 0:
+        return make.forward("fft.fftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n,)))
+    up, down = np.arange(0, (n - 1) // 2 + 1.0), np.arange(-(n // 2) + 0.0, 0)
+    return _convert.array(np.hstack((up, down))) / (n * d)
 
 
-def rfftfreq(n: int, d: float = 1.0) -> Any:
+def rfftfreq(n: Any, d: Any = 1.0) -> Any:
     """Return the frequencies of a transform of real data."""
-    return make.forward("fft.rfftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n // 2 + 1,)))
+    if type(n) is int and n > 0:
+        return make.forward("fft.rfftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n // 2 + 1,)))
+    return _convert.array(np.arange(0, n // 2 + 1.0)) / (n * d)
 
 
 def fftshift(x: Any, axes: Any = None) -> Any:

@@ -186,8 +186,9 @@ class RandomState(Remote):
     def permutation(self, a: Any) -> Any:
         """Return a permuted copy, or a permuted range."""
         if isinstance(a, int):
+            shape = arguments.shape_of((a,))
             return make.forward(
-                "random.permutation", (self, a), {}, fresh(np.dtype(np.int64), (a,))
+                "random.permutation", (self, *shape), {}, fresh(np.dtype(np.int64), shape)
             )
         array = convert.asarray(a)
         return make.forward(

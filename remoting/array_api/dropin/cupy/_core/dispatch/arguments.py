@@ -105,6 +105,11 @@ def axis_of(axis: Any, ndim: int) -> int:
     return made + ndim if made < 0 else made
 
 
+def integer(value: Any) -> int:
+    """Return an integer as an int; TypeError for a number of another kind."""
+    return int(_integer(value))
+
+
 def plain_axis(axis: Any) -> int | tuple[int, ...]:
     """Return an axis or several as ints, without a look at how many dimensions there are."""
     if isinstance(axis, (tuple, list)):

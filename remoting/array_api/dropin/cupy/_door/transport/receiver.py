@@ -1,9 +1,10 @@
 """Frames from the worker: replies, descriptions of results, errors of earlier calls.
 
-Any thread may read, but one at a time: the thread that holds `Receiver.reading` reads the frames
-of all threads. The others wait on a condition until their own reply is done. Nobody writes to the
-inbox without that lock. Nothing here sends: a request of the worker only sets a flag, which the
-caller answers.
+Any thread may read, but one waits for all: the thread that holds `Receiver.reading` waits for the
+frames of all threads. The others wait on a condition until their own reply is done. That thread may
+run a handler of a signal or a destructor, which reads as well, and a thread that sends reads while
+it waits for room. One at a time writes to the inbox (`_once`). Nothing here sends: a request of the
+worker only sets a flag, which the caller answers.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -12,6 +13,7 @@ caller answers.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -28,7 +30,7 @@ from cupy._door.transport.link import Link, poll_for
 SPIN_S = 0.00005
 #: Waits without spinning after one in which that was in vain: the network is slower than that.
 SPIN_PAUSE = 32
-REST_MS, LONG_REST_MS = 50, 1000
+REST_MS = 50
 DEFERRED_MAX = 16
 _READ = 1 << 16
 _INTERRUPTED = "a transfer from the GPU server was interrupted half-way"
@@ -70,11 +72,12 @@ class Receiver:
         self.watched: dict[int, list[BaseException]] = {}
         #: The worker is out of memory and waits for this program's garbage.
         self.collect_requested = False
-        self.reading = threading.Lock()
+        self.reading = threading.RLock()
+        self._pumping = threading.Lock()
         self._connection = connection
         self._link = connection.link
         self._poll: Poll | None = None  # used under `reading` only
-        self._resting = 0  # the thread that has `reading`, and waits: a handler of it may read
+        self._polls = 0  # how often this thread polls: a handler that it runs meanwhile polls too
         self._changed = threading.Condition()
         self._waiting = 0
         self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
@@ -86,7 +89,7 @@ class Receiver:
 
     def after_fork(self) -> None:
         """Make locks that no thread of the parent holds."""
-        self.reading = threading.Lock()
+        self.reading, self._pumping = threading.RLock(), threading.Lock()
         self._changed = threading.Condition()
 
     def use(self, link: Link) -> None:
@@ -108,11 +111,6 @@ class Receiver:
             finally:
                 self.reading.release()
                 self._tell_others()
-            return True
-        if self._resting == threading.get_ident():  # this is a handler, and what it interrupts
-            if not reply.done:
-                self._read_blocking()
-            self._tell_others()
             return True
         self._wait_for_others()
         return False
@@ -143,21 +141,21 @@ class Receiver:
 
     def _read_blocking(self) -> None:
         if self._bulk is not None:
-            if self._pump_bulk(all_of_it=True):
+            if self._once(self._pump_bulk, all_of_it=True):
                 return
         elif self.pump() or self._spin():
             return
-        this_thread, outer, poll = threading.get_ident(), self._resting, self._poll
-        if poll is None or outer:  # a poller takes one call at a time
+        poll = self._poll
+        if poll is None or self._polls:  # a poller takes one call at a time
             agent = self._connection.agent
             poll = poll_for([self._link.socket, *([] if agent is None else [agent.socket])])
-            if not outer:
+            if not self._polls:
                 self._poll = poll
-        self._resting = this_thread
+        self._polls += 1
         try:
             found = self._rest(poll)
         finally:
-            self._resting = outer
+            self._polls -= 1
         if self._connection.agent_is_in({number for number, _ in found}):
             self._connection.hear_agent()
         self.pump()
@@ -165,7 +163,7 @@ class Receiver:
     @signal_gate.rest
     def _rest(self, poll: Poll) -> Iterable[tuple[int, int]]:
         """Wait for bytes. A handler of a signal may read them meanwhile, which wakes nobody."""
-        return poll(REST_MS if signal_gate.handlers else LONG_REST_MS)
+        return poll(REST_MS)
 
     def _spin(self) -> bool:
         """Poll for an answer without sleeping; say whether it came."""
@@ -183,14 +181,33 @@ class Receiver:
     # --- bytes ----------------------------------------------------------------------------------
 
     def pump(self) -> bool:
-        """Read once and handle every whole frame; say whether anything came.
-
-        The caller holds `reading`.
-        """
+        """Read once and handle every whole frame; say whether anything came."""
         if self._connection.failure is not None:
             raise self._connection.failure
-        if self._bulk is not None:
-            return self._pump_bulk()
+        return self._once(self._pump_bulk if self._bulk is not None else self._pump_frames)
+
+    def pump_for_others(self) -> None:
+        """Read once, for the thread that holds `reading` may wait for this one meanwhile."""
+        self.pump()
+        self._tell_others()
+
+    def _once(self, read: Callable[..., bool], **how: bool) -> bool:
+        """Read once, unless another thread does; say whether anything came.
+
+        No garbage is collected meanwhile, for its destructors may ask as well.
+        """
+        collects = gc.isenabled()
+        if not self._pumping.acquire(blocking=False):
+            return False
+        try:
+            gc.disable()
+            return read(**how)
+        finally:
+            self._pumping.release()
+            if collects:
+                gc.enable()
+
+    def _pump_frames(self) -> bool:
         counts = self._link.counts
         if not counts:
             if self._link.reads_in_doubt:
