@@ -22,7 +22,13 @@ from gpupool.cli.lib.values import parse_listen
 from gpupool.cli.server.join_options import JoinOptions
 from gpupool.cli.server.login_writer import LoginWriter, SaveLogin, save_login
 from gpupool.cli.server.signer_start import fork_signer
-from gpupool.cli.server.state_dir import LOCK, may_be_new, open_state_dir, remembered_listen
+from gpupool.cli.server.state_dir import (
+    LOCK,
+    may_be_new,
+    open_state_dir,
+    refuse_other_folder,
+    remembered_listen,
+)
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host import spawn
@@ -90,6 +96,7 @@ def separate(options: JoinOptions, log: logging.Logger) -> Separated:
     """
     with former_ca.opened(options.ca):
         pass  # one that is not there is refused before anything is made
+    refuse_other_folder(options.state_dir)
     is_new = not options.state_dir.exists()
     try:
         if given := os.environ.get(VARIABLE):

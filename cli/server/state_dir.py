@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpupool.cli.lib.files import replace_file
+from gpupool.monitoring.health.alert_settings import FILE as ALERTS
 from gpupool.pool.errors import StorageError, UsageError
 from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.remoting.privileges.ownership import KEEPER
+from gpupool.remoting.privileges.signer_process import RECORD, SECRET
 from gpupool.remoting.transport.authority.ca_bundle import certificates_of, issuer_of, keys_of
 from gpupool.remoting.transport.pki import Authority, Identity
 
@@ -273,12 +276,46 @@ class StateDir:
         self.identity = identity
 
 
+_BEFORE_IDENTITY = frozenset(
+    (LOCK, KEEPER, SECRET, RECORD, ALERTS, f".{IDENTITY}.new", "lost+found")
+)
+"""What lies in a state directory before a server lives there; a file system has its own."""
+
+
+def refuse_other_folder(path: Path) -> None:
+    """Raise if a folder is neither a server's nor empty; nothing may have been changed in it.
+
+    A server gives its state directory to another user, and closes it to all others.
+
+    Raises:
+        StorageError: it holds something else.
+    """
+    try:
+        names = set(os.listdir(path))
+        keeper = os.lstat(path / KEEPER) if KEEPER in names else None
+    except OSError:
+        return  # that is said when it is opened
+    if {IDENTITY, CONSENSUS} & names:
+        return
+    others = names - _BEFORE_IDENTITY
+    if keeper is not None and (keeper.st_uid not in (0, os.geteuid()) or keeper.st_mode & 0o077):
+        others.add(KEEPER)
+    if others:
+        listed = ", ".join(sorted(others)[:4]) + (", and more" if len(others) > 4 else "")
+        raise StorageError(
+            f"{path} is not the state directory of a server",
+            why=f"it holds {listed}",
+            hint="name a server's with --state-dir, or for a new server an empty or a new folder",
+        )
+
+
 def open_state_dir(path: Path) -> StateDir:
     """Make or open a state directory, for this process alone.
 
     Raises:
         StorageError: when it cannot be made or used, is in use, or holds something else.
     """
+    refuse_other_folder(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()

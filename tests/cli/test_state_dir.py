@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,7 @@ from gpupool.cli.server.state_dir import (
     ServerIdentity,
     StateDir,
     open_state_dir,
+    refuse_other_folder,
 )
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
@@ -339,3 +341,54 @@ def test_the_end_of_an_exchange_that_a_crash_has_broken_off_is_done_again(
     assert lab.shown() == [1, 1]
     assert lab.state.read(CA_CERTIFICATE) == lab.cas[1].certificate_pem
     assert not (lab.path / "server-next.pem").exists()
+
+
+def looks(path: Path) -> list[tuple[str, int, int]]:
+    every = [path, *sorted(path.rglob("*"))]
+    return [(str(each), each.lstat().st_mode, each.lstat().st_uid) for each in every]
+
+
+@pytest.mark.parametrize(
+    ("names", "held"),
+    [
+        (["notes"], "notes"),
+        (["keeper/letter", ".ssh/authorized_keys"], r"\.ssh, keeper"),
+        (["keeper/letter"], "keeper"),
+        (["ca.key"], "ca.key"),
+        (["lock", *(f"file-{number}" for number in range(9))], "file-0, .* and more"),
+    ],
+)
+def test_a_folder_that_is_no_servers_stays_as_it_is(
+    tmp_path: Path, names: list[str], held: str
+) -> None:
+    path = tmp_path / "home"
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("mine")
+    path.chmod(0o755)
+    before = looks(path)
+    for look in (open_state_dir, refuse_other_folder):
+        with pytest.raises(StorageError, match="is not the state directory") as caught:
+            look(path)
+        assert caught.value.why is not None
+        assert re.search(held, caught.value.why)
+    for command in ("join --emulate 1 --listen 127.0.0.1:1", "recover --force"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpupool.cli.main", *command.split(), "--state-dir", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "is not the state directory of a server" in done.stderr
+    assert looks(path) == before
+
+
+def test_a_folder_of_a_server_that_has_only_begun_is_one(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "lock").touch()
+    (tmp_path / "alerts.toml").touch()
+    (tmp_path / "keeper").mkdir(mode=0o700)
+    assert open_state_dir(tmp_path).is_new
