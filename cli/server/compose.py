@@ -135,7 +135,8 @@ class _Server:
             web=self.web.link,
         )
         self.leases = LeaseLog(state.path, log, self.observer)
-        self.health = HealthRounds(self._options.drain_for, state, log, self.web, self.observer)
+        drain_for, has_signer = self._options.drain_for, self._separated.has_signer
+        self.health = HealthRounds(drain_for, state, log, self.web, self.observer, has_signer)
         self.machine = PoolMachine(
             PoolState(),
             on_acts=self.audit.record,

@@ -64,6 +64,7 @@ class HealthRounds:
         log: logging.Logger,
         web: WebParts,
         observer: ObserverLink,
+        has_signer: Callable[[], bool],
     ) -> None:
         """Make the rounds.
 
@@ -73,7 +74,9 @@ class HealthRounds:
             log: gets each check that fails by a bug, now and then.
             web: knows the certificate of the observer.
             observer: keeps the history.
+            has_signer: whether the process that signs certificates is there.
         """
+        self._has_signer = has_signer
         self._web = web
         self._observer_link = observer
         self._tests: ServerTests | None = None
@@ -189,6 +192,7 @@ class HealthRounds:
             state=machine.state,
             health=health,
             certificates={name: (end - now_ms) / 1000 for name, end in self._ends().items()},
+            has_signer=self._has_signer(),
             observer=replace(self._observer, restarts=observer.restarts, dropped=observer.dropped),
             gpus_before=self._gpus_before,
             errors_a_second=self.devices.errors_a_second(now_ms),

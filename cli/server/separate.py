@@ -68,6 +68,10 @@ class Separated:
             raise GpupoolError("this server has no signer")
         return self.vault
 
+    def has_signer(self) -> bool:
+        """Say whether the process that has the CA's key has not ended."""
+        return self.vault is not None and self.vault.is_there()
+
     @property
     def save_login(self) -> SaveLogin:
         """Return who writes the login of the creator of a pool."""

@@ -121,9 +121,9 @@ CHECKS = (
     ),
     Check(
         "certificate",
-        "server, web, ca",
+        "server, web, ca, signer",
         "it ends within 30 days, the CA's within 180",
-        "it ends within 3 days",
+        "it ends within 3 days; the process that signs has ended",
     ),
     Check(
         "history",

@@ -39,6 +39,7 @@ class Readings:
     health: RaftHealth
     certificates: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds that are left, by name: server, web, ca."""
+    has_signer: bool = True  # a process that signs certificates
     observer: ObserverReadings | None = None
     gpus_before: int | None = None
     """GPUs at the last start of this server; None: there was none."""

@@ -282,7 +282,7 @@ def workers(readings: Readings, past: Past) -> Iterator[Result]:
 
 
 def certificates(readings: Readings, past: Past) -> Iterator[Result]:
-    """Tell of certificates that end soon."""
+    """Tell of certificates that end soon, and of a server that can make no new ones."""
     del past
     for name, left_s in readings.certificates.items():
         limit_s = CA_WARN_S if name == "ca" else CERTIFICATE_WARN_S
@@ -291,6 +291,9 @@ def certificates(readings: Readings, past: Past) -> Iterator[Result]:
             text = f"the {name} certificate ends in {max(0.0, left_s) / DAY_S:.0f} days"
             hint = "gpupool ca rotate" if name == "ca" else "the log says why it is not renewed"
             yield Result("certificate", name, FAIL if fails else WARN, text, hint)
+    if not readings.has_signer:
+        text = "the process that signs certificates has ended: no server can join by this one"
+        yield Result("certificate", "signer", FAIL, text, "restart this server")
 
 
 def history(readings: Readings, past: Past) -> Iterator[Result]:

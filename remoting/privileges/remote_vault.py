@@ -6,6 +6,7 @@ is busy for a second, is passed over: the next call gets an answer of its own.
 """
 
 import os
+import select
 import socket
 from collections.abc import Sequence
 
@@ -72,6 +73,15 @@ class RemoteVault:
 
     def give(self, keys: Sequence[bytes], server: ServerId, request: bytes) -> bytes:  # noqa: D102
         return self._call(m.GiveKeys(tuple(keys), server, request))[0]
+
+    def is_there(self) -> bool:
+        """Say whether the signer has not ended; it need not answer."""
+        poller = select.poll()
+        try:
+            poller.register(self._socket, select.POLLIN)
+            return not poller.poll(0) or self._socket.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):  # it is closed
+            return False
 
     def hang_up(self) -> None:
         """Close this end of the socket."""

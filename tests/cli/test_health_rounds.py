@@ -13,7 +13,7 @@ def test_the_tests_of_the_last_start_are_no_news() -> None:
     memory = DeviceMemory()
     memory.note_test(GpuId("gpu"), 1, 100.0, "")
     nothing = cast("Any", None)
-    rounds = HealthRounds((), nothing, logging.getLogger(__name__), nothing, nothing)
+    rounds = HealthRounds((), nothing, logging.getLogger(__name__), nothing, nothing, nothing)
     rounds.remember(memory.text(2))
     assert not rounds.tests_differ()
     rounds.devices.note_test(GpuId("gpu"), 2, 90.0, "")

@@ -126,6 +126,7 @@ class Machine:
             elections=1,
         )
         self.certificates = {"server": 300 * 86400.0, "ca": 3000 * 86400.0}
+        self.has_signer = True
         self.observer = ObserverReadings()
         self.gpus_before: int | None = len(GPUS)
         self.errors_a_second: dict[GpuId, float] = {}
@@ -155,6 +156,7 @@ class Machine:
             state=with_changes(self.state, now=at),
             health=self.health,
             certificates=self.certificates,
+            has_signer=self.has_signer,
             observer=self.observer,
             gpus_before=self.gpus_before,
             errors_a_second=self.errors_a_second,

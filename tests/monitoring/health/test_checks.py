@@ -220,6 +220,7 @@ CASES = [
     ),
     Case("certificate", FAIL, attribute(certificates={"server": 0.0}), attribute(certificates={})),
     Case("certificate", WARN, attribute(certificates={"ca": 1e7}), attribute(certificates={})),
+    Case("certificate", FAIL, attribute(has_signer=False), attribute(has_signer=True)),
     Case(
         "history",
         FAIL,

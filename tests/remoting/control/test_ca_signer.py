@@ -101,6 +101,15 @@ def test_a_signer_that_was_late_once_signs_again(monkeypatch: pytest.MonkeyPatch
     vault.end()
 
 
+def test_a_signer_that_has_ended_is_missed(signer: RemoteVault) -> None:
+    assert signer.is_there()
+    os.kill(signer.pid, 9)
+    os.waitid(os.P_PID, signer.pid, os.WEXITED | os.WNOWAIT)
+    assert not signer.is_there()
+    signer.hang_up()
+    assert not signer.is_there()
+
+
 def test_no_key_of_the_ca_is_in_the_memory_of_the_server(state: Path) -> None:
     plain = (state / "ca.key").read_bytes()
     former = former_pool(state / "former")
